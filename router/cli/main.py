@@ -24,7 +24,7 @@ from router.cli.serve.command import StackConfig, err
 from router.cli.simulate.options import simulate as simulate_command
 from router.cli.terminal.logs import log_to_stderr
 from router.cli.workload.command import workload as workload_commands
-from router.errors import ConfigError, WarmrouteError, quote_lines
+from router.errors import ConfigError, WarmrouteError, quote_lines, quote_name
 
 FAILURE_LINES = 100  # it may quote the end of a log, or what an endpoint answered
 # without --preset: codex, scaled down to what the simulated engines of `make run` answer in seconds
@@ -81,7 +81,9 @@ def about(
 @app.command()
 def load(
     url: Annotated[str, typer.Option(help="base URL of a router or an engine")] = "http://127.0.0.1:8000",
-    preset: Annotated[str | None, typer.Option(help="codex, scaling, groups or tools; default: a small codex")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="codex, claude, scaling, groups or tools; default: a small codex")
+    ] = None,
     workload: Annotated[
         Path | None, typer.Option(help="instead of a preset: a trace or a decision log", exists=True, readable=True)
     ] = None,
@@ -153,6 +155,7 @@ def layers(
 def agents(
     config: StackConfig,
     out: OutOption = Path("bench-agents"),
+    preset: Annotated[str, typer.Option(help="codex or claude")] = "codex",
     sessions: Annotated[int, typer.Option(min=1, help="concurrent agents, one session each")] = 8,
     turns: Annotated[float, typer.Option(min=1, help="median turns of a session (codex: 33)")] = 8,
     scale: Annotated[float, typer.Option(help="factor on all lengths (codex: first prompt 12,000 tokens)")] = 0.15,
@@ -165,10 +168,13 @@ def agents(
     from router.cli.bench.command import bench_agents
     from router.config.reader import read_config
     from router.testbed.bench.environment import environment_factory
-    from router.testbed.workloads.presets import CODEX
+    from router.testbed.workloads.presets import PRESETS, AgentsWorkload
 
-    shares = {"sessions": sessions / CODEX.sessions, "turns": turns / CODEX.turns.median}
-    scaled = CODEX.scale(tokens=scale, think=think, **shares)
+    whole = PRESETS.get(preset)
+    if not isinstance(whole, AgentsWorkload):
+        raise ConfigError(f"--preset: {quote_name(preset)} has no agents; choose codex or claude")
+    shares = {"sessions": sessions / whole.sessions, "turns": turns / whole.turns.median}
+    scaled = whole.scale(tokens=scale, think=think, **shares)
     engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
     _exit(asyncio.run(bench_agents(engines, out, scaled.workload(seed), policy, chart)))
 

@@ -24,7 +24,7 @@ def simulate(
     ),
     policies_dir: Path | None = Option(None, help="folder in which names are looked up", exists=True, file_okay=False),
     workload: str = Option(
-        "codex", "--workload", "-w", help="codex, scaling, groups, tools, or a trace or decision log"
+        "codex", "--workload", "-w", help="codex, claude, scaling, groups, tools, or a trace or decision log"
     ),
     requests: int | None = Option(None, min=1, help=OPEN + "number of requests"),
     sessions: int | None = Option(None, min=1, help=CLOSED + "number of sessions in all"),

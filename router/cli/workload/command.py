@@ -20,7 +20,9 @@ workload = typer.Typer(name="workload", no_args_is_help=True, help="Count worklo
 
 WorkloadArgument = Annotated[
     str,
-    typer.Argument(metavar="PRESET|FILE", help="codex, scaling, groups, tools; a trace, a decision log or its folder"),
+    typer.Argument(
+        metavar="PRESET|FILE", help="codex, claude, scaling, groups, tools; a trace, a decision log or its folder"
+    ),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="seed of a preset")]
 RateOption = Annotated[float | None, typer.Option(help="open loop: mean requests per second")]

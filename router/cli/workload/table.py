@@ -37,9 +37,12 @@ def lengths(workload: Workload, real: WorkloadStatistics) -> list[tuple[str, str
     if workload.is_closed:
         rows = [
             ("sessions", f"{real.sessions:,}"),
+            *([("sub-agents per session, mean", f"{real.sub_agents / real.sessions:.1f}")] if real.sub_agents else []),
             ("requests", f"{real.turns:,}"),
             ("turns, median", f"{real.median_turns:g}"),
             ("think time, median", f"{real.median_think_s:.1f} s"),
+            ("pauses under 1 s", _percent_or_none(real.under_1_s)),
+            ("pauses under 10 s", _percent_or_none(real.under_10_s)),
             ("first prompt, mean", f"{real.mean_first_tokens:,.0f}"),
             ("growth per turn, mean", f"{real.mean_growth_tokens:,.0f}"),
             ("last prompt, median", f"{real.median_last_tokens:,.0f}"),
@@ -85,6 +88,10 @@ def as_json(
         "blocks": None if blocks is None else blocks._asdict(),
         "published": dict(PUBLISHED.get(name, {})),
     }
+
+
+def _percent_or_none(share: float | None) -> str:
+    return "none" if share is None else _percent(share)
 
 
 def _percent(share: float) -> str:

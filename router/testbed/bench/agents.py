@@ -27,7 +27,7 @@ from router.testbed.bench.environment import (
     read_engine_facts,
     run_router,
 )
-from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient, SessionName
 from router.testbed.loadgen.conversations import TokenConversation
 from router.testbed.workloads.model import Session, Workload
 
@@ -122,7 +122,7 @@ async def compare_arms(
 
 
 def _check_context(workload: Workload, facts: EngineFacts) -> None:
-    longest = max(turn.prompt_tokens + turn.output_tokens for session in workload.sessions for turn in session.turns)
+    longest = max(turn.prompt_tokens + turn.output_tokens for one in workload.all_sessions() for turn in one.turns)
     if longest > facts.context_tokens:
         raise BenchFailed(
             f"the longest turn has {longest} tokens, the engines take {facts.context_tokens}: choose a smaller --scale"
@@ -163,16 +163,23 @@ async def _run_arm(
 
 
 async def run_session(
-    client: LoadClient, session: Session, text_seed: int, record: Callable[[BenchTurn], None]
+    client: LoadClient,
+    session: Session,
+    text_seed: int,
+    record: Callable[[BenchTurn], None],
+    parent: str | None = None,
 ) -> None:
-    """Run one agent's session to its end or its first failure; `record` is called after every turn."""
+    """Run a session and its sub-agents to the end or the first failure; `record` is called after every turn."""
+    name = SessionName(f"{text_seed}-{session.number}", parent)
     await asyncio.sleep(session.start_s)
     conversation = TokenConversation(text_seed)
     for number, turn in enumerate(session.turns):
         await asyncio.sleep(turn.think_s)
         conversation.prepare(turn)
         prompt_tokens = len(conversation.context)
-        answer = await conversation.send(client, None)
+        answer = await conversation.send(client, name)
         record(BenchTurn(session.number, number, prompt_tokens, answer))
         if isinstance(answer, ClientFailure):
             return
+        sub_agents = session.started_by(number)
+        await asyncio.gather(*(run_session(client, one, text_seed, record, name.session) for one in sub_agents))

@@ -79,6 +79,20 @@ class _Chunk(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
+class SessionName(NamedTuple):
+    """Names that a request sends along: of its session, and of the one that started it; None: none."""
+
+    session: str | None = None
+    parent: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        names = {"x-session-id": self.session, "x-parent-session-id": self.parent}
+        return {header: name for header, name in names.items() if name is not None}
+
+
+NO_NAME = SessionName()
+
+
 def bearer(api_key: str | None) -> dict[str, str]:
     """Headers that carry the API key."""
     return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
@@ -102,23 +116,23 @@ class LoadClient:
         await self._http.aclose()
 
     async def complete(
-        self, prompt: Sequence[int], max_tokens: int, salt: str | None = None, session: str | None = None
+        self, prompt: Sequence[int], max_tokens: int, salt: str | None = None, session: SessionName = NO_NAME
     ) -> ClientAnswer | ClientFailure:
         """Complete a prompt. `salt` separates its cache from all others, `session` identifies the conversation."""
         body = {"prompt": prompt, "return_token_ids": True} | ({} if salt is None else {"cache_salt": salt})
         return await self._send("/v1/completions", body, max_tokens, session)
 
     async def chat(
-        self, messages: Sequence[Mapping[str, str]], max_tokens: int, session: str | None = None
+        self, messages: Sequence[Mapping[str, str]], max_tokens: int, session: SessionName = NO_NAME
     ) -> ClientAnswer | ClientFailure:
         """Answer messages of `role` and `content`; `session` as above. The answer has text and no token ids."""
         return await self._send("/v1/chat/completions", {"messages": messages}, max_tokens, session)
 
     async def _send(
-        self, path: str, body: Mapping[str, Any], max_tokens: int, session: str | None
+        self, path: str, body: Mapping[str, Any], max_tokens: int, session: SessionName
     ) -> ClientAnswer | ClientFailure:
         content = msgspec.json.encode({"model": self._model, **body, "max_tokens": max_tokens} | EXACT_LENGTH)
-        headers = {"content-type": "application/json"} | ({} if session is None else {"x-session-id": session})
+        headers = {"content-type": "application/json"} | session.headers()
         began_s = self._clock.now()
         try:
             async with (

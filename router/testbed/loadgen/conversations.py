@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from hashlib import shake_128
 from typing import Literal, NamedTuple, Protocol
 
-from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient, SessionName
 from router.testbed.workloads.model import Span, Turn, make_token_ids
 
 Prompts = Literal["text", "ids"]
@@ -73,7 +73,7 @@ class Conversation(Protocol):
     def prepare(self, turn: Turn) -> None:
         """Build the prompt of the next turn."""
 
-    async def send(self, client: LoadClient, session: str | None) -> ClientAnswer | ClientFailure:
+    async def send(self, client: LoadClient, session: SessionName) -> ClientAnswer | ClientFailure:
         """Send the prepared turn, once. After a failure no other turn may be sent."""
 
 
@@ -87,7 +87,7 @@ class TextConversation:
         self._turn = turn
         self._context = next_messages(self._context, turn, self._texts)
 
-    async def send(self, client: LoadClient, session: str | None) -> ClientAnswer | ClientFailure:
+    async def send(self, client: LoadClient, session: SessionName) -> ClientAnswer | ClientFailure:
         assert self._turn is not None, "no turn was prepared"
         messages = [{"role": message.role, "content": message.text} for message in self._context]
         answer = await client.chat(messages, self._turn.output_tokens, session)
@@ -109,7 +109,7 @@ class TokenConversation:
         fresh = (token for span in turn.fresh for token in make_token_ids(span, self._seed, VOCABULARY))
         self.context = [*self.context[: turn.context_tokens], *fresh]
 
-    async def send(self, client: LoadClient, session: str | None) -> ClientAnswer | ClientFailure:
+    async def send(self, client: LoadClient, session: SessionName) -> ClientAnswer | ClientFailure:
         assert self._turn is not None, "no turn was prepared"
         answer = await client.complete(self.context, self._turn.output_tokens, session=session)
         if isinstance(answer, ClientAnswer):

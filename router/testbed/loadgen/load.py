@@ -4,7 +4,8 @@ Closed: a number of agents; an agent that has ended its session begins the next,
 it and a pause, so a slow endpoint gets fewer requests. Open: each session begins at its `start_s` whatever happens to
 the others, so an endpoint that cannot keep up visibly falls behind. How late requests were sent, measured from the
 moment they were due, is the client's own delay, and is reported with each. A failure ends its session. Each session has
-an `X-Session-ID`, so a router can tell them apart.
+an `X-Session-ID`, so a router can tell them apart. Sub-agents begin when the answer that starts them is here, send the
+`X-Parent-Session-ID` of their session too, and its next turn waits for all of them.
 
 Jobs and reports travel between processes as msgpack, in frames of four bytes of length and that many bytes. Moments are
 seconds since the load's common start: every process gets that as a moment of the wall clock, converts it once to its
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from router.clock import Clock
-from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient, SessionName
 from router.testbed.loadgen.conversations import (
     Conversation,
     Prompts,
@@ -121,18 +122,28 @@ class _LoadRun:
             if not await self._run_session(session, self._begin(session), self._now()):
                 return
 
-    async def _run_session(self, session: Session, conversation: Conversation, since_s: float) -> bool:
-        """Send all turns of a begun session, up to its first failure; return False when the load is over."""
+    async def _run_session(
+        self, session: Session, conversation: Conversation, since_s: float, parent: str | None = None
+    ) -> bool:
+        """Send all turns of a begun session and of its sub-agents, up to its first failure; return False when the load
+        is over.
+        """
+        name = SessionName(f"{self._job.name}-{session.number}", parent)
         for number, (turn, following) in enumerate(zip(session.turns, [*session.turns[1:], None], strict=True)):
             due_s = since_s + turn.think_s
             if not await self._wait_until(due_s):
                 return False
             sent_s = self._now()
-            answer = await conversation.send(self._client, f"{self._job.name}-{session.number}")
+            answer = await conversation.send(self._client, name)
             since_s = self._now()
             self._report(_describe(session.number, number, turn, sent_s, sent_s - due_s, since_s - sent_s, answer))
             if isinstance(answer, ClientFailure):
                 break
+            if sub_agents := session.started_by(number):
+                runs = [self._run_session(one, self._begin(one), since_s, name.session) for one in sub_agents]
+                if not all(await asyncio.gather(*runs)):
+                    return False
+                since_s = self._now()
             if following is not None:
                 conversation.prepare(following)
         return True

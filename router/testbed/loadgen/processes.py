@@ -34,14 +34,21 @@ class ClientShare(NamedTuple):
 
 
 def limit_requests(workload: Workload, requests: int) -> Workload:
-    """Return the first `requests` requests, session by session."""
-    sessions: list[Session] = []
-    for session in workload.sessions:
+    """Return the first `requests` requests, session by session, each before its sub-agents."""
+    return workload._replace(sessions=_limit_requests(workload.sessions, requests))
+
+
+def _limit_requests(sessions: Sequence[Session], requests: int) -> tuple[Session, ...]:
+    limited: list[Session] = []
+    for session in sessions:
         if requests <= 0:
             break
-        sessions.append(session._replace(turns=session.turns[:requests]))
-        requests -= len(sessions[-1].turns)
-    return workload._replace(sessions=tuple(sessions))
+        turns = session.turns[:requests]
+        requests -= len(turns)
+        begun = [one for one in session.sub_agents if one.after_turn < len(turns)]
+        limited.append(session._replace(turns=turns, sub_agents=_limit_requests(begun, requests)))
+        requests -= sum(len(one.turns) for below in limited[-1].sub_agents for one in below.family())
+    return tuple(limited)
 
 
 def pace_sessions(workload: Workload, rate: float) -> Workload:

@@ -50,6 +50,7 @@ class SimulatedTurn(NamedTuple):
     names: Sequence[int]  # of the prompt's full blocks
     prompt_tokens: int
     pooled_tokens: int | None  # leading tokens that the pool holds; None: it did not answer
+    parent: str | None = None  # the session that started this one
 
 
 class SimulatedRouter:
@@ -163,7 +164,17 @@ class SimulatedRouter:
         keys = turn.names
         ids = NamedTokens(keys, size, turn.prompt_tokens - len(keys) * size)
         known = TokenizedPrompt(cast("array[int]", ids), True, "given", {size: cast("Sequence[Key]", keys)}, 0.0, 0.0)
-        prompt = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, MODEL, b"", NO_SOURCE, stream=True, session=turn.session)
+        prompt = Prompt(
+            Endpoint.CHAT,
+            Endpoint.CHAT.value,
+            MODEL,
+            b"",
+            NO_SOURCE,
+            stream=True,
+            session=turn.session,
+            parent=turn.parent,
+            program=turn.parent or turn.session,
+        )
         pooled = None if turn.pooled_tokens is None else PoolHit(turn.pooled_tokens, 0.0)
         return SimulatedRequest(self, record, prompt, known, pooled)
 
@@ -225,12 +236,15 @@ class SimulatedRequest:
         self._ticket.status = 200
         self.router.scheduler.on_first_byte(self._ticket)
 
-    def on_done(self, cached_tokens: int, prompt_tokens: int, output_tokens: int) -> None:
+    def on_done(
+        self, cached_tokens: int, prompt_tokens: int, output_tokens: int, *, tool_call: bool | None = None
+    ) -> None:
         """Record the end of the answer, with the token counts that the engine reports."""
         assert self._ticket is not None
         record = self._record
         record.status, record.done = 200, True
         record.prompt_tokens, record.cached_tokens, record.output_tokens = prompt_tokens, cached_tokens, output_tokens
+        record.tool_call = tool_call
         self._ticket.end = "ok"
         self.router.scheduler.settle(self._ticket)
         self.router.scheduler.complete(record)

@@ -147,7 +147,8 @@ class _Run:
         """Give a turn to its router, which may queue it."""
         session, names = turn.session.number, self._prompt(turn)
         router = self.routers[session % len(self.routers)]
-        arrival = SimulatedTurn(str(session), names, turn.prompt_tokens, self._cluster.pooled_tokens(names))
+        parent = None if turn.started_by is None else str(turn.started_by.number)
+        arrival = SimulatedTurn(str(session), names, turn.prompt_tokens, self._cluster.pooled_tokens(names), parent)
         request = _Request(turn, router.open(arrival), self._event_queue.now_s)
         if router.admission is None:
             self._place(request)
@@ -215,7 +216,8 @@ class _Run:
             self._hand_over(request)
             return
         source = request.prefill or job
-        request.routed.on_done(source.cached_tokens, job.prompt_tokens, job.output_tokens)
+        counts = source.cached_tokens, job.prompt_tokens, job.output_tokens
+        request.routed.on_done(*counts, tool_call=request.turn.tool_call)
         self._end(request, RequestEnd.OK, number, source)
 
     def _hand_over(self, request: _Request) -> None:

@@ -8,6 +8,9 @@ loop (the next turn waits for the answer and a pause) or an open one (sessions o
     prompt of a turn = the first `context_tokens` of the session's context + `fresh`
     context after it = prompt + answer
 
+A session may start others, its sub-agents: they begin together when one of its answers is complete, and its next turn
+waits for the end of all of them. A workload's sequence holds the sessions that no other starts.
+
 `lay_out` yields all requests in the order of their times before they are served. An open loop has its own times. A
 closed one waits for answers, so a time is assumed for those: `at_once` concurrent sessions, `token_s` per output token,
 then the pause; the next session begins when one ends. That gives the order of requests at caches, and the times of a
@@ -38,6 +41,7 @@ class Turn(NamedTuple):
     fresh: tuple[Span, ...]
     output_tokens: int
     think_s: float
+    tool_call: bool | None = None  # whether its answer ends in a tool call; None: unknown
 
     @property
     def prompt_tokens(self) -> int:
@@ -45,9 +49,23 @@ class Turn(NamedTuple):
 
 
 class Session(NamedTuple):
+    """A chain of turns. Numbers are unique among all sessions of a workload, sub-agents included."""
+
     number: int
     start_s: float
     turns: tuple[Turn, ...]
+    after_turn: int = 0  # of its parent, with whose answer it begins, if it is a sub-agent
+    sub_agents: tuple[Session, ...] = ()
+
+    def started_by(self, turn: int) -> tuple[Session, ...]:
+        """Return the sub-agents that begin with the answer to turn `turn`."""
+        return tuple(one for one in self.sub_agents if one.after_turn == turn)
+
+    def family(self) -> Iterator[Session]:
+        """Yield this session and all that it starts, directly or not."""
+        yield self
+        for one in self.sub_agents:
+            yield from one.family()
 
     def answer(self, turn: int) -> Span:
         """Return the answer to turn `turn`. Answers of a workload all differ: a session has fewer than 2^20 turns."""
@@ -65,7 +83,12 @@ class Workload(NamedTuple):
     @property
     def turns(self) -> int:
         """Number of requests of all sessions."""
-        return sum(len(session.turns) for session in self.sessions) if self.is_closed else len(self.sessions)
+        return sum(len(one.turns) for one in self.all_sessions()) if self.is_closed else len(self.sessions)
+
+    def all_sessions(self) -> Iterator[Session]:
+        """Yield all sessions, each family in a row."""
+        for session in self.sessions:
+            yield from session.family()
 
 
 def make_token_ids(span: Span, seed: int, vocabulary: range) -> list[int]:
@@ -135,29 +158,40 @@ def lay_out(workload: Workload, pace: ClosedLoopPace = DEFAULT_PACE) -> Iterator
         return
     waiting = iter(workload.sessions)
     working = [
-        (sent.at_s, session.number, sent, rest)
+        (sent.at_s, session.number, sent, rest, end_s)
         for session in islice(waiting, pace.at_once)
-        for rest in [_turns(session, session.start_s, pace)]
+        for rest, end_s in [_timeline(session, session.start_s, pace)]
         for sent in [next(rest)]
     ]
     heapify(working)
     while working:
-        at_s, number, sent, rest = working[0]
+        _, number, sent, rest, end_s = working[0]
         yield sent
         following = next(rest, None)
         if following is None and (begun := next(waiting, None)) is not None:
-            ended_s = at_s + pace.token_s * sent.output_tokens
-            number, rest = begun.number, _turns(begun, max(ended_s, begun.start_s), pace)
+            number = begun.number
+            rest, end_s = _timeline(begun, max(end_s, begun.start_s), pace)
             following = next(rest)
         if following is None:
             heappop(working)
         else:
-            heapreplace(working, (following.at_s, number, following, rest))
+            heapreplace(working, (following.at_s, number, following, rest, end_s))
 
 
-def _turns(session: Session, start_s: float, pace: ClosedLoopPace) -> Iterator[TimedRequest]:
-    at_s = start_s
-    for turn, (prompt, context) in zip(session.turns, session_contexts(session), strict=True):
+def _timeline(session: Session, start_s: float, pace: ClosedLoopPace) -> tuple[Iterator[TimedRequest], float]:
+    """Return the requests of a session and all that it starts, in the order of their times, and when the last ends."""
+    requests: list[TimedRequest] = []
+    end_s = _append_requests(requests, session, start_s, pace)
+    if session.sub_agents:
+        requests.sort(key=lambda request: request.at_s)
+    return iter(requests), end_s
+
+
+def _append_requests(requests: list[TimedRequest], session: Session, at_s: float, pace: ClosedLoopPace) -> float:
+    """Append the requests of a session that begins at `at_s`, and of all that it starts. Return when the last ends."""
+    for number, (turn, (prompt, context)) in enumerate(zip(session.turns, session_contexts(session), strict=True)):
         at_s += turn.think_s
-        yield TimedRequest(at_s, prompt, context, turn.output_tokens)
+        requests.append(TimedRequest(at_s, prompt, context, turn.output_tokens))
         at_s += pace.token_s * turn.output_tokens
+        at_s = max([at_s, *(_append_requests(requests, one, at_s, pace) for one in session.started_by(number))])
+    return at_s

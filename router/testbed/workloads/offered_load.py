@@ -48,7 +48,7 @@ class OfferedLoad(NamedTuple):
 
 def measure_demand(workload: Workload) -> OfferedLoad:
     """Return the mean cost of the first `ENOUGH` sessions. Raises ValueError for a workload without requests."""
-    turns = [turn for session in islice(workload.sessions, ENOUGH) for turn in session.turns]
+    turns = [turn for session in islice(workload.all_sessions(), ENOUGH) for turn in session.turns]
     if not turns:
         raise ValueError(f"workload {workload.name}: it has no requests")
     sizes = [(turn.prompt_tokens, turn.output_tokens) for turn in turns]

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, count
+from math import inf
 from statistics import NormalDist
 from types import MappingProxyType
 from typing import NamedTuple
@@ -63,6 +64,40 @@ class LogNormal(NamedTuple):
         return max(1, round(self.draw(rng)))
 
 
+class Quantiles(NamedTuple):
+    """A positive quantity known by points of its distribution; between two of them its logarithm is even."""
+
+    points: tuple[tuple[float, float], ...]  # (share of draws below, value), from share 0 to share 1
+
+    def times(self, factor: float) -> Quantiles:
+        """Return the distribution of `factor` times this quantity."""
+        return Quantiles(tuple((share, value * factor) for share, value in self.points))
+
+    def draw(self, rng: Rng) -> float:
+        at = draw_uniform(rng)
+        above = bisect(self.points, at, key=lambda point: point[0])
+        (low, least), (high, most) = self.points[above - 1 : above + 1]
+        return least * math.pow(most / least, (at - low) / (high - low))
+
+
+class SubAgents(NamedTuple):
+    """Sub-agents of a preset's sessions. Each begins with the system prompt that all sessions share."""
+
+    number: LogNormal  # per session
+    at_once: int  # that begin together at most, with one answer of their session, which then waits for all of them
+    turns: LogNormal
+    first_tokens: LogNormal  # whole prompt of the first turn
+    input_tokens: LogNormal  # what each later turn adds beside the answer
+
+    def scale(self, tokens: float, turns: float) -> SubAgents:
+        """Return the same shapes with medians multiplied."""
+        return self._replace(
+            turns=self.turns.times(turns),
+            first_tokens=self.first_tokens.times(tokens),
+            input_tokens=self.input_tokens.times(tokens),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class AgentsWorkload:
     """A preset of coding agents in a closed loop: a context that grows by each answer and each tool result.
@@ -82,8 +117,10 @@ class AgentsWorkload:
     input_tokens: LogNormal  # what each later turn adds beside the answer
     output_tokens: LogNormal
     rendered_tokens: int
-    think_s: LogNormal
+    think_s: LogNormal | Quantiles
     cap_tokens: int
+    person_s: float | None = None  # pauses from here on are a person's, not a tool's; None: unknown
+    sub_agents: SubAgents | None = None
 
     def scale(
         self, *, tokens: float = 1.0, sessions: float = 1.0, turns: float = 1.0, think: float = 1.0
@@ -100,21 +137,44 @@ class AgentsWorkload:
             rendered_tokens=round(self.rendered_tokens * tokens),
             think_s=self.think_s.times(think),
             cap_tokens=round(self.cap_tokens * tokens),
+            person_s=None if self.person_s is None else self.person_s * think,
+            sub_agents=None if self.sub_agents is None else self.sub_agents.scale(tokens, turns),
         )
 
     def workload(self, seed: int) -> Workload:
         """Generate the workload; the same preset and seed always give the same one."""
         rng = Rng(seed)
         shared = Span(rng.bits(), self.shared_tokens)
-        sessions = (self._session(number, shared, Rng(rng.bits())) for number in range(self.sessions))
+        sessions = [self._session(number, shared, Rng(rng.bits())) for number in range(self.sessions)]
+        if self.sub_agents is not None:
+            numbers = count(self.sessions)
+            kind = self.sub_agents
+            sessions = [self._with_sub_agents(one, kind, shared, Rng(rng.bits()), numbers) for one in sessions]
         return Workload(self.name, seed, tuple(sessions))
+
+    def _with_sub_agents(
+        self, session: Session, kind: SubAgents, shared: Span, rng: Rng, numbers: Iterator[int]
+    ) -> Session:
+        """Return the session with sub-agents, in groups that begin with random answers but the last."""
+        one = replace(
+            self, turns=kind.turns, first_tokens=kind.first_tokens, input_tokens=kind.input_tokens, sub_agents=None
+        )
+        turns, sub_agents = list(session.turns), list[Session]()
+        total = kind.number.tokens(rng)
+        for begun in range(0, total, kind.at_once):
+            after = rng.below(max(1, len(turns) - 1))
+            turns[after] = turns[after]._replace(tool_call=True)
+            for _ in range(min(kind.at_once, total - begun)):
+                begins = one._session(next(numbers), shared, Rng(rng.bits()))
+                sub_agents.append(begins._replace(after_turn=after))
+        return session._replace(turns=tuple(turns), sub_agents=tuple(sub_agents))
 
     def _session(self, number: int, shared: Span, rng: Rng) -> Session:
         source = Rng(rng.bits())  # a stream of its own, so that scaling lengths changes no length's draw
-        count = self.turns.tokens(rng)
+        planned = self.turns.tokens(rng)
         own = Span(source.bits(), max(1, self.first_tokens.tokens(rng) - shared.tokens))
         turns = [Turn(0, (shared, own), self.output_tokens.tokens(rng), self.think_s.draw(rng))]
-        while len(turns) < count:
+        while len(turns) < planned:
             context = turns[-1].prompt_tokens + turns[-1].output_tokens
             cached = max(shared.tokens, context - self.rendered_tokens)
             fresh = Span(source.bits(), context - cached + self.input_tokens.tokens(rng))
@@ -122,6 +182,11 @@ class AgentsWorkload:
             if turn.prompt_tokens + turn.output_tokens > self.cap_tokens:
                 break
             turns.append(turn)
+        if self.person_s is not None:
+            waits_s = [*(turn.think_s for turn in turns[1:]), inf]  # nobody comes back after the last answer
+            turns = [
+                turn._replace(tool_call=wait_s < self.person_s) for turn, wait_s in zip(turns, waits_s, strict=True)
+            ]
         return Session(number, 0.0, tuple(turns))
 
 
@@ -163,6 +228,46 @@ SCALING = AgentsWorkload(
     rendered_tokens=0,
     think_s=LogNormal(0, 0),
     cap_tokens=200_000,
+)
+
+
+CLAUDE = AgentsWorkload(
+    # Published gaps between an agent's answer and its next request (vllm-project/router#285, 32 tasks of coding
+    # agents): 86.46 % under 1 s, 95.12 % under 10 s. Chosen: the least, 50 ms, and the most, 300 s, near the longest
+    # pause of a person in the example below (315 s); pauses of 10 s and more are taken for a person's.
+    # Published sizes (Claude Code; callanjfox/kv-cache-tester, docs/trace_replay_tester.md): 642 conversations with
+    # sub-agents, 112,176 requests; first prompts 16,512 / 20,160 tokens (p25 / median; above it many are continued
+    # conversations), last ones 65,600 / 115,008 / 149,632 (p25 / median / p75); hits 96.9 % (median), 93.6 % (mean).
+    # Published turns (huggingface.co/datasets/semianalysisai/cc-traces-weka-042026): 739 conversations, mean 80.2, most
+    # 1,178; tools and system prompt of the second one 12,448 + 2,882 = 15,330 tokens.
+    # Published answers (TraceLab, arXiv 2606.30560): 186.9 M tokens in 357,161 requests, 523 each.
+    # Published sub-agents (callanjfox/agentic-coding-analysis, docs/EXAMPLE_CONVERSATION.md): 4 at once, 14 to 26
+    # requests each (mean 21), prompts from 13,231 to 79,500 tokens; their session waits for all of them.
+    # Derived: turns with mean 80.2 = median x exp(sigma^2 / 2) and 1,178 three sigmas up: 44 and 1.1. First prompts:
+    # sigma = ln(20,160 / 16,512) / 0.6745 = 0.3. Growth = (115,008 - 20,160) / 43 = 2,206, less the answer: 1,683. With
+    # a cap of 160,000 the quartiles of the last prompt come out near those published, and a session has 41 requests:
+    # (112,176 / 642 - 41) / 21 = 6.3 sub-agents. They grow by (79,500 - 13,231) / 20 = 3,313 a turn: 2,790 and answer.
+    # Chosen: spreads (sigma) that are not published. Sub-agents begin with their session's system prompt and tools, as
+    # hpfreilabs.com/blog/anatomy-of-claude-code-session found; in the example they have fewer tools, and 3,200 more
+    # tokens of their own.
+    name="claude",
+    sessions=642,
+    turns=LogNormal(44, 1.1),
+    shared_tokens=15_330,
+    first_tokens=LogNormal(20_160, 0.3),
+    input_tokens=LogNormal.of_mean(1_683, 1.0),
+    output_tokens=LogNormal.of_mean(523, 1.0),
+    rendered_tokens=0,
+    think_s=Quantiles(((0.0, 0.05), (0.8646, 1.0), (0.9512, 10.0), (1.0, 300.0))),
+    cap_tokens=160_000,
+    person_s=10.0,
+    sub_agents=SubAgents(
+        number=LogNormal.of_mean(6.3, 0.6),
+        at_once=4,
+        turns=LogNormal.of_mean(21, 0.25),
+        first_tokens=LogNormal(18_530, 0.02),
+        input_tokens=LogNormal.of_mean(2_790, 1.0),
+    ),
 )
 
 
@@ -254,7 +359,9 @@ TOOLS = SharedPrefixWorkload(
 Preset = AgentsWorkload | SharedPrefixWorkload
 """A family of workloads: the same preset and seed always give the same `workload(seed)`."""
 
-PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in (CODEX, SCALING, GROUPS, TOOLS)})
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {preset.name: preset for preset in (CODEX, CLAUDE, SCALING, GROUPS, TOOLS)}
+)
 
 PUBLISHED: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -269,6 +376,17 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "ideal hits": "94.2 %",
             "shared by sessions": "1.7 %",
             "think time, median": "5.2 s",
+        },
+        "claude": {
+            "sessions": "642",
+            "sub-agents per session, mean": "4 in the example",
+            "requests": "112,176",
+            "pauses under 1 s": "86.5 %",
+            "pauses under 10 s": "95.1 %",
+            "first prompt, mean": "20,160 (median)",
+            "last prompt, median": "115,008",
+            "output, mean": "523",
+            "ideal hits": "96.9 % (median)",
         },
         "scaling": {
             "sessions": "75 per 12 GPUs",

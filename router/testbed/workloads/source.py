@@ -1,6 +1,6 @@
 """`--workload X` as a workload: a preset by name, or a trace file, scaled to a size and a rate.
 
-    codex | scaling | groups | tools            presets (`presets.py`)
+    codex | claude | scaling | groups | tools   presets (`presets.py`)
     *.jsonl, *.jsonl.gz                         a Mooncake trace, or a file of our own decision log
     a folder                                    all of a decision log
     *.csv, *.csv.gz                             a trace of Azure

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -21,9 +21,13 @@ from router.testbed.workloads.offered_load import arrival_rate
 
 
 class WorkloadStatistics(NamedTuple):
-    """Means, medians and 90th percentiles over what each name says: sessions, or turns (requests) of all sessions."""
+    """Means, medians and 90th percentiles over what each name says: sessions, or turns (requests) of all sessions.
+
+    Sessions are counted without sub-agents, so are their turns, first and last prompts; everything else is of all.
+    """
 
     sessions: int
+    sub_agents: int
     turns: int
     per_s: float | None  # requests per second; None: a closed loop, or all of them at once
     median_turns: float
@@ -42,6 +46,8 @@ class WorkloadStatistics(NamedTuple):
     ideal_share: float  # of input tokens found by an infinite cache of whole blocks, shared by all
     shared_share: float  # of input tokens: shared between turns of different sessions
     median_think_s: float
+    under_1_s: float | None  # share of pauses between an answer and the session's next request; None: there are none
+    under_10_s: float | None
 
     @property
     def input_per_output(self) -> float:
@@ -54,15 +60,19 @@ def compute_statistics(workload: Workload, block_tokens: int) -> WorkloadStatist
         raise ValueError(f"workload {workload.name}: it has no requests")
     hit, common = _count_hits(workload, block_tokens)
     prompts: list[list[int]] = []
-    outputs, pauses_s = array("q"), array("d")
+    inputs, outputs = array("q"), array("q")
+    pauses_s, gaps_s = array("d"), array("d")
     for session in workload.sessions:
         prompts.append([turn.prompt_tokens for turn in session.turns])
-        outputs.extend(turn.output_tokens for turn in session.turns)
-        pauses_s.extend(turn.think_s for turn in session.turns)
-    inputs = array("q", chain.from_iterable(prompts))
+        for one in session.family():
+            inputs.extend(turn.prompt_tokens for turn in one.turns)
+            outputs.extend(turn.output_tokens for turn in one.turns)
+            pauses_s.extend(turn.think_s for turn in one.turns)
+            gaps_s.extend(turn.think_s for turn in one.turns[1:])
     total = sum(inputs)
     return WorkloadStatistics(
         sessions=len(prompts),
+        sub_agents=sum(1 for session in workload.sessions for _ in session.family()) - len(prompts),
         turns=len(inputs),
         per_s=arrival_rate(workload) or None,
         median_turns=median(map(len, prompts)),
@@ -81,16 +91,23 @@ def compute_statistics(workload: Workload, block_tokens: int) -> WorkloadStatist
         ideal_share=hit / total,
         shared_share=common / total,
         median_think_s=median(pauses_s),
+        under_1_s=_share_below(gaps_s, 1.0),
+        under_10_s=_share_below(gaps_s, 10.0),
     )
+
+
+def _share_below(values: Sequence[float], limit: float) -> float | None:
+    return sum(1 for value in values if value < limit) / len(values) if values else None
 
 
 def _count_hits(workload: Workload, block_tokens: int) -> tuple[int, int]:
     """Return the prompt tokens found in an infinite cache, and those shared between turns of different sessions."""
     cache, alone = InfiniteCache(), InfiniteCache()
     hit = common = 0
-    for session in (
+    families = (
         sorted(workload.sessions, key=lambda session: session.start_s) if workload.is_closed else workload.sessions
-    ):
+    )
+    for session in (one for family in families for one in family.family()):
         for prompt, answered in (seen := session_contexts(session)):
             hit += _whole(cache.match(prompt), prompt, block_tokens)
             common += alone.match(prompt)

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 import pytest
 
 from router.clock import SystemClock
-from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient, SessionName
 from tests.fakes.engines import engine
 
 PROMPT = list(range(1000, 1100))
@@ -68,14 +68,14 @@ CHAT = [{"role": "system", "content": " the of and" * 30}, {"role": "user", "con
 
 async def test_a_chat_is_measured_alike_and_answers_in_text() -> None:
     async with engine(model="m", decode_ms_per_token=2.0) as fake, LoadClient(fake.url, "m", SystemClock()) as client:
-        cold = await client.chat(CHAT, 8, session="s-1")
-        warm = await client.chat(CHAT, 8, session="s-1")
+        cold = await client.chat(CHAT, 8, session=SessionName("s-1", "p-1"))
+        warm = await client.chat(CHAT, 8, session=SessionName("s-1", "p-1"))
         (call, _) = fake.seen("/v1/chat/completions")
     assert isinstance(cold, ClientAnswer)
     assert isinstance(warm, ClientAnswer)
     body = json.loads(call.body)
     assert (body["temperature"], body["ignore_eos"], body["max_tokens"], body["messages"]) == (0, True, 8, CHAT)
-    assert call.headers["x-session-id"] == "s-1"
+    assert (call.headers["x-session-id"], call.headers["x-parent-session-id"]) == ("s-1", "p-1")
     assert (cold.output_tokens, cold.token_ids, cold.cached_tokens) == (8, (), 0)
     assert warm.cached_tokens is not None
     assert warm.cached_tokens > 64

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.clock import SystemClock
-from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient
+from router.testbed.loadgen.client import ClientAnswer, ClientFailure, LoadClient, SessionName
 from router.testbed.loadgen.conversations import (
     ChatMessage,
     Conversation,
@@ -35,7 +35,7 @@ ANSWER = ChatMessage("assistant", "a b c d e f g h", 8)
 
 async def answer_to(talk: Conversation, client: LoadClient, turn: Turn) -> ClientAnswer:
     talk.prepare(turn)
-    answer = await talk.send(client, "session-7")
+    answer = await talk.send(client, SessionName("session-7"))
     assert isinstance(answer, ClientAnswer)
     return answer
 
@@ -73,7 +73,7 @@ async def test_a_refusal_is_a_value(talk: Conversation) -> None:
     async with engine(model="m") as fake, LoadClient(fake.url, "m", SystemClock()) as client:
         fake.faults(refuse=True)
         talk.prepare(FIRST)
-        assert isinstance(await talk.send(client, "s"), ClientFailure)
+        assert isinstance(await talk.send(client, SessionName("s")), ClientFailure)
 
 
 def text(span: Span, begin: int = 0, end: int | None = None) -> str:

@@ -171,3 +171,31 @@ def test_messages_come_out_as_they_went_in(messages: list[bytes]) -> None:
 @pytest.mark.parametrize("cut", [1, 3, 4, 6])
 def test_a_message_that_breaks_off_is_none(cut: int) -> None:
     assert read_all(encode_frame(b"whole") + encode_frame(b"broken")[:cut]) == [b"whole"]
+
+
+def a_session(number: int, turns: int = 1, **known: Any) -> Session:
+    said = [Turn(0 if n == 0 else 40, (Span(10 * number + n, 20),), 4, 0.0) for n in range(turns)]
+    return Session(number, 0.0, tuple(said), **known)
+
+
+async def test_sub_agents_name_their_parent_and_are_waited_for() -> None:
+    below = a_session(3)
+    family = a_session(0, 2, sub_agents=(a_session(1), a_session(2, sub_agents=(below,))))
+    async with engine(model="m") as fake:
+        sent = await sent_by(job(fake, Workload("family", 1, (family, a_session(7))), concurrency=1))
+        calls = [call.headers for call in fake.seen("/v1/chat/completions")]
+    assert {(call["x-session-id"], call.get("x-parent-session-id")) for call in calls} == {
+        ("mine-0", None), ("mine-1", "mine-0"), ("mine-2", "mine-0"), ("mine-3", "mine-2"), ("mine-7", None),
+    }  # fmt: skip
+    at = {(one.session, one.turn): (one.sent_s, one.sent_s + one.duration_s) for one in sent}
+    assert at.keys() == {(0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (7, 0)}
+    assert all(at[number, 0][0] >= at[0, 0][1] for number in (1, 2))
+    assert at[3, 0][0] >= at[2, 0][1]
+    assert at[0, 1][0] >= max(at[number, 0][1] for number in (1, 2, 3))
+    assert at[7, 0][0] >= at[0, 1][1]
+
+
+def test_a_family_passes_through_the_pipe_to_a_client_process() -> None:
+    family = a_session(0, 2, sub_agents=(a_session(1)._replace(after_turn=1),))
+    sent = LoadJob(url="u", model="m", sessions=(family,))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=LoadJob) == sent

@@ -145,3 +145,17 @@ def test_the_first_so_many_requests(requests: int, turns: list[int]) -> None:
 def test_sessions_begin_so_far_apart_that_requests_come_at_the_rate() -> None:
     # 6 requests in 3 sessions are 2 a session: at 4 per second a session every half second
     assert [session.start_s for session in pace_sessions(workload(3, 1, 2), 4.0).sessions] == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("requests", "kept"),
+    [(1, {0: 1}), (2, {0: 2}), (3, {0: 2, 1: 1}), (4, {0: 2, 1: 1, 2: 1}), (9, {0: 2, 1: 1, 2: 1, 3: 1})],
+)
+def test_of_a_family_its_session_comes_first_and_no_sub_agent_without_its_answer(
+    requests: int, kept: dict[int, int]
+) -> None:
+    turn = Turn(0, (Span(1, 5),), 1, 0.0)
+    subs = (Session(1, 0.0, (turn,)), Session(2, 0.0, (turn,), after_turn=1))
+    family = Session(0, 0.0, (turn, turn), sub_agents=subs)
+    limited = limit_requests(Workload("w", 1, (family, Session(3, 0.0, (turn,)))), requests)
+    assert {one.number: len(one.turns) for one in limited.all_sessions()} == kept

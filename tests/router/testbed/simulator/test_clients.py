@@ -99,3 +99,54 @@ def test_from_the_end_on_nothing_is_sent(at_once: int | None) -> None:
 
 def test_who_would_come_again_after_the_end_does_not() -> None:
     assert len(sent_by(TALK, at_once=1, until_s=2.5, ok=lambda _: False)) == 1  # at 1.0; again it would be at 2.5
+
+
+def test_sub_agents_begin_with_an_answer_and_the_next_turn_waits_for_all_of_them() -> None:
+    long = Session(2, 0.0, (Turn(0, (Span(9, 40),), 10, 0.25), Turn(50, (Span(8, 20),), 5, 2.0)))
+    below = short(3, 0.0)._replace(after_turn=1)
+    family = TALK._replace(sub_agents=(short(1, 0.0), long._replace(sub_agents=(below,))))
+    sent = sent_by(family, short(7, 0.0), at_once=1)
+    assert [(one.turn, one.at_s) for one in sent] == [
+        ((0, 0), 1.0),
+        ((1, 0), 1.5),  # with the answer
+        ((2, 0), 1.75),
+        ((2, 1), 1.75 + TOOK_S + 2.0),
+        ((3, 0), 4.75),  # of the sub-agent's sub-agent
+        ((0, 1), 4.75 + TOOK_S + 3.0),
+        ((7, 0), 8.75),  # the next session of the closed loop
+    ]
+    started_by = {one.said.session.number: one.said.started_by and one.said.started_by.number for one in sent}
+    assert started_by == {0: None, 1: 0, 2: 0, 3: 2, 7: None}
+
+
+def test_a_session_whose_last_answer_starts_sub_agents_ends_with_them() -> None:
+    family = short(0, 0.0)._replace(sub_agents=(TALK._replace(number=1),))
+    sent = sent_by(family, short(2, 0.0), at_once=1)
+    assert [(one.turn, one.at_s) for one in sent] == [((0, 0), 0.0), ((1, 0), 1.5), ((1, 1), 5.0), ((2, 0), 5.5)]
+
+
+@pytest.mark.parametrize("until_s", [1.2, 1.6, 2.0, 4.6, 5.0])
+def test_families_stop_at_the_end_whoever_waits_for_whom(until_s: float) -> None:
+    """`sent_by` fails if somebody stays at work."""
+    below = short(3, 0.0)
+    children = (TALK._replace(number=1, sub_agents=(below,)), short(2, 0.0))
+    sent = sent_by(TALK._replace(sub_agents=children), short(4, 0.0), at_once=2, until_s=until_s)
+    assert sent
+    assert all(one.at_s < until_s for one in sent)
+
+
+def test_sub_agents_that_are_turned_away_come_again_and_are_waited_for() -> None:
+    family = TALK._replace(sub_agents=(short(1, 0.0),))
+    sent = sent_by(family, at_once=1, ok=lambda before: before != 1)
+    assert [(one.turn, one.at_s) for one in sent] == [
+        ((0, 0), 1.0),
+        ((1, 0), 1.5),
+        ((1, 0), 1.5 + TOOK_S + 1.0),
+        ((0, 1), 3.0 + TOOK_S + 3.0),
+    ]
+
+
+def test_a_staggered_session_begins_without_the_sub_agents_of_earlier_turns() -> None:
+    family = TALK._replace(sub_agents=(short(1, 0.0),))
+    sent = sent_by(family, at_once=1, staggered=True)
+    assert [one.turn for one in sent] in ([(0, 0), (1, 0), (0, 1)], [(0, 1)])

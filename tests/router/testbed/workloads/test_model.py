@@ -82,3 +82,29 @@ def test_every_turn_comes_once_and_in_order(at_once: int) -> None:
     assert sorted(sent, key=lambda one: one.at_s) == sent
     wanted = [prompt for session in workload.sessions for prompt, _ in session_contexts(session)]
     assert sorted(one.prompt for one in sent) == sorted(wanted)
+
+
+def a_family() -> Session:
+    """0 starts 1 and 2 with its first answer; 2 starts 3 with its own."""
+    below = a_session(3, 0.5)
+    subs = (a_session(1, 0.25), a_session(2, 0.5)._replace(sub_agents=(below,)))
+    return a_session(0, 1.0, 2.0)._replace(sub_agents=subs)
+
+
+def test_a_family_is_its_session_and_all_that_it_starts() -> None:
+    family = a_family()
+    assert [one.number for one in family.family()] == [0, 1, 2, 3]
+    assert [one.number for one in family.started_by(0)] == [1, 2]
+    assert family.started_by(1) == ()
+    workload = Workload("closed", 0, (family, a_session(4, 1.0)))
+    assert [one.number for one in workload.all_sessions()] == [0, 1, 2, 3, 4]
+    assert workload.turns == 6
+
+
+def test_laid_out_sub_agents_begin_with_the_answer_and_are_waited_for() -> None:
+    workload = Workload("closed", 0, (a_family(), a_session(4, 1.0)))
+    sent = list(lay_out(workload, ClosedLoopPace(at_once=1, token_s=0.1)))
+    # 0 is answered at 2; 1 from 2.25 to 3.25, 2 from 2.5 to 3.5, 3 from 4 to 5; 0 again from 7 to 8; then 4
+    assert [(one.at_s, one.prompt[0].source) for one in sent] == [
+        (1.0, 0), (2.25, 1), (2.5, 2), (4.0, 3), (7.0, 0), (9.0, 4),
+    ]  # fmt: skip

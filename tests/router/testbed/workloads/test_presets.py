@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from statistics import quantiles
+from math import inf
+from statistics import mean, quantiles
 
 import pytest
 
 from router.testbed.rng import Rng
 from router.testbed.workloads.presets import (
+    CLAUDE,
     CODEX,
     GROUPS,
     PRESETS,
@@ -17,6 +19,7 @@ from router.testbed.workloads.presets import (
     SCALING,
     TOOLS,
     LogNormal,
+    Quantiles,
     draw_gap_s,
     draw_uniform,
 )
@@ -24,6 +27,8 @@ from router.testbed.workloads.statistics import compute_statistics
 
 SEEDS = pytest.mark.parametrize("seed", [1, 2])
 SMALL = CODEX.scale(sessions=5 / 610, tokens=0.1, turns=0.3)
+SOME = 107  # sessions of `claude`
+SMALL_CLAUDE = CLAUDE.scale(sessions=6 / 642, tokens=0.1)
 SMALL_OPEN = replace(TOOLS, requests=400)
 
 
@@ -50,6 +55,82 @@ def test_codex_has_its_published_statistics(seed: int) -> None:
 def test_without_the_rendered_tail_the_ideal_is_96() -> None:
     whole = replace(CODEX, sessions=100, rendered_tokens=0).workload(1)
     assert compute_statistics(whole, 16).ideal_share == pytest.approx(0.96, abs=0.006)
+
+
+@SEEDS
+def test_claude_has_its_published_statistics(seed: int) -> None:
+    """A sixth of the sessions, in two seconds; tolerances are what that leaves to chance."""
+    workload = replace(CLAUDE, sessions=SOME).workload(seed)
+    real = compute_statistics(workload, block_tokens=16)
+    assert workload.is_closed
+    assert real.under_1_s == pytest.approx(0.8646, abs=0.008)
+    assert real.under_10_s == pytest.approx(0.9512, abs=0.005)
+    assert real.turns == pytest.approx(112_176 * SOME / 642, rel=0.12)
+    assert real.mean_output_tokens == pytest.approx(523, rel=0.04)
+    first = [session.turns[0].prompt_tokens for session in workload.sessions]
+    last = [session.turns[-1].prompt_tokens for session in workload.sessions]
+    assert quantiles(first, n=4)[:2] == pytest.approx([16_512, 20_160], rel=0.1)
+    assert quantiles(last, n=4) == pytest.approx([65_600, 115_008, 149_632], rel=0.2)
+    assert real.longest_tokens <= 160_000
+    assert 0.936 <= real.ideal_share <= 0.969  # between the mean and the median of the conversations
+
+
+@SEEDS
+def test_sub_agents_of_claude_are_as_in_the_example(seed: int) -> None:
+    workload = replace(CLAUDE, sessions=SOME).workload(seed)
+    subs = [one for session in workload.sessions for one in session.sub_agents]
+    assert len(subs) / SOME == pytest.approx(6.3, rel=0.12)
+    assert mean(len(one.turns) for one in subs) == pytest.approx(21, rel=0.03)
+    assert mean(one.turns[0].prompt_tokens for one in subs) == pytest.approx(18_530, rel=0.01)
+    assert mean(one.turns[-1].prompt_tokens for one in subs) == pytest.approx(79_500, rel=0.1)
+    groups = Counter((n, one.after_turn) for n, session in enumerate(workload.sessions) for one in session.sub_agents)
+    assert Counter(groups.values()).most_common(1)[0][0] == 4  # at once
+
+
+def test_sub_agents_begin_as_their_session_does_and_with_an_answer_that_it_goes_on_from() -> None:
+    workload = replace(CLAUDE, sessions=40).workload(1)
+    (system,) = {session.turns[0].fresh[0] for session in workload.sessions}
+    assert system.tokens == 15_330
+    for session in workload.sessions:
+        for one in session.sub_agents:
+            assert one.turns[0].fresh[0] == system
+            assert one.after_turn <= max(0, len(session.turns) - 2)
+            assert session.turns[one.after_turn].tool_call
+    numbers = [one.number for one in workload.all_sessions()]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_answers_that_a_person_reads_end_in_no_tool_call() -> None:
+    workload = replace(CLAUDE, sessions=40).workload(1)
+    for session in workload.all_sessions():
+        begins = {one.after_turn for one in session.sub_agents}
+        for number, turn in enumerate(session.turns):
+            wait_s = inf if number + 1 == len(session.turns) else session.turns[number + 1].think_s
+            assert turn.tool_call is (wait_s < 10 or number in begins)
+    turns = [turn for session in workload.all_sessions() for turn in session.turns]
+    assert mean(turn.tool_call or False for turn in turns) == pytest.approx(0.91, abs=0.02)
+
+
+def test_a_scaled_preset_keeps_who_waits_for_whom() -> None:
+    small, whole = (preset.workload(1) for preset in (SMALL_CLAUDE, replace(CLAUDE, sessions=6)))
+    assert [len(one.sub_agents) for one in small.sessions] == [len(one.sub_agents) for one in whole.sessions]
+    slow = SMALL_CLAUDE.scale(think=3.0).workload(1)
+    assert [[turn.tool_call for turn in one.turns] for one in slow.all_sessions()] == [
+        [turn.tool_call for turn in one.turns] for one in small.all_sessions()
+    ]
+    for one, other in zip(small.all_sessions(), slow.all_sessions(), strict=True):
+        assert [turn.think_s for turn in other.turns] == pytest.approx([3 * turn.think_s for turn in one.turns])
+
+
+def test_quantiles_are_met_and_even_between_them() -> None:
+    points = Quantiles(((0.0, 1.0), (0.5, 100.0), (1.0, 1_000.0)))
+    rng = Rng(1)
+    drawn = sorted(points.draw(rng) for _ in range(20_000))
+    assert drawn[0] >= 1
+    assert drawn[-1] <= 1_000
+    assert quantiles(drawn, n=4) == pytest.approx([10, 100, 100 * 10**0.5], rel=0.05)
+    doubled = points.times(2)
+    assert doubled.draw(Rng(5)) == pytest.approx(2 * points.draw(Rng(5)))
 
 
 @SEEDS
