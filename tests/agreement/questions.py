@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from router.testbed.rng import Rng
 from router.testbed.workloads.arrivals import OpenArrivals
+from router.testbed.workloads.distributions import draw_gap_s
 from router.testbed.workloads.model import Span, Workload
-from router.testbed.workloads.presets import draw_gap_s
 
 GROUPS, PER_GROUP = 150, 5
 SHARED_TOKENS, OWN_TOKENS, ANSWER_TOKENS = 6000, 1200, 1000

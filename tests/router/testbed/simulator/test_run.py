@@ -20,6 +20,8 @@ from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSp
 from router.testbed.workloads.model import Session, Span, Turn, Workload
 from router.testbed.workloads.presets import CODEX
 from scorers.admission.contract import Admission
+from scorers.contract import View
+from scorers.session_affinity import SessionAffinity
 
 PROFILE = EngineProfile(
     name="test",
@@ -357,3 +359,50 @@ def test_metrics_are_polled_at_every_tick_where_requests_are_and_every_ten_secon
     at_idle = [at_s for of, at_s, _ in polls if of == idle and at_s < 25.0]
     assert at_idle == pytest.approx([0.375 - first + 10.0 * times for times in range(3)])
     assert [running for of, at_s, running in polls if of == busy and 12.2 < at_s < end_s] == [1] * (len(ticks) - 1)
+
+
+def families(count: int, subs: int) -> Workload:
+    """Sessions of two turns whose sub-agents begin with the first 4,000 of their 4,500 tokens."""
+    sessions = []
+    for number in range(count):
+        beginning = Span(100 + number, 4_000)
+        first = Turn(0, (beginning, Span(200 + number, 500)), 10, 0.0, tool_call=True)
+        started = [
+            Session(count * (1 + n) + number, 0.0, (Turn(0, (beginning, Span(300 + 10 * number + n, 500)), 10, 0.01),))
+            for n in range(subs)
+        ]
+        last = Turn(4_510, (Span(400 + number, 100),), 10, 1.0, tool_call=False)
+        sessions.append(Session(number, float(number), (first, last), sub_agents=tuple(started)))
+    return Workload("families", 0, tuple(sessions))
+
+
+def test_by_program_sub_agents_are_served_where_their_session_is() -> None:
+    affinity = {"name": "session_affinity", "by": "program"}
+    policy = schema.PolicyConfig.model_validate({"scorers": [affinity, {"name": "queue_depth", "weight": 0.1}]})
+    outcome = simulate(FLEET, policy, families(8, 3), at_once=4)
+    assert set(outcome.end) == {RequestEnd.OK}
+    assert len(outcome) == 8 * (2 + 3)
+    at = dict(zip(outcome.session, outcome.instance, strict=True))
+    assert all(at[number] == at[number % 8] for number in at)
+    assert len(set(at.values())) > 1, "families spread"
+    local = [tokens for session, tokens in zip(outcome.session, outcome.local_tokens, strict=True) if session >= 8]
+    assert min(local) >= 3_900, "what they share with their session was there"
+
+
+def test_what_is_known_of_families_is_in_the_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    views = []
+
+    def spy(self: SessionAffinity, view: View) -> list[float]:
+        views.append(view)
+        return [1.0 for _ in view.rows]
+
+    monkeypatch.setattr(SessionAffinity, "score", spy)
+    policy = schema.PolicyConfig.model_validate({"scorers": [{"name": "session_affinity"}]})
+    simulate(FLEET, policy, families(1, 1), at_once=1)
+    root, child, last = views
+    assert (root.program, root.parent, root.session_turn) == (root.session, None, 0)
+    assert (child.program, child.parent, child.session_turn) == (root.session, root.session, 0)
+    assert child.parent_target == last.last_target is not None
+    assert (last.session, last.session_turn, last.after_tool_call) == (root.session, 1, True)
+    assert last.idle_s is not None
+    assert last.idle_s > 1.0, "the pause, and the sub-agent before it"

@@ -9,7 +9,6 @@ from statistics import mean, quantiles
 
 import pytest
 
-from router.testbed.rng import Rng
 from router.testbed.workloads.presets import (
     CLAUDE,
     CODEX,
@@ -18,10 +17,6 @@ from router.testbed.workloads.presets import (
     PUBLISHED,
     SCALING,
     TOOLS,
-    LogNormal,
-    Quantiles,
-    draw_gap_s,
-    draw_uniform,
 )
 from router.testbed.workloads.statistics import compute_statistics
 
@@ -120,17 +115,6 @@ def test_a_scaled_preset_keeps_who_waits_for_whom() -> None:
     ]
     for one, other in zip(small.all_sessions(), slow.all_sessions(), strict=True):
         assert [turn.think_s for turn in other.turns] == pytest.approx([3 * turn.think_s for turn in one.turns])
-
-
-def test_quantiles_are_met_and_even_between_them() -> None:
-    points = Quantiles(((0.0, 1.0), (0.5, 100.0), (1.0, 1_000.0)))
-    rng = Rng(1)
-    drawn = sorted(points.draw(rng) for _ in range(20_000))
-    assert drawn[0] >= 1
-    assert drawn[-1] <= 1_000
-    assert quantiles(drawn, n=4) == pytest.approx([10, 100, 100 * 10**0.5], rel=0.05)
-    doubled = points.times(2)
-    assert doubled.draw(Rng(5)) == pytest.approx(2 * points.draw(Rng(5)))
 
 
 @SEEDS
@@ -269,38 +253,3 @@ def test_think_time_is_fitted_by_median_and_p99() -> None:
     # ln(81.4 / 5.2) = ln 15.654 = 2.7507; / 2.3263 = 1.1824
     assert CODEX.think_s.median == 5.2
     assert CODEX.think_s.sigma == pytest.approx(1.1824, abs=1e-4)
-
-
-def test_a_log_normal_of_a_mean_has_that_mean() -> None:
-    dice, wanted = Rng(7), LogNormal.of_mean(1000.0, 0.5)
-    drawn = [wanted.draw(dice) for _ in range(20_000)]
-    # sd of the mean: 1000 x sqrt(exp(0.25) - 1) / sqrt(20,000) = 3.8
-    assert sum(drawn) / len(drawn) == pytest.approx(1000.0, abs=15)
-
-
-def test_sigma_zero_is_always_the_median_and_tokens_are_at_least_one() -> None:
-    assert [LogNormal(900, 0).tokens(Rng(seed)) for seed in range(5)] == [900] * 5
-    assert LogNormal(0, 0).tokens(Rng(1)) == 1
-    assert LogNormal(0, 0).draw(Rng(1)) == 0
-
-
-def test_gaps_are_exponential() -> None:
-    dice = Rng(3)
-    gaps = [draw_gap_s(dice, 4.0) for _ in range(20_000)]
-    # mean 1 / 4, as is the standard deviation: sd of the mean 0.25 / sqrt(20,000) = 0.0018
-    assert sum(gaps) / len(gaps) == pytest.approx(0.25, abs=0.007)
-    # P(gap > 2 means) = e^-2 = 0.1353, sd sqrt(p (1 - p) / 20,000) = 0.0024
-    assert sum(gap > 0.5 for gap in gaps) / len(gaps) == pytest.approx(0.1353, abs=0.01)
-
-
-def test_uniform_is_never_an_end() -> None:
-    class Least(Rng):
-        def bits(self) -> int:
-            return 0
-
-    class Most(Rng):
-        def bits(self) -> int:
-            return (1 << 64) - 1
-
-    assert 0 < draw_uniform(Least(0)) < 1e-15
-    assert 1 - 1e-15 < draw_uniform(Most(0)) < 1
