@@ -362,16 +362,16 @@ def test_metrics_are_polled_at_every_tick_where_requests_are_and_every_ten_secon
 
 
 def families(count: int, subs: int) -> Workload:
-    """Sessions of two turns whose sub-agents begin with the first 4,000 of their 4,500 tokens."""
+    """Sessions of two turns whose sub-agents begin with the first 4,096 of their 4,596 tokens."""
     sessions = []
     for number in range(count):
-        beginning = Span(100 + number, 4_000)
+        beginning = Span(100 + number, 4_096)
         first = Turn(0, (beginning, Span(200 + number, 500)), 10, 0.0, tool_call=True)
         started = [
             Session(count * (1 + n) + number, 0.0, (Turn(0, (beginning, Span(300 + 10 * number + n, 500)), 10, 0.01),))
             for n in range(subs)
         ]
-        last = Turn(4_510, (Span(400 + number, 100),), 10, 1.0, tool_call=False)
+        last = Turn(4_606, (Span(400 + number, 100),), 10, 1.0, tool_call=False)
         sessions.append(Session(number, float(number), (first, last), sub_agents=tuple(started)))
     return Workload("families", 0, tuple(sessions))
 
@@ -386,7 +386,7 @@ def test_by_program_sub_agents_are_served_where_their_session_is() -> None:
     assert all(at[number] == at[number % 8] for number in at)
     assert len(set(at.values())) > 1, "families spread"
     local = [tokens for session, tokens in zip(outcome.session, outcome.local_tokens, strict=True) if session >= 8]
-    assert min(local) >= 3_900, "what they share with their session was there"
+    assert min(local) == 4_096, "what they share with their session was there"
 
 
 def test_what_is_known_of_families_is_in_the_views(monkeypatch: pytest.MonkeyPatch) -> None:
