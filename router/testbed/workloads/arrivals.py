@@ -28,11 +28,13 @@ class OpenArrivals(Sequence[Session]):
 
     @classmethod
     def of(cls, sessions: Iterable[Session]) -> OpenArrivals:
-        """Return these sessions as columns. Raises ValueError for a session with more than one turn."""
+        """Return these sessions as columns. Raises ValueError for a session with more than one turn, or sub-agents."""
         arrivals = cls()
         for session in sessions:
             if len(session.turns) != 1:
                 raise ValueError(f"session {session.number} has {len(session.turns)} turns: an open loop has one each")
+            if session.sub_agents:
+                raise ValueError(f"session {session.number} has sub-agents: an open loop waits for nobody")
             arrivals.add(session.start_s, session.turns[0].fresh, session.turns[0].output_tokens, session.number)
         return arrivals
 

@@ -15,9 +15,17 @@ from router.testbed.workloads.presets import CODEX, GROUPS
 
 spans = st.builds(Span, st.integers(0, (1 << 64) - 1), st.integers(1, 1 << 20))
 turns = st.builds(
-    Turn, st.just(0), st.lists(spans, min_size=1, max_size=4).map(tuple), st.integers(1, 9000), st.just(0.0)
+    Turn,
+    st.just(0),
+    st.lists(spans, min_size=1, max_size=4).map(tuple),
+    st.integers(1, 9000),
+    st.just(0.0),
+    st.none(),
 )
-sessions = st.lists(st.builds(Session, st.integers(0, 1 << 40), st.floats(0, 1e6), st.tuples(turns)), max_size=8)
+sessions = st.lists(
+    st.builds(Session, st.integers(0, 1 << 40), st.floats(0, 1e6), st.tuples(turns), st.just(0), st.just(())),
+    max_size=8,
+)
 TURN = Turn(0, (Span(7, 100),), 10, 0.0)
 
 
@@ -56,6 +64,8 @@ def test_another_workload_is_not_equal() -> None:
 def test_an_open_loop_has_one_turn_per_session() -> None:
     with pytest.raises(ValueError, match="session 3 has 2 turns"):
         OpenArrivals.of([Session(3, 0.0, (TURN, TURN))])
+    with pytest.raises(ValueError, match="session 3 has sub-agents"):
+        OpenArrivals.of([Session(3, 0.0, (TURN,), sub_agents=(Session(4, 0.0, (TURN,)),))])
 
 
 def test_requests_are_numbered_as_they_come() -> None:
