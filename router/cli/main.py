@@ -10,7 +10,7 @@ import asyncio
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from router.cli.simulate.options import simulate as simulate_command
 from router.cli.terminal.logs import log_to_stderr
 from router.cli.workload.command import workload as workload_commands
 from router.errors import ConfigError, WarmrouteError, quote_lines, quote_name
+
+if TYPE_CHECKING:  # imported where it is needed: commands start faster
+    from router.testbed.workloads.presets import AgentsWorkload
 
 FAILURE_LINES = 100  # it may quote the end of a log, or what an endpoint answered
 # without --preset: codex, scaled down to what the simulated engines of `make run` answer in seconds
@@ -168,11 +171,8 @@ def agents(
     from router.cli.bench.command import bench_agents
     from router.config.reader import read_config
     from router.testbed.bench.environment import environment_factory
-    from router.testbed.workloads.presets import PRESETS, AgentsWorkload
 
-    whole = PRESETS.get(preset)
-    if not isinstance(whole, AgentsWorkload):
-        raise ConfigError(f"--preset: {quote_name(preset)} has no agents; choose codex or claude")
+    whole = _find_agents(preset)
     shares = {"sessions": sessions / whole.sessions, "turns": turns / whole.turns.median}
     scaled = whole.scale(tokens=scale, think=think, **shares)
     engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
@@ -237,6 +237,16 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
         if isinstance(checked, PolicyConfig):
             build_policy(file.stem, checked)
         sys.stdout.write(dump_yaml(checked))
+
+
+def _find_agents(preset: str) -> AgentsWorkload:
+    """Return the preset of agents with this name. Raises ConfigError for another name."""
+    from router.testbed.workloads.presets import PRESETS, AgentsWorkload
+
+    found = PRESETS.get(preset)
+    if not isinstance(found, AgentsWorkload):
+        raise ConfigError(f"--preset: {quote_name(preset)} has no agents; choose codex or claude")
+    return found
 
 
 def _check_exclusive(*pairs: tuple[object, object]) -> None:
