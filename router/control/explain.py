@@ -28,7 +28,7 @@ from router.errors import BadRequest, NoTarget, list_names, quote_name
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.lineage import make_lineage
+from router.prompt.api.lineage import as_name, make_lineage
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, UnknownIds
 from router.prompt.tokenization.tokenization import Tokenization
@@ -87,7 +87,8 @@ class Explain:
 
     async def explain(self, request: ExplainRequest) -> dict[str, Any]:
         """Return the decision as plain JSON types. Raises NoTarget, or `RequestRefused` as the router would."""
-        lineage = None if request.session is None else make_lineage(request.session, request.parent)
+        session = as_name(request.session)
+        lineage = None if session is None else make_lineage(session, as_name(request.parent))
         headers = RequestHeaders(lineage, request.ttft_ms, request.tpot_ms)
         fields = request.path, request.content_type, request.body, self.read_options, headers
         prompt = await asyncio.to_thread(read_prompt, *fields)

@@ -334,6 +334,18 @@ async def test_an_arm_that_was_rolled_back_decides_no_more() -> None:
     assert {told["policy"] for told in sessions} == {"warm"}
 
 
+async def test_a_sub_agent_would_be_on_the_arm_of_its_program() -> None:
+    explain = House(ARMS | {"unit": "program"}).explain.explain
+    for n in range(6):
+        root, child = f"session {n}", about("other text", session=f"sub-agent {n}", parent=f"session {n}")
+        assert (await explain(about(session=root)))["arm"] == (await explain(child))["arm"]
+
+
+async def test_an_empty_name_is_none() -> None:
+    explain = House(ARMS).explain.explain
+    assert await explain(about(session="", parent="")) == await explain(about())
+
+
 async def test_who_stands_for_itself_alone_has_no_arm_yet() -> None:
     told = await House(ARMS | {"unit": "request"}).explain.explain(about())
     assert (told["arm"], told["policy"]) == (None, "warm")
