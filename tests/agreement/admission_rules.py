@@ -2,10 +2,10 @@
 
     python -m tests.agreement admission [--cells REGEX] [--seeds 3] [--reduced]
 
-Agents (`codex`) in a closed loop, met in mid-session; `per` sessions per instance make `times` the KV memory of the
-fleet (49,000 tokens each on the average). Policy `warm`; nobody is refused (`max_wait_s` is a week). The window begins
-after 500 s. What is compared: requests per second, and the 90th percentile of all that a request waits for, from
-its sending to its first token, admission included. Means over the seeds.
+Agents (`codex`, and `claude`, whose sessions have sub-agents) in a closed loop, met in mid-session. The contexts of all
+sessions, without those of sub-agents, are `times` the KV memory of the fleet. Policy `warm`; nobody is refused
+(`max_wait_s` is a week). The window begins after 500 s. What is compared: requests per second, and the 90th percentile
+of all that a request waits for, from its sending to its first token, admission included. Means over the seeds.
 
 The bar for `fit`: in every cell that thrashes within 3 % of the best throughput and 10 % of the best p90 of all rules;
 in the others at most 2 % of throughput behind no admission control.
@@ -37,7 +37,8 @@ from tests.agreement.measured import Key, Measured
 from tests.agreement.windows import Window
 
 FILE = measured.ROOT / "build" / "agreement" / "admission.jsonl"
-KV_TOKENS, CONTEXT_TOKENS = 500_000, 49_000
+KV_TOKENS = 500_000
+CONTEXT_TOKENS = {"codex": 49_000, "claude": 75_000}  # mean over a session's turns
 POOL_TOKENS = 40_000_000  # it holds all contexts
 A_WEEK_S = 7 * 86_400.0
 RULES = ("none", "concurrency", "thunderagent", "progress_ttl", "fit")
@@ -52,15 +53,17 @@ class RulesCell(NamedTuple):
     profile: str = "plain"
     instances: int = 3
     thrash: bool = True
+    preset: str = "codex"
 
     @property
     def name(self) -> str:
         pool = "no pool" if self.pool is None else f"pool {self.pool / 1000:g}k/s"
-        return f"{self.profile}, {self.instances} instances, {self.times:g} x memory, {pool}"
+        agents = "" if self.preset == "codex" else f", {self.preset}"
+        return f"{self.profile}, {self.instances} instances, {self.times:g} x memory, {pool}{agents}"
 
     @property
     def sessions(self) -> int:
-        return round(self.times * KV_TOKENS / CONTEXT_TOKENS) * self.instances
+        return round(self.times * KV_TOKENS / CONTEXT_TOKENS[self.preset]) * self.instances
 
 
 CELLS = (
@@ -71,6 +74,8 @@ CELLS = (
     RulesCell(1.5, 20_000),
     RulesCell(3, 20_000),
     RulesCell(3, 40_000),
+    RulesCell(2, preset="claude"),
+    RulesCell(2, 20_000, preset="claude"),
     RulesCell(0.7, thrash=False),
     RulesCell(0.7, 20_000, thrash=False),
     RulesCell(2, 200_000, thrash=False),
@@ -110,7 +115,7 @@ def measure(cell: RulesCell, rule: str, seed: int, window: Window) -> Measured:
         store=None if cell.pool is None else StoreScenario(POOL_TOKENS, LinkSpeed(cell.pool)),
         admission=admission,
     )
-    agents = source.load_workload("codex", seed=seed, sessions=5 * cell.sessions)
+    agents = source.load_workload(cell.preset, seed=seed, sessions=5 * cell.sessions)
     outcome = simulate(
         scenario,
         served.policy("warm"),
