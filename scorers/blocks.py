@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from scorers.contract import Overlap, Row, View
+from scorers.contract import Load, Overlap, Row, View
 from scorers.polled import fill_missing
 
 DEFAULT_BLOCK_TOKENS = 16  # vLLM's block size on GPUs, where no candidate has reported its own
@@ -65,3 +65,8 @@ def whole_tokens(view: View) -> int:
         return view.prompt_tokens
     runs = [max(o.expected_tokens, o.disk_tokens) for o in (row.overlap for row in view.rows) if o is not None]
     return max([pooled_tokens(view), *runs])
+
+
+def used_tokens(load: Load) -> int:
+    """Return the KV memory in use. Missing: the contexts of all requests, as if they shared nothing."""
+    return load.context_tokens if load.live_tokens is None else load.live_tokens

@@ -85,6 +85,7 @@ class Load(NamedTuple):
     waiting_adapters: frozenset[str] | None = None  # LoRA adapters that its waiting requests ask for
     prompt_tokens: int | None = None  # whole prompts of `requests`, cached part included
     output_tokens_per_s: float | None = None  # answer tokens per second between its last two polls
+    live_tokens: int | None = None  # of KV memory that requests use, or will when they begin: shared blocks count once
 
 
 class Transfer(NamedTuple):

@@ -7,12 +7,12 @@
     cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * requests
 
 G, C and D are the prompt tokens that the target holds in each tier and in no faster one; S is what the shared pool
-holds beyond G; decode is the context of all requests there and of this one. Names, formula and defaults:
-ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector/default.rs and config.rs (the floor: pull request 11714). Its
-`router_temperature` is the picker `softmax`, its default of 0 the picker `best`.
+holds beyond G; decode is the KV memory in use there, blocks that requests share counted once, and the prompt. Names,
+formula and defaults: ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector/default.rs and config.rs (the floor: pull
+request 11714). Its `router_temperature` is the picker `softmax`, its default of 0 the picker `best`.
 
-Differences from Dynamo: it counts blocks that several running requests share once, the bookings here add them up per
-request; it multiplies by "taints" of workers; its time-based estimate of prefill progress is left out.
+Differences from Dynamo: of the prompt it adds only the blocks that no running request has there, here all are added;
+it multiplies by "taints" of workers; its time-based estimate of prefill progress is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, used_tokens, whole_tokens
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
@@ -53,7 +53,7 @@ class DynamoCost(Scorer):
         unit, scale, per_request = block_tokens(rows), self.prefill_load_scale, self.decode_active_request_weight
         floor = 0.0 if self.overlap_score_credit <= 1 else float("-inf")
         return [
-            (scale * max(floor, row.load.prefill_tokens + whole - credit) + row.load.context_tokens + whole) / unit
+            (scale * max(floor, row.load.prefill_tokens + whole - credit) + used_tokens(row.load) + whole) / unit
             + per_request * row.load.requests
             for row, credit in zip(rows, self._credits(view, whole), strict=True)
         ]

@@ -13,10 +13,11 @@ work the recent requests brought relative to this one.
 Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/jsew.rs, with its defaults: tuned there as a set on 1,200
 Claude Code sessions, 16 workers, in simulation, for the time to the last token.
 
-Differences: blocks in use are the sum of all contexts here, where Dynamo counts blocks that several requests share
-once, which `decode_share_exponent` is there to undo; it is left at its default. `decode_work_exponent` is left out (its
-default 1 changes nothing), and so are the oracle of answer lengths, decayed credit and the cost per active request,
-which are off by default.
+Blocks that several requests share count once, which `decode_share_exponent` is there to undo.
+
+Differences: of this request's prompt Dynamo adds only the blocks that no running request has there, here all are added.
+`decode_work_exponent` is left out (its default 1 changes nothing), and so are the oracle of answer lengths, decayed
+credit and the cost per active request, which are off by default.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, used_tokens, whole_tokens
 from scorers.contract import Needs, Row, Scorer, Unit, View
 from scorers.parameters import check_above_0, check_at_least, check_shares
 
@@ -88,7 +89,7 @@ class Jsew(Scorer):
     def _charged(self, rows: Sequence[Row], whole: int, unit: int) -> list[float]:
         """Return the blocks that each row is charged for."""
         share = self.decode_share_exponent
-        unshared = [(row.load.context_tokens + whole) / unit * max(1, row.load.requests) ** share for row in rows]
+        unshared = [(used_tokens(row.load) + whole) / unit * max(1, row.load.requests) ** share for row in rows]
         mean = sum(unshared) / len(unshared)
         if mean == 0:
             return unshared

@@ -2,7 +2,7 @@
 
     cost = prefill * (decode + 1)          both in blocks
     prefill = max(0, queued prefill + prompt - credit)      credit as in Dynamo's cost
-    decode  = context of all requests there and of this one
+    decode  = KV memory in use there, blocks that requests share counted once, and this prompt
 
 "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (Zhang et al., arXiv 2603.15202), in
 the form of ai-dynamo/dynamo's `lmetric` selection policy (pull request 11028): the paper multiplies the new prefill
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, used_tokens, whole_tokens
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
@@ -54,6 +54,6 @@ class Lmetric(Scorer):
         ).tokens
         credits = fill_credits(rows, lambda _, overlap: tokens(overlap, pooled))
         return [
-            max(0.0, row.load.prefill_tokens + whole - credit) / unit * ((row.load.context_tokens + whole) / unit + 1)
+            max(0.0, row.load.prefill_tokens + whole - credit) / unit * ((used_tokens(row.load) + whole) / unit + 1)
             for row, credit in zip(rows, credits, strict=True)
         ]

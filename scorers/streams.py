@@ -6,7 +6,9 @@ beside it; and where they fill the memory, no new request begins before some of 
 
     stalls      each answer that streams at the target stalls while the request's work is done
     streaming   the request's own answer: a decode step per token
-    memory      what the prompt lacks of memory, as a share of it: that share of an answer passes until it is free
+    memory      what the prompt lacks of memory, as a share of it: that share of an answer passes until it is free.
+                In use is what live requests hold, where several share a block counted once; of the prompt only what
+                the GPU does not hold yet needs more
 
 A user who waits for a first token has nothing yet, one whose answer streams is reading: those milliseconds weigh less,
 and one weight does for both. It was swept on simulated fleets (`docs/design/decisions.md`): with two thirds of it
@@ -20,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from scorers.blocks import used_tokens
 from scorers.contract import Row, Speed
 
 STREAMED = 0.03
@@ -70,9 +73,11 @@ def served_ms(
         if answer and (decode := row.speed.decode) is not None:
             context_tokens, capacity_tokens = load.context_tokens, row.capacity_tokens
             step_ms = decode.step_ms(requests, context_tokens) if requests or context_tokens else decode.base_ms
-            if capacity_tokens and (lacks := context_tokens + prompt_tokens - capacity_tokens) > 0:
-                ms += answer * step_ms * (STREAMED + lacks / capacity_tokens)
-            else:
-                ms += answer * step_ms * STREAMED
+            cost = STREAMED
+            if capacity_tokens and (lacks := used_tokens(load) + prompt_tokens - capacity_tokens) > 0:
+                held_tokens = 0 if row.overlap is None else row.overlap.gpu_tokens
+                if lacks > held_tokens:
+                    cost += (lacks - held_tokens) / capacity_tokens
+            ms += answer * step_ms * cost
         served.append(ms)
     return served

@@ -8,11 +8,11 @@ vllm-project/router issue 294 ("Event-driven Exact KV-aware Routing", after Dyna
 flags. The `kv_penalty_*` are what a block in a slower place is worth beside one on the GPU: 1 as good, 0 worthless, so
 despite the flags' name a smaller number is the harsher one. G, C, P and D are tokens held by the GPU, in host memory,
 in the shared pool ("external") and on disk, each in none before it in this order: no token is credited twice. Decode is
-the context of all requests there and of this one.
+the KV memory in use there, blocks that requests share counted once, and the prompt.
 
-Differences from the original: its first version credits the GPU's part only; decode blocks shared by running requests
-count once; where events cannot be trusted it falls back to `cache_aware` (here the router's own approximate index
-stands in). Its temperature is 0, the picker `best`; its speculative entries are our expected ones.
+Differences from the original: its first version credits the GPU's part only; of the prompt it adds only the blocks that
+no running request has there; where events cannot be trusted it falls back to `cache_aware` (here the router's own
+approximate index stands in). Its temperature is 0, the picker `best`; its speculative entries are our expected ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import block_tokens, fill_credits, pooled_tokens, whole_tokens
+from scorers.blocks import block_tokens, fill_credits, pooled_tokens, used_tokens, whole_tokens
 from scorers.contract import Needs, Overlap, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
@@ -52,7 +52,7 @@ class VllmRouterKvAware(Scorer):
         scale, per_request = self.prefill_load_scale, self.decode_active_request_weight
         credits = fill_credits(rows, lambda _, overlap: self._credit(overlap, pooled))
         return [
-            (scale * max(0.0, row.load.prefill_tokens + whole - credit) + row.load.context_tokens + whole) / unit
+            (scale * max(0.0, row.load.prefill_tokens + whole - credit) + used_tokens(row.load) + whole) / unit
             + per_request * row.load.requests
             for row, credit in zip(rows, credits, strict=True)
         ]

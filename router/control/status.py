@@ -178,6 +178,7 @@ class Status:
             breaker=target.breaker.state(now),
             requests=books.requests,
             prefilling=books.prefilling,
+            live_tokens=books.live_tokens,
             gauges=books.gauges,
             speed=target.latency_model.speed(now),
             index_stats=stream.stats if stream is not None else NO_BLOCKS,

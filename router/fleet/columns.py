@@ -72,7 +72,7 @@ class CandidateColumns:
             self.requests[slot] = load_book.requests
             self.queued_ms[slot] = queued_ms = load_book.rounded_queued_ms(speed)
             self.stall_cost[slot] = weight = stall_cost(load_book)
-            self.free_tokens[slot] = free = (target.capacity_tokens or inf) - load_book.context_tokens
+            self.free_tokens[slot] = free = (target.capacity_tokens or inf) - load_book.live_tokens
             if free < self._least_free:
                 self._least_free = free
             self.speeds[slot] = speed

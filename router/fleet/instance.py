@@ -7,7 +7,7 @@ several of them at once are methods here, so that no caller can apply half of on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -19,10 +19,11 @@ from router.fleet.engine_limits import LimitBook
 from router.fleet.latency_model import LatencyModel, Link
 from router.fleet.load import Booking, LoadBook
 from router.fleet.overlap_accuracy import OverlapAccuracy
-from router.kvcache.events import TargetId
+from router.kvcache.events import Key, TargetId
 from scorers.contract import Row, Speed
 
 MAX_SIZES = 2  # of blocks in one instance; engines have one
+NO_KEYS: Mapping[int, Sequence[Key]] = {}
 DECODE_TOKENS = 8  # of shorter answers the first step, shared with the prefill's end, and the last weigh too much
 
 
@@ -114,9 +115,10 @@ class Target:
         """It is not one that only computes prompts for others."""
         return self.instance.config.role != "prefill"
 
-    def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
-        """Book a request that was placed here."""
-        return self.load_book.book(uncached_tokens, prompt_tokens)
+    def book(self, uncached_tokens: int, prompt_tokens: int, keys: Mapping[int, Sequence[Key]] = NO_KEYS) -> Booking:
+        """Book a request that was placed here; `keys` of its prompt's full blocks, by block size."""
+        size = self.block_tokens or 0
+        return self.load_book.book(uncached_tokens, prompt_tokens, keys.get(size, ()), size)
 
     def set_block_tokens(self, tokens: int) -> None:
         """Set the block size that the event stream reports; it takes precedence over the metrics page."""
@@ -129,6 +131,7 @@ class Target:
         """Apply the gauges of a poll that was sent at `sent_at`."""
         load_book = self.load_book
         before, others_waiting = load_book.gauges.pool_loads, load_book.others_waiting
+        unbooked_tokens = load_book.unbooked_tokens
         capacity_tokens = self.capacity_tokens
         load_book.apply_gauges(gauges, sent_at)
         if self.block_tokens is None and gauges.block_tokens is not None:
@@ -138,7 +141,11 @@ class Target:
             self.capacity_tokens = gauges.capacity_tokens
         if before is not None and gauges.pool_loads is not None:
             self._observe_pool_loads(before, gauges.pool_loads, sent_at)
-        if others_waiting is load_book.others_waiting and capacity_tokens == self.capacity_tokens:  # nearly every poll
+        if (others_waiting, unbooked_tokens, capacity_tokens) == (
+            load_book.others_waiting,
+            load_book.unbooked_tokens,
+            self.capacity_tokens,
+        ):
             self._observer.on_gauges_change(self)
         else:
             self._on_change()

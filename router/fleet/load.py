@@ -13,15 +13,21 @@ ends (a request is booked before the engine hears of it, and released after the 
 *largest* own count of that time is subtracted: the error then goes towards "no other clients", which the next poll of a
 busy target corrects within a quarter second. The other error, phantom requests on a target that has just become idle,
 would keep it idle until the next slow poll.
+
+KV memory in use is reconciled likewise. Of our own prompts the distinct blocks are counted (`live_blocks.py`), with
+those of requests that still wait in the engine, which will take theirs. What the engine's gauge (`kv_usage`) shows
+beyond the largest own count of the poll's time belongs to other clients, and to answers, which grow unseen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import add, sub
 from typing import NamedTuple
 
 from router.fleet.engine_facts import Gauges
+from router.fleet.live_blocks import LiveBlocks, LivePrompt
+from router.kvcache.events import Key
 from scorers.contract import Load, Speed
 
 NO_GAUGES = Gauges(None, None, None, None, None, None, None)
@@ -43,6 +49,7 @@ class WorkerShare(NamedTuple):
     prefill_attended: float = 0.0
     prompt_tokens: int = 0
     context_tokens: int = 0
+    booked_tokens: int = 0
 
     def plus(self, other: WorkerShare) -> WorkerShare:
         """Return the sum, field by field."""
@@ -56,6 +63,16 @@ class WorkerShare(NamedTuple):
 NO_SHARE = WorkerShare()
 
 
+class _LiveShare(NamedTuple):
+    """What a booking adds to the KV memory in use. `own_tokens` are shared with no other prompt: the last block, which
+    is not full, or the whole prompt where its keys are unknown.
+    """
+
+    own_tokens: int
+    prompt: LivePrompt | None
+    block_tokens: int
+
+
 class Booking:
     """One request's share of a target's load, from the choice until `release`, which counts once."""
 
@@ -63,6 +80,7 @@ class Booking:
         "_attended",
         "_began",
         "_ended",
+        "_live",
         "_load_book",
         "_prompt_tokens",
         "_released",
@@ -70,8 +88,16 @@ class Booking:
         "alone",
     )
 
-    def __init__(self, load_book: LoadBook, uncached_tokens: int, prompt_tokens: int, alone: bool) -> None:
+    def __init__(
+        self,
+        load_book: LoadBook,
+        uncached_tokens: int,
+        prompt_tokens: int,
+        alone: bool,
+        live: _LiveShare,
+    ) -> None:
         self._load_book = load_book
+        self._live = live
         self._uncached_tokens = uncached_tokens
         self._attended = attended_pairs(uncached_tokens, prompt_tokens - uncached_tokens)
         self._prompt_tokens = prompt_tokens
@@ -105,6 +131,7 @@ class Booking:
         load_book.requests -= 1
         load_book.prompt_tokens -= self._prompt_tokens
         load_book.context_tokens -= self._prompt_tokens
+        load_book._remove_live(self._live)
         return True
 
     @property
@@ -123,7 +150,10 @@ class LoadBook:
     """
 
     __slots__ = (
+        "_live_blocks",
         "_peak",
+        "_peak_tokens",
+        "booked_tokens",
         "context_tokens",
         "double_releases",
         "elsewhere",
@@ -137,6 +167,7 @@ class LoadBook:
         "prompt_tokens",
         "requests",
         "siblings",
+        "unbooked_tokens",
     )
 
     def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
@@ -148,17 +179,27 @@ class LoadBook:
         self.prefill_attended = 0.0  # (new x earlier token) pairs of those prefilling: the quadratic part of their work
         self.prompt_tokens = 0  # whole prompts of all bookings
         self.context_tokens = 0  # that fill the cache: prompts only, as growing answers are not counted
+        self.booked_tokens = 0  # of KV memory that these prompts use, where several share a block counted once
+        self._live_blocks = LiveBlocks()
         self.siblings = NO_SHARE  # the part that other workers of this router have booked
         self.double_releases = 0  # bugs of callers; tests assert 0
         self.gauges = NO_GAUGES
         self.gauges_at: float | None = None  # when the last answered poll was sent: the earliest time of its values
         self.elsewhere: int | None = None
         self.output_tokens_per_s: float | None = None  # of all clients, by the engine's counter between two polls
-        self._peak = 0
+        self.unbooked_tokens: int | None = None  # of KV memory in use, beyond ours; None: unknown
+        self._peak = self._peak_tokens = 0
 
-    def book(self, uncached_tokens: int, prompt_tokens: int) -> Booking:
-        """Book a request at the moment of the choice. `uncached_tokens` is what the target has yet to compute."""
-        booking = Booking(self, uncached_tokens, prompt_tokens, not self.prefilling and not self.gauges.waiting)
+    def book(
+        self, uncached_tokens: int, prompt_tokens: int, keys: Sequence[Key] = (), block_tokens: int = 0
+    ) -> Booking:
+        """Book a request at the moment of the choice. `uncached_tokens` is what the target has yet to compute; `keys`
+        are those of the prompt's full blocks of `block_tokens`, empty if unknown.
+        """
+        alone = not self.prefilling and not self.gauges.waiting
+        booking = Booking(
+            self, uncached_tokens, prompt_tokens, alone, self._add_live(keys, block_tokens, prompt_tokens)
+        )
         self.on_change()
         self.requests += 1
         self.prefilling += 1
@@ -169,6 +210,28 @@ class LoadBook:
         if self.requests > self._peak:
             self._peak = self.requests
         return booking
+
+    def _add_live(self, keys: Sequence[Key], block_tokens: int, prompt_tokens: int) -> _LiveShare:
+        """Add a prompt to the KV memory in use."""
+        if keys and block_tokens:
+            live_blocks = self._live_blocks
+            count, prompt = live_blocks.count, live_blocks.add(keys)
+            own_tokens = block_tokens if prompt_tokens > len(keys) * block_tokens else 0
+            self.booked_tokens += (live_blocks.count - count) * block_tokens + own_tokens
+        else:
+            prompt, own_tokens = None, prompt_tokens
+            self.booked_tokens += own_tokens
+        if self.booked_tokens > self._peak_tokens:
+            self._peak_tokens = self.booked_tokens
+        return _LiveShare(own_tokens, prompt, block_tokens)
+
+    def _remove_live(self, live: _LiveShare) -> None:
+        """Remove what `_add_live` returned."""
+        live_blocks = self._live_blocks
+        count = live_blocks.count
+        if live.prompt is not None:
+            live_blocks.remove(live.prompt)
+        self.booked_tokens -= (count - live_blocks.count) * live.block_tokens + live.own_tokens
 
     @property
     def own(self) -> WorkerShare:
@@ -184,6 +247,7 @@ class LoadBook:
             self.prefill_attended,
             self.prompt_tokens,
             self.context_tokens,
+            self.booked_tokens,
         )
 
     def set_siblings(self, siblings: WorkerShare) -> None:
@@ -194,11 +258,13 @@ class LoadBook:
         self.requests, self.prefilling, self.prefill_tokens = total.requests, total.prefilling, total.prefill_tokens
         self.prefill_attended = total.prefill_attended
         self.prompt_tokens, self.context_tokens = total.prompt_tokens, total.context_tokens
+        self.booked_tokens = total.booked_tokens
         self._peak = max(self._peak, self.requests)
+        self._peak_tokens = max(self._peak_tokens, self.booked_tokens)
 
     def begin_poll(self) -> None:
-        """Start to track the largest own count, until the poll is answered."""
-        self._peak = self.requests
+        """Start to track the largest own counts, until the poll is answered."""
+        self._peak, self._peak_tokens = self.requests, self.booked_tokens
 
     @property
     def others_waiting(self) -> bool:
@@ -214,12 +280,16 @@ class LoadBook:
             self.elsewhere = None
         else:
             self.elsewhere = max(0, gauges.running + gauges.waiting - self._peak)
+        if gauges.kv_usage is None or gauges.capacity_tokens is None:
+            self.unbooked_tokens = None
+        else:
+            self.unbooked_tokens = max(0, round(gauges.kv_usage * gauges.capacity_tokens) - self._peak_tokens)
 
     def forget_gauges(self) -> None:
         """Make the gauges unknown again: the process behind them is gone, or may be."""
         self.on_change()
         self.gauges = NO_GAUGES
-        self.gauges_at = self.elsewhere = self.output_tokens_per_s = None
+        self.gauges_at = self.elsewhere = self.output_tokens_per_s = self.unbooked_tokens = None
 
     def _rate(self, gauges: Gauges, sent_at: float) -> float | None:
         """Return answer tokens per second since the last poll; None if unknown, or the counter fell (a restart)."""
@@ -227,6 +297,11 @@ class LoadBook:
         if before is None or after is None or self.gauges_at is None or after < before or sent_at <= self.gauges_at:
             return None
         return round((after - before) / (sent_at - self.gauges_at), 3)
+
+    @property
+    def live_tokens(self) -> int:
+        """Tokens of KV memory in use or booked, by all clients, as far as known."""
+        return self.booked_tokens + (self.unbooked_tokens or 0)
 
     def queued_ms(self, speed: Speed) -> float:
         """Return the prefill work booked here in ms, priced request by request: base, linear and attention part are
@@ -264,6 +339,7 @@ class LoadBook:
             gauges.waiting_adapters,
             self.prompt_tokens,
             self.output_tokens_per_s,
+            self.live_tokens,
         )
 
 

@@ -376,7 +376,8 @@ class Scheduler:
         assert target is not None, "candidates belong to the fleet"
         sent = self.indexer.add_sent(target.id, known, estimate) if known is not None and estimate is not None else None
         target.breaker.on_request_sent(now)
-        return target, target.book(uncached, tokens), estimate, sent
+        booking = target.book(uncached, tokens) if known is None else target.book(uncached, tokens, known.keys)
+        return target, booking, estimate, sent
 
 
 def _predicted(estimate: OverlapEstimate | None) -> tuple[int | None, int | None]:

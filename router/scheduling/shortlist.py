@@ -143,9 +143,10 @@ class _GroupColumns(dict[Measure, Sequence[float]]):
                 strict=True,
             )
             column = [queued + work * (1 + held_up) + step * steps for queued, work, held_up, step in parts]
-        if answer and not columns.all_have_free(prompt.whole):
+        needed = prompt.whole - self._overlap.gpu_tokens
+        if answer and not columns.all_have_free(needed):
             for place, room in enumerate(select(columns.free_tokens)):
-                if (lacks := prompt.whole - room) > 0:
+                if (lacks := needed - room) > 0:
                     slot = self._slots[place]
                     capacity_tokens = columns.targets[slot].capacity_tokens or inf
                     column[place] += answer * prices.ms_per_step[slot] * lacks / capacity_tokens

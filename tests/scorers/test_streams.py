@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scorers.contract import Decode, Row, Speed
+from scorers.contract import Decode, Overlap, Row, Speed
 from scorers.streams import STREAMED, answer_tokens, served_ms, stall_cost, step_ms
 from tests.suites.views import a_load, a_row, rows
 
@@ -33,16 +33,18 @@ def test_a_step_makes_one_token_for_everybody() -> None:
     assert step_ms(a_load(requests=3), SPEED) == 0
 
 
-def per_step(context_tokens: int, capacity_tokens: int | None, prompt_tokens: int) -> float:
+def per_step(row: Row, prompt_tokens: int) -> float:
     """Cost of each step of an answer, in steps of waiting: its streaming, and the wait for memory that it lacks."""
-    if not capacity_tokens or (lacks := context_tokens + prompt_tokens - capacity_tokens) <= 0:
+    used_tokens = row.load.context_tokens if row.load.live_tokens is None else row.load.live_tokens
+    new_tokens = prompt_tokens - (0 if row.overlap is None else row.overlap.gpu_tokens)
+    if not row.capacity_tokens or (lacks := used_tokens + new_tokens - row.capacity_tokens) <= 0:
         return STREAMED
-    return STREAMED + lacks / capacity_tokens
+    return STREAMED + lacks / row.capacity_tokens
 
 
 def by_the_row(row: Row, wait: float, work: float, prompt_tokens: int, answer: float) -> float:
     """The reference: one function after the other."""
-    own = answer * step_ms(row.load, row.speed) * per_step(row.load.context_tokens, row.capacity_tokens, prompt_tokens)
+    own = answer * step_ms(row.load, row.speed) * per_step(row, prompt_tokens)
     return wait + work * (1 + stall_cost(row.load)) + own
 
 
@@ -52,6 +54,23 @@ def test_memory_that_a_prompt_lacks_is_waited_for() -> None:
     for capacity_tokens, prompt_tokens, lacks in ((10_000, 1_000, 0.0), (10_000, 2_000, 0.1), (None, 2_000, 0.0)):
         (ms,) = served_ms([row._replace(capacity_tokens=capacity_tokens)], [0.0], [0.0], prompt_tokens, 100.0)
         assert ms == pytest.approx(100 * 10.0 * (STREAMED + lacks))
+
+
+@pytest.mark.parametrize(
+    ("live_tokens", "gpu_tokens", "lacks"),
+    [(9_000, 0, 0.1), (9_000, 600, 0.04), (9_000, 1_500, 0.0), (3_000, 0, 0.0), (None, 0, 4.1)],
+)
+def test_shared_memory_counts_once_and_what_is_held_needs_none(
+    live_tokens: int | None, gpu_tokens: int, lacks: float
+) -> None:
+    """Five requests with contexts of 49,000 tokens in all, of which 9,000 are distinct; a prompt of 2,000."""
+    speed = SPEED._replace(decode=Decode(10.0, 0.0, 0.0, 0, None))
+    load = a_load(requests=1, prefilling=1, context_tokens=49_000)._replace(live_tokens=live_tokens)
+    row = a_row("busy", load=load)._replace(
+        speed=speed, capacity_tokens=10_000, overlap=Overlap(gpu_tokens, gpu_tokens, gpu_tokens, 2_000, "events", 0.0)
+    )
+    (ms,) = served_ms([row], [0.0], [0.0], 2_000, 100.0)
+    assert ms == pytest.approx(100 * 10.0 * (STREAMED + lacks))
 
 
 times = st.floats(0, 1e6)

@@ -36,6 +36,7 @@ class TargetState(NamedTuple):
     breaker: str  # one of BREAKER_STATES
     requests: int
     prefilling: int
+    live_tokens: int  # of KV memory, as in `scorers.contract.Load`
     gauges: Gauges  # as last reported by the engine
     speed: Speed
     index_stats: IndexStats

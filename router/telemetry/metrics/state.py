@@ -38,6 +38,7 @@ MODEL, POLICY, REASON, SOURCE = ("model",), ("policy",), ("reason",), ("source",
 HELP = {
     "target_requests": "requests that this router has in flight there",
     "target_prefilling_requests": "of those, without a first byte yet",
+    "target_live_tokens": "tokens of KV memory in use or booked there; blocks that requests share count once",
     "engine_running_requests": "requests running, as last reported by the engine",
     "engine_waiting_requests": "requests waiting, as last reported by the engine",
     "engine_kv_usage_ratio": "share of cache blocks in use by live requests, as last reported by the engine",
@@ -114,6 +115,7 @@ HELP = {
 TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
     "target_requests": lambda t: t.requests,
     "target_prefilling_requests": lambda t: t.prefilling,
+    "target_live_tokens": lambda t: t.live_tokens,
     "engine_running_requests": lambda t: t.gauges.running,
     "engine_waiting_requests": lambda t: t.gauges.waiting,
     "engine_kv_usage_ratio": lambda t: t.gauges.kv_usage,

@@ -40,7 +40,7 @@ def check(fleet: Fleet, now: float) -> None:
         assert price(columns.weighted_prices, slot) == pytest.approx(
             row.load.queued_ms + work * (1 + stall_cost(row.load)) + own
         )
-        assert columns.free_tokens[slot] == (row.capacity_tokens or inf) - row.load.context_tokens
+        assert columns.free_tokens[slot] == (row.capacity_tokens or inf) - (row.load.live_tokens or 0)
         assert (target in columns.others_waiting) is bool(row.load.waiting and row.load.elsewhere)
     least_room = min(columns.free_tokens, default=inf)
     assert columns.all_have_free(1_000_000) is (least_room >= 1_000_000)

@@ -8,6 +8,7 @@ import pytest
 
 from router.fleet.engine_facts import Gauges
 from router.fleet.load import NO_SHARE, BatchShare, Booking, LoadBook, WorkerShare, attended_pairs
+from router.kvcache.events import Key
 from scorers.contract import Speed
 
 SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
@@ -17,7 +18,7 @@ def gauges(running: int | None = None, waiting: int | None = None) -> Gauges:
     return Gauges(running, waiting, 0.5, 16, 1000, frozenset({"a"}), 4, frozenset({"b"}))
 
 
-def totals(load_book: LoadBook) -> tuple[int, int, int, float, int, int]:
+def totals(load_book: LoadBook) -> tuple[int, int, int, float, int, int, int]:
     return (
         load_book.requests,
         load_book.prefilling,
@@ -25,17 +26,18 @@ def totals(load_book: LoadBook) -> tuple[int, int, int, float, int, int]:
         load_book.prefill_attended,
         load_book.prompt_tokens,
         load_book.context_tokens,
+        load_book.booked_tokens,
     )
 
 
 def test_a_request_s_whole_life() -> None:
     load_book = LoadBook()
     booking = load_book.book(uncached_tokens=300, prompt_tokens=1000)
-    assert totals(load_book) == (1, 1, 300, 300 * (700 + 150), 1000, 1000)
+    assert totals(load_book) == (1, 1, 300, 300 * (700 + 150), 1000, 1000, 1000)
     booking.on_first_byte()
-    assert totals(load_book) == (1, 0, 0, 0, 1000, 1000)
+    assert totals(load_book) == (1, 0, 0, 0, 1000, 1000, 1000)
     assert booking.release()
-    assert totals(load_book) == (0, 0, 0, 0, 0, 0)
+    assert totals(load_book) == (0, 0, 0, 0, 0, 0, 0)
 
 
 def test_released_before_its_first_byte_and_only_once() -> None:
@@ -46,7 +48,7 @@ def test_released_before_its_first_byte_and_only_once() -> None:
     assert not booking.release()
     assert load_book.double_releases == 1
     booking.on_first_byte()
-    assert totals(load_book) == (1, 1, 7, attended_pairs(7, 2), 9, 9)
+    assert totals(load_book) == (1, 1, 7, attended_pairs(7, 2), 9, 9, 9)
     other.on_first_byte()
     other.on_first_byte()
     assert load_book.prefilling == 0
@@ -70,7 +72,7 @@ def test_totals_are_the_sum_of_the_bookings_in_any_order() -> None:
         assert load_book.requests == len(live)
     for booking in live:
         booking.release()
-    assert totals(load_book) == (0, 0, 0, 0, 0, 0)
+    assert totals(load_book) == (0, 0, 0, 0, 0, 0, 0)
     assert load_book.double_releases == 0
 
 
@@ -102,6 +104,38 @@ def test_strangers_are_what_is_not_ours() -> None:
     assert load.metrics_age_s == pytest.approx(0.5)
     assert (load.running, load.waiting, load.kv_usage, load.max_adapters) == (3, 2, 0.5, 4)
     assert (load.adapters, load.waiting_adapters) == (frozenset("a"), frozenset("b"))
+
+
+def test_memory_that_several_requests_share_counts_once() -> None:
+    load_book = LoadBook()
+    first = load_book.book(110, 110, [Key(1), Key(2), Key(3)], 32)
+    assert load_book.live_tokens == 3 * 32 + 32  # the last block is not full
+    second = load_book.book(70, 150, [Key(1), Key(2), Key(8), Key(9)], 32)
+    assert load_book.live_tokens == 4 * 32 + 3 * 32
+    unknown = load_book.book(10, 10)
+    assert load_book.live_tokens == 4 * 32 + 3 * 32 + 10
+    first.release()
+    first.release()
+    assert load_book.live_tokens == 5 * 32 + 10
+    unknown.release()
+    second.release()
+    assert load_book.live_tokens == 0
+
+
+def test_memory_in_use_beyond_ours_is_others_and_answers() -> None:
+    """The gauge shows 500 of 1,000 tokens. Of ours 320 were booked at most while the poll was under way."""
+    load_book = LoadBook()
+    booking = load_book.book(320, 320)
+    load_book.begin_poll()
+    booking.release()
+    load_book.apply_gauges(gauges(1, 0), sent_at=1.0)
+    assert (load_book.unbooked_tokens, load_book.live_tokens) == (180, 180)
+    load_book.book(100, 100)
+    assert load_book.load(SPEED, 2.0).live_tokens == 280
+    load_book.apply_gauges(gauges(1, 0)._replace(kv_usage=None), sent_at=2.0)
+    assert (load_book.unbooked_tokens, load_book.live_tokens) == (None, 100)
+    load_book.apply_gauges(gauges(1, 0)._replace(kv_usage=0.01), sent_at=3.0)
+    assert (load_book.unbooked_tokens, load_book.live_tokens) == (0, 100)
 
 
 @pytest.mark.parametrize("page", [gauges(running=None, waiting=2), gauges(running=2, waiting=None)])
@@ -247,8 +281,8 @@ def test_the_others_part_is_in_the_totals_and_not_in_what_is_our_own() -> None:
     load_book = LoadBook()
     load_book.book(uncached_tokens=300, prompt_tokens=1000)
     own = WorkerShare(*totals(load_book))
-    load_book.set_siblings(WorkerShare(2, 1, 50, 25.0, 400, 450))
-    assert totals(load_book) == (3, 2, 350, 300 * (700 + 150) + 25.0, 1400, 1450)
+    load_book.set_siblings(WorkerShare(2, 1, 50, 25.0, 400, 450, 480))
+    assert totals(load_book) == (3, 2, 350, 300 * (700 + 150) + 25.0, 1400, 1450, 1480)
     assert load_book.own == own
     load_book.set_siblings(WorkerShare(requests=1))  # in the place of what they had
     assert (load_book.requests, load_book.prefilling, load_book.own) == (2, 1, own)

@@ -21,7 +21,7 @@ from router.telemetry.metrics.state import HELP, families
 from scorers.contract import Speed, Transfer
 
 READY = TargetState(
-    target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1,
+    target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1, live_tokens=900,
     gauges=NO_GAUGES._replace(running=5, waiting=2, kv_usage=0.25),
     speed=Speed(0.0, 90.5, 0.0, 12, None, None, None, Transfer(5.5, 10.25, 3, None)),
     index_stats=IndexStats((10, 20, 30), 4, 6000, True), stream_state="live", trusted=True, lag_s=0.5,
@@ -58,6 +58,7 @@ def test_every_reading_of_a_target() -> None:
     assert values(RouterSnapshot([READY]), target="a/0", instance="a") == {
         "warmroute_target_requests": 3,
         "warmroute_target_prefilling_requests": 1,
+        "warmroute_target_live_tokens": 900,
         "warmroute_engine_running_requests": 5,
         "warmroute_engine_waiting_requests": 2,
         "warmroute_engine_kv_usage_ratio": 0.25,

@@ -1,0 +1,83 @@
+"""Counts the distinct cache blocks that live prompts use: a prefix that sixty of them share counts once.
+
+Block keys are chained: equal keys at one position mean equal blocks at all positions before it. So live prompts are
+paths of a tree, and in lexicographic order of their keys the blocks that a prompt shares with any other are those that
+it shares with one of its two neighbours:
+
+    distinct blocks = blocks of all prompts - blocks that each shares with the one before it
+
+Shared blocks are found by bisection, so adding a prompt of 6,250 blocks to 60 others takes some microseconds, and
+memory for one entry, however long it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.kvcache.events import Key
+
+
+class LivePrompt:
+    """A prompt in use, by the keys of its full blocks. `shared` are those that it shares with the one before it."""
+
+    __slots__ = ("keys", "shared")
+
+    def __init__(self, keys: Sequence[Key], shared: int) -> None:
+        self.keys = keys
+        self.shared = shared
+
+
+class LiveBlocks:
+    """The live prompts of a target. `count` is the number of distinct blocks in use."""
+
+    __slots__ = ("_prompts", "count")
+
+    def __init__(self) -> None:
+        self._prompts: list[LivePrompt] = []  # in lexicographic order of their keys
+        self.count = 0
+
+    def add(self, keys: Sequence[Key]) -> LivePrompt:
+        """Add a prompt, and return what `remove` takes."""
+        prompts = self._prompts
+        first, last = 0, len(prompts)
+        before = after = 0  # blocks shared with the prompts at `first - 1` and `last`
+        while first < last:
+            middle = (first + last) // 2
+            other = prompts[middle].keys
+            shared = count_shared(keys, other, min(before, after))
+            if shared == len(keys) or (shared < len(other) and keys[shared] < other[shared]):
+                last, after = middle, shared
+            else:
+                first, before = middle + 1, shared
+        prompt = LivePrompt(keys, before)
+        if first < len(prompts):
+            prompts[first].shared = after
+        prompts.insert(first, prompt)
+        self.count += len(keys) - max(before, after)
+        return prompt
+
+    def remove(self, prompt: LivePrompt) -> None:
+        """Remove a prompt that was added."""
+        prompts = self._prompts
+        place = prompts.index(prompt)
+        del prompts[place]
+        after = 0
+        if place < len(prompts):
+            after = prompts[place].shared
+            prompts[place].shared = min(prompt.shared, after)
+        self.count -= len(prompt.keys) - max(prompt.shared, after)
+
+
+def count_shared(one: Sequence[Key], other: Sequence[Key], at_least: int = 0) -> int:
+    """Return how many leading keys are equal; the first `at_least` are known to be."""
+    low, high = at_least, min(len(one), len(other))
+    if low == high or one[low] != other[low]:
+        return low
+    low += 1
+    while low < high:
+        middle = (low + high) // 2
+        if one[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

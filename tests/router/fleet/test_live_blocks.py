@@ -1,0 +1,41 @@
+"""Distinct blocks in use, against a set of all blocks of all live prompts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.fleet.live_blocks import LiveBlocks, count_shared
+from router.kvcache.events import Key
+
+BRANCHES = st.lists(st.integers(0, 2), max_size=9)
+
+
+def chain(branches: list[int]) -> list[Key]:
+    """Chained keys: each is a function of all branches up to it."""
+    keys, so_far = [], 1
+    for branch in branches:
+        so_far = hash((so_far, branch))
+        keys.append(Key(so_far))
+    return keys
+
+
+@given(st.lists(st.tuples(st.booleans(), BRANCHES, st.integers(0, 99)), max_size=40))
+def test_it_counts_what_a_set_counts(steps: list[tuple[bool, list[int], int]]) -> None:
+    live, here = LiveBlocks(), []
+    for adds, branches, which in steps:
+        if adds or not here:
+            keys = chain(branches)
+            here.append((live.add(keys), keys))
+        else:
+            prompt, _ = here.pop(which % len(here))
+            live.remove(prompt)
+        assert live.count == len({key for _, keys in here for key in keys})
+
+
+@given(BRANCHES, BRANCHES)
+def test_shared_keys(one: list[int], other: list[int]) -> None:
+    first, second = chain(one), chain(other)
+    shared = count_shared(first, second)
+    assert shared == len(set(first) & set(second))
+    assert count_shared(second, first, shared // 2) == shared
