@@ -104,6 +104,7 @@ loads = st.builds(
     waiting_adapters=name_sets,
     prompt_tokens=maybe(counts),
     output_tokens_per_s=maybe(rates),
+    live_tokens=maybe(counts),
 )
 asks = st.builds(Ask, maybe(names), maybe(st.integers()), maybe(rates), maybe(rates), maybe(counts))
 

@@ -35,13 +35,21 @@ async def test_one_line_of_json_each() -> None:
         "at_wall_s": 1000.0,
         "who": "ann",
         "what": "switch 0",
-        "from": {"active": "near", "policies": {"near": "aa"}, "experiment": None, "arms": {}, "rolled_back": []},
+        "from": {
+            "active": "near",
+            "policies": {"near": "aa"},
+            "experiment": None,
+            "arms": {},
+            "rolled_back": [],
+            "admission": {},
+        },
         "to": {
             "active": "far",
             "policies": {"far": "bb"},
             "experiment": "e1",
             "arms": {"near": 90.0, "far": 10.0},
             "rolled_back": ["far"],
+            "admission": {},
         },
         "plan": ["3 of 4 choices would change"],
     }
