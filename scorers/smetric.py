@@ -30,6 +30,8 @@ from scorers.memory import MAX_SESSIONS, MAX_TARGETS, remember
 from scorers.parameters import check_above_0, check_at_least
 from scorers.prefix_trees import match_tokens
 
+LEAST_TTFT_MS = 0.001  # finer than any clock, so that no rate is infinite
+
 SAMPLES, ENOUGH, QUANTILE = 64, 8, 0.9
 
 
@@ -98,7 +100,7 @@ class Smetric(Scorer):
         cost = self._cost(whole_tokens(view), match_tokens([row])[0])
         if outcome.ok and outcome.ttft_ms and cost > 0 and self.prefill_rate is None:
             rate = self._rates.get(row.target) or ObservedRate()
-            rate.observe(cost / (outcome.ttft_ms / 1e3))
+            rate.observe(cost * 1e3 / max(LEAST_TTFT_MS, outcome.ttft_ms))
             remember(self._rates, row.target, rate, MAX_TARGETS)
 
     def _home(self, view: View, whole: int, held: Sequence[int], queues: Sequence[float]) -> int | None:
