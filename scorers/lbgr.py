@@ -31,7 +31,7 @@ DECAY, DECAY_S = 31 / 32, 0.020
 COVARIANCE = 1e6
 
 
-class Queue(NamedTuple):
+class BookedQueue(NamedTuple):
     """Booked milliseconds of a target at one time."""
 
     ms: float
@@ -69,7 +69,7 @@ class Lbgr(Scorer):
     alpha: float = 1.0
     forgetting: float = 0.95
 
-    _queues: dict[str, Queue] = field(default_factory=dict, init=False, repr=False)
+    _queues: dict[str, BookedQueue] = field(default_factory=dict, init=False, repr=False)
     _biases: dict[str, Bias] = field(default_factory=dict, init=False, repr=False)
     _chosen_at_ms: dict[tuple[int, str], float] = field(default_factory=dict, init=False, repr=False)
 
@@ -89,14 +89,14 @@ class Lbgr(Scorer):
         (base,) = self._bases_ms(view, [row])
         queued = self._queued_ms(row, view.now_s)
         remember(self._chosen_at_ms, (view.number, row.target), queued, MAX_SESSIONS)
-        remember(self._queues, row.target, Queue(queued + base, view.now_s), MAX_TARGETS)
+        remember(self._queues, row.target, BookedQueue(queued + base, view.now_s), MAX_TARGETS)
 
     def finished(self, view: View, row: Row, outcome: Outcome) -> None:
         (base,) = self._bases_ms(view, [row])
         passed_s = outcome.duration_ms / 1e3
         now_s = view.now_s + passed_s
         left = max(0.0, self._queued_ms(row, now_s) - base * _decay(passed_s))
-        remember(self._queues, row.target, Queue(left, now_s), MAX_TARGETS)
+        remember(self._queues, row.target, BookedQueue(left, now_s), MAX_TARGETS)
         queued = self._chosen_at_ms.pop((view.number, row.target), None)
         if outcome.ok and queued is not None:
             residual = max(1.0, outcome.duration_ms - base - self.alpha * queued)

@@ -23,15 +23,8 @@ import httptools
 from router.proxy.call import Headers
 from router.proxy.client_address import TrustedProxies
 from router.proxy.client_exchange import ClientExchange
-from router.proxy.request_head import (
-    UnfitRequest,
-    check_begun,
-    find_fault,
-    measure_head,
-    read_head,
-    render_refusal,
-    render_without_upgrade,
-)
+from router.proxy.request_head import UnfitRequest, check_begun, measure_head, render_refusal
+from router.proxy.request_parser import RequestParser
 from router.proxy.timer import DeadlineTimer
 
 log = logging.getLogger("warmroute.web")
@@ -90,8 +83,7 @@ class ClientConnection(asyncio.Protocol):
         self._limits = context.limits
         self._timer = DeadlineTimer(context.loop, self._on_deadline)  # for what the client sends
         self._stall_timer = DeadlineTimer(context.loop, self.reset)  # for what it reads
-        self._parser = self._build_parser()
-        self._without_upgrade: bytes | None = None  # the head just read, if it offers another protocol
+        self._parser = RequestParser(self)
         self._current: ClientExchange | None = None
         self._reading: ClientExchange | None = None
         self._queue: deque[ClientExchange] = deque()
@@ -129,8 +121,7 @@ class ClientConnection(asyncio.Protocol):
         self._read_ahead.clear()
         self.write_paused = False
         self._wake()
-        # Without a cycle of references all is freed at once; the next full garbage collection may be hours away.
-        del self._parser
+        del self._parser  # without a cycle of references all is freed at once, not by some garbage collection
         self._reading = None
 
     def eof_received(self) -> None:
@@ -151,34 +142,12 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._framing_bytes += len(data)
         try:
-            self._parse(data)
+            self._parser.feed(data)
             self._check_size()
         except (httptools.HttpParserError, UnfitRequest) as error:
-            self._close_with(find_fault(error, self._parser))
+            self._close_with(self._parser.find_fault(error))
             return
         self._after_read(began)
-
-    def _build_parser(self) -> httptools.HttpRequestParser:
-        parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what comes after is thrown away here
-        return parser
-
-    def _parse(self, data: bytes) -> None:
-        """Parse `data`. An offer to go on in another protocol is ignored, as RFC 9110 (7.8) allows: Java's HttpClient
-        makes one (h2c) with every first request. llhttp takes the body of such a request for the other protocol, so the
-        request is parsed again without the offer.
-        """
-        while True:
-            try:
-                self._parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as stop:
-                (end,) = stop.args
-                head, self._without_upgrade = self._without_upgrade, None
-                assert head is not None
-                self._parser = self._build_parser()
-                self._parser.feed_data(head)
-                data = data[end:]
 
     def _after_read(self, began: bool) -> None:
         """Set the deadline for what is still to come; stop reading while the body is not read."""
@@ -220,10 +189,9 @@ class ClientConnection(asyncio.Protocol):
                 self._close_with(UnfitRequest(400, AHEAD))
 
     def _check_size(self) -> None:
-        limits = self._limits
         if self._in_head:
-            check_begun(self._head_bytes, self._headers, limits.header_bytes)
-        elif self._framing_bytes > limits.header_bytes:
+            check_begun(self._head_bytes, self._headers, self._limits.header_bytes)
+        elif self._framing_bytes > self._limits.header_bytes:
             raise UnfitRequest(400, "the framing of the body is larger than the body")
 
     def resume_body(self) -> None:
@@ -262,10 +230,9 @@ class ClientConnection(asyncio.Protocol):
         """Begin an exchange. Raises `UnfitRequest` when too much is pipelined."""
         if self._head_bytes > self._limits.header_bytes:  # or it is what came behind the head
             check_begun(measure_head(self._url, self._headers), self._headers, self._limits.header_bytes)
-        if self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT":
-            self._without_upgrade = render_without_upgrade(self._parser, self._url, self._headers)
+        if (head := self._parser.read_head(self._url, self._headers)) is None:
             return
-        exchange = self._reading = ClientExchange(self, read_head(self._parser, self._url, self._headers))
+        exchange = self._reading = ClientExchange(self, head)
         self._in_head = False
         self._framing_bytes = 0
         self._body_due = None
@@ -287,7 +254,7 @@ class ClientConnection(asyncio.Protocol):
             reading.buffered += len(body)
 
     def on_message_complete(self) -> None:
-        if self._without_upgrade is not None:
+        if self._parser.repeats:
             return
         reading = self._reading
         assert reading is not None
