@@ -271,7 +271,7 @@ async def test_errors_pass_through_and_open_the_breaker_which_closes_by_requests
     """
     breaking = {"failures": 3, "open_s": 0.2}
     async with (
-        engines(2, decode_ms_per_token=2) as fleet,
+        engines(2, decode_ms_per_token=10) as fleet,
         router(fleet, fleet=with_health(fleet) | {"breaker": breaking}) as r,
     ):
         sick, well = fleet

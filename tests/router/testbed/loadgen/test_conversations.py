@@ -153,9 +153,8 @@ def talked_through(session: Session, texts: TextGenerator) -> None:
         assert roles[-1] == "user"
         assert sum(message.tokens for message in context) == turn.prompt_tokens
         together, kept = "".join(m.text for m in context), "".join(m.text for m in before)
-        words = max(
-            0, texts.count_words(turn.context_tokens) - 2 * len(context)
-        )  # each length is rounded, and each cut
+        # Each of a message's spans is rounded to words, and each cut.
+        words = max(0, texts.count_words(turn.context_tokens) - 4 * len(context))
         assert together.split()[:words] == kept.split()[:words]
         context = [
             *context,
