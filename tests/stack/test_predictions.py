@@ -8,6 +8,7 @@ the only reasons for which a promise may be broken, and the last test says how m
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from tests.stack.bodies import (
     text,
 )
 from tests.stack.children import until
-from tests.stack.engines import ADAPTER, BLOCK_TOKENS, Engine
+from tests.stack.engines import ADAPTER, BLOCK_TOKENS, KV_BYTES, MODEL, Engine
 from tests.stack.prompts import assistant, ids, prose, user
 
 pytestmark = pytest.mark.stack
@@ -266,6 +267,32 @@ def test_a_router_that_starts_late(engines: list[Engine], behind: Behind, model:
         assert {asked.instance for asked in late.asked} == {engine.name for engine in engines}
         assert any(asked.cached for asked in late.asked)
         behind.asked.extend(late.asked)
+
+
+def test_memory_in_use_is_what_the_engines_report(behind: Behind, engines: list[Engine]) -> None:
+    """Six answers to prompts that share five blocks: our count and the engines' gauges, within 5 % of each other."""
+    shared = ids("shared memory", 5 * BLOCK_TOKENS)
+    bodies = [
+        {"model": MODEL, "prompt": [*shared, *ids(f"own {n}", 100)], "max_tokens": 300, "ignore_eos": True}
+        for n in range(6)
+    ]
+
+    def samples(page: str, name: str) -> float:
+        return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith((f"{name}{{",)))
+
+    pairs = []
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = [pool.submit(behind.http.post, COMPLETIONS, json=body) for body in bodies]
+        while not all(answer.done() for answer in answers):
+            pages = [engine.http.get("/metrics").text for engine in engines]
+            if sum(samples(page, "vllm:num_requests_running") for page in pages) == len(bodies):
+                ours = samples(behind.http.get("/metrics").text, "warmroute_target_live_tokens")
+                theirs = sum(samples(page, "vllm:kv_cache_usage_perc") for page in pages) * KV_BYTES / 1024
+                pairs.append((ours, theirs))
+        assert {answer.result().status_code for answer in answers} == {200}
+    print(f"\n{len(pairs)} samples of memory in use, ours and theirs: {pairs[:: max(1, len(pairs) // 8)]}")
+    assert any(abs(ours - theirs) <= 0.05 * theirs for ours, theirs in pairs)
+    assert all(ours < 6 * 5 * BLOCK_TOKENS for ours, _ in pairs[:1])  # not once for each that shares them
 
 
 def test_nearly_every_promise_was_kept(behind: Behind) -> None:
