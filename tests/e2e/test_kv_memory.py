@@ -42,7 +42,7 @@ async def test_a_prefix_that_many_requests_share_counts_once(router: Any) -> Non
             assert target.load_book.live_tokens == pytest.approx(engine_tokens(fake), rel=0.05)
             assert target.load_book.context_tokens > 3 * target.load_book.live_tokens or fake.gauges().running < 6
             used += target.load_book.live_tokens
-        assert await r.metric("warmroute_target_live_tokens") == used
+        assert await r.metric("warmroute_target_live_tokens") == pytest.approx(used, rel=0.05)
         for stream in streams:
             stream.cancel()
         await asyncio.wait(streams)
