@@ -184,9 +184,10 @@ class TargetBlocks:
                         if hash_ in names:
                             names[hash_] = key
                             self._enter(tier, key, after, entered)
-                    if self._waiting and (children := self._waiting.pop((event.group, hash_), None)):
-                        self._count_waiting(children, -1)
-                        ready.extend(children)
+                # Also of a block that was removed meanwhile: a child may be known now from this event.
+                if self._waiting and (children := self._waiting.pop((event.group, hash_), None)):
+                    self._count_waiting(children, -1)
+                    ready.extend(children)
                 after = key
 
     def _chain(self, group: _Group, event: BlocksStored) -> _Chain | None:

@@ -327,6 +327,23 @@ class Told(NamedTuple):
         return stored(self.path, self.start, tier, group, self.salt)
 
 
+def test_a_child_that_is_known_from_another_event_does_not_wait_for_a_removed_parent() -> None:
+    """Found by `Stories`: block 2 goes while block 1 is unknown, and its child is stored once more after that."""
+    second = BlocksRemoved([hash_of([1, 2], None)], Tier.GPU, 0)
+    events = [
+        Told(A, [1, 2, 1], 1, Tier.GPU, 0, None).event,
+        second,
+        Told(A, [1, 2, 1, 1], 2, Tier.GPU, 0, None).event,
+        Told(A, [1], 0, Tier.GPU, 0, None).event,
+    ]
+    index, naive = BlockIndex(RING), NaiveIndex(RING)
+    for each in (index, naive):
+        each.join(A, "m")
+        for event in events:
+            each.apply(A, event)
+    assert index.stats(A).blocks == (len(naive.keys(A, Tier.GPU)), 0, 0) == (3, 0, 0)
+
+
 class Stories(RuleBasedStateMachine):
     """Most rules build on what was told before: unrelated events would rarely meet."""
 
