@@ -11,12 +11,25 @@ whole decision, or 16 if none reports any. Blocks are fractions, since the token
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from scorers.contract import Load, Overlap, Row, View
 from scorers.polled import fill_missing
 
 DEFAULT_BLOCK_TOKENS = 16  # vLLM's block size on GPUs, where no candidate has reported its own
+
+
+class CreditParameters(Protocol):
+    """The parameters of Dynamo's cost that make a `Credit`."""
+
+    @property
+    def overlap_score_credit(self) -> float: ...
+    @property
+    def host_cache_hit_weight(self) -> float: ...
+    @property
+    def disk_cache_hit_weight(self) -> float: ...
+    @property
+    def shared_cache_multiplier(self) -> float: ...
 
 
 class Credit(NamedTuple):
@@ -26,6 +39,21 @@ class Credit(NamedTuple):
     cpu: float
     disk: float
     shared: float
+
+    @classmethod
+    def of(cls, scorer: CreditParameters) -> Credit:
+        """Return the credit that a scorer's parameters say."""
+        return cls(
+            scorer.overlap_score_credit,
+            scorer.host_cache_hit_weight,
+            scorer.disk_cache_hit_weight,
+            scorer.shared_cache_multiplier,
+        )
+
+    def of_rows(self, view: View) -> list[float]:
+        """Return the tokens credited to every row, as `tokens` and `fill_credits` do."""
+        pooled = pooled_tokens(view)
+        return fill_credits(view.rows, lambda _, overlap: self.tokens(overlap, pooled))
 
     def tokens(self, overlap: Overlap, pooled: int, gpu_share: float = 1.0) -> float:
         """Return the tokens that need not be computed, as Dynamo counts them. `gpu_share` scales what the GPU's part is

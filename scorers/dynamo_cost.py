@@ -60,19 +60,13 @@ class DynamoCost(Scorer):
 
     def _credits(self, view: View, whole: int) -> list[float]:
         """Tokens credited to each row."""
-        pooled = pooled_tokens(view)
-        tokens = Credit(
-            self.overlap_score_credit,
-            self.host_cache_hit_weight,
-            self.disk_cache_hit_weight,
-            self.shared_cache_multiplier,
-        ).tokens
-        decay = self.overlap_score_credit_decay
+        credit, decay = Credit.of(self), self.overlap_score_credit_decay
         if decay == 0 or whole == 0:
-            return fill_credits(view.rows, lambda _, overlap: tokens(overlap, pooled))
+            return credit.of_rows(view)
+        pooled = pooled_tokens(view)
         least = min(row.load.prefill_tokens for row in view.rows)
 
         def decayed(row: Row, overlap: Overlap) -> float:
-            return tokens(overlap, pooled, 1 / (1 + decay * (row.load.prefill_tokens - least) / whole))
+            return credit.tokens(overlap, pooled, 1 / (1 + decay * (row.load.prefill_tokens - least) / whole))
 
         return fill_credits(view.rows, decayed)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, used_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, used_tokens, whole_tokens
 from scorers.contract import Needs, Row, Scorer, Unit, View
 from scorers.parameters import check_above_0, check_at_least, check_shares
 
@@ -61,14 +61,8 @@ class Jsew(Scorer):
         check_shares(ema_alpha=self.ema_alpha)
 
     def score(self, view: View) -> Sequence[float]:
-        rows, whole, pooled, unit = view.rows, whole_tokens(view), pooled_tokens(view), block_tokens(view.rows)
-        credit = Credit(
-            self.overlap_score_credit,
-            self.host_cache_hit_weight,
-            self.disk_cache_hit_weight,
-            self.shared_cache_multiplier,
-        )
-        credits = fill_credits(rows, lambda _, overlap: credit.tokens(overlap, pooled))
+        rows, whole, unit = view.rows, whole_tokens(view), block_tokens(view.rows)
+        credits = Credit.of(self).of_rows(view)
         weight = self.decode_footprint_weight + self.decode_work_scale * self._expected(view) / max(unit, whole)
         scale = self.prefill_load_scale
         return [

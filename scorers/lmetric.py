@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, used_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, used_tokens, whole_tokens
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
@@ -45,14 +45,8 @@ class Lmetric(Scorer):
         check_at_least(0, **vars(self))
 
     def score(self, view: View) -> Sequence[float]:
-        rows, whole, pooled, unit = view.rows, whole_tokens(view), pooled_tokens(view), block_tokens(view.rows)
-        tokens = Credit(
-            self.overlap_score_credit,
-            self.host_cache_hit_weight,
-            self.disk_cache_hit_weight,
-            self.shared_cache_multiplier,
-        ).tokens
-        credits = fill_credits(rows, lambda _, overlap: tokens(overlap, pooled))
+        rows, whole, unit = view.rows, whole_tokens(view), block_tokens(view.rows)
+        credits = Credit.of(self).of_rows(view)
         return [
             max(0.0, row.load.prefill_tokens + whole - credit) / unit * ((used_tokens(row.load) + whole) / unit + 1)
             for row, credit in zip(rows, credits, strict=True)
