@@ -43,7 +43,7 @@ class BookedQueue(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """What a target's latencies were above their prediction, by recursive least squares."""
+    """The estimate, by recursive least squares, of how far a target's latencies are above their prediction."""
 
     ms: float = 0.0
     covariance: float = COVARIANCE

@@ -28,7 +28,7 @@ TAG = "tag:yaml.org,2002:"
 
 
 class SizeLimits(NamedTuple):
-    """What a document may have at most."""
+    """The largest document that is read."""
 
     max_bytes: int
     max_values: int  # aliases counted as what they stand for: of aliases, a kilobyte can stand for a gigabyte

@@ -27,14 +27,14 @@ MAX_CAPACITY_TOKENS = 1 << 30  # of one rank's cache: 64 TB at 64 KB per token
 
 
 class OverLimit(NamedTuple):
-    """What an engine reported is more than the router takes in."""
+    """A report or message of an engine that is larger than the router takes in."""
 
     limit: Limit
     detail: str  # as in "more than 128 ranks in /metrics"
 
 
 class LimitBook:
-    """How often one instance went over each bound, and whether that cost its trust."""
+    """Counts how often one instance went over each bound, and keeps whether that cost its trust."""
 
     __slots__ = ("counts", "distrust", "logged")
 

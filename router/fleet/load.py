@@ -64,8 +64,8 @@ NO_SHARE = WorkerShare()
 
 
 class _LiveShare(NamedTuple):
-    """What a booking adds to the KV memory in use. `own_tokens` are shared with no other prompt: the last block, which
-    is not full, or the whole prompt where its keys are unknown.
+    """The part that a booking adds to the KV memory in use. `own_tokens` are shared with no other prompt: the last
+    block, which is not full, or the whole prompt where its keys are unknown.
     """
 
     own_tokens: int

@@ -27,7 +27,7 @@ QueueName = Literal["parked", "again", "new"]
 
 
 class AgentProgram:
-    """What is known of one program. One without a name cannot be recognised again and is forgotten when it ends."""
+    """The facts about one program. One without a name cannot be recognised again and is forgotten when it ends."""
 
     __slots__ = (
         "context_tokens",

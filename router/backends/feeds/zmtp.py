@@ -43,14 +43,14 @@ Frames = list[bytes]
 
 
 class Intake:
-    """What was read of one engine and not taken yet, over all its connections."""
+    """Counts the bytes that were read of one engine and not taken yet, over all its connections."""
 
     def __init__(self) -> None:
         self.held_bytes = 0
 
 
 class ZmtpCallbacks(NamedTuple):
-    """What the owner of a `ZmtpSocket` is told."""
+    """The functions that a `ZmtpSocket` calls to tell its owner what has happened."""
 
     on_open: Callable[[], None]  # the peer is ready: for the first time, or again
     on_readable: Callable[[], None]  # `ZmtpSocket.next_message` may return something
