@@ -87,18 +87,13 @@ def tell(found: Sequence[Measured], cells: Sequence[Cell], judged: str, console:
     scores = regret.means(score for one in found if (score := one.score))
     if not scores:
         return
-    of_cells = regret.regrets(scores)
-    clean = {cell.name for cell in cells if not cell.trouble}
     thrash = {cell.name for cell in cells if cell.thrash}
-    regret_tables.show([one for one in of_cells if one.cell in clean], thrash, judged, console)
-    hurt = [one for one in of_cells if one.cell not in clean]
-    if hurt:
-        console.print(regret_tables.standings_table(regret.standings(hurt), "in trouble, against the best arm there"))
-        pairs = {cell.name: cell.clean.name for cell in cells if cell.trouble}
-        lost = regret.lost_to_trouble({(one.cell, one.arm): one for one in scores}, pairs)
+    regret_tables.show(scores, thrash, judged, console)
+    pairs = {cell.name: cell.clean.name for cell in cells if cell.trouble}
+    if lost := regret.lost_to_trouble({(one.cell, one.arm): one for one in scores}, pairs):
         console.print(regret_tables.troubled_table(lost, regret.TROUBLED, judged))
     try:
-        regret_chart.draw(of_cells, [cell for cell in cells if not cell.thrash], charts / "regret.png")
+        regret_chart.draw(regret.regrets(scores), [cell for cell in cells if not cell.thrash], charts / "regret.png")
     except ChartsUnavailable as why:
         console.print(str(why))
 

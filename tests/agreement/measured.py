@@ -31,6 +31,7 @@ DECIDING = (
     "scorers/admission",
     "scorers/contract.py",
     "tests/agreement/ground.py",
+    "tests/agreement/kinds.py",
     "tests/agreement/windows.py",
 )
 

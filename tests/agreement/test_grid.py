@@ -38,6 +38,43 @@ def test_a_cell_becomes_a_scenario() -> None:
     assert 0 < made.scenario.trouble.router_starts_s < made.window.since_s
 
 
+def test_open_cells_of_shared_prompts_have_the_memory_of_the_profile() -> None:
+    assert made_ground(Cell("few", 0.9, 2, 0), 1, TINY).scenario.profile.kv_tokens == 307_328
+
+
+def test_a_fleet_of_two_speeds_is_loaded_by_the_speed_of_each() -> None:
+    even, mixed = (made_ground(Cell("tools", 0.6, 4, 0, fleet=fleet), 1, TINY) for fleet in ("", "speeds"))
+    new, old = (mixed.scenario.profile_of(number) for number in (0, 1))
+    assert old.us_per_token == pytest.approx(3.17 * new.us_per_token, rel=0.01)
+    assert old.kv_tokens == new.kv_tokens
+    rates = [len(made.workload.sessions) / made.window.until_s for made in (even, mixed)]
+    assert 0.5 < rates[1] / rates[0] < 0.8
+
+
+def test_instances_join_and_leave_within_the_window() -> None:
+    made = {
+        fleet: made_ground(Cell("tools", 0.6, 7, 0, fleet=fleet), 1, TINY) for fleet in ("cold", "grows", "shrinks")
+    }
+    (cold,) = made["cold"].scenario.presences
+    assert (cold.instance, cold.joins_s) == (6, made["cold"].window.since_s)
+    for fleet in ("grows", "shrinks"):
+        window, presences = made[fleet].window, made[fleet].scenario.presences
+        assert [one.instance for one in presences] == [5, 6]  # a quarter of 7
+        assert all(window.since_s < (one.joins_s or one.leaves_s) < window.until_s for one in presences)
+
+
+def test_bursts_come_in_4_of_every_20_s() -> None:
+    served = made_ground(Cell("tools", 0.6, 2, 0, rate="bursts"), 1, TINY).workload
+    inside = [session.start_s % 20 < 4 for session in served.sessions]
+    assert sum(inside) / len(inside) == pytest.approx(0.6, abs=0.1)
+
+
+def test_tenants_are_no_closed_loop() -> None:
+    made = made_ground(Cell("mixed", 2, 2, 0), 1, TINY)
+    assert made.at_once is None
+    assert sum(len(session.turns) > 1 for session in made.workload.sessions) >= 4
+
+
 def test_an_open_cell_has_its_warm_up_and_its_window() -> None:
     made = made_ground(Cell("tools", 0.6, 2, 0), 1, TINY)
     assert made.at_once is None

@@ -16,6 +16,7 @@ from tests.agreement.regret import (
     means,
     promising,
     regrets,
+    results_of,
     standings,
 )
 
@@ -39,6 +40,13 @@ def test_p90_is_held_against_the_arms_near_the_best_throughput() -> None:
     assert lazy.loss == 0.5
     assert lazy.excess == pytest.approx(-0.9)  # 0.1 s against 1.0 s: negative, yet 50 % lost keep it out of the bar
     assert not NEAR.holds(lazy)
+
+
+def test_a_result_names_the_best_of_its_cell() -> None:
+    (result,) = results_of("slow", SCORES)
+    assert (result.own.arm, result.fastest.arm, result.soonest.arm) == ("slow", "fast", "fast")
+    assert result.regret == regret_of("slow", regrets(SCORES))
+    assert results_of("nobody", SCORES) == []
 
 
 def test_seeds_are_averaged_before_they_are_compared() -> None:

@@ -12,7 +12,7 @@ from tests.agreement import regret_chart, regret_tables, rows_table
 from tests.agreement.cells import Cell
 from tests.agreement.kept import Found, kept
 from tests.agreement.measured import code_digest
-from tests.agreement.regret import TROUBLED, Regret
+from tests.agreement.regret import TROUBLED, Regret, Score, regrets
 from tests.agreement.row import Line, Row, around
 from tests.suites.rows import keep
 
@@ -57,20 +57,39 @@ def test_a_broken_off_run_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     assert len(seen) == 2
 
 
-FOUND = [
-    Regret("codex/8/n4/nopool", "warm", 0.0, 0.0),
-    Regret("codex/8/n4/nopool", "random", 0.2, 3.0),
-    Regret("codex/24/n4/nopool", "warm", 0.5, 1.0),
-    Regret("codex/24/n4/nopool", "random", 0.0, 0.0),
+SCORES = [
+    Score("codex/8/n4/nopool", "warm", 5.0, 0.5),
+    Score("codex/8/n4/nopool", "random", 4.0, 2.0),
+    Score("codex/12/n4/nopool", "warm", 4.0, 1.0),
+    Score("codex/12/n4/nopool", "random", 4.0, 0.7),
+    Score("codex/24/n4/nopool", "warm", 1.0, 8.0),
+    Score("codex/24/n4/nopool", "random", 2.0, 4.0),
 ]
+THRASH = {"codex/24/n4/nopool"}
+FOUND = regrets(SCORES)
 
 
 def test_thrash_is_shown_apart_from_the_verdict() -> None:
     out = console()
-    regret_tables.show(FOUND, {"codex/24/n4/nopool"}, "warm", out)
-    assert "warm: 100.0% of 1 cells within 3% / 10%" in said(out)
+    regret_tables.show([score for score in SCORES if "/12/" not in score.cell], THRASH, "warm", out)
+    assert "warm: 100.0% of 1 cells within 3% / 10% (bar 95%: met)" in said(out)
+    assert "0 beyond 5% / 20% (bar 0: met)" in said(out)
     assert "only admission helps" in said(out)
-    assert "best sum of normalised throughput: warm; best geometric mean of p90: warm" in said(out)
+    assert "best sum of normalised throughput: warm; best geometric mean of p90: warm (bar: warm in both: met)" in said(
+        out
+    )
+
+
+def test_each_cell_says_whether_the_bar_is_met_and_who_is_best() -> None:
+    out = console()
+    regret_tables.show(SCORES, THRASH, "warm", out)
+    rows = [line.split() for line in said(out).splitlines() if line.strip().startswith("codex/")]
+    first, second = ["codex/8/n4/nopool", "codex/12/n4/nopool"]
+    assert [row[0] for row in rows] == [first, second, second, first]  # in their order, then the worst first
+    assert rows[0][-1] == "met"
+    assert rows[1] == [second, "4.00", "4.00", "random", "0.0%", "1.000", "0.700", "random", "+42.9%", "missed"]
+    assert "1 beyond 5% / 20% (bar 0: missed): codex/12/n4/nopool" in said(out)
+    assert "warm: 50.0% of 2 cells within 3% / 10% (bar 95%: missed)" in said(out)
 
 
 def test_an_arm_that_was_not_measured_is_said_to_be() -> None:

@@ -4,8 +4,8 @@
                  |
                  +-- events of its cache, gauges when it is polled, as late as the lags say -> every router
 
-It also has the faults: engines that die, come back or are slow, events that are lost, a pool that is away. It knows
-nothing of requests and routing.
+It also has the changes of the fleet: engines that join and leave, die, come back or are slow, events that are lost, a
+pool that is away. It knows nothing of requests and routing.
 """
 
 from __future__ import annotations
@@ -70,24 +70,29 @@ class Cluster:
 
     def _engine(self, number: int) -> FastEngine:
         """Return a new engine process with empty caches."""
-        scenario, profile, peer_link = self._scenario, self._scenario.profile, None
-        if scenario.role(number) == "decode":
-            profile, peer_link = scenario.decode_profile or profile, TransferLink(scenario.handover)
+        scenario = self._scenario
+        peer_link = TransferLink(scenario.handover) if scenario.role(number) == "decode" else None
         pool_link = None if scenario.store is None else TransferLink(scenario.store.link)
         host = host_link = None
         if scenario.host is not None:
             host, host_link = KvTier(scenario.host.tokens, scenario.block_tokens), TransferLink(scenario.host.link)
         around = EngineSurroundings(self._pool, pool_link, host, host_link, peer_link)
-        return FastEngine(profile, scenario.block_tokens, around, scenario.max_queued)
+        return FastEngine(scenario.profile_of(number), scenario.block_tokens, around, scenario.max_queued)
 
     def start(self) -> None:
         """Connect the routers and begin to poll."""
         for number in range(self._scenario.instances):
-            self.connect(number)
-            self._poll_at(number, self._ticks_s[number])
+            if self._scenario.is_present(number, 0.0):
+                self.connect(number)
+                self._poll_at(number, self._ticks_s[number])
 
-    def schedule_faults(self) -> None:
-        """Schedule every fault of the scenario."""
+    def schedule_changes(self) -> None:
+        """Schedule every fault of the scenario, and every instance that joins or leaves."""
+        for presence in self._scenario.presences:
+            if presence.joins_s > 0:
+                self._event_queue.at(presence.joins_s, self._join, presence.instance)
+            if presence.leaves_s < float("inf"):
+                self._event_queue.at(presence.leaves_s, self._leave, presence.instance)
         trouble = self._scenario.trouble
         for failure in trouble.failures:
             self._event_queue.at(failure.at_s, self._fail, failure)
@@ -205,6 +210,19 @@ class Cluster:
         while alive and idle and next_s - self._polled_s[number] < IDLE_POLL_S:
             next_s += every_s
         self._poll_at(number, next_s)
+
+    # instances that join and leave
+
+    def _join(self, number: int) -> None:
+        for router in self._front.routers:
+            router.on_join(number)
+        self.connect(number)
+        self.poll_soon(number)
+
+    def _leave(self, number: int) -> None:
+        """Remove it from the routers; its engine goes on with the requests that it has."""
+        for router in self._front.routers:
+            router.on_leave(number)
 
     # faults
 

@@ -84,9 +84,10 @@ class SimulatedRouter:
             self.admission = ModelAdmission(MODEL, controller, self.scheduler, clock, 1 / scenario.routers)
         self._names = [instance_name(number) for number in range(scenario.instances)]
         self._ids = [TargetId(f"{name}/0") for name in self._names]
+        self._roles = [scenario.role(number) for number in range(scenario.instances)]
         for number in range(scenario.instances):
-            self.scheduler.fleet.join(_instance(number, scenario.role(number)))
-            self.on_probe_success(number)
+            if scenario.is_present(number, clock.now()):
+                self.on_join(number)
 
     @property
     def booked_requests(self) -> int:
@@ -94,6 +95,15 @@ class SimulatedRouter:
         return sum(target.load_book.requests for target in self.scheduler.fleet.targets_serving(None))
 
     # engines
+
+    def on_join(self, number: int) -> None:
+        """Add instance `number`, which answers its probes."""
+        self.scheduler.fleet.join(_instance(number, self._roles[number]))
+        self.on_probe_success(number)
+
+    def on_leave(self, number: int) -> None:
+        """Remove instance `number`, as when discovery no longer lists it; requests that it has are finished."""
+        self.scheduler.remove_instance(self._names[number])
 
     def on_probe_success(self, number: int) -> None:
         """Record that instance `number` answers its probes, and add it with its model and event endpoint."""

@@ -122,7 +122,7 @@ class _Run:
         self._cluster.start()
         if starts_s > 0:
             self._event_queue.at(starts_s, self._start_routers)
-        self._cluster.schedule_faults()
+        self._cluster.schedule_changes()
         self._clients.begin(at_once, staggered, self._rng)
         while self._clients.at_work and self._event_queue.step():
             pass
@@ -139,7 +139,8 @@ class _Run:
         """Replace the round-robin routers; requests under way in those end there."""
         self._retired, self.routers = self.routers, self._build_routers(self._policy)
         for number in range(self._scenario.instances):
-            self._cluster.connect(number)
+            if self._scenario.is_present(number, self._event_queue.now_s):
+                self._cluster.connect(number)
 
     # one request
 

@@ -57,10 +57,24 @@ class Trouble:
     router_starts_s: float = 0.0  # until then requests go round robin; then the router starts with an empty index
 
 
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """An instance that is in the fleet only from `joins_s` until `leaves_s`.
+
+    It joins with empty caches. When it leaves, the routers remove it, and it finishes the requests that it has.
+    """
+
+    instance: int
+    joins_s: float = 0.0
+    leaves_s: float = float("inf")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     profile: EngineProfile
+    profiles: tuple[EngineProfile, ...] = ()  # of instances 0, 1, ..., over and over; empty: all have `profile`
     instances: int = 8
+    presences: tuple[Presence, ...] = ()  # of instances that are not in the fleet all the time
     block_tokens: int = 512  # as in Mooncake's traces, which name runs of 512 tokens
     store: StoreScenario | None = None
     host: StoreScenario | None = None  # host memory of each instance
@@ -78,3 +92,13 @@ class Scenario:
         if not self.prefills:
             return "both"
         return "prefill" if number < self.prefills else "decode"
+
+    def profile_of(self, number: int) -> EngineProfile:
+        """Return the profile of instance `number`."""
+        if self.decode_profile is not None and self.role(number) == "decode":
+            return self.decode_profile
+        return self.profiles[number % len(self.profiles)] if self.profiles else self.profile
+
+    def is_present(self, number: int, now: float) -> bool:
+        """Return whether instance `number` is in the fleet at virtual time `now`."""
+        return all(one.joins_s <= now < one.leaves_s for one in self.presences if one.instance == number)

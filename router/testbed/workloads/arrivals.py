@@ -7,8 +7,11 @@ a time. The sequence compares, pickles, slices and counts as a tuple of the same
 from __future__ import annotations
 
 from array import array
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from itertools import accumulate
+from math import isclose
+from typing import NamedTuple, overload
 
 from router.testbed.workloads.model import Session, Span, Turn, Workload
 
@@ -90,6 +93,37 @@ def speed_up(workload: Workload, factor: float) -> Workload:
     """Return the same requests `factor` times as fast. Raises ValueError for a closed loop, paced by its answers."""
     _demand_open(workload)
     moved = (session._replace(start_s=session.start_s / factor) for session in workload.sessions)
+    return workload._replace(sessions=OpenArrivals.of(moved))
+
+
+class RatePhase(NamedTuple):
+    """A part of a rate that goes up and down: for `lasts_s`, `factor` times the mean rate."""
+
+    lasts_s: float
+    factor: float
+
+
+def vary_rate(workload: Workload, phases: Sequence[RatePhase]) -> Workload:
+    """Return the same requests with `phases`, over and over, as their rate; the mean rate stays.
+
+    A gap of the workload in phases of factor f becomes 1 / f times as long; the factors' mean over the time must be 1.
+    Raises ValueError if it is not, for a factor or time that is not above 0, and for a closed loop.
+    """
+    _demand_open(workload)
+    period_s = sum(phase.lasts_s for phase in phases)
+    if not phases or min(min(phase) for phase in phases) <= 0:
+        raise ValueError("phases: each must have a time and a factor above 0")
+    if not isclose(sum(phase.lasts_s * phase.factor for phase in phases), period_s):
+        raise ValueError("phases: the mean of their factors over the time must be 1")
+    begins_s = [0.0, *accumulate(phase.lasts_s for phase in phases)]
+    covers_s = [0.0, *accumulate(phase.lasts_s * phase.factor for phase in phases)]  # of the workload's own time
+
+    def moved_s(at_s: float) -> float:
+        whole, rest_s = divmod(at_s, period_s)
+        number = min(bisect(covers_s, rest_s), len(phases)) - 1
+        return whole * period_s + begins_s[number] + (rest_s - covers_s[number]) / phases[number].factor
+
+    moved = (session._replace(start_s=moved_s(session.start_s)) for session in workload.sessions)
     return workload._replace(sessions=OpenArrivals.of(moved))
 
 

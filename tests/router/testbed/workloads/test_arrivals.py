@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.testbed.workloads.arrivals import OpenArrivals, speed_up, take_first, take_window
+from router.testbed.workloads.arrivals import OpenArrivals, RatePhase, speed_up, take_first, take_window, vary_rate
 from router.testbed.workloads.model import Session, Span, Turn, Workload
 from router.testbed.workloads.presets import CODEX, GROUPS
 
@@ -107,3 +107,31 @@ def test_a_request_takes_a_hundred_bytes() -> None:
     assert len(workload.sessions) == 6_000
     # start 8 + number 8 + end 8 + output 4 + two spans of 12 = 52, and what arrays keep in reserve; 150 prefixes aside
     assert held / 6_000 < 100
+
+
+BURSTS = (RatePhase(4.0, 3.0), RatePhase(16.0, 0.5))
+
+
+def test_a_varied_rate_has_its_phases_over_and_over() -> None:
+    moved = starts(vary_rate(at(*range(60)), BURSTS))
+    assert moved[:14] == pytest.approx([number / 3 for number in range(12)] + [4.0, 6.0])
+    assert [sum(20 * turn <= at_s < 20 * turn + 4 for at_s in moved) for turn in range(3)] == [12, 12, 12]
+    assert [sum(20 * turn <= at_s < 20 * turn + 20 for at_s in moved) for turn in range(3)] == [20, 20, 20]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20).map(sorted))
+def test_a_varied_rate_keeps_the_order_and_the_whole_periods(times: list[float]) -> None:
+    moved = starts(vary_rate(at(*times), BURSTS))
+    assert moved == sorted(moved)
+    assert all(abs(after - before) < 20.0 for before, after in zip(times, moved, strict=True))
+
+
+@pytest.mark.parametrize("phases", [(), (RatePhase(1.0, 2.0),), (RatePhase(1.0, 0.0), RatePhase(1.0, 2.0))])
+def test_phases_that_are_no_rate_are_refused(phases: tuple[RatePhase, ...]) -> None:
+    with pytest.raises(ValueError, match="phases"):
+        vary_rate(at(1.0), phases)
+
+
+def test_a_closed_loop_has_no_rate_to_vary() -> None:
+    with pytest.raises(ValueError, match="closed loop"):
+        vary_rate(CODEX.scale(sessions=1 / 610).workload(1), BURSTS)
