@@ -198,6 +198,7 @@ class View(NamedTuple):
     session_turn: int | None = None  # answers that this session got so far, as far as this router relayed them
     idle_s: float | None = None  # since the last of those ended; None before the first one
     after_tool_call: bool | None = None  # whether that answer ended in a tool call; None if unknown
+    live_share: float | None = None  # of the fleet's KV memory, what live requests use; None: no capacity is known
 
 
 class Outcome(NamedTuple):

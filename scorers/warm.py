@@ -5,7 +5,9 @@
     q       the wait: prefill still booked at the target by this router, plus others that wait in its engine
     s       the request's own service there: the least of computing and fetching, at the target's own speed (ttft.py)
     work    the same least on a nominal instance, the fleet's typical one
-    rho     the share of instances with prefill pending, seen at arrivals, averaged over about 20 s (`view.busy`)
+    rho     how much of the fleet is in use, of what is scarcer there: the share of instances with prefill pending, seen
+            at arrivals, averaged over about 20 s (`view.busy`), or the share of KV memory that live requests use
+            (`view.live_share`)
     e       what a second of an answer that streams is worth, others' or the request's own (streams.py)
     n       answers that stream at the target
     answer  its expected tokens, as many as the last answers had; each takes a decode step of the target
@@ -18,9 +20,11 @@ rho) seconds, of which one is the request's own, already paid as s; the rest cou
 costs more as the fleet fills. `cap` is there because at rho 1 an uncapped price says "longest prefix, whatever the
 queue", and a block that all prompts share would pull all of them onto one target. Work is priced on a nominal instance
 because what it displaces is fleet time: priced in its own seconds, a slow machine's work would count double, once in s
-and once more against its neighbours. q uses own bookings rather than polled gauges: half a second old, those send every
-request of that half second to the same "idle" target. And prefill is not all: it delays the answers that stream beside
-it, so work goes where few do, which also spreads sessions, and with them caches, evenly; a full memory is a queue too.
+and once more against its neighbours. Memory counts in rho because a copy of a prefix takes memory where there is none
+left, while nobody waits for a prefill yet. q uses own bookings rather than polled gauges: half a second old, those send
+every request of that half second to the same "idle" target. And prefill is not all: it delays the answers that stream
+beside it, so work goes where few do, which also spreads sessions, and with them caches, evenly; a full memory is a
+queue too.
 
 The first three terms were found by search over some 70 variants on a simple simulator, the others, the factor 2 and the
 weights on ours, which has decoding, chunked prefill, attention over the cached prefix and memory that running requests
@@ -49,11 +53,11 @@ class Warm(Scorer):
     Blocks sent there so recently that no event can have reported them yet count as held by the GPU: so a burst on one
     prefix stays together, and lost events do little harm. `pool: false` ignores the shared pool.
 
-    Missing: an unknown `busy` is 0, as in an idle fleet. Without a nominal instance work is priced at the row's own
-    speed. A row with an unknown overlap is taken to hold nothing but what the pool has: the mean of the others would be
-    that of the best holders, since a filter such as `near_longest` leaves little else. Where no answer has been seen
-    yet, streaming does not count; an unknown capacity has enough memory. Unknown queues, lengths, links and pools: as
-    in `expected_ttft`.
+    Missing: an unknown `busy` or `live_share` is 0, as in an idle fleet. Without a nominal instance work is priced at
+    the row's own speed. A row with an unknown overlap is taken to hold nothing but what the pool has: the mean of the
+    others would be that of the best holders, since a filter such as `near_longest` leaves little else. Where no answer
+    has been seen yet, streaming does not count; an unknown capacity has enough memory. Unknown queues, lengths, links
+    and pools: as in `expected_ttft`.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD
@@ -74,7 +78,7 @@ class Warm(Scorer):
         waits = waits_ms(rows, service, self.stale_s)
         answer = answer_tokens(view.answer_tokens, view.ask.output_tokens)
         own = served_ms(rows, waits, service, prompt.whole, answer)
-        extra = BEHIND * (self._work_cost(view.busy) - 1)
+        extra = BEHIND * (self._work_cost(max(view.busy or 0.0, view.live_share or 0.0)) - 1)
         if not extra:
             return own
         work = service if view.nominal is None else works_ms(rows, prompt, view.nominal)
@@ -83,8 +87,6 @@ class Warm(Scorer):
     def settled_by(self) -> Measure:
         return Measure.SERVED if self.pool else Measure.SERVED_BUT_POOL
 
-    def _work_cost(self, busy: float | None) -> float:
+    def _work_cost(self, in_use: float) -> float:
         """Return what a second of work costs all requests together, in seconds."""
-        if not busy:
-            return 1.0
-        return min(self.cap, 1 / (1 - busy)) if busy < 1 else self.cap
+        return min(self.cap, 1 / (1 - in_use)) if in_use < 1 else self.cap

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import exp
+from math import exp, fsum
 from typing import NamedTuple
 
 from router.config import schema
@@ -79,6 +79,7 @@ class Fleet:
         self._tables: _Tables | None = None  # None when outdated
         self.busy: float | None = None  # share of ready instances with prefill pending, over about 20 s, to 4 digits
         self._busy = 0.0  # the same, not rounded
+        self.live_share: float | None = None  # of ready targets' KV memory, mean; sampled with `busy`, to 4 digits
         self._busy_at = 0.0
         self._nominal: dict[str | None, tuple[float, Speed | None]] = {}  # by model: computed at, value
         self._ready: dict[str | None, CandidateColumns] = {}  # ready targets by model, in any breaker state
@@ -306,7 +307,7 @@ class Fleet:
         return list(cards.values())
 
     def on_arrival(self, now: float) -> None:
-        """Update `busy`, which is sampled when requests arrive."""
+        """Update `busy` and `live_share`, which are sampled when requests arrive."""
         elapsed_s = now - self._busy_at
         if self.busy is not None and elapsed_s < BUSY_INTERVAL_S:
             return
@@ -318,6 +319,13 @@ class Fleet:
         self._busy = share + (old - share) * exp(-elapsed_s / BUSY_AVERAGING_S)
         self.busy = round(self._busy, 4)
         self._busy_at = now
+        shares = [
+            min(1.0, target.load_book.live_tokens / target.capacity_tokens)
+            for instance in ready
+            for target in instance.targets.values()
+            if target.capacity_tokens
+        ]
+        self.live_share = round(fsum(shares) / len(shares), 4) if shares else None
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self._instances.values())

@@ -203,6 +203,7 @@ class ViewBuilder:
             session_turn,
             idle_s,
             after_tool_call,
+            self._fleet.live_share,
         )
 
     def _lineage(self, prompt: Prompt) -> tuple[str | None, str | None, str | None]:

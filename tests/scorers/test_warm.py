@@ -45,6 +45,12 @@ def test_the_busier_the_fleet_the_more_each_millisecond_of_work_costs() -> None:
     assert score(HOLDER, IDLE, busy=0.9) == pytest.approx([530, 2090])
 
 
+def test_full_memory_makes_work_as_dear_as_pending_prefills_do_and_the_scarcer_of_both_counts() -> None:
+    assert score(HOLDER, IDLE, live_share=0.5) == pytest.approx([210, 330])
+    assert score(HOLDER, IDLE, busy=0.5, live_share=0.9) == pytest.approx([530, 2090])
+    assert score(HOLDER, IDLE, busy=0.9, live_share=0.5) == pytest.approx([530, 2090])
+
+
 def test_so_a_busy_fleet_waits_for_its_caches_and_an_idle_one_does_not() -> None:
     def choice(busy: float) -> str:
         costs = score(HOLDER, IDLE, busy=busy)
@@ -203,14 +209,14 @@ def test_it_keeps_the_contract(scorer: Warm, data: st.DataObject, view: View) ->
 def test_where_all_overlaps_are_known_nobody_is_busy_and_nothing_streams_it_is_expected_ttft(view: View) -> None:
     still = [row._replace(load=row.load._replace(requests=row.load.prefilling)) for row in view.rows]
     known = tuple(row if row.overlap else row._replace(overlap=an_overlap(0)) for row in still)
-    idle = view._replace(rows=known, busy=0.0)
+    idle = view._replace(rows=known, busy=0.0, live_share=0.0)
     assert Warm().score(idle) == ExpectedTtft().score(idle)
 
 
 @settings(max_examples=50)
-@given(views(), st.floats(0, 1), st.floats(0, 1))
-def test_no_price_falls_when_the_fleet_gets_busier(view: View, one: float, other: float) -> None:
+@given(views(), st.sampled_from(["busy", "live_share"]), st.floats(0, 1), st.floats(0, 1))
+def test_no_price_falls_when_more_of_the_fleet_is_in_use(view: View, share: str, one: float, other: float) -> None:
     less, more = sorted((one, other))
-    before = Warm().score(view._replace(busy=less))
-    after = Warm().score(view._replace(busy=more))
+    before = Warm().score(view._replace(**{share: less}))
+    after = Warm().score(view._replace(**{share: more}))
     assert all(a >= b or a == pytest.approx(b) for a, b in zip(after, before, strict=True))

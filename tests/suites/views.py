@@ -147,6 +147,7 @@ view_facts = st.builds(
     session_turn=maybe(counts),
     idle_s=maybe(st.floats(0, 1e4)),
     after_tool_call=maybe(st.booleans()),
+    live_share=maybe(shares),
 )
 last_targets = st.none() | st.integers(-1, 3)
 

@@ -476,6 +476,23 @@ def test_busy_is_a_share_of_ready_instances_not_of_ranks() -> None:
     assert fleet.busy == 0.5
 
 
+def test_the_live_share_is_the_mean_of_the_targets_whose_memory_is_known() -> None:
+    fleet = fleet_of("a", "b", "c")
+    for id in ("a/0", "b/0"):
+        target(fleet, id).apply_gauges(page()._replace(kv_usage=0.0), 0.0)
+    target(fleet, "a/0").book(10, 800)
+    target(fleet, "b/0").book(10, 5000)  # more than there is: all of it
+    fleet.on_arrival(0.0)
+    assert fleet.live_share == 0.75
+
+
+def test_without_a_known_capacity_the_live_share_is_unknown() -> None:
+    fleet = fleet_of("a")
+    target(fleet, "a/0").book(10, 500)
+    fleet.on_arrival(0.0)
+    assert fleet.live_share is None
+
+
 def test_a_burst_of_arrivals_looks_once() -> None:
     fleet = fleet_of("a")
     fleet.on_arrival(10.0)
