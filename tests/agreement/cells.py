@@ -72,9 +72,9 @@ def _cells(workload: str, *chosen: tuple[float, int, int]) -> Iterator[Cell]:
 
 REDUCED = (
     *_cells("conversation", (0.6, 8, 0), (0.9, 5, 0), (1.2, 4, 0), (0.9, 8, FAST), (1.2, 16, SLOW), (0.9, 33, 0)),
-    *_cells("tools", (0.6, 4, 0), (0.9, 7, 0), (0.9, 8, 0), (1.2, 16, 0), (0.9, 8, FAST), (1.2, 5, SLOW), (0.9, 64, 0)),
+    *_cells("tools", (0.6, 4, 0), (0.9, 7, 0), (0.9, 8, 0), (1.2, 16, 0), (0.9, 8, FAST), (1.2, 5, SLOW)),
     *_cells("groups", (1.1, 5, 0), (1.1, 8, 0), (1.1, 16, 0), (0.7, 8, 0), (1.3, 7, SLOW), (0.9, 33, FAST)),
-    *_cells("few", (0.5, 3, 0), (1.3, 16, 0)),
+    *_cells("few", (0.5, 3, 0), (1.3, 16, 0), (1.1, 64, 0)),
     *_cells("few-zipf1.4", (0.9, 7, 0), (1.3, 16, 0)),
     *_cells("many", (0.9, 8, 0), (1.2, 16, 0), (1.2, 7, FAST)),
     *_cells("zipf1", (0.9, 8, 0), (1.2, 33, 0)),
@@ -127,9 +127,9 @@ BUSY = (
 
 MORE = (
     *_cells("conversation", (0.5, 3, 0), (1.3, 7, 0), (0.6, 5, SLOW), (1.2, 8, FAST), (0.9, 64, 0)),
-    *_cells("tools", (1.3, 3, 0), (0.6, 16, 0), (1.2, 33, FAST), (0.9, 5, SLOW)),
+    *_cells("tools", (1.3, 3, 0), (0.6, 16, 0), (1.2, 33, FAST), (0.9, 5, SLOW), (0.9, 64, 0)),
     *_cells("groups", (0.5, 3, 0), (1.1, 5, FAST), (1.1, 16, FAST), (0.9, 64, 0)),
-    *_cells("few", (0.9, 7, FAST), (1.1, 64, 0)),
+    *_cells("few", (0.9, 7, FAST)),
     *_cells("few-zipf1.4", (0.6, 33, 0), (1.1, 5, SLOW)),
     *_cells("many", (0.7, 3, 0), (0.9, 33, FAST)),
     *_cells("zipf1", (0.6, 5, 0), (1.2, 16, SLOW)),
@@ -172,7 +172,7 @@ FIRST_PASS = (
     Cell("zipf1.4", 1.2, 16, 0),
     Cell("many", 0.9, 8, 0),
     Cell("answers-1k", 0.9, 5, 0),
-    Cell("short", 0.9, 7, 0),
+    Cell("short", 0.6, 3, 0),
     Cell("codex", 16, 8, 0),
     Cell("codex", 24, 4, SLOW),
     Cell("claude", 5, 5, 0),

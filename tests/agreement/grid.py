@@ -50,7 +50,7 @@ class Task(NamedTuple):
         """About what it costs, for the estimate of the time that is left: requests, and rows per decision."""
         cell = self.cell
         per_s = cell.instances * (cell.load / 40 if cell.of_agents else 2.5 * cell.load)
-        requests = per_s * self.effort.lasts_s(cell.instances, per_s) + 150 * cell.instances
+        requests = per_s * self.effort.lasts_s(per_s) + 80 * cell.instances
         return requests * (1 + cell.instances / 32)
 
 

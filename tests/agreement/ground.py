@@ -50,6 +50,9 @@ CYCLE_S = 30.0
 TOKEN_S = 0.04
 """What a token of an answer takes about on a busy instance: for sizes of windows only."""
 
+CHANGING_S, AGENTS_S = 120.0, 120.0
+"""What a window lasts at least where the rate or the fleet changes, and with agents, who pause."""
+
 BATCH_RHO = 0.3
 
 FILLING = 250
@@ -62,23 +65,21 @@ RATES = {
 
 
 class Effort(NamedTuple):
-    """How long cells are measured: at least so many virtual seconds, and at least for about so many requests.
+    """How long cells are measured: for `window_s` virtual seconds, within once and twice `requests`.
 
-    A busy engine's answers take a minute or two, and what ends within the window is its throughput: the window must be
-    a few times as long. The more instances, the less chance has to say: of more than 16 half as long is enough, of more
-    than 40 a third. `window`: the workload's own factor.
+    A busy engine's answers take a minute or two, and what ends within the window is its throughput: where answers are
+    long, `least_s` lengthens the window.
     """
 
     name: str
     requests: int
     window_s: float
 
-    def lasts_s(self, instances: int, per_s: float, window: float = 1.0) -> float:
-        fewer = 3 if instances > 40 else 2 if instances > 16 else 1
-        return max(self.window_s * window / fewer, self.requests / per_s)
+    def lasts_s(self, per_s: float, least_s: float = 0.0) -> float:
+        return max(least_s, self.requests / per_s, min(self.window_s, 2 * self.requests / per_s))
 
 
-REDUCED, FULL = Effort("reduced", 1200, 240.0), Effort("full", 3000, 600.0)
+REDUCED, FULL = Effort("reduced", 1000, 240.0), Effort("full", 3000, 600.0)
 
 
 class Ground(NamedTuple):
@@ -188,13 +189,15 @@ def _capacity(cell: Cell, asked: offered_load.OfferedLoad) -> float:
 
 @lru_cache(maxsize=1)
 def _stream(cell: Cell, seed: int, effort: Effort) -> tuple[Workload, Window]:
-    kind, traced = OPEN[cell.workload], OPEN[cell.workload].preset is None
+    traced = OPEN[cell.workload].preset is None
     own_seed = 0 if traced else seed
     asked = _demand(cell.workload, own_seed)
     per_s = cell.load * _capacity(cell, asked)
     fill = min(FILLING, math.ceil(_profiles(cell)[0].kv_tokens / (asked.prompt_tokens + asked.output_tokens)))
-    warm = max(fill * cell.instances, math.ceil(per_s * asked.output_tokens * TOKEN_S))
-    measured = math.ceil(per_s * effort.lasts_s(cell.instances, per_s, kind.window))
+    answer_s = asked.output_tokens * TOKEN_S
+    warm = max(fill * cell.instances, math.ceil(per_s * answer_s))
+    least_s = max(2 * answer_s, CHANGING_S if cell.rate or cell.fleet else 0.0)
+    measured = math.ceil(per_s * effort.lasts_s(per_s, least_s))
     source = _source(cell.workload, own_seed, warm + measured)
     first, spread_s = (1009 * seed, trace.ROUNDED_S) if traced else (0, 0.0)
     served = stretch(source, first, warm + measured, per_s / asked.requests_per_s, spread_s, seed)
@@ -208,7 +211,7 @@ def _agents(cell: Cell, seed: int, effort: Effort) -> tuple[Workload, Window]:
     kind = AGENTS[cell.workload]
     at_once = round(cell.load) * cell.instances
     since_s = 120.0 + cell.load * profile().prefill_s(kind.context_tokens, 0)
-    until_s = since_s + effort.lasts_s(cell.instances, at_once / CYCLE_S)
+    until_s = since_s + effort.lasts_s(at_once / CYCLE_S, AGENTS_S)
     if cell.workload == "mixed":
         asked = offered_load.measure_demand(BATCH.workload(seed))
         return share_fleet(at_once, BATCH_RHO * _capacity(cell, asked), until_s, seed), Window(since_s, until_s)

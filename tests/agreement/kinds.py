@@ -35,7 +35,6 @@ class OpenKind(NamedTuple):
     preset: SharedPrefixWorkload | None
     family: str  # of the chart's colours
     kv_tokens: int | None = None  # of an instance; None: those of the profile
-    window: float = 1.0  # factor on the measured time, for answers that are much shorter or longer than others
 
 
 class AgentsKind(NamedTuple):
@@ -65,12 +64,10 @@ OPEN: dict[str, OpenKind] = {
     "answers-4k": OpenKind(
         replace(ALONE, alone_tokens=LogNormal.of_mean(1_500, 0.8), output_tokens=LogNormal.of_mean(4_000, 0.6)),
         UNSHARED,
-        window=2.0,
     ),
     "short": OpenKind(
         replace(ALONE, alone_tokens=LogNormal.of_mean(400, 0.8), output_tokens=LogNormal.of_mean(250, 0.6)),
         UNSHARED,
-        window=0.15,
     ),
 }
 

@@ -82,6 +82,14 @@ def test_an_open_cell_has_its_warm_up_and_its_window() -> None:
     assert made.workload.sessions[-1].start_s == made.window.until_s
 
 
+def test_a_window_has_once_to_twice_its_requests_and_is_longer_for_long_answers() -> None:
+    effort = Effort("some", 100, 60.0)
+    assert effort.lasts_s(per_s=1.0) == 100.0  # for 100 requests
+    assert effort.lasts_s(per_s=2.0) == 60.0  # the window: 120 requests
+    assert effort.lasts_s(per_s=10.0) == 20.0  # for 200 requests
+    assert effort.lasts_s(per_s=10.0, least_s=80.0) == 80.0
+
+
 def test_what_is_measured_is_kept_and_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, wanted = tmp_path / "grid.jsonl", tasks([CELL], ARMS, [1], TINY)
     first = Grid(file, console(), 1).run(wanted, "grid")
