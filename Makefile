@@ -51,12 +51,12 @@ audit: $(VENV)/.installed-test  ## ask PyPI's advisory service for known vulnera
 bench: $(VENV)/.installed-test  ## measure every figure against its bar and peers (about 40 minutes; BENCH=--quick: 5)
 	$(BIN)/python -m tests.bench $(BENCH)
 
-bench-sim: $(VENV)/.installed-test  ## compare the simulator with published measurements, and all policies, reduced (half an hour)
+bench-sim: $(VENV)/.installed-test  ## compare the simulator with published measurements, and all policies, reduced (about an hour)
 	$(BIN)/python -m tests.agreement rows --reduced --resume
 	$(BIN)/python -m tests.agreement admission --reduced --seeds 1
 	$(BIN)/python -m tests.agreement grid --reduced
 
-bench-sim-full: $(VENV)/.installed-test  ## run bench-sim in full, resumable (about 10 hours on 2 cores)
+bench-sim-full: $(VENV)/.installed-test  ## run bench-sim in full, resumable (about 12 hours on 2 cores)
 	$(BIN)/python -m tests.agreement rows --resume
 	$(BIN)/python -m tests.agreement admission
 	$(BIN)/python -m tests.agreement grid
