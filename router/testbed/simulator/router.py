@@ -70,7 +70,7 @@ class SimulatedRouter:
             clock,
         )
         self.scheduler = Scheduler(
-            Fleet(config.fleet),
+            Fleet(config.fleet.model_copy(update={"speed_prior": scenario.speed_prior})),
             indexer,
             Selector(policies, seed=seed),
             clock,

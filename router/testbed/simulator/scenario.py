@@ -5,9 +5,10 @@ One scenario, one policy, one workload and one seed always give the same `Simula
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from router.config.schema import SpeedPrior
 from router.config.sections.listeners import AdmissionConfig
 from router.testbed.engine_profile import EngineProfile
 
@@ -86,6 +87,7 @@ class Scenario:
     decode_profile: EngineProfile | None = None  # of the decode instances; None: `profile`
     handover: LinkSpeed = LinkSpeed(250_000.0, 10.0)  # from a prefill instance to a decode instance
     admission: AdmissionConfig | None = None  # admission control; None: off
+    speed_prior: SpeedPrior = field(default_factory=SpeedPrior)  # of the routers, until they have measured
 
     def role(self, number: int) -> Literal["both", "prefill", "decode"]:
         """Return the role of instance `number`."""

@@ -1,5 +1,9 @@
 """KV by block names: what is evicted, held and announced by a cache, and in a pool or host memory."""
 
+from pathlib import Path
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,3 +113,63 @@ def test_loads_over_one_link_follow_each_other() -> None:
     assert link.load(100, 0.0) == pytest.approx(0.11)
     assert link.load(100, 0.05) == pytest.approx(0.22)
     assert link.load(100, 1.0) == pytest.approx(1.11)
+
+
+class RecordedRequests:
+    """Replays the requests that a real vLLM 0.32 admitted, in its order, into a cache of the same 127 blocks.
+
+    Recorded inside the scheduler of one of two engines over a Mooncake Store, while `warm` sent coding agents to both
+    (`tests/agreement/stack.py`, cache-aware arm): `admit` a prompt, whose blocks are runs of [first name, count];
+    `cache` its blocks up to a number; `grow` to a number of blocks while it decodes; `end`. `hits` is the number of
+    blocks that vLLM found in its own cache. Live requests occupy whole blocks there.
+    """
+
+    def __init__(self) -> None:
+        self.cache = BlockCache(127 * 128, 128)
+        self._names: dict[int, list[int]] = {}
+        self._held: dict[int, int] = {}
+        self._blocks: dict[int, int] = {}
+
+    def hits(self, line: dict[str, Any]) -> tuple[int, int] | None:
+        """Apply a line. Return vLLM's hits and ours when a prompt is admitted."""
+        if "admit" in line:
+            return line["hits"], self._admit(line["admit"], line["tokens"], _names(line["blocks"]))
+        if "cache" in line:
+            number, until = line["cache"], line["until"]
+            self._names[number] += _names(line.get("more", []))
+            if until > self._held[number]:
+                self.cache.name(self._names[number], self._held[number], until)
+                self._held[number] = until
+        elif "grow" in line:
+            number = line["grow"]
+            self.cache.nameless_tokens += (line["blocks"] - self._blocks[number]) * 128
+            self._blocks[number] = line["blocks"]
+        else:
+            number = line["end"]
+            self.cache.nameless_tokens -= (self._blocks[number] - self._held[number]) * 128
+            self.cache.release(self._names[number][: self._held[number]])
+        self.cache.fit()
+        return None
+
+    def _admit(self, number: int, tokens: int, names: list[int]) -> int:
+        hits = self.cache.count_held(names[: (tokens - 1) // 128])
+        self.cache.use(names[:hits])
+        self._names[number], self._held[number], self._blocks[number] = names, hits, -(-tokens // 128)
+        self.cache.nameless_tokens += (self._blocks[number] - hits) * 128
+        self.cache.fit()
+        return hits
+
+
+def _names(runs: list[list[int]]) -> list[int]:
+    return [name for first, count in runs for name in range(first, first + count)]
+
+
+@pytest.mark.parametrize("engine", [0, 1])
+def test_a_real_engine_finds_the_same_blocks(engine: int) -> None:
+    file = Path(__file__).parents[3] / "data" / f"vllm-0.32-kv-cache-{engine}.jsonl"
+    replay = RecordedRequests()
+    found = [replay.hits(msgspec.json.decode(line)) for line in file.read_bytes().splitlines()]
+    pairs = [pair for pair in found if pair is not None]
+    assert len(pairs) > 30
+    assert sum(real for real, _ in pairs) > 400
+    assert [ours for _, ours in pairs] == [real for real, _ in pairs]
