@@ -1,6 +1,9 @@
 from dataclasses import replace
 
+from router.config.schema import PolicyConfig, SpeedPrior
 from router.testbed.engine_profile import EngineProfile
+from router.testbed.simulator.event_queue import EventQueue
+from router.testbed.simulator.router import SimulatedRouter
 from router.testbed.simulator.scenario import Presence, Scenario
 
 PROFILE = EngineProfile(
@@ -35,3 +38,12 @@ def test_an_instance_is_there_from_its_joining_until_its_leaving() -> None:
     assert [scenario.is_present(0, at) for at in (0.0, 100.0)] == [True, True]
     assert [scenario.is_present(1, at) for at in (0.0, 4.9, 5.0, 8.9, 9.0)] == [False, False, True, True, False]
     assert [scenario.is_present(2, at) for at in (0.0, 3.9, 4.0)] == [True, True, False]
+
+
+def test_routers_know_the_speed_prior_until_they_have_measured() -> None:
+    prior = SpeedPrior(us_per_token=270.0, ns_per_token_context=220.0)
+    policy = PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})
+    scenario = Scenario(profile=PROFILE, instances=2, speed_prior=prior)
+    router = SimulatedRouter(policy, scenario, EventQueue().clock, seed=1)
+    speeds = [target.latency_model.speed(0.0) for target in router.scheduler.fleet.targets_serving(None)]
+    assert [(speed.us_per_token, speed.ns_per_token_context) for speed in speeds] == [(270.0, 220.0)] * 2
