@@ -165,14 +165,16 @@ async def real(workload: Workload, chosen: Sequence[BenchArm], folder: Path, clo
     return found
 
 
-def simulated(workload: Workload, arm: BenchArm, policies: Mapping[str, PolicyConfig]) -> list[Shares]:
-    """One for each of the SPEEDS."""
+def simulated(
+    workload: Workload, arm: BenchArm, policies: Mapping[str, PolicyConfig], speeds: Sequence[float] = SPEEDS
+) -> list[Shares]:
+    """Return the shares at each of the speeds."""
     profile = load_profile("cpu-tiny")
     # vLLM keeps one to itself, and the last block of each of two or three requests is half empty
     blocks = KV_BYTES // int(profile.kv_bytes_per_token) // BLOCK_TOKENS - 2
     store = StoreScenario(int(POOL_BYTES / profile.kv_bytes_per_token), POOL_LINK) if arm.pool else None
     runs = []
-    for times in SPEEDS:
+    for times in speeds:
         slowed = replace(
             profile,
             kv_tokens=blocks * BLOCK_TOKENS,
