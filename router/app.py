@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from router import wiring
-from router.backends.discovery import Discovery
+from router.backends.discovery.discovery import Discovery
 from router.backends.feeds.bootstrap import BootstrapClient
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
@@ -120,8 +120,9 @@ class App:
     def _build_feeds(self) -> None:
         """Build what watches the engines, and connect it to the fleet's membership."""
         config, clock, tasks, fetch = self._config, self._clock, self._tasks, self._upstreams.fetch
+        self._discoveries = wiring.build_discoveries(config.fleet, clock)
         self._membership = membership = Membership(
-            self._scheduler, self._upstreams, self._tokenization, self._passthrough, tasks
+            self._scheduler, self._upstreams, self._tokenization, self._passthrough, tasks, list(self._discoveries)
         )
         membership.health = self._health = HealthProbe(membership, fetch, tasks, clock, config.fleet.health)
         membership.polls = self._polls = MetricsPoller(membership, fetch, tasks, clock, config.fleet.metrics)
@@ -129,7 +130,6 @@ class App:
             self._scheduler.indexer, membership, tasks, clock, config.index.replay_timeout_s
         )
         self._bootstrap = BootstrapClient(self._scheduler.peers, fetch, tasks, clock)
-        self._discoveries = wiring.build_discoveries(config.fleet)
 
     def _build_control(self, file: Path | None) -> None:
         """Build what an operator changes policies with, and what is kept of past requests."""
@@ -159,6 +159,7 @@ class App:
             self._pool,
             self._health,
             self._discoveries,
+            self._membership.describe_sources,
             self._recent_records,
             self._control,
             self._decision_log,

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from router.backends.discovery import Discovery, FileDiscovery, StaticDiscovery
+from router.backends.discovery.discovery import Discovery, StaticDiscovery
+from router.backends.discovery.dns import DnsDiscovery
+from router.backends.discovery.file import FileDiscovery
 from router.backends.kv_store import NoKvStore
 from router.backends.mooncake.client import MooncakeStore
 from router.backends.remote_tokenizer import EngineTokenizer
@@ -130,12 +132,15 @@ def build_token_id_passthrough(
     return TokenIdPassthrough(support, lambda model: not tokenization.uses_remote(model), on=on)
 
 
-def build_discoveries(fleet: schema.FleetConfig) -> dict[str, Discovery]:
+def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Discovery]:
+    """Build the sources of instances by name, in the order of their precedence (`backends/discovery/merge.py`)."""
     found: dict[str, Discovery] = {}
     if fleet.instances:
         found["config"] = StaticDiscovery(fleet.instances)
     if fleet.file is not None:
-        found["file"] = FileDiscovery(fleet.file, fleet.file_poll_s)
+        found["file"] = FileDiscovery(fleet.file, fleet.file_poll_s, clock)
+    if fleet.dns is not None:
+        found["dns"] = DnsDiscovery(fleet.dns, clock)
     return found
 
 

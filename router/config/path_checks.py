@@ -56,9 +56,12 @@ def _check_transfer(path: YamlPath, instance: InstanceConfig) -> Iterator[YamlPr
 
 def _check_fleet(config: Config) -> Iterator[YamlProblem]:
     fleet = config.fleet
-    if not fleet.instances and fleet.file is None and fleet.embedded is None and config.stack is None:
-        yield YamlProblem(("fleet",), "no engines: give at least one of instances, file and embedded")
+    if not fleet.has_sources and fleet.embedded is None and config.stack is None:
+        yield YamlProblem(("fleet",), "no engines: give at least one of instances, file, dns and embedded")
     yield from check_instances(fleet.instances, ("fleet", "instances"))
+    if fleet.dns is not None:
+        yield from _check_file(("fleet", "dns", "ca_file"), fleet.dns.ca_file)
+        yield from _check_variable(("fleet", "dns", "api_key_env"), fleet.dns.api_key_env)
 
 
 def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:

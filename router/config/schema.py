@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Discriminator, Field, Tag
 
 from router.config.sections.base import BaseUrl, PathName, PluginConfig, Positive, Seconds, Section
+from router.config.sections.discovery import DnsConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.kv_store import PoolConfig
 from router.config.sections.listeners import (
@@ -77,6 +78,9 @@ class InstanceConfig(Section):
     transfer: TransferProtocol | None = None
     """how KV moves from prefill to decode instances; required for roles prefill and decode, both sides must name the
     same protocol; null: no transfer"""
+    revision: str | None = None
+    """version of what is deployed: prefill and decode instances are paired only within one; null: unknown, paired with
+    those whose revision is unknown as well"""
 
     @property
     def id(self) -> str:
@@ -165,12 +169,19 @@ class FleetConfig(Section):
     """YAML file with a list of instances, reloaded when it changes; null: none"""
     file_poll_s: Seconds = 1.0
     """interval at which `file` is checked for changes, seconds"""
+    dns: DnsConfig | None = None
+    """engines behind a host name or SRV records; null: none"""
     embedded: EmbeddedFleetConfig | None = None
     """simulated engines for `warmroute fleet`; null: none"""
     health: HealthConfig = HealthConfig()
     metrics: MetricsPollConfig = MetricsPollConfig()
     breaker: BreakerConfig = BreakerConfig()
     speed_prior: SpeedPrior = SpeedPrior()
+
+    @property
+    def has_sources(self) -> bool:
+        """Any source of engines that are not started by the router."""
+        return bool(self.instances) or self.file is not None or self.dns is not None
 
 
 class TokenizerSource(Section):

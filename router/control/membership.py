@@ -1,6 +1,7 @@
 """Membership of the fleet: forwards an instance's joining, reports and leaving to all parts of the router.
 
-    update_source    a discovery source's whole list  -> new instances join, missing ones leave
+    update_source    a discovery source's whole list  -> new instances join, missing ones leave, those that are to get
+                                                         no new requests drain
     joined           the engine said what it serves   -> its targets may be chosen, its events are followed, and our
                                                          tokenizer is compared with its own
     serves, probe_ok, probe_failed                    -> state changes in the fleet (`router/fleet/fleet.py`)
@@ -16,13 +17,15 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from router.backends.discovery.discovery import DiscoveredInstance
+from router.backends.discovery.merge import Conflict, Member, merge_lists
 from router.backends.feeds.bootstrap import bootstrap_name
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
 from router.backends.token_ids.passthrough import TokenIdPassthrough
-from router.config import schema
 from router.errors import ConfigError
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.engine_limits import DISTRUSTING, OverLimit
@@ -38,7 +41,10 @@ CHANGES_PER_TURN = 25
 
 
 class Membership:
-    """The attributes `health`, `polls` and `events` are set after construction, because these feeds need it first."""
+    """The attributes `health`, `polls` and `events` are set after construction, because these feeds need it first.
+
+    `precedence` has the names of the sources: the first one that lists an instance describes it.
+    """
 
     def __init__(
         self,
@@ -47,58 +53,72 @@ class Membership:
         tokenization: Tokenization,
         passthrough: TokenIdPassthrough,
         tasks: Tasks,
+        precedence: Sequence[str] = (),
     ) -> None:
         self._scheduler = scheduler
         self._upstreams = upstreams
         self._tokenization = tokenization
         self._passthrough = passthrough
         self._tasks = tasks
+        self._precedence = precedence
         self._updating = asyncio.Lock()
-        self._lists: dict[str, Sequence[schema.InstanceConfig]] = {}
-        self._configs: dict[str, schema.InstanceConfig] = {}
-        self._duplicates: set[tuple[str, str, str]] = set()  # an id, and the two sources that list it
+        self._lists: dict[str, Sequence[DiscoveredInstance]] = {}
+        self._listed: dict[str, Member] = {}  # by id, as the sources describe it now
+        self._joined: dict[str, Member] = {}  # by id, as it joined
+        self._conflicts: set[Conflict] = set()
         self.health: HealthProbe
         self.polls: MetricsPoller
         self.events: KvEventSubscriber
 
-    async def update_source(self, source: str, instances: Sequence[schema.InstanceConfig]) -> None:
-        """Apply one discovery source's whole list: missing instances leave, new ones join, changed ones do both. A few
-        at a time, since hundreds of them in one turn of the event loop would hold up requests.
+    async def update_source(self, source: str, instances: Sequence[DiscoveredInstance]) -> None:
+        """Apply one discovery source's whole list: missing instances leave, new ones join, changed ones do both, and so
+        does one that is another pod than before. A few at a time, since hundreds of them in one turn of the event loop
+        would hold up requests. Who is to get no new requests is known at once.
         """
+        self._lists[source] = instances
+        self._merge()
         async with self._updating:
-            self._lists[source] = instances
-            configs = self._merge_lists()
             changes = 0
-            for id in list(dict.fromkeys([*self._configs, *configs])):
-                old, new = self._configs.get(id), configs.get(id)
-                if old == new:
-                    continue
-                if old is not None:
-                    self._leave(id)
-                if new is not None:
-                    self._join(id, new)
-                changes += 1
-                if changes % CHANGES_PER_TURN == 0:
-                    await asyncio.sleep(0)
+            for id in list(dict.fromkeys([*self._joined, *self._listed])):
+                if self._apply(id):
+                    changes += 1
+                    if changes % CHANGES_PER_TURN == 0:
+                        await asyncio.sleep(0)
 
-    def _merge_lists(self) -> dict[str, schema.InstanceConfig]:
-        """Merge all lists by id. The first source wins where two list an id, which is logged once."""
-        merged: dict[str, schema.InstanceConfig] = {}
-        sources: dict[str, str] = {}
-        duplicates = set()
-        for source, listed in self._lists.items():
-            for config in listed:
-                first = sources.setdefault(config.id, source)
-                if first == source:
-                    merged[config.id] = config
-                else:
-                    duplicates.add((config.id, first, source))
-        for id, first, second in sorted(duplicates - self._duplicates):
+    def _merge(self) -> None:
+        """Merge all lists, and let no instance get requests that is not listed as it joined, or drains."""
+        order = sorted(self._lists, key=lambda name: self._precedence.index(name) if name in self._precedence else -1)
+        merged = merge_lists({name: self._lists[name] for name in order})
+        for id, first, second in sorted(merged.conflicts - self._conflicts):
             log.warning("instance %s is listed by both %s and %s: using the one of %s", id, first, second, first)
-        self._duplicates = duplicates
-        return merged
+        self._conflicts = merged.conflicts
+        self._listed = merged.members
+        for id, old in self._joined.items():
+            new = self._listed.get(id)
+            accepting = new is not None and new.accepting and _is_same(old, new)
+            self._scheduler.fleet.set_accepting(id, accepting)
 
-    def _join(self, id: str, config: schema.InstanceConfig) -> None:
+    def _apply(self, id: str) -> bool:
+        """Let one instance join or leave as it is listed now. Return whether it did."""
+        old, new = self._joined.get(id), self._listed.get(id)
+        if old is not None and new is not None and _is_same(old, new):
+            return False
+        if old is not None:
+            self._leave(id)
+        if new is not None:
+            self._join(id, new)
+        return True
+
+    def describe_sources(self, id: str) -> list[dict[str, Any]]:
+        """Return which sources list the instance, the one that describes it first; empty once none does."""
+        member = self._listed.get(id)
+        return [
+            {"source": source, "origin": listed.origin, "uid": listed.uid, "accepting": listed.accepting}
+            for source, listed in (() if member is None else member.listings)
+        ]
+
+    def _join(self, id: str, member: Member) -> None:
+        config = member.config
         key = os.environ.get(config.api_key_env) if config.api_key_env else None
         try:
             self._upstreams.add(id, config.url, api_key=key, ca_file=config.ca_file)
@@ -107,14 +127,15 @@ class Membership:
             return
         if config.transfer is not None and config.transfer.bootstrap_url is not None:
             self._upstreams.add(bootstrap_name(id), config.transfer.bootstrap_url)
-        self._configs[id] = config
+        self._joined[id] = member
         self._scheduler.fleet.join(config)
+        self._scheduler.fleet.set_accepting(id, member.accepting)
         self.health.watch(config)
         self.polls.watch(id)
         log.info("instance %s joins: %s", id, config.url)
 
     def _leave(self, id: str) -> None:
-        del self._configs[id]
+        del self._joined[id]
         self.health.unwatch(id)
         self.polls.unwatch(id)
         self._drop_streams(id)
@@ -185,3 +206,8 @@ class Membership:
 
     def gauges(self, instance: str, page: Mapping[int, Gauges], sent_at: float, now: float) -> None:
         self._scheduler.apply_metrics(instance, page, sent_at)
+
+
+def _is_same(old: Member, new: Member) -> bool:
+    """Return whether two descriptions are of one engine, reached in the same way."""
+    return old.uid == new.uid and old.config == new.config

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from router.backends.discovery import Discovery
+from router.backends.discovery.discovery import Discovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.kv_store import NoKvStore
 from router.backends.mooncake.client import MooncakeStore
@@ -57,6 +57,7 @@ class Status:
     pool: MooncakeStore | NoKvStore
     health: HealthProbe
     discoveries: Mapping[str, Discovery]
+    describe_sources: Callable[[str], list[dict[str, Any]]]  # which discovery sources list an instance
     recent_records: RecentRecords
     control: Control
     decision_log: DecisionLogWriter | None
@@ -68,13 +69,18 @@ class Status:
     # for the admin API, as plain JSON types
 
     def describe_instances(self) -> list[dict[str, Any]]:
-        """State, load, index size, stream health and tokenizer of each instance; at least `id`, `url`, `state`."""
+        """State, sources, load, index size, stream health and tokenizer of each instance: at least `id`, `url` and
+        `state`.
+        """
         support, tokenizers = self.passthrough.report().instances, self.tokenization.report()
         return [
             {
                 "id": instance.id,
                 "url": instance.config.url,
                 "state": instance.state.value,
+                "accepting": instance.accepting,
+                "sources": self.describe_sources(instance.id),
+                "revision": instance.config.revision,
                 "trouble": self.health.trouble(instance.id),
                 "distrusted": None if instance.limits.distrust is None else instance.limits.distrust.detail,
                 "over_limit": dict(instance.limits.counts),
@@ -96,6 +102,14 @@ class Status:
     def describe_discovery(self) -> dict[str, str | None]:
         """Return, by discovery source, why its list may be out of date; None when it is current."""
         return {name: discovery.trouble for name, discovery in self.discoveries.items()}
+
+    def discovery_ages(self) -> dict[str, float | None]:
+        """Return, by discovery source, seconds since it last answered; None before, and for one that is not asked."""
+        now = self.clock.now()
+        return {
+            name: None if discovery.confirmed_at is None else now - discovery.confirmed_at
+            for name, discovery in self.discoveries.items()
+        }
 
     def drain(self, instance: str, on: bool) -> bool:
         """Start or stop draining an instance. Return False when there is no such instance."""
@@ -145,6 +159,7 @@ class Status:
             tokenizers=self.tokenization.report(),
             policy_faults=self.scheduler.selector.faults,
             discovery_trouble={name: trouble is not None for name, trouble in self.describe_discovery().items()},
+            discovery_age_s=self.discovery_ages(),
             unpaired=self.scheduler.peers.unpaired,
             pool=snapshot_pool(self.pool.report()),
             policies=self._snapshot_policies(),

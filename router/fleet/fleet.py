@@ -13,7 +13,8 @@
 
 A down instance that answers goes through joining again: it may be a new process with other models and an empty cache.
 `drain` is set by the operator and outlives all of that: a drained engine that restarts comes back drained, until it is
-undrained. An instance that fails while joining is down as well.
+undrained. An instance whose source says that it gets no new requests (a pod that is not ready, or terminates) is shown
+as draining too, until its source says otherwise. An instance that fails while joining is down as well.
 
 Pure: times are arguments, and nothing is sent from here. `backends/feeds/health.py` does the probing.
 """
@@ -114,6 +115,12 @@ class Fleet:
             instance.drained = on
             self._forget_ready()
         return instance is not None
+
+    def set_accepting(self, id: str, accepting: bool) -> None:
+        """Set whether the source of the instance wants it to get new requests."""
+        if (instance := self._instances.get(id)) is not None and instance.accepting != accepting:
+            instance.accepting = accepting
+            self._forget_ready()
 
     def mark_ready(self, id: str, cards: Sequence[ModelCard], ranks: Collection[int]) -> None:
         """Make a joining instance ready: it reported its models, and its ranks unless `ranks` is empty."""

@@ -227,10 +227,12 @@ def _do_nothing() -> None:
 
 
 class Instance:
-    """One engine server. `lifecycle` is joining, ready or down; `state` adds the operator's drain."""
+    """One engine server. `lifecycle` is joining, ready or down; `state` adds that it gets no new requests, because the
+    operator drains it (`drained`) or its source says so (not `accepting`).
+    """
 
     __slots__ = (
-        *("cards", "config", "drained", "failures", "id", "latency_model", "lifecycle", "limits"),
+        *("accepting", "cards", "config", "drained", "failures", "id", "latency_model", "lifecycle", "limits"),
         *("missing_pages", "served", "streamed_ranks", "targets"),
     )
 
@@ -239,6 +241,7 @@ class Instance:
         self.config = config
         self.lifecycle = InstanceState.JOINING
         self.drained = False
+        self.accepting = True
         self.failures = 0  # failed probes in a row
         self.cards: tuple[ModelCard, ...] = ()
         self.served: Mapping[str, ServedModel] = {}
@@ -250,8 +253,9 @@ class Instance:
 
     @property
     def state(self) -> InstanceState:
-        """The state, with a ready instance that the operator drains shown as draining."""
-        return InstanceState.DRAINING if self.drained and self.lifecycle is InstanceState.READY else self.lifecycle
+        """The state, with a ready instance that gets no new requests shown as draining."""
+        drains = (self.drained or not self.accepting) and self.lifecycle is InstanceState.READY
+        return InstanceState.DRAINING if drains else self.lifecycle
 
     @property
     def base(self) -> str | None:

@@ -1,8 +1,10 @@
 """Prefill peers: the instances that only prefill, and what must be known to pair one with a decode target.
 
-Both sides of a pair use one transfer protocol. Mooncake also needs the prefill engine's id, which changes with every
-start of that engine: `backends/feeds/bootstrap.py` asks for it, and asks again whenever it may have changed. Until it
-is known, that engine is no peer and prompts are computed where they are answered: counted, not an error.
+Both sides of a pair use one transfer protocol and are of one revision: KV of another version of the engine or the model
+may be laid out otherwise, and a rollout has both for a while. Mooncake also needs the prefill engine's id, which
+changes with every start of that engine: `backends/feeds/bootstrap.py` asks for it, and asks again whenever it may have
+changed. Until it is known, that engine is no peer and prompts are computed where they are answered: counted, not an
+error.
 
 Pure, and knows nothing of load or caches: the policy chooses among the peers.
 """
@@ -73,11 +75,13 @@ class PrefillPeers:
 
     def peers_for(self, answering: Target, prefilling: Sequence[Target]) -> list[Target]:
         """Return those of `prefilling` that can hand KV to `answering` now; counts in `unpaired` if there are none."""
-        transfer = answering.instance.config.transfer
-        protocol = None if transfer is None else transfer.protocol
+        config = answering.instance.config
+        protocol = None if config.transfer is None else config.transfer.protocol
         peers = [peer for peer in prefilling if (to := peer.instance.config.transfer) and to.protocol == protocol]
         if not peers:
             self.unpaired["protocol"] += 1
+        elif not (peers := [peer for peer in peers if peer.instance.config.revision == config.revision]):
+            self.unpaired["revision"] += 1
         elif protocol == "mooncake" and not (peers := [peer for peer in peers if self.mooncake_peer(peer)]):
             self.unpaired["engine_id"] += 1
         return peers

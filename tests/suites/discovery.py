@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pytest
 
-from router.backends.discovery import Discovery
+from router.backends.discovery.discovery import DiscoveredInstance, Discovery
 from router.config.schema import InstanceConfig
 
 DEADLINE_S = 5.0
@@ -36,9 +36,9 @@ def instances(*names: str) -> list[InstanceConfig]:
 
 
 @asynccontextmanager
-async def watching(discovery: Discovery) -> AsyncIterator[asyncio.Queue[list[InstanceConfig]]]:
+async def watching(discovery: Discovery) -> AsyncIterator[asyncio.Queue[list[DiscoveredInstance]]]:
     """Its lists, as they come."""
-    lists: asyncio.Queue[list[InstanceConfig]] = asyncio.Queue()
+    lists: asyncio.Queue[list[DiscoveredInstance]] = asyncio.Queue()
 
     async def watch() -> None:
         async for found in discovery.watch():
@@ -52,8 +52,9 @@ async def watching(discovery: Discovery) -> AsyncIterator[asyncio.Queue[list[Ins
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def next_of(lists: asyncio.Queue[list[InstanceConfig]]) -> list[InstanceConfig]:
-    return await asyncio.wait_for(lists.get(), DEADLINE_S)
+async def next_of(lists: asyncio.Queue[list[DiscoveredInstance]]) -> list[InstanceConfig]:
+    """What is described in the next list."""
+    return [instance.config for instance in await asyncio.wait_for(lists.get(), DEADLINE_S)]
 
 
 class DiscoverySuite:
@@ -70,7 +71,7 @@ class DiscoverySuite:
     async def test_every_watcher_gets_its_own_list(self, source: Source) -> None:
         source.put(instances("a", "b"))
         async with watching(source.discovery) as lists:
-            (await next_of(lists)).clear()
+            (await asyncio.wait_for(lists.get(), DEADLINE_S)).clear()
         async with watching(source.discovery) as lists:
             assert await next_of(lists) == instances("a", "b")
 

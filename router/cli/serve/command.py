@@ -147,8 +147,8 @@ def _settings_of(urls: list[str], config: Path | None, tokenizers: list[str]) ->
     if tokenizers:
         raise ConfigError(f"--tokenizer: only beside engine URLs; add it to `tokenizers` in {config}")
     settings = read_config(config)
-    if not settings.fleet.instances and settings.fleet.file is None:
-        raise ConfigError(f"{config}: fleet: no `instances` and no `file`; for simulated engines: warmroute fleet")
+    if not settings.fleet.has_sources:
+        raise ConfigError(f"{config}: fleet: no source of engines; for simulated engines: warmroute fleet")
     return settings
 
 

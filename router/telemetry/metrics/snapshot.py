@@ -120,6 +120,7 @@ class RouterSnapshot(NamedTuple):
     tokenizers: Mapping[str, TokenizationReport] = {}  # by model
     policy_faults: Mapping[tuple[str, str], int] = {}  # by policy and plug-in
     discovery_trouble: Mapping[str, bool] = {}  # by source
+    discovery_age_s: Mapping[str, float | None] = {}  # since it last answered, by source
     unpaired: Mapping[str, int] = {}  # requests without a prefill half, by reason
     pool: PoolState | None = None  # None: there is none
     policies: PolicyState = PolicyState()

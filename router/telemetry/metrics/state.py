@@ -66,6 +66,7 @@ HELP = {
     "tokenizer_mismatches_total": "comparisons and answers whose token count differed from the router's",
     "policy_faults_total": "failures of a policy's plug-in; the fallback policy decides instead",
     "discovery_trouble": "1 while the source of instances cannot be read and its last list is used",
+    "discovery_age_seconds": "time since the source of instances last answered; no sample for the configuration itself",
     "load_us_per_token": "fitted cost of loading KV, microseconds per token",
     "load_base_ms": "fitted fixed cost of such a load, milliseconds",
     "load_samples": "loads behind that fit; 0: the configured prior",
@@ -162,6 +163,7 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     yield from _tokenizers(now.tokenizers)
     yield build_family("policy_faults_total", ("policy", "plugin"), now.policy_faults.items())
     yield build_family("discovery_trouble", SOURCE, by_label(now.discovery_trouble))
+    yield build_family("discovery_age_seconds", SOURCE, by_label(now.discovery_age_s))
     yield from _links(now.targets)
     yield build_family("unpaired_requests_total", REASON, by_label(now.unpaired))
     yield from _pool(now.pool)

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.backends.discovery import FileDiscovery, StaticDiscovery
+from router.backends.discovery.discovery import StaticDiscovery
+from router.backends.discovery.file import FileDiscovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.fetch import HttpAnswer
 from router.backends.kv_store import NoKvStore
@@ -62,7 +63,7 @@ class RouterParts:
         self.core.indexer.on_batch(TargetId("a/0"), self.cache.batch(self.cache.stored(IDS), skipped={"group": 1}))
         self.ring = RecentRecords(10)
         health = HealthProbe(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
-        self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0)}
+        self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0, self.clock)}
         takers = TokenIdSupport(self.tokens.local_tokenizer, self.silent, Tasks("test"))
         self.takers = takers._results
         self.handing = TokenIdPassthrough(takers, lambda model: True, on=True)
@@ -75,6 +76,7 @@ class RouterParts:
             self.pool,
             health,
             self.sources,
+            lambda instance: [{"source": "config", "origin": instance, "uid": None, "accepting": True}],
             self.ring,
             self.control,
             None,
@@ -167,12 +169,21 @@ def test_hits_that_nobody_promised_become_an_alarm_while_the_stream_can_be_trust
 
 def test_a_list_that_cannot_be_read_shows(router: RouterParts, tmp_path: Path) -> None:
     assert router.status.describe_discovery() == {"config": None, "file": None}
-    missing = router.sources["file"] = FileDiscovery(tmp_path / "fleet.yaml", 1.0)
+    missing = router.sources["file"] = FileDiscovery(tmp_path / "fleet.yaml", 1.0, router.clock)
     missing.poll()
     told = router.status.describe_discovery()
     assert told["config"] is None
     assert "fleet.yaml" in (told["file"] or "")
     assert router.status.snapshot().discovery_trouble == {"config": False, "file": True}
+
+
+def test_the_age_of_a_list_counts_from_the_last_answer_of_its_source(router: RouterParts, tmp_path: Path) -> None:
+    file = router.sources["file"] = FileDiscovery(tmp_path / "fleet.yaml", 1.0, router.clock)
+    assert router.status.snapshot().discovery_age_s == {"config": None, "file": None}
+    (tmp_path / "fleet.yaml").write_text("[]")
+    file.poll()
+    router.clock.advance(3.0)
+    assert router.status.snapshot().discovery_age_s == {"config": None, "file": 3.0}
 
 
 def test_draining_and_undraining(router: RouterParts) -> None:

@@ -20,10 +20,12 @@ class Scene:
         self.fleet = Fleet(schema.FleetConfig())
         self.peers = PrefillPeers()
 
-    def join(self, name: str, role: str, transfer: dict[str, Any] | None, ranks: int = 1) -> Target:
+    def join(
+        self, name: str, role: str, transfer: dict[str, Any] | None, ranks: int = 1, revision: str | None = None
+    ) -> Target:
         """The target of its last rank."""
         config = schema.InstanceConfig.model_validate(
-            {"url": f"http://{name}:8000", "name": name, "role": role, "transfer": transfer}
+            {"url": f"http://{name}:8000", "name": name, "role": role, "transfer": transfer, "revision": revision}
         )
         self.fleet.join(config)
         self.fleet.mark_ready(name, [], set(range(ranks)))
@@ -47,6 +49,15 @@ def test_only_prefill_instances_never_answer(scene: Scene) -> None:
     assert scene.peers
     scene.peers.remove("prefill")
     assert not scene.peers
+
+
+def test_both_sides_are_of_one_revision(scene: Scene) -> None:
+    old, new, unknown = (scene.join(f"d{n}", "decode", NIXL, revision=n) for n in ("1", "2", None))
+    feeding = [scene.join(f"p{n}", "prefill", NIXL, revision=n) for n in ("1", "2", None)]
+    assert [scene.peers.peers_for(target, feeding) for target in (old, new, unknown)] == [[peer] for peer in feeding]
+    assert not scene.peers.unpaired
+    assert scene.peers.peers_for(new, [feeding[0], feeding[2]]) == []
+    assert scene.peers.unpaired == {"revision": 1}
 
 
 def test_both_sides_speak_one_protocol(scene: Scene) -> None:

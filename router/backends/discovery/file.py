@@ -1,48 +1,20 @@
-"""Instance discovery: its interface, the static list of the main configuration, and a YAML file that may change.
-
-A discovery yields *the whole list*, first at once and then after every change; the consumer works out who joined and
-who left. One that cannot read its source yields nothing: the last list stays in force, and `trouble` says what is
-wrong, because an unreadable file is no reason to drop a fleet.
-"""
+"""Instances from a YAML file that may change."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Protocol
 
+from router.backends.discovery.discovery import DiscoveredInstance
+from router.clock import Clock
 from router.config import schema
 from router.config.reader import ListedInstances, load_instances
 from router.config.yaml_source import read_bytes
 from router.errors import ConfigError
 
 log = logging.getLogger("warmroute.discovery")
-
-
-class Discovery(Protocol):
-    """A source of the list of instances."""
-
-    @property
-    def trouble(self) -> str | None:
-        """Return why the list may be out of date, for operators; `None` when there is no problem."""
-
-    def watch(self) -> AsyncIterator[list[schema.InstanceConfig]]:
-        """Yield the whole list, ids unique, now and after every change. Ends only if the list can never change."""
-
-
-class StaticDiscovery:
-    """The instances listed in the main configuration: they never change while the router runs."""
-
-    trouble: str | None = None
-
-    def __init__(self, instances: Sequence[schema.InstanceConfig]) -> None:
-        self._instances = list(instances)
-
-    async def watch(self) -> AsyncIterator[list[schema.InstanceConfig]]:
-        """Yield the list."""
-        yield list(self._instances)
 
 
 class FileDiscovery:
@@ -55,15 +27,17 @@ class FileDiscovery:
     reported as `trouble`. An empty *list*, `[]`, is valid.
     """
 
-    def __init__(self, path: Path | str, poll_s: float) -> None:
+    def __init__(self, path: Path | str, poll_s: float, clock: Clock) -> None:
         self._path = Path(path)
         self._poll_s = poll_s
+        self._clock = clock
         self._seen: bytes | str | None = None  # the last bytes read, or the error
         self._list: ListedInstances | None = None  # parsed from them; None: not a list of instances
         self.instances: list[schema.InstanceConfig] | None = None  # the last valid list; None: none yet
         self.trouble: str | None = None
+        self.confirmed_at: float | None = None
 
-    async def watch(self) -> AsyncIterator[list[schema.InstanceConfig]]:
+    async def watch(self) -> AsyncIterator[list[DiscoveredInstance]]:
         """Yield the list after every change."""
         last: list[schema.InstanceConfig] | None = None
         while True:
@@ -71,7 +45,7 @@ class FileDiscovery:
             await asyncio.to_thread(self.poll)
             if self.instances is not None and self.instances != last:
                 last = self.instances
-                yield list(last)
+                yield [DiscoveredInstance(config, str(self._path)) for config in last]
             await asyncio.sleep(self._poll_s)
 
     def poll(self) -> None:
@@ -85,6 +59,8 @@ class FileDiscovery:
             if self._list is not None and (changed or self.trouble is not None):
                 self.instances = self._list.resolve()
                 self.trouble = None
+            if self.trouble is None:
+                self.confirmed_at = self._clock.now()
         except ConfigError as error:
             if self.trouble != str(error):
                 self.trouble = str(error)

@@ -1,4 +1,4 @@
-"""The list in the main configuration."""
+"""A file with a list of instances that changes while it is watched."""
 
 from __future__ import annotations
 
@@ -9,29 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from router.backends.discovery import FileDiscovery, StaticDiscovery
+from router.backends.discovery.file import FileDiscovery
+from router.clock import ManualClock, SystemClock
 from router.config.schema import InstanceConfig
 from tests.suites.discovery import DiscoverySuite, Source, instances, next_of, watching
-
-
-class Given:
-    changes = False
-
-    def __init__(self) -> None:
-        self.discovery = StaticDiscovery([])
-
-    def put(self, instances: list[InstanceConfig]) -> None:
-        self.discovery = StaticDiscovery(instances)
-
-
-class TestStatic(DiscoverySuite):
-    @pytest.fixture
-    def source(self) -> Source:
-        return Given()
-
-
-async def test_it_ends_because_it_can_never_change() -> None:
-    assert [found async for found in StaticDiscovery(instances("a")).watch()] == [instances("a")]
 
 
 def text(found: list[InstanceConfig]) -> str:
@@ -43,7 +24,7 @@ class InFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.discovery = FileDiscovery(path, poll_s=0.005)
+        self.discovery = FileDiscovery(path, 0.005, SystemClock())
 
     def put(self, instances: list[InstanceConfig]) -> None:
         """As a careful deployer does it: written beside, then renamed over."""
@@ -63,8 +44,9 @@ class Looking:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.clock = ManualClock()
         path.write_text(text(instances("a", "b")))
-        self.discovery = FileDiscovery(path, 1.0)
+        self.discovery = FileDiscovery(path, 1.0, self.clock)
         assert self.look() == instances("a", "b")
 
     def look(self) -> list[InstanceConfig] | None:
@@ -125,6 +107,16 @@ def test_a_file_that_went_away_and_came_back(file: Looking) -> None:
     assert file.discovery.trouble is None
 
 
+def test_the_age_counts_from_the_last_time_that_the_file_was_right(file: Looking) -> None:
+    file.clock.advance(5.0)
+    file.look()
+    assert file.discovery.confirmed_at == 5.0
+    file.path.write_text("?:")
+    file.clock.advance(5.0)
+    file.look()
+    assert file.discovery.confirmed_at == 5.0
+
+
 def test_what_the_list_refers_to_may_come_later(file: Looking) -> None:
     file.path.write_text("- url: https://a:1\n  ca_file: ca.pem\n")
     assert file.look() == instances("a", "b")
@@ -134,7 +126,7 @@ def test_what_the_list_refers_to_may_come_later(file: Looking) -> None:
 
 
 async def test_a_comment_or_a_fault_mended_is_no_news(file: Looking) -> None:
-    discovery = FileDiscovery(file.path, poll_s=0.001)
+    discovery = FileDiscovery(file.path, 0.001, SystemClock())
     async with watching(discovery) as lists:
         assert await next_of(lists) == instances("a", "b")
         for content in ("# a comment\n" + text(instances("a", "b")), "?:", text(instances("a", "b"))):

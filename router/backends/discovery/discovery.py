@@ -1,0 +1,53 @@
+"""Instance discovery: its interface, what a source says of one instance, and the list of the main configuration.
+
+A discovery yields *the whole list*, first at once and then after every change; the consumer works out who joined and
+who left (`merge.py`, `control/membership.py`). One that cannot read its source yields nothing: the last list stays in
+force, and `trouble` says what is wrong, because an unreadable source is no reason to drop a fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, Protocol
+
+from router.config import schema
+
+
+class DiscoveredInstance(NamedTuple):
+    """One instance as one source lists it."""
+
+    config: schema.InstanceConfig
+    origin: str  # what in the source it comes from, for operators
+    uid: str | None = None  # of the pod: the same name or address with another uid is another engine; None: unknown
+    accepting: bool = True  # False: it gets no new requests, finishes those it has, and stays known
+
+
+class Discovery(Protocol):
+    """A source of the list of instances."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Return why the list may be out of date, for operators; `None` when there is no problem."""
+
+    @property
+    def confirmed_at(self) -> float | None:
+        """Return when the source last answered, on the router's clock; None for one that need not be asked, and before
+        the first answer.
+        """
+
+    def watch(self) -> AsyncIterator[list[DiscoveredInstance]]:
+        """Yield the whole list, ids unique, now and after every change. Ends only if the list can never change."""
+
+
+class StaticDiscovery:
+    """The instances listed in the main configuration: they never change while the router runs."""
+
+    trouble: str | None = None
+    confirmed_at: float | None = None
+
+    def __init__(self, instances: Sequence[schema.InstanceConfig]) -> None:
+        self._instances = [DiscoveredInstance(config, "fleet.instances") for config in instances]
+
+    async def watch(self) -> AsyncIterator[list[DiscoveredInstance]]:
+        """Yield the list."""
+        yield list(self._instances)
