@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from router.app import App
-from router.backends.discovery import FileDiscovery, StaticDiscovery
+from router.backends.discovery.discovery import StaticDiscovery
+from router.backends.discovery.dns import DnsDiscovery
+from router.backends.discovery.file import FileDiscovery
 from router.clock import ManualClock
 from router.config import schema
+from router.config.sections.discovery import DnsConfig
 from router.errors import ConfigError
 from router.fleet.engine_facts import ModelCard
 from router.kvcache.block_keys import Keyring
@@ -49,12 +52,14 @@ def test_every_policy_is_built_at_the_start() -> None:
 
 
 def test_discoveries_are_what_the_configuration_names(tmp_path: Path) -> None:
-    assert build_discoveries(schema.FleetConfig()) == {}
-    both = build_discoveries(schema.FleetConfig(instances=[instance("a")], file=str(tmp_path / "fleet.yaml")))
-    assert {name: type(discovery) for name, discovery in both.items()} == {
-        "config": StaticDiscovery,
-        "file": FileDiscovery,
-    }
+    assert build_discoveries(schema.FleetConfig(), ManualClock()) == {}
+    file, name = str(tmp_path / "fleet.yaml"), DnsConfig(name="localhost", port=1)
+    built = build_discoveries(schema.FleetConfig(instances=[instance("a")], file=file, dns=name), ManualClock())
+    assert [(name, type(discovery)) for name, discovery in built.items()] == [
+        ("config", StaticDiscovery),
+        ("file", FileDiscovery),
+        ("dns", DnsDiscovery),
+    ]
 
 
 def test_the_cores_chance_hangs_on_the_seed_given() -> None:
