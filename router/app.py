@@ -37,6 +37,7 @@ from router.control.control import Control
 from router.control.explain import Explain
 from router.control.membership import Membership
 from router.control.status import Status
+from router.control.workers.admission import SyncedAdmission
 from router.control.workers.follower import FollowerWorker, LocalState
 from router.control.workers.leader import LeaderWorker
 from router.control.workers.scheduler import SyncedScheduler
@@ -48,7 +49,7 @@ from router.proxy.headers import HeaderRules
 from router.proxy.listener import HttpListener, check_port_free, configure_server, connection_capacity
 from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
-from router.request.admission.waiting import AdmissionQueues
+from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.public_api import MetricsAccess, PublicApi, metrics_app, ops_app
 from router.request.retry_budget import RetryBudget
@@ -142,15 +143,17 @@ class App:
 
     def _build_status(self) -> None:
         """Build admission control and all that reports: status, metrics, and this worker's part for the others."""
-        config, scheduler = self._config, self._scheduler
-        self._admission = AdmissionQueues(
+        config, scheduler, clock = self._config, self._scheduler, self._clock
+        queues = AdmissionQueues(
             config.admission,
             scheduler,
-            self._clock,
+            clock,
             lambda *wait: self._metrics.on_wait_end(*wait),  # built below, from a status that has this
-            share=1 / config.workers,
             pooled=config.pool is not None,
         )
+        follower = self._follower
+        synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)
+        self._admission: AdmissionControl = synced or queues
         scheduler.on_swap.append(lambda policy_set: self._admission.switch(policy_set.admission))
         self._status = Status(
             scheduler,
@@ -170,7 +173,11 @@ class App:
         )
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
-            self._role.worker.attach(LocalState(self._run_id, scheduler, self._recent_records, self._metrics))
+            local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics)
+            if self._leader is not None:
+                self._leader.attach(local, queues)
+            if follower is not None and synced is not None:
+                follower.attach(local, synced)
 
     def _build_listeners(self) -> None:
         """Build the public API and the admin API, each on its listener."""

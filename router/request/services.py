@@ -19,7 +19,8 @@ from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.headers import HeaderRules
 from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens, PolicyOverride
-from router.request.admission.waiting import AdmissionLease, AdmissionQueues
+from router.request.admission.lease import AdmissionLease
+from router.request.admission.waiting import AdmissionControl
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.retry_budget import RetryBudget
 from router.scheduling.scheduler import Scheduler
@@ -37,7 +38,7 @@ class Services:
     clock: Clock
     scheduler: Scheduler
     limiter: ConcurrencyLimiter
-    admission: AdmissionQueues
+    admission: AdmissionControl
     retry_budget: RetryBudget
     tokenization: Tokenization
     passthrough: TokenIdPassthrough

@@ -108,6 +108,7 @@ class Thunderagent(AdmissionRule):
             return
         self._next_s = now + self.every_s
         self._bound.move_from_missing(fleet)
+        self._resumed = deque(planned for planned in self._resumed if planned[0].state == "waiting")
         self._room = self._rooms(fleet, now)
         for memory in fleet.targets:
             if memory.capacity_tokens is not None:

@@ -57,6 +57,7 @@ class Channel(asyncio.Protocol):
         number = next(self._numbers)
         answer = self._queries[number] = self._loop.create_future()
         self.send(messages.AskMessage(number, query, argument))
+        self.flush()
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except (TimeoutError, ConnectionError):

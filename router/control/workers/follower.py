@@ -16,6 +16,7 @@ import msgspec
 
 from router.config.schema import Config
 from router.control.workers import messages, metrics_merge
+from router.control.workers.admission import SyncedAdmission
 from router.control.workers.channel import Channel
 from router.control.workers.messages import AnyMessage, PolicyApplied
 from router.control.workers.scheduler import SyncedScheduler, build_from_rule
@@ -78,6 +79,7 @@ class FollowerWorker:
         self._tasks = tasks
         self._channel: Channel
         self._local: LocalState | None = None
+        self._admission: SyncedAdmission
         self._start: asyncio.Future[messages.StartMessage] = asyncio.get_running_loop().create_future()
         self._waiting: list[AnyMessage] = []
         self._registry = load_registry()
@@ -87,9 +89,9 @@ class FollowerWorker:
         self._channel = await Channel.open(sock, self._on_message, self._on_close, self._own_share)
         return await self._start
 
-    def attach(self, local: LocalState) -> None:
-        """Apply messages to `local` from now on, those that waited first."""
-        self._local = local
+    def attach(self, local: LocalState, admission: SyncedAdmission) -> None:
+        """Apply messages to `local` and `admission` from now on, those that waited first."""
+        self._local, self._admission = local, admission
         waiting, self._waiting = self._waiting, []
         for message in waiting:
             self._on_message(message)
@@ -129,6 +131,8 @@ class FollowerWorker:
             self._start.set_exception(ConnectionError("the leader is gone"))
         if not self.stopping.is_set():
             log.warning("the channel to the leader closed: stopping")
+        if self._local is not None:
+            self._admission.close()
         self.stopping.set()
 
     def _on_message(self, message: AnyMessage) -> None:
@@ -150,6 +154,8 @@ class FollowerWorker:
                 local.apply(message)
             case messages.DrainMessage(instance, on):
                 local.scheduler.apply_drain(instance, on)
+            case messages.AdmissionVerdict():
+                self._admission.on_verdict(message)
             case messages.PolicyRule():
                 self._apply_rule(message, local)
             case messages.AskMessage():
@@ -177,9 +183,12 @@ class FollowerWorker:
                 payload = local.encode_record(message.argument)
             case "records":
                 payload = await local.encode_records(int(message.argument))
+            case "local_tokens":
+                payload = self._admission.encode_local_tokens(int(message.argument))
             case "scrape":
                 payload = b""  # only the leader has the page of all workers
         self.send(messages.AnswerMessage(message.number, payload))
+        self.flush()
 
 
 def parse_config(start: messages.StartMessage) -> Config:

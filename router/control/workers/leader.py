@@ -22,6 +22,7 @@ import msgspec
 from router.clock import Clock
 from router.config.schema import Config
 from router.control.workers import messages, metrics_merge
+from router.control.workers.admission import FollowerAdmissions
 from router.control.workers.channel import Channel
 from router.control.workers.experiment import FollowerRequests
 from router.control.workers.follower import LocalState, dump_follower_config
@@ -31,6 +32,7 @@ from router.control.workers.scheduler import make_rule
 from router.control.workers.supervisor import WorkerSupervisor
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
+from router.request.admission.waiting import AdmissionQueues
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.workers")
@@ -94,12 +96,16 @@ class LeaderWorker:
         self._members: dict[int, FollowerMember] = {}  # connected followers, by number
         self._loads = WorkerLoads()
         self._requests = FollowerRequests(clock)
+        self._admissions: FollowerAdmissions
         self._ended: list[MetricFamily] = []  # counters of followers that ended
         self._supervisor = WorkerSupervisor(self._on_start, clock, tasks)
 
-    def attach(self, local: LocalState) -> None:
-        """Apply messages of followers to `local`. Call it before `start`."""
+    def attach(self, local: LocalState, queues: AdmissionQueues) -> None:
+        """Apply messages of followers to `local`, and let their requests begin as `queues` decide. Call it before
+        `start`.
+        """
         self._local = local
+        self._admissions = FollowerAdmissions(queues, self._tasks)
 
     def start(self, port: int) -> None:
         """Start the followers; all workers listen on `port`."""
@@ -240,6 +246,7 @@ class LeaderWorker:
         counters = metrics_merge.select_counters(member.families)
         self._ended = metrics_merge.merge_families([self._ended, counters])
         self._requests.drop_worker(number, self._local.scheduler.experiment)
+        self._admissions.drop_worker(number)
         for target in self._loads.drop(number):
             self._spread_load(target, number)
 
@@ -273,6 +280,10 @@ class LeaderWorker:
                 self._requests.answer(message)
             case messages.RequestEnded():
                 self._requests.end(message, scheduler.experiment)
+            case messages.AdmissionAsked():
+                self._admissions.begin(number, member.channel, message)
+            case messages.AdmissionPlaced() | messages.AdmissionAnswered() | messages.AdmissionEnded():
+                self._admissions.apply(number, message)
             case messages.WorkerUp(run, pid):
                 member.run = run
                 log.info("worker %d accepts connections (pid %d)", number, pid)

@@ -1,7 +1,8 @@
 """Typed messages between the workers of one router, and their bytes.
 
-    worker -> leader    its bookings, session moves, requests of an experiment, and its counters when asked
-    leader -> worker    the same of all other workers, and what the operator switched
+    worker -> leader    its bookings, session moves, requests of an experiment, requests that ask for admission, and its
+                        counters when asked
+    leader -> worker    the same of all other workers, who may begin, and what the operator switched
 
 A load message carries the whole load of a target, not a change: the latest one is valid by itself, so a lost one does
 no lasting harm and a worker that died is forgotten with one message. A frame is a list of messages, preceded by its
@@ -11,20 +12,22 @@ length in four bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from router.fleet.load import WorkerShare
 from router.kvcache.events import TargetId
+from router.request.admission.lease import ComputedPrompt
 from router.scheduling.policy.record import AttemptEnd
 
 HEAD_BYTES = 4
 
 ShareOf = Callable[[TargetId], WorkerShare]
 
-Query = Literal["families", "scrape", "record", "records"]
-"""families: the counters of one worker; scrape: the metrics page of all; records: the newest; record: one by its id."""
+Query = Literal["families", "scrape", "record", "records", "local_tokens"]
+"""families: the counters of one worker; scrape: the metrics page of all; records: the newest; record: one by its id;
+local_tokens: what instances hold of the prompt of a request that asks for admission, by its number."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -131,6 +134,52 @@ class RequestEnded(Message, frozen=True):
     cached_tokens: int | None
 
 
+class AdmissionAsked(Message, frozen=True):
+    """A request asks for admission. Its number is the worker's own."""
+
+    number: int
+    model: str  # base model
+    session: bytes | None
+    prompt_tokens: int | None
+    tokens_known: bool  # so that the worker can find out what instances hold of them
+
+
+class AdmissionVerdict(Message, frozen=True):
+    """A request begins, or is refused."""
+
+    number: int
+    waited_s: float | None  # None: it was admitted at once
+    refusal: AdmissionRefusal | None = None
+
+
+class AdmissionRefusal(NamedTuple):
+    """Of a `TooBusy`."""
+
+    message: str
+    code: str | None
+    retry_after_s: int | None
+
+
+class AdmissionPlaced(Message, frozen=True):
+    """An admitted request was sent to `target`."""
+
+    number: int
+    target: str
+
+
+class AdmissionAnswered(Message, frozen=True):
+    """The first byte of an admitted request's answer arrived."""
+
+    number: int
+
+
+class AdmissionEnded(Message, frozen=True):
+    """A request ended, without an answer where `computed` is None, or its client left while it waited."""
+
+    number: int
+    computed: ComputedPrompt | None
+
+
 class AskMessage(Message, frozen=True):
     """A query, answered with an `AnswerMessage` of the same number."""
 
@@ -161,6 +210,11 @@ AnyMessage = (
     | RequestBegan
     | RequestAnswered
     | RequestEnded
+    | AdmissionAsked
+    | AdmissionVerdict
+    | AdmissionPlaced
+    | AdmissionAnswered
+    | AdmissionEnded
     | AskMessage
     | AnswerMessage
     | StopMessage

@@ -104,7 +104,7 @@ class AdmissionController:
         program = self._programs.get_or_create(arrival.session)
         self._rule.arrived(program, now)
         self._programs.wake(program)
-        queue = self._choose_queue(program, now)
+        queue = self._choose_queue(program)
         admission = Admission(program, arrival.prompt_tokens or 0, arrival.local_tokens, queue, now)
         if self._rule.begins(admission, self._queues, self._fleet, now):
             self._begin(admission, now)
@@ -205,10 +205,10 @@ class AdmissionController:
     def _advance(self, now: float) -> None:
         self._rule.advance(self._fleet, now)
         self._programs.advance(now)
-
-    def _choose_queue(self, program: AgentProgram, now: float) -> QueueName:
         while self._refused and next(iter(self._refused.values())) < now - self._programs.idle_s:
             self._refused.popitem(last=False)
+
+    def _choose_queue(self, program: AgentProgram) -> QueueName:
         if program.prompt_tokens is not None:
             return "parked"
         return "again" if program.name is not None and self._refused.pop(program.name, None) is not None else "new"

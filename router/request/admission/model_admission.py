@@ -28,7 +28,7 @@ MEASURE_INTERVAL_S = 1.0  # instances join, leave and report their sizes far les
 
 
 class ModelAdmission:
-    """Admission of `model`; `share` of the fleet's KV cache is this process's (one worker of several)."""
+    """Admission of `model`; `share` of the fleet's KV cache is this router's (one of several)."""
 
     __slots__ = ("_clock", "_fleet", "_measured_at", "_scheduler", "_share", "controller", "model")
 
@@ -44,15 +44,25 @@ class ModelAdmission:
         self._measured_at = -inf
 
     def arrive(
-        self, session: bytes | None, prompt_tokens: int | None, tokens: TokenizedPrompt | None
+        self,
+        session: bytes | None,
+        prompt_tokens: int | None,
+        tokens: TokenizedPrompt | None,
+        local_tokens: int | None = None,
     ) -> Admitted | Queued:
-        """Admit or queue a request. Call `on_answer` or `on_leave` afterwards. `tokens` is `None` when unknown."""
+        """Admit or queue a request. Call `on_answer` or `on_leave` afterwards. `tokens` is `None` when unknown, or when
+        what instances hold of them was found before (`local_tokens`; `None`: unknown).
+        """
+        if tokens is not None and self.needs_overlap(session, prompt_tokens):
+            local_tokens = find_local_tokens(self._scheduler, self.model, tokens, self._clock.now())
         now = self._clock.now()
         self._update_capacity(now)
-        local_tokens = None
-        if tokens is not None and self.controller.needs_overlap(session, prompt_tokens):
-            local_tokens = self._local_tokens(tokens, now)
         return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens), now)
+
+    def needs_overlap(self, session: bytes | None, prompt_tokens: int | None) -> bool:
+        """Return whether it matters what instances hold of a prompt."""
+        self._update_capacity(self._clock.now())
+        return self.controller.needs_overlap(session, prompt_tokens)
 
     def switch(self, rule: AdmissionRule, max_wait_s: float, idle_s: float) -> None:
         """Let `rule` decide from now on. Call `release_waiting` afterwards."""
@@ -121,19 +131,20 @@ class ModelAdmission:
         return FleetMemory(self._part(sum(sizes)) if sizes else None, tuple(targets))
 
     def _part(self, tokens: int | None) -> int | None:
-        """Return this process's share of `tokens`."""
+        """Return this router's share of `tokens`."""
         return None if tokens is None else int(tokens * self._share)
 
-    def _local_tokens(self, tokens: TokenizedPrompt, now: float) -> int | None:
-        """Return the longest prefix that any instance holds in a tier of its own, or soon will; `None` where some do
-        not report, since there may be more.
-        """
-        best = 0
-        candidates = self._scheduler.fleet.candidates(self.model, (), now)
-        estimates = self._scheduler.view_builder.estimates(tokens, candidates)
-        for target in candidates:
-            estimate = estimates.get(target.id)
-            if estimate is None or estimate.overlap is None:
-                return None
-            best = max(best, estimate.overlap.expected_tokens, estimate.overlap.disk_tokens)
-        return best
+
+def find_local_tokens(scheduler: Scheduler, model: str, tokens: TokenizedPrompt, now: float) -> int | None:
+    """Return the longest prefix that any instance holds in a tier of its own, or soon will; `None` where some do not
+    report, since there may be more.
+    """
+    best = 0
+    candidates = scheduler.fleet.candidates(model, (), now)
+    estimates = scheduler.view_builder.estimates(tokens, candidates)
+    for target in candidates:
+        estimate = estimates.get(target.id)
+        if estimate is None or estimate.overlap is None:
+            return None
+        best = max(best, estimate.overlap.expected_tokens, estimate.overlap.disk_tokens)
+    return best

@@ -2,7 +2,7 @@
 
 A waiting request is a future and nothing else: each end (an answer, a client that disconnects while it waits) calls
 `release_waiting`, and one timer per model does so when nothing else happens. What a request took is given back by its
-`AdmissionLease`, once, whatever ends it: `with await queues.acquire(...)`.
+`QueueLease`, once, whatever ends it: `with await queues.acquire(...)`.
 
 With `admission.enabled` false there are no queues, and nothing is read, counted or kept.
 """
@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from math import ceil
-from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 from router.clock import Clock
 from router.config.sections.listeners import AdmissionConfig
@@ -26,9 +25,9 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.conversation_id import DIGEST_BYTES, conversation_digest
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.admission.controller import AdmissionController, Queued
+from router.request.admission.lease import AdmissionLease, ComputedPrompt
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.rules import build_rule
-from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
 from scorers.admission.contract import Admission, AdmissionRule, QueueName
 from scorers.registry import load_registry
@@ -44,9 +43,24 @@ OnWaitEnd = Callable[[str, QueueName, WaitEnd, float], None]
 """Called after every wait: model, queue, how it ended, seconds."""
 
 
+class AdmissionControl(Protocol):
+    """What a request asks for admission: the queues of this process, or those of the leading worker."""
+
+    def __iter__(self) -> Iterator[ModelAdmission]:
+        """Iterate over the models whose queues are in this process."""
+
+    def switch(self, config: AdmissionConfig) -> None:
+        """Let another rule, or other limits, decide from now on."""
+
+    async def acquire(
+        self, prompt: Prompt, served: ServedModel | None, tokens: TokenizedPrompt | UnknownIds
+    ) -> AbstractContextManager[AdmissionLease | None]:
+        """Wait for admission; the lease is `None` where sessions are not counted. Raises `RequestRefused`."""
+
+
 class AdmissionQueues:
-    """The admission queues of all models. `share` of the fleet's KV cache is this process's; `pooled`: the fleet has a
-    shared pool. Raises ConfigError when the rule cannot be built.
+    """The admission queues of all models. `pooled`: the fleet has a shared pool. Raises ConfigError when the rule
+    cannot be built.
     """
 
     def __init__(
@@ -56,7 +70,6 @@ class AdmissionQueues:
         clock: Clock,
         on_wait_end: OnWaitEnd,
         *,
-        share: float = 1.0,
         pooled: bool = False,
     ) -> None:
         self.config = config
@@ -65,7 +78,6 @@ class AdmissionQueues:
         self._scheduler = scheduler
         self._clock = clock
         self._on_wait_end = on_wait_end
-        self._share = share
         self._pooled = pooled
         self._queues: dict[str, AdmissionQueue] = {}  # by base model: those that instances serve
 
@@ -90,16 +102,23 @@ class AdmissionQueues:
         """Wait for admission; the lease is `None` where sessions are not counted. Raises `TooBusy` after
         `admission.max_wait_s`.
         """
-        if not self.config.enabled or served is None or not leaves_context(prompt):
+        if served is None or not leaves_context(prompt) or (queue := self.queue_of(served.base)) is None:
             return NO_LEASE
-        if (queue := self._queues.get(served.base)) is None:
+        known = tokens if isinstance(tokens, TokenizedPrompt) else None
+        return await queue.acquire(derive_session(prompt), None if known is None else len(known.ids), known)
+
+    def queue_of(self, model: str) -> AdmissionQueue | None:
+        """Return the queue of a base model that instances serve; `None` while admission control is off."""
+        if not self.config.enabled:
+            return None
+        if (queue := self._queues.get(model)) is None:
             config, rule = self.config, build_rule(self.config, self._registry)
             now = self._clock.now()
             controller = AdmissionController(rule, config.max_wait_s, config.idle_s, pooled=self._pooled, now=now)
-            admission = ModelAdmission(served.base, controller, self._scheduler, self._clock, self._share)
+            admission = ModelAdmission(model, controller, self._scheduler, self._clock)
             queue = AdmissionQueue(admission, config.max_wait_s, self._clock, self._on_wait_end)
-            self._queues[served.base] = queue
-        return await queue.acquire(derive_session(prompt), tokens)
+            self._queues[model] = queue
+        return queue
 
 
 class AdmissionQueue:
@@ -122,10 +141,17 @@ class AdmissionQueue:
         self.model_admission.switch(rule, config.max_wait_s, config.idle_s)
         self.release_waiting()
 
-    async def acquire(self, session: bytes | None, tokens: TokenizedPrompt | UnknownIds) -> AdmissionLease:
-        """Wait for admission. Raises `TooBusy` after `max_wait_s`."""
-        known = tokens if isinstance(tokens, TokenizedPrompt) else None
-        verdict = self.model_admission.arrive(session, None if known is None else len(known.ids), known)
+    async def acquire(
+        self,
+        session: bytes | None,
+        prompt_tokens: int | None,
+        tokens: TokenizedPrompt | None,
+        local_tokens: int | None = None,
+    ) -> QueueLease:
+        """Wait for admission. Raises `TooBusy` after `max_wait_s`. Without `tokens`, `local_tokens` may say how many
+        leading tokens of the prompt some instance holds.
+        """
+        verdict = self.model_admission.arrive(session, prompt_tokens, tokens, local_tokens)
         if self.model_admission.capacity_tokens is None and not self._warned:
             self._warned = True
             log.warning(
@@ -133,7 +159,7 @@ class AdmissionQueue:
                 self.model_admission.model,
             )
         waited_s = await self._wait(verdict.admission) if isinstance(verdict, Queued) else None
-        return AdmissionLease(self, verdict.admission, waited_s)
+        return QueueLease(self, verdict.admission, waited_s)
 
     async def _wait(self, admission: Admission) -> float:
         """Wait, and return the seconds. A client that leaves meanwhile leaves nothing behind, even if its request was
@@ -188,40 +214,28 @@ class AdmissionQueue:
         )
 
 
-class AdmissionLease:
-    """The place of one request, from its admission to its end. `record` says how it ended, once there is one."""
+class QueueLease(AdmissionLease):
+    """A place that `queue` has given."""
 
-    __slots__ = ("_admission", "_queue", "record", "waited_s")
+    __slots__ = ("_admission", "_queue")
 
     def __init__(self, queue: AdmissionQueue, admission: Admission, waited_s: float | None) -> None:
+        super().__init__(admission.prompt_tokens, waited_s)
         self._queue = queue
         self._admission = admission
-        self.waited_s = waited_s  # None: it was admitted at once
-        self.record: Record | None = None
-
-    def __enter__(self) -> AdmissionLease:
-        return self
 
     def on_placed(self, target: str) -> None:
-        """The request is sent to `target`."""
         self._queue.model_admission.on_placed(self._admission, target)
 
     def on_first_byte(self) -> None:
-        """The answer has begun, so that others may begin."""
         self._queue.model_admission.on_first_token(self._admission)
         self._queue.release_waiting()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        model_admission, admission, record = self._queue.model_admission, self._admission, self.record
-        if record is not None and was_computed(record):
-            prompt_tokens = record.prompt_tokens or record.prompt_tokens_counted or admission.prompt_tokens
-            context_tokens = prompt_tokens + (record.output_tokens or 0)
-            local_tokens = count_local_tokens(record)
-            model_admission.on_answer(admission, prompt_tokens, context_tokens, local_tokens, decode_s(record))
+    def end(self, computed: ComputedPrompt | None) -> None:
+        if computed is None:
+            self._queue.model_admission.on_leave(self._admission)
         else:
-            model_admission.on_leave(admission)
+            self._queue.model_admission.on_answer(self._admission, *computed)
         self._queue.release_waiting()
 
 
@@ -239,25 +253,3 @@ def derive_session(prompt: Prompt) -> bytes | None:
     if prompt.session is None:
         return conversation_digest(prompt)
     return blake2b(prompt.session.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
-
-
-def count_local_tokens(record: Record) -> int | None:
-    """Return the prompt tokens that the instance had in its own tiers; `None` when unknown. Engines report loads from a
-    pool as cached, too, so no more count than were expected there.
-    """
-    expected = record.attempts[-1].expected_tokens if record.attempts else None
-    return None if record.cached_tokens is None or expected is None else min(record.cached_tokens, expected)
-
-
-def decode_s(record: Record) -> float | None:
-    """Return the seconds from the first token to the last, which no client's reading is faster than; `None` when the
-    answer has not ended.
-    """
-    if record.duration_ms is None or record.ttft_ms is None:
-        return None
-    return max(0.0, record.duration_ms - record.ttft_ms) / 1e3
-
-
-def was_computed(record: Record) -> bool:
-    """Return whether an engine has at least begun to answer: the prompt is then in its cache."""
-    return record.ttft_ms is not None and record.status is not None and record.status < 400

@@ -4,6 +4,8 @@ calls give the same verdicts, also where another rule takes over in the middle.
 
 from __future__ import annotations
 
+import gc
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.request.admission.controller import AdmissionController, Admitted, Arrival
-from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, TargetMemory
+from scorers.admission.contract import Admission, AdmissionRule, AgentProgram, FleetMemory, TargetMemory
 from scorers.registry import load_registry
 
 REGISTRY = load_registry()
@@ -137,3 +139,47 @@ def test_an_unknown_capacity_admits_everything_but_a_number_of_requests(name: st
     for number in range(50):
         story.play("asks", str(number), 10**6, None)
     assert not story.waiting
+
+
+def kept(root: object) -> list[object]:
+    """Return the programs and admissions that `root` still refers to, directly or not."""
+    found, seen, ahead = [], {id(root)}, [root]
+    while ahead:
+        for each in gc.get_referents(ahead.pop()):
+            if id(each) not in seen and not isinstance(each, type | ModuleType | FunctionType):
+                seen.add(id(each))
+                ahead.append(each)
+                if isinstance(each, Admission | AgentProgram):
+                    found.append(each)
+    return found
+
+
+@pytest.mark.parametrize("late", [0, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_2048_sessions_at_once_leave_nothing_behind(name: str, late: int) -> None:
+    """Those that begin are answered or fail, the clients of most others leave, in the moment in which many could begin,
+    and `late` wait too long. Then all are silent for longer than a session is remembered.
+    """
+    story = Story(name)
+    for number in range(2048):
+        story.play("asks", None if number % 16 == 0 else f"s{number}", 30, None)
+    assert len(kept(story.controller)) >= 2048
+    for second in range(20):
+        story.now += 1.0
+        for number, admission in enumerate(story.running):
+            story.controller.on_first_token(admission, story.now)
+            if (number + second) % 2:
+                story.controller.on_answer(admission, 30, 40, story.now, 0, 1.0)
+            else:
+                story.controller.on_leave(admission, story.now)
+        story.running = list(story.controller.release_waiting(story.now, at_most=1).admitted)
+        story.waiting = [held.admission for held in story.controller.state(story.now).waiting]
+    for admission in [*story.running, *story.waiting[: len(story.waiting) - late]]:
+        story.controller.on_leave(admission, story.now)
+    story.now += MAX_WAIT_S
+    for admission in story.controller.release_waiting(story.now).admitted:
+        story.controller.on_leave(admission, story.now)
+    story.now += 10_000
+    story.controller.release_waiting(story.now)
+    assert kept(story.controller) == []
+    assert not story.controller._refused

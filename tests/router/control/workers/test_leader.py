@@ -34,6 +34,7 @@ from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.engine_facts import ModelCard
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
+from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.tasks import Tasks
@@ -75,7 +76,8 @@ class LeaderSetup:
         core = build_scheduler(config, regime, RING, clock, secret=5, role=WorkerRole(0, 5, self.leader))
         self.core = cast(SyncedScheduler, core)
         metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
-        self.leader.attach(LocalState("run0", self.core, RecentRecords(10), metrics))
+        queues = AdmissionQueues(config.admission, core, clock, lambda model, queue, end, s: None)
+        self.leader.attach(LocalState("run0", self.core, RecentRecords(10), metrics), queues)
         self.core.fleet.join(schema.InstanceConfig(name="a", url="http://a:8000"))
         self.core.add_instance("a", [ModelCard("m", None, None, None)], [])
         self.followers: list[FollowerEnd] = []

@@ -1,0 +1,83 @@
+"""The place of one admitted request, and what admission is told about it: where it was sent, its first byte, its end.
+
+A lease is given back once, whatever ends the request: `with await admission.acquire(...) as lease`. Who gave it, the
+queues of this process or those of the leading worker, is the subclass's matter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from router.scheduling.policy.record import Record
+
+
+class ComputedPrompt(NamedTuple):
+    """What a request that an engine has at least begun to answer left in the engine's cache."""
+
+    prompt_tokens: int
+    context_tokens: int  # prompt and answer
+    local_tokens: int | None  # prompt tokens from the instance's own cache; None: unknown
+    decode_s: float | None  # from the first token to the last; None: the answer has not ended
+
+
+class AdmissionLease(ABC):
+    """The place of one request, from its admission to its end. `record` says how it ended, once there is one.
+    `waited_s` is None for a request that was admitted at once.
+    """
+
+    __slots__ = ("_prompt_tokens", "record", "waited_s")
+
+    def __init__(self, prompt_tokens: int, waited_s: float | None) -> None:
+        self._prompt_tokens = prompt_tokens
+        self.waited_s = waited_s
+        self.record: Record | None = None
+
+    @abstractmethod
+    def on_placed(self, target: str) -> None:
+        """The request is sent to `target`."""
+
+    @abstractmethod
+    def on_first_byte(self) -> None:
+        """The answer has begun, so that others may begin."""
+
+    @abstractmethod
+    def end(self, computed: ComputedPrompt | None) -> None:
+        """Give the place back. `computed` is None for a request without an answer."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(None if self.record is None else read_computed(self.record, self._prompt_tokens))
+
+
+def read_computed(record: Record, prompt_tokens: int) -> ComputedPrompt | None:
+    """Return what a request left in its engine's cache; `None` where no engine has begun to answer. `prompt_tokens` is
+    used where the record has no count.
+    """
+    if record.ttft_ms is None or record.status is None or record.status >= 400:
+        return None
+    prompt_tokens = record.prompt_tokens or record.prompt_tokens_counted or prompt_tokens
+    context_tokens = prompt_tokens + (record.output_tokens or 0)
+    return ComputedPrompt(prompt_tokens, context_tokens, count_local_tokens(record), measure_decode_s(record))
+
+
+def count_local_tokens(record: Record) -> int | None:
+    """Return the prompt tokens that the instance had in its own tiers; `None` when unknown. Engines report loads from a
+    pool as cached, too, so no more count than were expected there.
+    """
+    expected = record.attempts[-1].expected_tokens if record.attempts else None
+    return None if record.cached_tokens is None or expected is None else min(record.cached_tokens, expected)
+
+
+def measure_decode_s(record: Record) -> float | None:
+    """Return the seconds from the first token to the last, which no client's reading is faster than; `None` when the
+    answer has not ended.
+    """
+    if record.duration_ms is None or record.ttft_ms is None:
+        return None
+    return max(0.0, record.duration_ms - record.ttft_ms) / 1e3
