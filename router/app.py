@@ -49,6 +49,7 @@ from router.proxy.headers import HeaderRules
 from router.proxy.listener import HttpListener, check_port_free, configure_server, connection_capacity
 from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
+from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.public_api import MetricsAccess, PublicApi, metrics_app, ops_app
@@ -109,6 +110,7 @@ class App:
         keyring, memory = Keyring(secret), MemoryBudget(config.tokens.memory_bytes)
         self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
         built = wiring.build_configured_policies(config)
+        check_arm_rules(config.experiment, config.admission)
         policies = PolicySet(built, config.active, config.experiment, admission=config.admission)
         self._scheduler = wiring.build_scheduler(config, policies, keyring, clock, self._pool, secret=secret, role=role)
         if saved is not None:
@@ -154,7 +156,7 @@ class App:
         follower = self._follower
         synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)
         self._admission: AdmissionControl = synced or queues
-        scheduler.on_swap.append(lambda policy_set: self._admission.switch(policy_set.admission))
+        scheduler.on_swap.append(lambda policy_set: self._admission.follow(policy_set))
         self._status = Status(
             scheduler,
             self._tokenization,
@@ -252,6 +254,7 @@ class App:
 
     async def start(self) -> None:
         """Start listeners, feeds and discovery. Raises `ConfigError` when a port is not available."""
+        self._admission.follow(self._scheduler.selector.policy_set)
         if self._follower is None:
             if self._leader is not None:
                 check_port_free(self._config.listen.host, self._config.listen.port)

@@ -113,7 +113,10 @@ def check_experiment_policies(
     experiment: ExperimentConfig, policies: Collection[str], path: YamlPath = ()
 ) -> list[YamlProblem]:
     """Return a problem for each arm or shadow of the section at `path` that is not among `policies`."""
-    arms: list[tuple[YamlPath, str]] = [((*path, "arms", name), name) for name in experiment.arms]
+    arms: list[tuple[YamlPath, str]] = [
+        ((*path, "arms", arm) if arm == name else (*path, "arms", arm, "policy"), name)
+        for arm, name in experiment.policies.items()
+    ]
     shadows = [((*path, "shadows", i), name) for i, name in enumerate(experiment.shadows)]
     return _check_names(arms + shadows, policies)
 
@@ -235,7 +238,7 @@ def load_policies(config: Config) -> dict[str, PolicyConfig]:
             policies[file.stem] = read_policy_file(file)
     if problems:
         raise ConfigError(*problems)
-    experiment = () if config.experiment is None else (*config.experiment.arms, *config.experiment.shadows)
+    experiment = () if config.experiment is None else (*config.experiment.policies.values(), *config.experiment.shadows)
     shipped = list_shipped_policies()
     for name in (config.active, *experiment):
         if name not in policies and name in shipped:

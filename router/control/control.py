@@ -149,7 +149,7 @@ class Control:
         with self._recording_failure(request):
             known = self.policy_set.policies.keys()
             experiment = await asyncio.to_thread(parse_experiment, text, known | files.keys())
-            missing = {*experiment.arms, *experiment.shadows} - known
+            missing = {*experiment.policies.values(), *experiment.shadows} - known
             shipped = {name: await asyncio.to_thread(read_policy_file, files[name]) for name in sorted(missing)}
             request = request._replace(what=f"start experiment of {', '.join(experiment.arms)}")
             return await self._switch.switch(

@@ -181,8 +181,8 @@ class Explain:
             record.arm, record.policy = policy_set.assign(unit)
             return _Placement(record.arm)
         # Each request without a unit of its own draws its arm by its id, so the arm is not known before it arrives.
-        record.arm, record.policy = policy_set.first, policy_set.policies[policy_set.first]
-        shares = ", ".join(f"{arm} {share:g} %" for arm, share in experiment.arms.items())
+        record.arm, record.policy = policy_set.first, policy_set.policies[experiment.policies[policy_set.first]]
+        shares = ", ".join(f"{arm} {share:g} %" for arm, share in experiment.shares.items())
         return _Placement(
             None,
             f"nothing here names its {experiment.unit}, so it would draw an arm of its own ({shares}); this is what "

@@ -20,7 +20,7 @@ from router.config.sections.listeners import AdmissionConfig
 from router.config.validation_errors import describe_unknown
 from router.config.yaml_source import format_path
 from router.errors import ConfigError, quote_name
-from router.request.admission.rules import build_rule
+from router.request.admission.rules import build_rule, check_arm_rules
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
@@ -119,6 +119,7 @@ def propose_end(before: PolicySet) -> Proposal:
 def propose_admission(before: PolicySet, admission: AdmissionConfig, registry: Registry) -> Proposal:
     """Let `admission` decide who may begin. Raises ConfigError when its rule cannot be built."""
     build_rule(admission, registry)
+    check_arm_rules(before.experiment, admission, registry)
     note = "requests that wait are handed to the new rule" if admission.enabled else "requests that wait begin"
     return Proposal(replace(before, admission=admission), (note,))
 
@@ -130,7 +131,7 @@ def merge_file_changes(before: PolicySet, seen: FileSettings, now: FileSettings,
     policies = {n: p for n, p in build_changed(before.policies, changed, registry).items() if n not in gone}
     active = before.active if now.active == seen.active else now.active
     experiment = before.experiment if now.experiment == seen.experiment else now.experiment
-    needed = [active, *(() if experiment is None else (*experiment.arms, *experiment.shadows))]
+    needed = [active, *(() if experiment is None else (*experiment.policies.values(), *experiment.shadows))]
     if lost := sorted(gone & set(needed)):
         raise ConfigError(
             *(f"policies.{name}: removed from the files while in use; activate another first" for name in lost)
@@ -167,11 +168,14 @@ def build_changed(
 def build_policy_set(
     policies: Mapping[str, Policy], active: str, experiment: ExperimentConfig | None, admission: AdmissionConfig
 ) -> PolicySet:
-    """Build the policy set. Raises ConfigError when `active` or the experiment names an unknown policy."""
+    """Build the policy set. Raises ConfigError when `active` or the experiment names an unknown policy, or an arm's
+    admission rule cannot be built.
+    """
     problems = [] if active in policies else [f"active: {describe_unknown('policy', active, policies)}"]
     if experiment is not None:
         unknown = check_experiment_policies(experiment, policies)
         problems += [f"experiment.{format_path(problem.path)}: {problem.text}" for problem in unknown]
     if problems:
         raise ConfigError(*problems)
+    check_arm_rules(experiment, admission)
     return PolicySet(policies, active, experiment, admission=admission)

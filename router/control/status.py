@@ -29,6 +29,7 @@ from router.kvcache.indexer import EventStream
 from router.prompt.tokenization.tokenization import Tokenization, TokenizationReport
 from router.request.admission.controller import QUEUES
 from router.request.admission.model_admission import ModelAdmission
+from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.record_view import describe_record, to_plain
 from router.scheduling.scheduler import Scheduler
@@ -143,7 +144,8 @@ class Status:
 
     def describe_admission(self) -> dict[str, Any]:
         """The rule in force, and live sessions, capacity and queue of each model that requests asked for."""
-        config = self.control.policy_set.admission
+        queues = self.admission
+        config = queues.config if isinstance(queues, AdmissionQueues) else self.control.policy_set.admission
         models = [describe_admission(model, self.clock.now()) for model in self.admission]
         return {"enabled": config.enabled, "rule": config.rule.model_dump(mode="json"), "models": models}
 
@@ -240,7 +242,7 @@ def list_policies_in_force(policy_set: PolicySet) -> list[PolicyInForce]:
     active = PolicyInForce("active", policy_set.active, policy_set.policy.digest)
     if experiment is None:
         return [active]
-    arms = [PolicyInForce("arm", name, policies[name].digest) for name in policy_set.live_arms]
+    arms = [PolicyInForce("arm", arm, policies[experiment.policies[arm]].digest) for arm in policy_set.live_arms]
     shadows = [PolicyInForce("shadow", name, policies[name].digest) for name in experiment.shadows]
     return [active, *arms, *shadows]
 

@@ -71,7 +71,7 @@ def summarize_policies(policy_set: PolicySet) -> PoliciesInForce:
         active=policy_set.active,
         policies={policy.name: policy.digest for policy in policy_set.in_use},
         experiment=fingerprint(policy_set),
-        arms={} if policy_set.experiment is None else dict(policy_set.experiment.arms),
+        arms={} if policy_set.experiment is None else policy_set.experiment.shares,
         rolled_back=sorted(policy_set.rolled_back),
         admission=policy_set.admission.model_dump(mode="json", exclude_defaults=True),
     )
@@ -81,7 +81,7 @@ def describe_policies(policy_set: PolicySet) -> dict[str, Any]:
     """Describe all policies and the role of each: active, arm, shadow, or None."""
     experiment = policy_set.experiment
     roles = dict.fromkeys(() if experiment is None else experiment.shadows, "shadow")
-    roles |= dict.fromkeys(() if experiment is None else experiment.arms, "arm")
+    roles |= dict.fromkeys(() if experiment is None else experiment.policies.values(), "arm")
     active = policy_set.active
     roles[active] = "active" if active not in roles else f"active, {roles[active]}"
     return {
@@ -93,7 +93,7 @@ def describe_policies(policy_set: PolicySet) -> dict[str, Any]:
             for name, policy in sorted(policy_set.policies.items())
         ],
         "experiment": fingerprint(policy_set),
-        "arms": {} if experiment is None else dict(experiment.arms),
+        "arms": {} if experiment is None else experiment.shares,
         "rolled_back": sorted(policy_set.rolled_back),
     }
 

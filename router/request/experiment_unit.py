@@ -33,10 +33,16 @@ def derive_unit(
         case "api_key":
             name = _encode(client)
         case "time":
-            name = b"%d" % (at_wall_s // experiment.window_s)
+            return window_unit(experiment, at_wall_s)
         case "request":
             name = None
     return blake2b(name or record_id.encode(), digest_size=16, person=experiment.unit.encode()).digest()
+
+
+def window_unit(experiment: ExperimentConfig, at_wall_s: float) -> bytes:
+    """Return the unit of the window of time that a moment falls into."""
+    name = b"%d" % (at_wall_s // experiment.window_s)
+    return blake2b(name, digest_size=16, person=b"time").digest()
 
 
 def _encode(name: str | None) -> bytes | None:

@@ -235,7 +235,8 @@ def assign_policy(request: PreparedRequest, record: Record, services: Services) 
     elif experiment is None or record.endpoint == STORED:
         services.scheduler.assign_policy(record, None)
     else:
-        unit = derive_unit(experiment, request.prompt, record.client, record.id, record.at_wall_s)
+        arrived_wall_s = record.at_wall_s - (services.clock.now() - record.arrived_s)  # before any wait for admission
+        unit = derive_unit(experiment, request.prompt, record.client, record.id, arrived_wall_s)
         services.scheduler.assign_policy(record, unit)
 
 
@@ -260,7 +261,7 @@ def open_record(
         stages=stages,
     )
     if lease is not None:
-        lease.record = record
+        lease.record, record.admission_rule = record, lease.rule
         stages.admission_ms = None if lease.waited_s is None else lease.waited_s * 1e3
     if isinstance(tokens, TokenizedPrompt):
         stages.tokens_ms, stages.keys_ms = tokens.tokens_ms, tokens.keys_ms

@@ -186,6 +186,23 @@ async def test_a_rule_is_switched_while_requests_wait_and_those_are_handed_to_th
         await eventually(r.idle)
 
 
+async def test_an_experiment_names_the_rule_of_each_arm_and_records_say_which_one_admitted_them(router: Any) -> None:
+    arms = {
+        "fit": {"share": 50, "policy": "warm", "admission": {"name": "fit"}},
+        "cap": {"share": 50, "policy": "warm", "admission": {"name": "concurrency"}},
+    }
+    experiment = {"unit": "time", "window_s": 1e6, "arms": arms}
+    async with engine(**SMALL) as a, router([a], admission=ON) as r:
+        assert (await r.admin.put("/admin/experiment", json=experiment)).status_code == 200
+        record = await r.record((await Chat(r, "first").turn()).record)
+        named = {"fit": "fit", "cap": "concurrency"}
+        assert record["admission_rule"] == named[record["arm"]]
+        report = (await r.admin.get("/admin/experiment")).json()["report"]
+        assert {arm["arm"]: arm["admission"] for arm in report["arms"]} == named
+        off = await r.admin.put("/admin/admission", content="enabled: false")
+        assert (off.status_code, "admission.enabled" in off.text) == (422, True)
+
+
 async def test_off_leaves_no_trace(router: Any) -> None:
     async with engine(**SMALL) as a, router([a]) as r:
         said = await Chat(r, "first", words=240).turn()

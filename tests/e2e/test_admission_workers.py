@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 import pytest
 
 from tests.e2e.chats import Said
 from tests.e2e.conftest import Json, RouterProcess
-from tests.e2e.workers import Clients, alive, all_up, nothing_under_way, say
+from tests.e2e.workers import alive, all_up, nothing_under_way, run_of, say
 from tests.fakes.engines import engine, eventually
 
 SLOW = {"block_tokens": 16, "blocks": 40, "decode_ms_per_token": 1000.0}  # 640 tokens; an answer takes minutes
@@ -21,7 +21,7 @@ ON: Json = {"enabled": True, "rule": {"name": "fit", "idle_below": 0}, "idle_s":
 WORDS = " ".join(f"word {number}" for number in range(40))
 
 
-async def until(condition, within_s: float = 10.0) -> None:
+async def until(condition, within_s: float = 30.0) -> None:
     """`condition` is asked over HTTP: not more often than it costs."""
     async with asyncio.timeout(within_s):
         while not await condition():  # noqa: ASYNC110
@@ -52,7 +52,24 @@ async def capacity_known(r: RouterProcess) -> bool:
 def talk(client: httpx.AsyncClient, name: str) -> asyncio.Task[Said]:
     """Begin a session whose answer takes minutes."""
     text = f"{name} {WORDS}"
-    return asyncio.create_task(say(client, text, session=name, max_tokens=600, ignore_eos=True))
+    return asyncio.create_task(say(client, text, session=name, max_tokens=200, ignore_eos=True))
+
+
+@asynccontextmanager
+async def connections(r: RouterProcess, each: int) -> AsyncIterator[dict[str, list[httpx.AsyncClient]]]:
+    """Clients of one connection, at least `each` per worker, by the run of the worker that has the connection. Their
+    own sessions are forgotten.
+    """
+    runs = {str(one["run"]) for one in await all_up(r)}
+    found: dict[str, list[httpx.AsyncClient]] = {run: [] for run in runs}
+    async with AsyncExitStack() as opened:
+        for _ in range(100):
+            if all(len(clients) >= each for clients in found.values()):
+                break
+            client = await opened.enter_async_context(r.client(limits=httpx.Limits(max_connections=1), timeout=120.0))
+            found[run_of(await say(client, "which worker are you?", max_tokens=1))].append(client)
+        await until(lambda: nobody_known(r))
+        yield found
 
 
 @asynccontextmanager
@@ -78,9 +95,9 @@ async def routed(router_process, fleet_config, workers: int, **admission: object
 async def test_as_many_sessions_begin_by_three_workers_as_by_one(router_process, fleet_config) -> None:
     async def begun(workers: int) -> tuple[int, Json]:
         """Sessions that begin, of 12 at once, and what admission counts then."""
-        async with routed(router_process, fleet_config, workers) as r, Clients(r) as clients:
-            assert len(clients.each) == workers
-            talks = [talk(clients.each[number % workers], f"session {number:02}") for number in range(12)]
+        async with routed(router_process, fleet_config, workers) as r, connections(r, 12 // workers) as clients:
+            spread = [clients[run][number] for number in range(12 // workers) for run in clients]
+            talks = [talk(client, f"session {number:02}") for number, client in enumerate(spread)]
             async with talking(talks):
                 await until(lambda: all_here(r, 12))
                 shown = await model(r)
@@ -104,15 +121,15 @@ async def test_a_killed_worker_gives_back_what_its_sessions_held(router_process,
     """One worker's sessions fill the memory, and more of it wait, as do some of the other one. It is killed: what it
     held and what it queued is gone, and the others begin.
     """
-    async with routed(router_process, fleet_config, 2) as r, Clients(r) as clients:
+    async with routed(router_process, fleet_config, 2) as r, connections(r, 6) as clients:
         leader, follower = await all_up(r)
-        dying, staying = clients.by_run[follower["run"]], clients.by_run[leader["run"]]
-        lost = [talk(dying, f"lost {number}") for number in range(6)]
+        dying, staying = clients[follower["run"]], clients[leader["run"]]
+        lost = [talk(dying[number], f"lost {number}") for number in range(6)]
         async with talking(lost):
             await until(lambda: all_here(r, 6))
             queued = await waiting(r)
             assert 0 < queued < 6
-            kept = [talk(staying, f"kept {number}") for number in range(2)]
+            kept = [talk(staying[number], f"kept {number}") for number in range(2)]
             async with talking(kept):
                 await until(lambda: all_here(r, 8))
                 assert await waiting(r) == queued + 2
@@ -127,10 +144,9 @@ async def test_a_killed_worker_gives_back_what_its_sessions_held(router_process,
 
 
 async def test_without_the_leader_nobody_waits_for_ever(router_process, fleet_config) -> None:
-    async with routed(router_process, fleet_config, 2) as r, Clients(r) as clients:
+    async with routed(router_process, fleet_config, 2) as r, connections(r, 6) as clients:
         leader, follower = await all_up(r)
-        client = clients.by_run[follower["run"]]
-        talks = [talk(client, f"session {number}") for number in range(6)]
+        talks = [talk(clients[follower["run"]][number], f"session {number}") for number in range(6)]
         async with talking(talks):
             await until(lambda: all_here(r, 6))
             queued = await waiting(r)
@@ -145,10 +161,10 @@ async def test_without_the_leader_nobody_waits_for_ever(router_process, fleet_co
 
 @pytest.mark.parametrize("by", ["leader", "follower"])
 async def test_the_rule_is_switched_for_all_workers(router_process, fleet_config, by: str) -> None:
-    async with routed(router_process, fleet_config, 2) as r, Clients(r) as clients:
+    async with routed(router_process, fleet_config, 2) as r, connections(r, 6) as clients:
         leader, follower = await all_up(r)
-        client = clients.by_run[(leader if by == "leader" else follower)["run"]]
-        talks = [talk(client, f"session {number}") for number in range(6)]
+        run = str((leader if by == "leader" else follower)["run"])
+        talks = [talk(clients[run][number], f"session {number}") for number in range(6)]
         async with talking(talks):
             await until(lambda: all_here(r, 6))
             assert await waiting(r) > 0

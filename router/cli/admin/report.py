@@ -94,8 +94,15 @@ def _arms(report: Answer) -> Grid:
     for arm in report["arms"]:
         counts = [f"{arm[key]:,}" for key in ("units_closed", "units_open", "requests", "failed")]
         out = " (out)" if arm["out"] else ""
-        rows.append((arm["arm"] + out, f"{arm['share']:g}%", *counts, _format(arm["spread"], "{:.2f}x")))
+        rows.append((_arm_name(arm) + out, f"{arm['share']:g}%", *counts, _format(arm["spread"], "{:.2f}x")))
     return make_grid("", ("arm", "share", "units over", "open", "requests", "failed", "spread"), rows)
+
+
+def _arm_name(arm: Answer) -> str:
+    """Return the arm's name, with its policy and its admission rule where it names them."""
+    policy = None if arm["policy"] == arm["arm"] else arm["policy"]
+    named = [name for name in (policy, arm["admission"]) if name is not None]
+    return f"{arm['arm']} ({', '.join(named)})" if named else str(arm["arm"])
 
 
 def _metrics_grid(report: Answer) -> Grid:

@@ -7,11 +7,11 @@ is checked where all policies are known (`reader.py`, `router/control/proposals.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from router.config.sections.base import Positive, Seconds, Section
+from router.config.sections.base import PluginConfig, Positive, Seconds, Section
 
 PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 MAX_ARMS = 32  # also of shadows, each of which decides about every request
@@ -56,6 +56,30 @@ class ArmLimitsConfig(Section):
     """roll an arm back when a larger share of its requests fails (5% or 0.05); null: no limit"""
 
 
+class ArmConfig(Section):
+    """An arm with more than its share: written as a number, that share alone."""
+
+    share: float
+    """of the units, in percent"""
+    policy: str | None = None
+    """policy that decides for it; null: the one that is named like the arm"""
+    admission: PluginConfig | None = None
+    """admission rule of the arm, with its parameters; only with `unit: time`; null: `admission.rule`"""
+
+    @model_serializer(mode="wrap")
+    def _write_share_alone(self, write: SerializerFunctionWrapHandler) -> Any:
+        return self.share if self.policy is None and self.admission is None else write(self)
+
+
+def _read_share_alone(value: object) -> object:
+    """Return {share: 50} for the number 50, and any other value unchanged."""
+    return {"share": value} if isinstance(value, int | float | str) and not isinstance(value, bool) else value
+
+
+Arm = Annotated[ArmConfig, BeforeValidator(_read_share_alone, json_schema_input_type=float | ArmConfig)]
+"""A number such as 50, the share in percent, or a mapping with the policy and the admission rule as well."""
+
+
 class ExperimentConfig(Section):
     """Policies that share the live requests, policies in shadow, and what ends the experiment early."""
 
@@ -63,8 +87,9 @@ class ExperimentConfig(Section):
     """what is assigned to an arm as a whole; time: all requests of a time window (switchback)"""
     seed: int = 0
     """seed of the assignment; equal seeds give equal assignments on every replica"""
-    arms: dict[str, float] = Field(min_length=1, max_length=MAX_ARMS)
-    """policies and their shares in percent, which add up to 100; the first is the one others are compared with"""
+    arms: dict[str, Arm] = Field(min_length=1, max_length=MAX_ARMS)
+    """policies and their shares in percent, which add up to 100; the first is the one others are compared with. Instead
+    of a number, `{share, policy, admission}`"""
     shadows: list[str] = Field(default=[], max_length=MAX_ARMS)
     """policies whose choice is computed and recorded for every request, but not executed"""
     guard: GuardConfig = GuardConfig()
@@ -78,10 +103,10 @@ class ExperimentConfig(Section):
 
     @model_validator(mode="after")
     def _check_shares(self) -> ExperimentConfig:
-        for name, share in self.arms.items():
-            if not share > 0:
-                raise ValueError(f"arms: {name} has a share of {share:g}; every share must be above 0")
-        total = sum(self.arms.values())
+        for name, arm in self.arms.items():
+            if not arm.share > 0:
+                raise ValueError(f"arms: {name} has a share of {arm.share:g}; every share must be above 0")
+        total = sum(arm.share for arm in self.arms.values())
         if abs(total - 100) > SUM_TOLERANCE:
             raise ValueError(f"arms: the shares add up to {total:g}, not 100 (percent)")
         return self
@@ -89,11 +114,32 @@ class ExperimentConfig(Section):
     @model_validator(mode="after")
     def _check_shadows(self) -> ExperimentConfig:
         for i, name in enumerate(self.shadows):
-            if name in self.arms:
+            if name in self.policies.values():
                 raise ValueError(f"shadows: {name} is an arm already")
             if name in self.shadows[:i]:
                 raise ValueError(f"shadows: {name} is given twice")
         return self
+
+    @model_validator(mode="after")
+    def _check_admission(self) -> ExperimentConfig:
+        if self.compares_admission and self.unit != "time":
+            raise ValueError("arms: admission rules share the memory of one fleet: compare them with unit: time")
+        return self
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares in percent, by arm."""
+        return {name: arm.share for name, arm in self.arms.items()}
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Names of policies, by arm."""
+        return {name: arm.policy or name for name, arm in self.arms.items()}
+
+    @property
+    def compares_admission(self) -> bool:
+        """Return whether any arm names an admission rule."""
+        return any(arm.admission is not None for arm in self.arms.values())
 
     @model_validator(mode="after")
     def _check_isolation(self) -> ExperimentConfig:

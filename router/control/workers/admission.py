@@ -36,6 +36,7 @@ from router.prompt.prompt import Prompt, UnknownIds
 from router.request.admission.lease import AdmissionLease, ComputedPrompt
 from router.request.admission.model_admission import ModelAdmission, find_local_tokens
 from router.request.admission.waiting import NO_LEASE, AdmissionQueues, QueueLease, derive_session, leaves_context
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
 
@@ -63,8 +64,8 @@ class SyncedAdmission:
     def __iter__(self) -> Iterator[ModelAdmission]:
         return iter(())  # the leader has all queues
 
-    def switch(self, config: AdmissionConfig) -> None:
-        self.config = config
+    def follow(self, policy_set: PolicySet) -> None:
+        self.config = policy_set.admission  # the leader knows which arm's rule is in force
 
     async def acquire(
         self, prompt: Prompt, served: ServedModel | None, tokens: TokenizedPrompt | UnknownIds
@@ -88,7 +89,9 @@ class SyncedAdmission:
             del self._asking[number]
         if said.refusal is not None:
             raise TooBusy(said.refusal.message, code=said.refusal.code, retry_after_s=said.refusal.retry_after_s)
-        return SyncedLease(self._broadcast, number, prompt_tokens or 0, said.waited_s)
+        if said.rule is None:
+            return NO_LEASE
+        return SyncedLease(self._broadcast, number, prompt_tokens or 0, said.waited_s, said.rule)
 
     def on_verdict(self, message: AdmissionVerdict) -> None:
         asking = self._asking.get(message.number)
@@ -120,8 +123,10 @@ class SyncedLease(AdmissionLease):
 
     __slots__ = ("_broadcast", "_number")
 
-    def __init__(self, broadcast: Broadcast, number: int, prompt_tokens: int, waited_s: float | None) -> None:
-        super().__init__(prompt_tokens, waited_s)
+    def __init__(
+        self, broadcast: Broadcast, number: int, prompt_tokens: int, waited_s: float | None, rule: str
+    ) -> None:
+        super().__init__(prompt_tokens, waited_s, rule)
         self._broadcast = broadcast
         self._number = number
 
@@ -187,7 +192,7 @@ class FollowerAdmissions:
     async def _hold(self, held: _Held, channel: Channel, message: AdmissionAsked) -> None:
         """Wait for a place, and keep it until the request ends or this task is cancelled."""
         if (queue := self._queues.queue_of(message.model)) is None:
-            _answer(channel, AdmissionVerdict(message.number, None))
+            _answer(channel, AdmissionVerdict(message.number, None, None))
             return
         local_tokens = None
         if message.tokens_known and queue.model_admission.needs_overlap(message.session, message.prompt_tokens):
@@ -197,11 +202,11 @@ class FollowerAdmissions:
             held.lease = await queue.acquire(message.session, message.prompt_tokens, None, local_tokens)
         except TooBusy as error:
             refusal = AdmissionRefusal(error.message, error.code, error.retry_after_s)
-            _answer(channel, AdmissionVerdict(message.number, None, refusal))
+            _answer(channel, AdmissionVerdict(message.number, None, None, refusal))
             return
         computed = None
         try:
-            _answer(channel, AdmissionVerdict(message.number, held.lease.waited_s))
+            _answer(channel, AdmissionVerdict(message.number, held.lease.waited_s, held.lease.rule))
             computed = await held.ended
         finally:
             held.lease.end(computed)

@@ -149,6 +149,7 @@ class AdmissionVerdict(Message, frozen=True):
 
     number: int
     waited_s: float | None  # None: it was admitted at once
+    rule: str | None  # that admitted it; None: it was refused, or admission control is off
     refusal: AdmissionRefusal | None = None
 
 

@@ -24,14 +24,15 @@ class ComputedPrompt(NamedTuple):
 
 class AdmissionLease(ABC):
     """The place of one request, from its admission to its end. `record` says how it ended, once there is one.
-    `waited_s` is None for a request that was admitted at once.
+    `waited_s` is None for a request that was admitted at once; `rule` is the name of the rule that admitted it.
     """
 
-    __slots__ = ("_prompt_tokens", "record", "waited_s")
+    __slots__ = ("_prompt_tokens", "record", "rule", "waited_s")
 
-    def __init__(self, prompt_tokens: int, waited_s: float | None) -> None:
+    def __init__(self, prompt_tokens: int, waited_s: float | None, rule: str) -> None:
         self._prompt_tokens = prompt_tokens
         self.waited_s = waited_s
+        self.rule = rule
         self.record: Record | None = None
 
     @abstractmethod

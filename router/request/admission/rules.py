@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.listeners import AdmissionConfig
 from router.errors import ConfigError
 from scorers.admission.contract import AdmissionRule
@@ -18,3 +19,20 @@ def build_rule(config: AdmissionConfig, registry: Registry | None = None) -> Adm
     except PluginError as refusal:
         raise ConfigError(f"admission.rule: {refusal}") from refusal
     return rule if config.enabled else NoAdmission()
+
+
+def check_arm_rules(
+    experiment: ExperimentConfig | None, admission: AdmissionConfig, registry: Registry | None = None
+) -> None:
+    """Build the admission rules that arms name. Raises ConfigError when that fails, or admission control is off."""
+    if experiment is None or not experiment.compares_admission:
+        return
+    if not admission.enabled:
+        raise ConfigError("experiment.arms: they name admission rules, and admission.enabled is false")
+    registry = registry or load_registry()
+    for name, arm in experiment.arms.items():
+        if arm.admission is not None:
+            try:
+                build_rule(admission.model_copy(update={"rule": arm.admission}), registry)
+            except ConfigError as error:
+                raise ConfigError(f"experiment.arms.{name}: {error}") from error

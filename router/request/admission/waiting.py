@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
-from math import ceil
+from math import ceil, inf
 from typing import Literal, Protocol
 
 from router.clock import Clock
@@ -28,6 +28,8 @@ from router.request.admission.controller import AdmissionController, Queued
 from router.request.admission.lease import AdmissionLease, ComputedPrompt
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.rules import build_rule
+from router.request.experiment_unit import window_unit
+from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.scheduler import Scheduler
 from scorers.admission.contract import Admission, AdmissionRule, QueueName
 from scorers.registry import load_registry
@@ -49,8 +51,8 @@ class AdmissionControl(Protocol):
     def __iter__(self) -> Iterator[ModelAdmission]:
         """Iterate over the models whose queues are in this process."""
 
-    def switch(self, config: AdmissionConfig) -> None:
-        """Let another rule, or other limits, decide from now on."""
+    def follow(self, policy_set: PolicySet) -> None:
+        """Let what `policy_set` says decide from now on."""
 
     async def acquire(
         self, prompt: Prompt, served: ServedModel | None, tokens: TokenizedPrompt | UnknownIds
@@ -80,10 +82,35 @@ class AdmissionQueues:
         self._on_wait_end = on_wait_end
         self._pooled = pooled
         self._queues: dict[str, AdmissionQueue] = {}  # by base model: those that instances serve
+        self._policy_set: PolicySet | None = None
+        self._window_ends_wall_s = inf  # of an experiment that compares admission rules
+        self._timer: asyncio.TimerHandle | None = None
 
     def __iter__(self) -> Iterator[ModelAdmission]:
         """Iterate over the models that requests have asked for."""
         return (queue.model_admission for queue in self._queues.values())
+
+    def follow(self, policy_set: PolicySet) -> None:
+        """Let the admission rule of `policy_set` decide from now on; in an experiment that compares such rules, that of
+        the present window's arm, and with the next window that of its arm.
+        """
+        self._policy_set = policy_set
+        self._follow_window()
+
+    def _follow_window(self) -> None:
+        assert self._policy_set is not None
+        experiment, unit, now_wall_s = self._policy_set.experiment, None, self._clock.wall()
+        self._window_ends_wall_s = inf
+        if experiment is not None and experiment.compares_admission:
+            unit = window_unit(experiment, now_wall_s)
+            self._window_ends_wall_s = (now_wall_s // experiment.window_s + 1) * experiment.window_s
+        self.switch(self._policy_set.admission_of(unit))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._window_ends_wall_s < inf:
+            pause_s = max(MIN_PAUSE_S, self._window_ends_wall_s - now_wall_s)
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._follow_window)
 
     def switch(self, config: AdmissionConfig) -> None:
         """Let another rule, or other limits, decide from now on. Requests that wait are handed to it; they begin when
@@ -109,6 +136,8 @@ class AdmissionQueues:
 
     def queue_of(self, model: str) -> AdmissionQueue | None:
         """Return the queue of a base model that instances serve; `None` while admission control is off."""
+        if self._clock.wall() >= self._window_ends_wall_s:
+            self._follow_window()
         if not self.config.enabled:
             return None
         if (queue := self._queues.get(model)) is None:
@@ -116,7 +145,7 @@ class AdmissionQueues:
             now = self._clock.now()
             controller = AdmissionController(rule, config.max_wait_s, config.idle_s, pooled=self._pooled, now=now)
             admission = ModelAdmission(model, controller, self._scheduler, self._clock)
-            queue = AdmissionQueue(admission, config.max_wait_s, self._clock, self._on_wait_end)
+            queue = AdmissionQueue(admission, config.rule.name, config.max_wait_s, self._clock, self._on_wait_end)
             self._queues[model] = queue
         return queue
 
@@ -125,9 +154,10 @@ class AdmissionQueue:
     """The requests that wait for one model."""
 
     def __init__(
-        self, model_admission: ModelAdmission, max_wait_s: float, clock: Clock, on_wait_end: OnWaitEnd
+        self, model_admission: ModelAdmission, rule: str, max_wait_s: float, clock: Clock, on_wait_end: OnWaitEnd
     ) -> None:
         self.model_admission = model_admission
+        self.rule = rule  # the name of the one in force
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._on_wait_end = on_wait_end
@@ -137,7 +167,7 @@ class AdmissionQueue:
 
     def switch(self, rule: AdmissionRule, config: AdmissionConfig) -> None:
         """Let `rule` decide from now on, also about those that wait."""
-        self._max_wait_s = config.max_wait_s
+        self.rule, self._max_wait_s = config.rule.name, config.max_wait_s
         self.model_admission.switch(rule, config.max_wait_s, config.idle_s)
         self.release_waiting()
 
@@ -220,7 +250,7 @@ class QueueLease(AdmissionLease):
     __slots__ = ("_admission", "_queue")
 
     def __init__(self, queue: AdmissionQueue, admission: Admission, waited_s: float | None) -> None:
-        super().__init__(admission.prompt_tokens, waited_s)
+        super().__init__(admission.prompt_tokens, waited_s, queue.rule)
         self._queue = queue
         self._admission = admission
 

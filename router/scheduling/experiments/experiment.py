@@ -55,7 +55,7 @@ class RunningExperiment:
     def __init__(self, spec: ExperimentConfig) -> None:
         self._spec = spec
         self._bars = compute_bars(spec.guard.alpha, len(spec.arms))
-        first_share = next(iter(spec.arms.values()))
+        first_share = next(iter(spec.shares.values()))
         self._arms = [
             ArmState(
                 name,
@@ -63,7 +63,7 @@ class RunningExperiment:
                 ArmComparison(share / (share + first_share), spec.guard, self._bars) if i else None,
                 _limits(spec),
             )
-            for i, (name, share) in enumerate(spec.arms.items())
+            for i, (name, share) in enumerate(spec.shares.items())
         ]
         self._numbers = {arm.name: i for i, arm in enumerate(self._arms)}
         self._running: dict[int, LimitedRequest] = {}  # by record number
@@ -234,8 +234,11 @@ class RunningExperiment:
                 )
 
     def _report_arm(self, arm: ArmState, targets: int, per_unit: float) -> ArmReport:
+        config = self._spec.arms[arm.name]
         return ArmReport(
             arm=arm.name,
+            policy=config.policy or arm.name,
+            admission=None if config.admission is None else config.admission.name,
             share=arm.share,
             out=arm.exclusion,
             units_open=self._enrolment.open[self._numbers[arm.name]],

@@ -67,7 +67,7 @@ class PolicySet:
         """The active policy, and those of arms and shadows."""
         names = [self.active]
         if self.experiment is not None:
-            names += [*self.experiment.arms, *self.experiment.shadows]
+            names += [*self.experiment.policies.values(), *self.experiment.shadows]
         return [self.policies[name] for name in dict.fromkeys(names)]
 
     @property
@@ -83,7 +83,8 @@ class PolicySet:
     @property
     def arm_digests(self) -> tuple[str, ...]:
         """Digests of the arms' policies: the same experiment over other policies is another one."""
-        return () if self.experiment is None else tuple(self.policies[arm].digest for arm in self.experiment.arms)
+        names = () if self.experiment is None else self.experiment.policies.values()
+        return tuple(self.policies[name].digest for name in names)
 
     @property
     def live_arms(self) -> list[str]:
@@ -93,15 +94,25 @@ class PolicySet:
     def assign(self, unit: bytes) -> Assignment:
         """Return a unit's arm and policy; only during an experiment."""
         assert self.experiment is not None
-        arm = draw_arm(self.experiment.seed, self.experiment.arms, unit)
-        return Assignment(arm, self.policies[self._heir(arm)])
+        arm = draw_arm(self.experiment.seed, self.experiment.shares, unit)
+        return Assignment(arm, self.policies[self.experiment.policies[self._heir(arm)]])
+
+    def admission_of(self, unit: bytes | None) -> AdmissionConfig:
+        """Return what admits requests, with the rule of the arm that `unit` (a window of time) belongs to, if it names
+        one. `unit` is None outside of an experiment.
+        """
+        if self.experiment is None or unit is None or not self.experiment.compares_admission:
+            return self.admission
+        arm = self._heir(draw_arm(self.experiment.seed, self.experiment.shares, unit))
+        rule = self.experiment.arms[arm].admission
+        return self.admission if rule is None else self.admission.model_copy(update={"rule": rule})
 
     def instances_for(self, arm: str, instances: Sequence[str]) -> frozenset[str]:
         """Return the instances of an isolated arm; empty where there are fewer instances than arms. An arm that was
         rolled back leaves its instances to the first arm.
         """
         assert self.experiment is not None
-        owners = slice_instances(self.experiment.seed, tuple(self.experiment.arms.items()), tuple(instances))
+        owners = slice_instances(self.experiment.seed, tuple(self.experiment.shares.items()), tuple(instances))
         heir = self._heir(arm)
         return frozenset(instance for instance, owner in owners.items() if self._heir(owner) == heir)
 

@@ -43,6 +43,8 @@ class ArmReport(NamedTuple):
     """Results of one arm."""
 
     arm: str
+    policy: str
+    admission: str | None  # its admission rule; None: it names none
     share: float
     out: str | None  # why it does not count any more, if so
     units_open: int

@@ -102,6 +102,7 @@ class Record(msgspec.Struct, gc=False):
     policy: Policy | None = None  # the one that decided, as it was then
     arm: str | None = None  # of the experiment; None outside of one
     unit: bytes | None = None  # the experiment unit that drew the arm
+    admission_rule: str | None = None  # that admitted it; None: sessions are not counted
     asked_by: str | None = None  # the token that requested this policy explicitly
     blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, with a decision log
     attempts: list[Attempt] = []

@@ -102,6 +102,7 @@ class RecordEncoder:
             policy=None if policy is None else policy.name,
             digest=None if policy is None else policy.digest,
             arm=record.arm,
+            admission_rule=record.admission_rule,
             unit=self._salt.digest(record.unit),
             client=self._salt.digest(record.client),
             asked_by=self._salt.digest(record.asked_by),

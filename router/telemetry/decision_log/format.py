@@ -101,6 +101,7 @@ class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     policy: str | None = None  # assigned to the request
     digest: str | None = None  # of it: its `LoggedPolicy` came before
     arm: str | None = None
+    admission_rule: str | None = None  # as in `Record`
     unit: str | None = None  # these three are salted digests
     client: str | None = None
     asked_by: str | None = None

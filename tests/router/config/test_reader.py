@@ -436,7 +436,7 @@ def test_policies_and_experiments_from_texts() -> None:
     }
     section = "arms: {a: 90, b: 10}\n"
     alone = parse_experiment(section, ["a", "b"])
-    assert alone.arms == {"a": 90.0, "b": 10.0}
+    assert alone.shares == {"a": 90.0, "b": 10.0}
     assert parse_experiment("experiment:\n  " + section, ["a", "b"]) == alone
 
 

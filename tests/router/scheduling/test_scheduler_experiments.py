@@ -45,7 +45,7 @@ def units_of(arm: str, count: int, spec: ExperimentConfig | None = None) -> list
     """The first units that are drawn for an arm."""
     spec = spec or experiment()
     names = (b"unit-%d" % n for n in range(10_000))
-    return [unit for unit in names if draw_arm(spec.seed, spec.arms, unit) == arm][:count]
+    return [unit for unit in names if draw_arm(spec.seed, spec.shares, unit) == arm][:count]
 
 
 class Trying(House):

@@ -40,7 +40,7 @@ def test_the_whole_of_it() -> None:
         """,
         KNOWN,
     )
-    assert (experiment.unit, experiment.seed, experiment.arms) == ("api_key", 7, {"warm": 90.0, "random": 10.0})
+    assert (experiment.unit, experiment.seed, experiment.shares) == ("api_key", 7, {"warm": 90.0, "random": 10.0})
     assert (experiment.guard.worse_by, experiment.limits.error_rate_max) == (0.2, 0.05)
     assert (experiment.isolate, experiment.observe_s, experiment.guard.action) == ("instances", 60.0, "report")
 
@@ -49,6 +49,24 @@ def test_without_the_word_above_it() -> None:
     assert parse_experiment("arms: {warm: 100}\nshadows: [random]", KNOWN) == ExperimentConfig(
         arms={"warm": 100.0}, shadows=["random"]
     )
+
+
+def test_two_arms_of_one_policy_with_an_admission_rule_each() -> None:
+    experiment = parse_experiment(
+        """
+        unit: time
+        arms:
+          random: 20
+          fit: {share: 50, policy: warm, admission: {name: fit}}
+          cap: {share: 30, policy: warm, admission: {name: concurrency, per_target: 3}}
+        """,
+        KNOWN,
+    )
+    assert experiment.shares == {"random": 20.0, "fit": 50.0, "cap": 30.0}
+    assert experiment.policies == {"random": "random", "fit": "warm", "cap": "warm"}
+    assert experiment.compares_admission
+    assert ExperimentConfig.model_validate_json(experiment.model_dump_json()) == experiment
+    assert experiment.model_dump(mode="json")["arms"]["random"] == 20.0
 
 
 @pytest.mark.parametrize(("written", "share"), [("0.2", 0.2), ("20%", 0.2), ("'2.5 %'", 0.025), ("0", 0.0)])
@@ -74,6 +92,10 @@ def test_a_share_is_a_number_or_percent(written: str, share: float) -> None:
         ("arms: {warm: 100}\nlimits: {error_rate_max: 500%}", "experiment:2: limits.error_rate_max"),
         ("arms: {warm: 50, random: 50}\nunit: time\nisolate: instances", "isolate: instances needs another unit"),
         ("arms: {warm: 100}\nguards: {}", "guard"),
+        ("arms: {a: {share: 100, policy: wrm}}", 'experiment:1: arms.a.policy: unknown policy "wrm"'),
+        ("arms: {warm: {share: 100, rule: fit}}", "experiment:1: arms.warm.rule"),
+        ("arms: {warm: {share: 100, admission: {name: fit}}}", "compare them with unit: time"),
+        ("arms: {a: {share: 100, policy: warm}}\nshadows: [warm]", "shadows: warm is an arm already"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, says: str) -> None:

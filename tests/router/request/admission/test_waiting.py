@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from router.config.sections import listeners
+from router.config.sections.experiment import ExperimentConfig
 from router.errors import ConfigError, TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text, UnknownIds
+from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionQueues, derive_session, leaves_context
+from router.request.experiment_unit import window_unit
 from router.scheduling.policy.record import Record
 from tests.router.scheduling.test_scheduler import House
 
@@ -192,3 +196,44 @@ def test_only_what_leaves_a_context_is_counted() -> None:
     assert not leaves_context(a_prompt("s", Endpoint.OTHER))
     assert not leaves_context(a_prompt(None, Endpoint.RESPONSES, previous_response_id="r"))
     assert leaves_context(a_prompt("s", Endpoint.RESPONSES, previous_response_id="r"))
+
+
+async def test_in_an_experiment_each_window_has_the_rule_of_its_arm_also_for_those_that_wait() -> None:
+    """Windows of 100 s: in those of `open` everybody begins, in those of `full` 400 tokens hold one session of 300."""
+    scene = Scene()
+    arms = {
+        "full": {"share": 50, "policy": "test", "admission": {"name": "fit", "idle_below": 0}},
+        "open": {"share": 50, "policy": "test", "admission": {"name": "none"}},
+    }
+    experiment = ExperimentConfig.model_validate({"unit": "time", "window_s": 100.0, "arms": arms, "seed": 1})
+    policy_set = replace(scene.house.core.selector.policy_set, experiment=experiment, admission=scene.queues.config)
+    drawn = [policy_set.assign(window_unit(experiment, 1000.0 + 100.0 * n)).arm for n in range(20)]
+    until_full = drawn.index("full")
+    scene.house.clock.advance(100.0 * until_full)
+    scene.queues.follow(policy_set)
+    first = await scene.acquire("a", 300)
+    second = asyncio.create_task(scene.acquire("b", 300))
+    await asyncio.sleep(0)
+    assert (first.rule, scene.waiting) == ("fit", 1)
+    scene.house.clock.advance(100.0 * (drawn.index("open", until_full) - until_full))
+    third = await scene.acquire("c", 300)
+    async with asyncio.timeout(2):
+        with first, third, await second as lease:
+            assert (lease.rule, third.rule, third.waited_s) == ("none", "none", None)
+    scene.queues.follow(replace(policy_set, experiment=None))
+    assert scene.queues.config == policy_set.admission
+
+
+@pytest.mark.parametrize(
+    ("arm", "enabled", "said"),
+    [
+        ({"name": "thunder"}, True, "thunder"),
+        ({"name": "fit", "idel": 1}, True, "idel"),
+        ({"name": "fit"}, False, "enabled"),
+    ],
+)
+def test_what_arms_name_is_built_before_it_is_needed(arm: dict[str, Any], enabled: bool, said: str) -> None:
+    arms = {"one": 50, "other": {"share": 50, "policy": "one", "admission": arm}}
+    experiment = ExperimentConfig.model_validate({"unit": "time", "arms": arms})
+    with pytest.raises(ConfigError, match=said):
+        check_arm_rules(experiment, listeners.AdmissionConfig(enabled=enabled))

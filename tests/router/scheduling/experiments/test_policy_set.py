@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.config import schema
 from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.listeners import AdmissionConfig
 from router.scheduling.experiments.policy_set import PolicySet, draw_arm, slice_instances
 from router.scheduling.policy.policy import build_policy
 from scorers.contract import Needs
@@ -121,3 +123,32 @@ def test_a_slice_that_was_rolled_back_is_the_first_arms() -> None:
     assert not policy_set.instances_for("one", instances) & policy_set.instances_for("two", instances)
     rolled = policy_set.with_rollback("two")
     assert rolled.instances_for("one", instances) == rolled.instances_for("two", instances) == set(instances)
+
+
+def test_a_window_has_the_admission_rule_of_its_arm_and_of_the_first_one_after_a_rollback() -> None:
+    experiment = ExperimentConfig.model_validate(
+        {
+            "unit": "time",
+            "seed": 7,
+            "arms": {
+                "one": 30,
+                "cap": {"share": 40, "policy": "two", "admission": {"name": "concurrency", "per_target": 3}},
+                "open": {"share": 30, "policy": "two", "admission": {"name": "none"}},
+            },
+        }
+    )
+    configured = AdmissionConfig(enabled=True, max_wait_s=7.0)
+    policy_set = replace(a_regime(experiment), admission=configured)
+    rules = {"one": "fit", "cap": "concurrency", "open": "none"}
+    seen = set()
+    for unit in UNITS[:100]:
+        arm, policy = policy_set.assign(unit)
+        found = policy_set.admission_of(unit)
+        assert (found.rule.name, found.enabled, found.max_wait_s) == (rules[arm], True, 7.0)
+        assert policy.name == ("one" if arm == "one" else "two")
+        after = policy_set.with_rollback("cap").admission_of(unit)
+        assert after.rule.name == ("fit" if arm == "cap" else rules[arm])
+        seen.add(arm)
+    assert seen == set(rules)
+    assert policy_set.admission_of(None) == configured
+    assert a_regime().admission_of(UNITS[0]) == AdmissionConfig()
