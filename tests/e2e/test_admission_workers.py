@@ -161,21 +161,20 @@ async def test_without_the_leader_nobody_waits_for_ever(router_process, fleet_co
 
 @pytest.mark.parametrize("by", ["leader", "follower"])
 async def test_the_rule_is_switched_for_all_workers(router_process, fleet_config, by: str) -> None:
-    async with routed(router_process, fleet_config, 2) as r, connections(r, 6) as clients:
+    async with routed(router_process, fleet_config, 2) as r, connections(r, 8) as clients:
         leader, follower = await all_up(r)
         run = str((leader if by == "leader" else follower)["run"])
-        talks = [talk(clients[run][number], f"session {number}") for number in range(6)]
+        talks = [talk(clients[run][number], f"session {number}") for number in range(8)]
         async with talking(talks):
-            await until(lambda: all_here(r, 6))
-            assert await waiting(r) > 0
-            put = await r.admin.put(
-                "/admin/admission", content="enabled: true\nrule: {name: concurrency, per_target: 4}"
-            )
-            assert put.is_success
-            await until(lambda: waits(r, 2))
+            await until(lambda: all_here(r, 8))
+            queued = await waiting(r)
+            assert queued > 1
+            rule = f"{{name: concurrency, per_target: {8 - queued + 1}}}"  # room for one more
+            assert (await r.admin.put("/admin/admission", content=f"enabled: true\nrule: {rule}")).is_success
+            await until(lambda: waits(r, queued - 1))
             assert (await r.admin.put("/admin/admission", content="enabled: false")).is_success
             await until(lambda: waits(r, 0))
-            await until(lambda: all_here(r, 6))
+            await until(lambda: all_here(r, 8))
         await until(lambda: nothing_under_way(r))
 
 
