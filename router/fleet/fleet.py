@@ -326,12 +326,8 @@ class Fleet:
         self._busy = share + (old - share) * exp(-elapsed_s / BUSY_AVERAGING_S)
         self.busy = round(self._busy, 4)
         self._busy_at = now
-        shares = [
-            min(1.0, target.load_book.live_tokens / target.capacity_tokens)
-            for instance in ready
-            for target in instance.targets.values()
-            if target.capacity_tokens
-        ]
+        targets = (target for instance in ready for target in instance.targets.values())
+        shares = [live for target in targets if (live := target.live_share) is not None]
         self.live_share = round(fsum(shares) / len(shares), 4) if shares else None
 
     def __iter__(self) -> Iterator[Instance]:

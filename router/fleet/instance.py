@@ -127,6 +127,11 @@ class Target:
             self._observer.on_block_size_change()
             self._on_change()
 
+    @property
+    def live_share(self) -> float | None:
+        """Share of the KV memory that is in use or booked, 1 at most; None while the capacity is unknown."""
+        return min(1.0, self.load_book.live_tokens / self.capacity_tokens) if self.capacity_tokens else None
+
     def apply_gauges(self, gauges: Gauges, sent_at: float) -> None:
         """Apply the gauges of a poll that was sent at `sent_at`."""
         load_book = self.load_book

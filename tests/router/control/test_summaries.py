@@ -21,7 +21,7 @@ def standing(**changed: object) -> MetricResult:
 
 
 def arm(name: str, mine: MetricResult, out: str | None = None) -> ArmReport:
-    return ArmReport(name, 50.0, out, 3, 1200, 4000, 7, 1.2, None, (mine,))
+    return ArmReport(name, name, None, 50.0, out, 3, 1200, 4000, 7, 1.2, None, (mine,))
 
 
 def test_how_the_arms_stand() -> None:
