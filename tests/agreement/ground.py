@@ -2,7 +2,7 @@
 
     open    rho sets how fast the requests come (`router/testbed/workloads/offered_load.py`): the load of all instances
             that are ever there, by the speed of each; the warm-up is as many requests as fill the caches, and as long
-            as an answer takes; a seed takes another stretch of the trace, or another draw of the generator
+            as two answers take; a seed takes another stretch of the trace, or another draw of the generator
     agents  sessions x instances at once, met in mid-session (`staggered`); the warm-up is as long as computing all
             their contexts once takes, and two minutes
     mixed   the agents, and a batch job of rho `BATCH_RHO` beside them
@@ -46,6 +46,9 @@ POOL_TOKENS = 4_000_000
 
 CYCLE_S = 30.0
 """What a turn of an agent takes about, thinking included: for sizes of windows only."""
+
+SHORTEST_S = 30.0
+"""Of any window: a queue needs some seconds to show."""
 
 TOKEN_S = 0.04
 """What a token of an answer takes about on a busy instance: for sizes of windows only."""
@@ -195,8 +198,8 @@ def _stream(cell: Cell, seed: int, effort: Effort) -> tuple[Workload, Window]:
     per_s = cell.load * _capacity(cell, asked)
     fill = min(FILLING, math.ceil(_profiles(cell)[0].kv_tokens / (asked.prompt_tokens + asked.output_tokens)))
     answer_s = asked.output_tokens * TOKEN_S
-    warm = max(fill * cell.instances, math.ceil(per_s * answer_s))
-    least_s = max(2 * answer_s, CHANGING_S if cell.rate or cell.fleet else 0.0)
+    warm = max(fill * cell.instances, math.ceil(per_s * 2 * answer_s))
+    least_s = max(3 * answer_s, CHANGING_S if cell.rate or cell.fleet else SHORTEST_S)
     measured = math.ceil(per_s * effort.lasts_s(per_s, least_s))
     source = _source(cell.workload, own_seed, warm + measured)
     first, spread_s = (1009 * seed, trace.ROUNDED_S) if traced else (0, 0.0)

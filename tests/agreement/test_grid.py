@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from router.testbed.simulator.outcome import SimulationFigures, compute_figures
 from router.testbed.simulator.scenario import EventLags
 from tests.agreement import grid, measured, trace
 from tests.agreement.cells import Cell
@@ -88,6 +90,22 @@ def test_a_window_has_once_to_twice_its_requests_and_is_longer_for_long_answers(
     assert effort.lasts_s(per_s=2.0) == 60.0  # the window: 120 requests
     assert effort.lasts_s(per_s=10.0) == 20.0  # for 200 requests
     assert effort.lasts_s(per_s=10.0, least_s=80.0) == 80.0
+
+
+def test_nobody_serves_an_open_workload_faster_than_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backlog(*given: Any, **more: Any) -> SimulationFigures:
+        return compute_figures(*given, **more)._replace(requests_per_s=1e6)
+
+    monkeypatch.setattr(grid, "compute_figures", backlog)
+    ours, agents = (
+        measure(task).figures for task in tasks([Cell("tools", 0.6, 2, 0), CELL], {"warm": ARMS["warm"]}, [1], TINY)
+    )
+    made = made_ground(Cell("tools", 0.6, 2, 0), 1, TINY)
+    came = [session for session in made.workload.sessions if session.start_s >= made.window.since_s]
+    assert ours is not None
+    assert ours.requests_per_s == pytest.approx(len(came) / (made.window.until_s - made.window.since_s), rel=0.03)
+    assert agents is not None
+    assert agents.requests_per_s == 1e6  # a closed loop has no rate of its own
 
 
 def test_what_is_measured_is_kept_and_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
