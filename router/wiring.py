@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 from router.backends.discovery.discovery import Discovery, StaticDiscovery
 from router.backends.discovery.dns import DnsDiscovery
 from router.backends.discovery.file import FileDiscovery
+from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
+from router.backends.feeds.jitter import Jitter
 from router.backends.kv_store import NoKvStore
 from router.backends.mooncake.client import MooncakeStore
 from router.backends.remote_tokenizer import EngineTokenizer
@@ -135,6 +137,9 @@ def build_token_id_passthrough(
 def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Discovery]:
     """Build the sources of instances by name, in the order of their precedence (`backends/discovery/merge.py`)."""
     found: dict[str, Discovery] = {}
+    if fleet.kubernetes is not None:
+        jitter = Jitter(secrets.randbits(32) / 2**32)
+        found["kubernetes"] = KubernetesDiscovery(fleet.kubernetes, clock, jitter)
     if fleet.instances:
         found["config"] = StaticDiscovery(fleet.instances)
     if fleet.file is not None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from router.config.schema import Config, InstanceConfig
+from router.config.sections.discovery import KubernetesConfig
 from router.config.yaml_source import YamlPath, YamlProblem
 
 
@@ -57,11 +58,26 @@ def _check_transfer(path: YamlPath, instance: InstanceConfig) -> Iterator[YamlPr
 def _check_fleet(config: Config) -> Iterator[YamlProblem]:
     fleet = config.fleet
     if not fleet.has_sources and fleet.embedded is None and config.stack is None:
-        yield YamlProblem(("fleet",), "no engines: give at least one of instances, file, dns and embedded")
+        yield YamlProblem(("fleet",), "no engines: give at least one of instances, file, dns, kubernetes and embedded")
     yield from check_instances(fleet.instances, ("fleet", "instances"))
     if fleet.dns is not None:
         yield from _check_file(("fleet", "dns", "ca_file"), fleet.dns.ca_file)
         yield from _check_variable(("fleet", "dns", "api_key_env"), fleet.dns.api_key_env)
+    if fleet.kubernetes is not None:
+        yield from _check_kubernetes(fleet.kubernetes)
+
+
+def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:
+    path = "fleet", "kubernetes"
+    if (config.selector is None) == (config.inference_pool is None):
+        yield YamlProblem(path, "give one of selector and inference_pool")
+    if len(set(config.ports)) < len(config.ports):
+        yield YamlProblem((*path, "ports"), "a port is given twice")
+    if config.api is not None:
+        yield from _check_file((*path, "api", "token_file"), config.api.token_file)
+        yield from _check_file((*path, "api", "ca_file"), config.api.ca_file)
+    yield from _check_file((*path, "ca_file"), config.ca_file)
+    yield from _check_variable((*path, "api_key_env"), config.api_key_env)
 
 
 def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:

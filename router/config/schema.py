@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Discriminator, Field, Tag
 
 from router.config.sections.base import BaseUrl, PathName, PluginConfig, Positive, Seconds, Section
-from router.config.sections.discovery import DnsConfig
+from router.config.sections.discovery import DnsConfig, KubernetesConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.kv_store import PoolConfig
 from router.config.sections.listeners import (
@@ -171,6 +171,8 @@ class FleetConfig(Section):
     """interval at which `file` is checked for changes, seconds"""
     dns: DnsConfig | None = None
     """engines behind a host name or SRV records; null: none"""
+    kubernetes: KubernetesConfig | None = None
+    """engines in the pods of a Kubernetes namespace; null: none"""
     embedded: EmbeddedFleetConfig | None = None
     """simulated engines for `warmroute fleet`; null: none"""
     health: HealthConfig = HealthConfig()
@@ -181,7 +183,7 @@ class FleetConfig(Section):
     @property
     def has_sources(self) -> bool:
         """Any source of engines that are not started by the router."""
-        return bool(self.instances) or self.file is not None or self.dns is not None
+        return bool(self.instances) or any((self.file, self.dns, self.kubernetes))
 
 
 class TokenizerSource(Section):

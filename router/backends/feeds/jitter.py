@@ -10,10 +10,10 @@ GOLDEN = 0.6180339887498949
 
 
 class Jitter:
-    """A sequence of evenly spread values."""
+    """A sequence of evenly spread values. Sequences of several processes differ by their `start` in [0, 1)."""
 
-    def __init__(self) -> None:
-        self._share = 0.0
+    def __init__(self, start: float = 0.0) -> None:
+        self._share = start
 
     def share(self) -> float:
         """Return the next value in [0, 1)."""

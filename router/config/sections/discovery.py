@@ -1,4 +1,4 @@
-"""Sources of instances that are asked while the router runs: DNS."""
+"""Sources of instances that are asked while the router runs: DNS and the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from router.config.sections.base import PathName, Seconds, Section
+from router.config.sections.base import BaseUrl, PathName, Seconds, Section
 
 TcpPort = Annotated[int, Field(ge=1, le=65535)]
 
@@ -33,3 +33,39 @@ class DnsConfig(DiscoveredEngines):
     """port of the engines; null: the SRV records of `name` tell addresses and ports"""
     interval_s: Seconds = 5.0
     """pause between two lookups, seconds"""
+
+
+class KubernetesApiConfig(Section):
+    """The API server, for a router outside of its cluster."""
+
+    url: BaseUrl
+    """base URL"""
+    token_file: PathName
+    """file with the token, read for every request"""
+    ca_file: PathName | None = None
+    """PEM file of the CA that signed the API server's certificate; null: the system's CAs"""
+
+
+class KubernetesConfig(DiscoveredEngines):
+    namespace: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    """namespace of the engines' pods; null: that of the router's own pod"""
+    selector: str | None = Field(default=None, min_length=1)
+    """label selector of the engines' pods, as for `kubectl get pods -l`; null: `inference_pool` is given instead"""
+    ports: list[TcpPort] = Field(default=[8000], min_length=1, max_length=8)
+    """ports of the engines in each pod; several are data-parallel ranks that listen on their own, each an instance"""
+    inference_pool: str | None = Field(default=None, min_length=1, max_length=253)
+    """name of an InferencePool (inference.networking.k8s.io/v1) whose selector and ports are used instead, and
+    followed when they change; null: `selector` and `ports`"""
+    prefill_labels: dict[str, str] = {}
+    """labels of the pods with role prefill; without, the label llm-d.ai/role tells roles"""
+    decode_labels: dict[str, str] = {}
+    """labels of the pods with role decode; without, the label llm-d.ai/role tells roles"""
+    transfer: Literal["nixl", "mooncake"] = "nixl"
+    """how KV moves from pods with role prefill to those with role decode, as `transfer.protocol` of an instance"""
+    bootstrap_port: TcpPort = 8998
+    """port of the Mooncake bootstrap server in pods with role prefill"""
+    revision_label: str = Field(default="app.kubernetes.io/version", min_length=1)
+    """label whose value is a pod's revision, as `revision` of an instance; the annotation warmroute.dev/revision
+    overrides it"""
+    api: KubernetesApiConfig | None = None
+    """the API server, for a router outside of the cluster; null: what Kubernetes gives the router's pod"""

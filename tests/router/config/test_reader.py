@@ -233,7 +233,7 @@ def test_a_variable_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_fleet_needs_a_source(folder: Path) -> None:
-    said = "1: fleet: no engines: give at least one of instances, file, dns and embedded"
+    said = "1: fleet: no engines: give at least one of instances, file, dns, kubernetes and embedded"
     assert refusal(folder, "fleet: {health: {interval_s: 1}}\n" + POLICY) == [said]
     assert refusal(folder, POLICY) == [said]
     assert read_config(put(folder, "fleet: {embedded: {}}\n" + POLICY)).fleet.embedded is not None

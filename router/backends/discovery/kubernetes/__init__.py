@@ -1,0 +1,1 @@
+"""Instances from the pods of a Kubernetes namespace, by list and watch."""

@@ -1,0 +1,250 @@
+"""A real kube-apiserver over a real etcd, without controllers and kubelets: tests make pods and write their status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from router.config.sections.discovery import KubernetesApiConfig
+from tests.gateway.install import is_built, programs_folder
+
+NAMESPACE = "llm"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+POOLS = f"/apis/inference.networking.k8s.io/v1/namespaces/{NAMESPACE}/inferencepools"
+TOKENS = "admin,admin,1,system:masters\nreader,system:serviceaccount:llm:warmroute,2\nstranger,stranger,3\n"
+START_S = 300.0
+MERGE = "application/merge-patch+json"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+ROLE = {
+    "metadata": {"name": "warmroute"},
+    "rules": [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+        {
+            "apiGroups": ["inference.networking.k8s.io"],
+            "resources": ["inferencepools"],
+            "verbs": ["get", "list", "watch"],
+        },
+    ],
+}
+BINDING = {
+    "metadata": {"name": "warmroute"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "warmroute"},
+    "subjects": [
+        {"kind": "User", "name": "system:serviceaccount:llm:warmroute", "apiGroup": "rbac.authorization.k8s.io"}
+    ],
+}
+POOL_SCHEMA = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+POOL_DEFINITION = {
+    "metadata": {
+        "name": "inferencepools.inference.networking.k8s.io",
+        "annotations": {
+            "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api-inference-extension"
+        },
+    },
+    "spec": {
+        "group": "inference.networking.k8s.io",
+        "scope": "Namespaced",
+        "names": {"kind": "InferencePool", "plural": "inferencepools", "singular": "inferencepool"},
+        "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": POOL_SCHEMA}}],
+    },
+}
+
+Json = dict[str, Any]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Cluster:
+    """The API server, and what a test does there as an administrator and as the kubelet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._etcd_ports = free_port(), free_port()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.token_file = folder / "token"
+        self.token_file.write_text("reader")
+        self._tokens = folder / "tokens.csv"
+        self._tokens.write_text(TOKENS)
+
+    @property
+    def ca_file(self) -> Path:
+        """The certificate that the API server made for itself, with that of its CA."""
+        return self.folder / "certs" / "apiserver.crt"
+
+    def config(self, port: int | None = None) -> KubernetesApiConfig:
+        """How the router reaches it, directly or through a gate at `port`."""
+        url = f"https://127.0.0.1:{port or self.port}"
+        return KubernetesApiConfig(url=url, token_file=str(self.token_file), ca_file=str(self.ca_file))
+
+    # processes
+
+    def start(self) -> None:
+        """Start etcd and the API server, and wait until it is ready."""
+        client, peer = (f"http://127.0.0.1:{port}" for port in self._etcd_ports)
+        self._run(
+            "etcd",
+            *("--data-dir", str(self.folder / "etcd"), "--unsafe-no-fsync", "--initial-cluster", f"default={peer}"),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+        )
+        key = self.folder / "sa.key"
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        self.start_api_server()
+
+    def start_api_server(self) -> None:
+        key = str(self.folder / "sa.key")
+        self._run(
+            "kube-apiserver",
+            *("--etcd-servers", f"http://127.0.0.1:{self._etcd_ports[0]}", "--cert-dir", str(self.folder / "certs")),
+            *("--bind-address", "127.0.0.1", "--secure-port", str(self.port), "--insecure-port", "0"),
+            *("--service-account-key-file", key, "--service-account-signing-key-file", key),
+            *("--service-account-issuer", "https://kubernetes.default.svc", "--authorization-mode", "RBAC"),
+            *("--token-auth-file", str(self._tokens), "--service-cluster-ip-range", "10.0.0.0/24"),
+            *("--disable-admission-plugins", "ServiceAccount", "--endpoint-reconciler-type", "none"),
+        )
+        until = time.monotonic() + START_S
+        while not self._is_ready():
+            assert time.monotonic() < until, f"the API server did not start: see {self.folder}"
+            time.sleep(0.2)
+
+    def stop_api_server(self) -> None:
+        """Kill it: it does not say goodbye, as when its node is lost."""
+        server = self._processes.pop()
+        server.kill()
+        server.wait()
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        with (self.folder / f"{program}.log").open("ab") as log:
+            command = [str(programs_folder() / program), *arguments]
+            self._processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+
+    def _is_ready(self) -> bool:
+        try:
+            answer = httpx.get(f"https://127.0.0.1:{self.port}/readyz", verify=False, trust_env=False)
+        except httpx.HTTPError:
+            return False
+        return answer.text == "ok"
+
+    # objects
+
+    async def call(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
+        """Send a request as the administrator. Raises httpx.HTTPStatusError."""
+        tls = ssl.create_default_context(cafile=str(self.ca_file))
+        async with httpx.AsyncClient(verify=tls, trust_env=False, timeout=30.0) as client:
+            answer = await client.request(
+                method,
+                f"https://127.0.0.1:{self.port}{path}",
+                content=None if body is None else json.dumps(body),
+                headers={"authorization": "Bearer admin", "content-type": kind},
+            )
+        return dict(answer.raise_for_status().json())
+
+    async def prepare(self) -> None:
+        """Make the namespace, the rights of the router, and the kind InferencePool."""
+        await self.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        await self.call("POST", f"{RBAC}/namespaces/{NAMESPACE}/roles", ROLE)
+        await self.call("POST", f"{RBAC}/namespaces/{NAMESPACE}/rolebindings", BINDING)
+        await self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", POOL_DEFINITION)
+
+    async def make_pod(self, name: str, ip: str, labels: Mapping[str, str] | None = None, **metadata: Any) -> str:
+        """Make a pod that runs and is ready. Returns its uid."""
+        meta = metadata | {"name": name, "labels": {"app": "vllm"} | dict(labels or {})}
+        spec = {"nodeName": "node", "containers": [{"name": "vllm", "image": "vllm"}]}
+        made = await self.call("POST", PODS, {"metadata": meta, "spec": spec})
+        await self.set_ready(name, True, ip)
+        return str(made["metadata"]["uid"])
+
+    async def set_ready(self, name: str, ready: bool, ip: str | None = None) -> None:
+        """Write a status as the kubelet does."""
+        status: Json = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]}
+        if ip is not None:
+            status |= {"podIP": ip, "podIPs": [{"ip": ip}]}
+        await self.call("PATCH", f"{PODS}/{name}/status", {"status": status}, MERGE)
+
+    async def set_labels(self, name: str, **labels: str) -> None:
+        await self.call("PATCH", f"{PODS}/{name}", {"metadata": {"labels": labels}}, MERGE)
+
+    async def delete_pod(self, name: str, *, at_once: bool = False) -> None:
+        """Delete a pod: with its grace period, after which the kubelet removes it, or at once."""
+        await self.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0} if at_once else None)
+
+    async def delete_all(self) -> None:
+        for found in (await self.call("GET", PODS))["items"]:
+            await self.delete_pod(found["metadata"]["name"], at_once=True)
+
+
+class Gate:
+    """A TCP relay in front of the API server that a test closes, or makes silent: no data, no end."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self.silent = False
+        self.closed = False
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Gate:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Break all connections."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.closed:
+            writer.transport.abort()
+            return
+        try:
+            inner, outer = await asyncio.open_connection("127.0.0.1", self._to)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, outer}
+        mine = {writer, outer}
+        try:
+            await asyncio.gather(self._copy(reader, outer), self._copy(inner, writer, hushed=True))
+        except OSError:
+            pass
+        finally:
+            for each in mine:
+                each.close()
+            self._writers -= mine
+
+    async def _copy(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, hushed: bool = False) -> None:
+        quiet = False  # a connection that fell silent stays so; new ones are not affected
+        while data := await source.read(65536):
+            quiet |= hushed and self.silent
+            if not quiet:
+                to.write(data)
+                await to.drain()
+        to.close()
+
+
+def needs_build() -> str | None:
+    """Return why the tests cannot run here; None if they can."""
+    return None if is_built(programs_folder()) else "no kube-apiserver: python -m tests.gateway.install builds it"

@@ -1,0 +1,82 @@
+"""Fixtures of the gateway tests: one API server per session, and a router whose engines are its pods.
+
+Every test is marked `gateway`: `make test-gateway` builds what they need and runs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from router.app import App
+from router.backends.discovery.kubernetes.reflector import WatchTiming
+from router.config import schema
+from tests.e2e.conftest import Router, config_of
+from tests.gateway.cluster import NAMESPACE, Cluster, Gate, needs_build
+
+ENGINE_PORT = 18_000
+QUICK = WatchTiming(watch_s=2.0, grace_s=1.0, relist_s=60.0)
+
+
+def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
+    """Everything here runs on uvloop, as production does."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/gateway/test_" in item.nodeid:
+            item.add_marker(pytest.mark.gateway)
+
+
+@pytest.fixture(scope="session")
+def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if (reason := needs_build()) is not None:
+        pytest.skip(reason)
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        cluster.start()
+        asyncio.run(cluster.prepare())
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+async def cluster(running_cluster: Cluster) -> AsyncIterator[Cluster]:
+    """The cluster without any pods."""
+    await running_cluster.delete_all()
+    yield running_cluster
+    running_cluster.token_file.write_text("reader")
+
+
+@pytest.fixture
+async def gate(cluster: Cluster) -> AsyncIterator[Gate]:
+    async with Gate(cluster.port) as running:
+        yield running
+
+
+@pytest.fixture
+def router_over_pods(cluster: Cluster, gate: Gate) -> Callable[..., Any]:
+    """`router_over_pods(**kubernetes)`: a router whose fleet is what the API server says, through the gate."""
+
+    @asynccontextmanager
+    async def start(**kubernetes: Any) -> AsyncIterator[Router]:
+        api = cluster.config(gate.port).model_dump()
+        source = {"namespace": NAMESPACE, "selector": "app=vllm", "ports": [ENGINE_PORT], "api": api} | kubernetes
+        app = App(schema.Config.model_validate(config_of([], fleet={"kubernetes": source})))
+        app._discoveries["kubernetes"]._timing = QUICK  # type: ignore[attr-defined]
+        await app.start()
+        running = Router(app, [], "http")
+        try:
+            yield running
+        finally:
+            await running.close()
+            await app.stop()
+
+    return start
