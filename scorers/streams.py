@@ -6,9 +6,10 @@ beside it; and where they fill the memory, no new request begins before some of 
 
     stalls      each answer that streams at the target stalls while the request's work is done
     streaming   the request's own answer: a decode step per token
-    memory      what the prompt lacks of memory, as a share of it: that share of an answer passes until it is free.
-                In use is what live requests hold, where several share a block counted once; of the prompt only what
-                the GPU does not hold yet needs more
+    memory      what the request lacks of memory, as a share of it: that share of an answer passes until it is free.
+                In use is what live requests hold, where several share a block counted once. More is needed by what of
+                the prompt the GPU does not hold yet, by the whole answer, and by half an answer for each request that
+                is there: at any moment answers are half done in the mean
 
 A user who waits for a first token has nothing yet, one whose answer streams is reading: those milliseconds weigh less,
 and one weight does for both. It was swept on simulated fleets (`docs/design/decisions.md`): with two thirds of it
@@ -47,6 +48,11 @@ def answer_tokens(recent: float | None, cap: int | None) -> float:
     return 0.0 if recent is None else recent if cap is None else min(recent, cap)
 
 
+def growth_tokens(requests: int, answer: float) -> float:
+    """Return the tokens by which the answers of `requests` requests and of one more grow until they end."""
+    return answer * (1 + requests / 2)
+
+
 def stall_cost(load: StreamLoad) -> float:
     """Return what a millisecond of work costs the answers that stream there, in milliseconds of waiting."""
     return STREAMED * max(0, load.requests - load.prefilling)
@@ -74,7 +80,8 @@ def served_ms(
             context_tokens, capacity_tokens = load.context_tokens, row.capacity_tokens
             step_ms = decode.step_ms(requests, context_tokens) if requests or context_tokens else decode.base_ms
             cost = STREAMED
-            if capacity_tokens and (lacks := used_tokens(load) + prompt_tokens - capacity_tokens) > 0:
+            grows = prompt_tokens + growth_tokens(requests, answer)
+            if capacity_tokens and (lacks := used_tokens(load) + grows - capacity_tokens) > 0:
                 held_tokens = 0 if row.overlap is None else row.overlap.gpu_tokens
                 if lacks > held_tokens:
                     cost += (lacks - held_tokens) / capacity_tokens

@@ -82,7 +82,7 @@ class CandidateColumns:
             (self.others_waiting.add if load_book.others_waiting else self.others_waiting.discard)(target)
             (self.distrusted.discard if target.overlap_accuracy.trusted else self.distrusted.add)(target)
 
-    def all_have_free(self, tokens: int) -> bool:
+    def all_have_free(self, tokens: float) -> bool:
         """Return whether every target has memory for `tokens` more."""
         if tokens > self._least_free:
             self._least_free = min(self.free_tokens)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from router.fleet.columns import CandidateColumns, PriceColumns
 from scorers.chance import draws
 from scorers.contract import Measure, Overlap, PoolHit
-from scorers.streams import STREAMED
+from scorers.streams import STREAMED, growth_tokens
 from scorers.ttft import PromptTokens, WorkAhead, alike_ms, least_ms, prompt_held
 
 Order = tuple[Measure, ...]
@@ -144,9 +144,10 @@ class _GroupColumns(dict[Measure, Sequence[float]]):
             )
             column = [queued + work * (1 + held_up) + step * steps for queued, work, held_up, step in parts]
         needed = prompt.whole - self._overlap.gpu_tokens
-        if answer and not columns.all_have_free(needed):
-            for place, room in enumerate(select(columns.free_tokens)):
-                if (lacks := needed - room) > 0:
+        if answer and not columns.all_have_free(needed + growth_tokens(max(columns.requests), answer)):
+            rooms = zip(select(columns.free_tokens), select(columns.requests), strict=True)
+            for place, (room, requests) in enumerate(rooms):
+                if (lacks := needed + growth_tokens(requests, answer) - room) > 0:
                     slot = self._slots[place]
                     capacity_tokens = columns.targets[slot].capacity_tokens or inf
                     column[place] += answer * prices.ms_per_step[slot] * lacks / capacity_tokens

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorers.contract import Decode, Overlap, Row, Speed
-from scorers.streams import STREAMED, answer_tokens, served_ms, stall_cost, step_ms
+from scorers.streams import STREAMED, answer_tokens, growth_tokens, served_ms, stall_cost, step_ms
 from tests.suites.views import a_load, a_row, rows
 
 SPEED = Speed(10.0, 100.0, 0.0, 0, None, None, None, None)
@@ -33,37 +33,46 @@ def test_a_step_makes_one_token_for_everybody() -> None:
     assert step_ms(a_load(requests=3), SPEED) == 0
 
 
-def per_step(row: Row, prompt_tokens: int) -> float:
+def per_step(row: Row, prompt_tokens: int, answer: float) -> float:
     """Cost of each step of an answer, in steps of waiting: its streaming, and the wait for memory that it lacks."""
     used_tokens = row.load.context_tokens if row.load.live_tokens is None else row.load.live_tokens
     new_tokens = prompt_tokens - (0 if row.overlap is None else row.overlap.gpu_tokens)
-    if not row.capacity_tokens or (lacks := used_tokens + new_tokens - row.capacity_tokens) <= 0:
+    grows = growth_tokens(row.load.requests, answer)
+    if not row.capacity_tokens or (lacks := used_tokens + new_tokens + grows - row.capacity_tokens) <= 0:
         return STREAMED
     return STREAMED + lacks / row.capacity_tokens
 
 
 def by_the_row(row: Row, wait: float, work: float, prompt_tokens: int, answer: float) -> float:
     """The reference: one function after the other."""
-    own = answer * step_ms(row.load, row.speed) * per_step(row, prompt_tokens)
+    own = answer * step_ms(row.load, row.speed) * per_step(row, prompt_tokens, answer)
     return wait + work * (1 + stall_cost(row.load)) + own
 
 
-def test_memory_that_a_prompt_lacks_is_waited_for() -> None:
+def test_answers_that_stream_have_half_of_their_tokens_ahead() -> None:
+    assert growth_tokens(0, 400.0) == 400
+    assert growth_tokens(5, 400.0) == 1400
+    assert growth_tokens(5, 0.0) == 0  # as long as nobody has seen an answer
+
+
+def test_memory_that_a_prompt_and_the_answers_lack_is_waited_for() -> None:
     speed = SPEED._replace(decode=Decode(10.0, 0.0, 0.0, 0, None))
     row = a_row("busy", load=a_load(requests=1, prefilling=1, context_tokens=9_000))._replace(speed=speed)
-    for capacity_tokens, prompt_tokens, lacks in ((10_000, 1_000, 0.0), (10_000, 2_000, 0.1), (None, 2_000, 0.0)):
+    for capacity_tokens, prompt_tokens, lacks in ((10_000, 850, 0.0), (10_000, 2_000, 0.115), (None, 2_000, 0.0)):
         (ms,) = served_ms([row._replace(capacity_tokens=capacity_tokens)], [0.0], [0.0], prompt_tokens, 100.0)
         assert ms == pytest.approx(100 * 10.0 * (STREAMED + lacks))
 
 
 @pytest.mark.parametrize(
     ("live_tokens", "gpu_tokens", "lacks"),
-    [(9_000, 0, 0.1), (9_000, 600, 0.04), (9_000, 1_500, 0.0), (3_000, 0, 0.0), (None, 0, 4.1)],
+    [(9_000, 0, 0.115), (9_000, 600, 0.055), (9_000, 1_500, 0.0), (3_000, 0, 0.0), (None, 0, 4.115)],
 )
 def test_shared_memory_counts_once_and_what_is_held_needs_none(
     live_tokens: int | None, gpu_tokens: int, lacks: float
 ) -> None:
-    """Five requests with contexts of 49,000 tokens in all, of which 9,000 are distinct; a prompt of 2,000."""
+    """Five requests with contexts of 49,000 tokens in all, of which 9,000 are distinct; a prompt of 2,000. Answers
+    grow by 150.
+    """
     speed = SPEED._replace(decode=Decode(10.0, 0.0, 0.0, 0, None))
     load = a_load(requests=1, prefilling=1, context_tokens=49_000)._replace(live_tokens=live_tokens)
     row = a_row("busy", load=load)._replace(
