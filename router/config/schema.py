@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Field, Tag
 
-from router.config.sections.base import BaseUrl, PathName, PluginConfig, Positive, Seconds, Section
+from router.config.sections.base import BaseUrl, PathName, PluginConfig, Positive, Seconds, Section, url_host
 from router.config.sections.discovery import DnsConfig, KubernetesConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.kv_store import PoolConfig
@@ -88,9 +88,8 @@ class InstanceConfig(Section):
         if self.name is not None:
             return self.name
         parts = urlsplit(self.url)
-        host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"{url_host(parts.hostname or '')}:{port}"
 
 
 class HealthConfig(Section):

@@ -8,9 +8,11 @@ force, and `trouble` says what is wrong, because an unreadable source is no reas
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from router.config import schema
+from router.config.sections.base import url_host
+from router.config.sections.discovery import DiscoveredEngines
 
 
 class DiscoveredInstance(NamedTuple):
@@ -20,6 +22,15 @@ class DiscoveredInstance(NamedTuple):
     origin: str  # what in the source it comes from, for operators
     uid: str | None = None  # of the pod: the same name or address with another uid is another engine; None: unknown
     accepting: bool = True  # False: it gets no new requests, finishes those it has, and stays known
+
+
+def configure_engine(engines: DiscoveredEngines, host: str, port: int, **facts: Any) -> schema.InstanceConfig:
+    """Return the configuration of an engine at `host` and `port`, with the `facts` that its source knows and the rest
+    as `engines` says. Raises ValidationError.
+    """
+    shared = {name: getattr(engines, name) for name in ("api_key_env", "ca_file", "cpu_medium")}
+    url = f"{engines.scheme}://{url_host(host)}:{port}"
+    return schema.InstanceConfig.model_validate({"url": url, **shared, **facts})
 
 
 class Discovery(Protocol):

@@ -21,9 +21,8 @@ import dns.message
 import dns.rdatatype
 import dns.rdtypes.IN.SRV
 
-from router.backends.discovery.discovery import DiscoveredInstance
+from router.backends.discovery.discovery import DiscoveredInstance, configure_engine
 from router.clock import Clock
-from router.config import schema
 from router.config.sections.discovery import DnsConfig
 from router.errors import WarmrouteError
 
@@ -142,12 +141,5 @@ class DnsDiscovery:
         return found
 
     def _describe(self, address: ServiceAddress) -> DiscoveredInstance:
-        engines = self._config
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        config = schema.InstanceConfig(
-            url=f"{engines.scheme}://{host}:{address.port}",
-            api_key_env=engines.api_key_env,
-            ca_file=engines.ca_file,
-            cpu_medium=engines.cpu_medium,
-        )
-        return DiscoveredInstance(config, f"DNS name {engines.name}")
+        config = configure_engine(self._config, address.host, address.port)
+        return DiscoveredInstance(config, f"DNS name {self._config.name}")

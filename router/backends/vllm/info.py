@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from router.config.sections.base import url_host
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.engine_limits import (
     MAX_CONTEXT_TOKENS,
@@ -92,7 +93,7 @@ def _reachable(endpoint: str | None, host: str) -> str | None:
     if not port.isdecimal():
         return None
     if bound in WILDCARDS:
-        bound = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        bound = url_host(host)
     return f"tcp://{bound}:{port}"
 
 

@@ -43,6 +43,11 @@ def _check_port(url: str) -> str:
     return url
 
 
+def url_host(host: str) -> str:
+    """Return a host as it stands in a URL: an IPv6 address in brackets, which it may have already."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
 PathName = Annotated[str, AfterValidator(_make_absolute)]
 """Relative to the folder of the file that contains it, which `reader.py` passes as the validation context."""
 

@@ -12,7 +12,7 @@ TcpPort = Annotated[int, Field(ge=1, le=65535)]
 
 
 class DiscoveredEngines(Section):
-    """How the engines that a source lists are reached, where the source itself does not say it."""
+    """Says how the engines that a source lists are reached, where the source itself does not say it."""
 
     scheme: Literal["http", "https"] = "http"
     """protocol of the engines"""

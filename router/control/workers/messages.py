@@ -154,7 +154,7 @@ class AdmissionVerdict(Message, frozen=True):
 
 
 class AdmissionRefusal(NamedTuple):
-    """Of a `TooBusy`."""
+    """Carries the `TooBusy` with which a request is refused."""
 
     message: str
     code: str | None

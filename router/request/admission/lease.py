@@ -14,7 +14,7 @@ from router.scheduling.policy.record import Record
 
 
 class ComputedPrompt(NamedTuple):
-    """What a request that an engine has at least begun to answer left in the engine's cache."""
+    """Says what a request left in the cache of the engine that has at least begun to answer it."""
 
     prompt_tokens: int
     context_tokens: int  # prompt and answer

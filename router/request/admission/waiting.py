@@ -46,7 +46,7 @@ OnWaitEnd = Callable[[str, QueueName, WaitEnd, float], None]
 
 
 class AdmissionControl(Protocol):
-    """What a request asks for admission: the queues of this process, or those of the leading worker."""
+    """Admits requests: by the queues of this process, or by those of the leading worker."""
 
     def __iter__(self) -> Iterator[ModelAdmission]:
         """Iterate over the models whose queues are in this process."""

@@ -22,6 +22,7 @@ from router.backends.discovery.kubernetes.pods import PodInstances
 from router.backends.discovery.kubernetes.reflector import Reflector, WatchTiming
 from router.backends.feeds.jitter import Jitter
 from router.clock import Clock
+from router.config.sections.base import url_host
 from router.config.sections.discovery import KubernetesApiConfig, KubernetesConfig
 from router.errors import ConfigError
 from router.tasks import Tasks
@@ -148,7 +149,7 @@ def find_api_server(environment: Mapping[str, str]) -> KubernetesApiConfig:
     if not host:
         raise ConfigError("fleet.kubernetes.api: give it: KUBERNETES_SERVICE_HOST is not set, so this is no pod")
     port = environment.get("KUBERNETES_SERVICE_PORT", "443")
-    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    url = f"https://{url_host(host)}:{port}"
     return KubernetesApiConfig(url=url, token_file=str(IN_CLUSTER / "token"), ca_file=str(IN_CLUSTER / "ca.crt"))
 
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from router.backends.discovery.discovery import DiscoveredInstance
+from router.backends.discovery.discovery import DiscoveredInstance, configure_engine
 from router.backends.discovery.kubernetes.objects import Pod
 from router.config import schema
+from router.config.sections.base import url_host
 from router.config.sections.discovery import KubernetesConfig
 
 ROLE_LABEL = "llm-d.ai/role"
@@ -106,22 +107,18 @@ class PodInstances:
         ]
 
     def _configure(self, pod: Pod, role: str, port: int, rank: int, *, many: bool) -> schema.InstanceConfig:
-        engines, meta, host = self._config, pod.metadata, pod.status.pod_ip or ""
-        host = f"[{host}]" if ":" in host else host
+        meta, host = pod.metadata, url_host(pod.status.pod_ip or "")
         labels, annotations = meta.labels or {}, meta.annotations or {}
         name = f"{meta.name}-rank-{rank}" if many else meta.name
-        return schema.InstanceConfig.model_validate(
-            {
-                "url": f"{engines.scheme}://{host}:{port}",
-                "name": f"{name}.{meta.uid[:UID_CHARS]}",
-                "api_key_env": engines.api_key_env,
-                "ca_file": engines.ca_file,
-                "cpu_medium": engines.cpu_medium,
-                "kv_events": _find_events(annotations, host, rank),
-                "role": role,
-                "transfer": self._transfer(role, host),
-                "revision": annotations.get(REVISION) or labels.get(engines.revision_label),
-            }
+        return configure_engine(
+            self._config,
+            host,
+            port,
+            name=f"{name}.{meta.uid[:UID_CHARS]}",
+            kv_events=_find_events(annotations, host, rank),
+            role=role,
+            transfer=self._transfer(role, host),
+            revision=annotations.get(REVISION) or labels.get(self._config.revision_label),
         )
 
     def _transfer(self, role: str, host: str) -> dict[str, str] | None:

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.config import schema
-from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import RequestEnd
 from router.testbed.simulator.run import simulate
 from router.testbed.simulator.scenario import Presence, Scenario, Trouble
 from router.testbed.workloads.model import Session, Span, Turn, Workload
+from tests.suites.simulation import LEAST, PROFILE, WARM
 
-PROFILE = EngineProfile(
-    name="test",
-    kv_tokens=200_000,
-    kv_bytes_per_token=1.0,
-    us_per_token=60.0,
-    ns_per_pair=1.5,
-    us_per_decode=80.0,
-    weights_ms=10.0,
-    ns_per_context_token=50.0,
-    step_ms=2.0,
-)
 FLEET = Scenario(profile=PROFILE, instances=3)
-LEAST = schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]})
-WARM = schema.PolicyConfig.model_validate({"filters": [{"name": "near_longest"}], "scorers": [{"name": "warm"}]})
 
 
 def asked(requests: int, per_s: float, answer: int) -> Workload:

@@ -12,7 +12,6 @@ from router.fleet.engine_facts import Gauges
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.request.admission.controller import Admitted, Queued
 from router.request.admission.model_admission import ModelAdmission
-from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
 from router.testbed.simulator.router import SimulatedRouter
 from router.testbed.simulator.run import simulate
@@ -22,22 +21,10 @@ from router.testbed.workloads.presets import CODEX
 from scorers.admission.contract import Admission
 from scorers.contract import View
 from scorers.session_affinity import SessionAffinity
+from tests.suites.simulation import LEAST, PROFILE, WARM
 
-PROFILE = EngineProfile(
-    name="test",
-    kv_tokens=200_000,
-    kv_bytes_per_token=1.0,
-    us_per_token=60.0,
-    ns_per_pair=1.5,
-    us_per_decode=80.0,
-    weights_ms=10.0,
-    ns_per_context_token=50.0,
-    step_ms=2.0,
-)
 FLEET = Scenario(profile=PROFILE, instances=4)
-WARM = schema.PolicyConfig.model_validate({"filters": [{"name": "near_longest"}], "scorers": [{"name": "warm"}]})
 TURNS = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})
-LEAST = schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]})
 AGENTS = CODEX.scale(tokens=0.2, sessions=24 / 610, turns=6 / 33, think=0.2)
 
 
