@@ -199,6 +199,7 @@ class Gate:
         self._to = port
         self.silent = False
         self.closed = False
+        self.swallowed = 0  # bytes that silence kept from the router
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Gate:
@@ -239,7 +240,9 @@ class Gate:
         quiet = False  # a connection that fell silent stays so; new ones are not affected
         while data := await source.read(65536):
             quiet |= hushed and self.silent
-            if not quiet:
+            if quiet:
+                self.swallowed += len(data)
+            else:
                 to.write(data)
                 await to.drain()
         to.close()

@@ -108,6 +108,16 @@ def start(router_over_pods: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
     return router_over_pods
 
 
+@asynccontextmanager
+async def pods_under_traffic(cluster: Cluster, start: Start, **pods: str) -> AsyncIterator[tuple[Router, Traffic]]:
+    """Make pods at addresses, and send requests to them as long as the block lasts."""
+    for name, address in pods.items():
+        await cluster.make_pod(name, address)
+    async with start() as router, traffic(router) as requests:
+        await ready(router, *pods)
+        yield router, requests
+
+
 async def test_pods_with_a_role_that_may_only_read(cluster: Cluster, start: Start, engines: dict[str, Any]) -> None:
     uid = await cluster.make_pod("a", A, {"app.kubernetes.io/version": "7"})
     async with start() as router:
@@ -121,10 +131,7 @@ async def test_pods_with_a_role_that_may_only_read(cluster: Cluster, start: Star
 async def test_a_terminating_pod_gets_nothing_new_and_finishes(
     cluster: Cluster, start: Start, engines: dict[str, FakeEngine]
 ) -> None:
-    await cluster.make_pod("a", A)
-    await cluster.make_pod("c", C)
-    async with start() as router, traffic(router) as requests:
-        await ready(router, "a", "c")
+    async with pods_under_traffic(cluster, start, a=A, c=C) as (router, requests):
         await requests.reaches("c")
         body = BODY | {"max_tokens": 60, "prompt": "a long answer"}
         target = f"{find(router, 'c').id}/0"  # type: ignore[union-attr]
@@ -144,10 +151,7 @@ async def test_a_terminating_pod_gets_nothing_new_and_finishes(
 async def test_a_pod_that_is_not_ready_gets_nothing_and_comes_back_as_it_was(
     cluster: Cluster, start: Start, engines: dict[str, FakeEngine]
 ) -> None:
-    await cluster.make_pod("a", A)
-    await cluster.make_pod("b", B)
-    async with start() as router, traffic(router) as requests:
-        await ready(router, "a", "b")
+    async with pods_under_traffic(cluster, start, a=A, b=B) as (router, requests):
         before = find(router, "b")
         await requests.reaches("b")
         await cluster.set_ready("b", False)
@@ -160,10 +164,7 @@ async def test_a_pod_that_is_not_ready_gets_nothing_and_comes_back_as_it_was(
 async def test_a_label_that_leaves_the_selector_takes_the_pod_out(
     cluster: Cluster, start: Start, engines: dict[str, FakeEngine]
 ) -> None:
-    await cluster.make_pod("a", A)
-    await cluster.make_pod("b", B)
-    async with start() as router, traffic(router) as requests:
-        await ready(router, "a", "b")
+    async with pods_under_traffic(cluster, start, a=A, b=B) as (router, requests):
         await requests.reaches("b")
         await cluster.set_labels("b", app="other")
         await requests.no_request_after("b", now())
@@ -175,10 +176,7 @@ async def test_a_label_that_leaves_the_selector_takes_the_pod_out(
 async def test_a_reused_address_inherits_nothing(
     cluster: Cluster, start: Start, engines: dict[str, FakeEngine]
 ) -> None:
-    await cluster.make_pod("a", A)
-    await cluster.make_pod("b", B)
-    async with start() as router, traffic(router) as requests:
-        await ready(router, "a", "b")
+    async with pods_under_traffic(cluster, start, a=A, b=B) as (router, requests):
         await requests.reaches("b")
         before = find(router, "b")
         assert before is not None
@@ -204,10 +202,7 @@ async def test_a_deletion_that_nobody_heard_of_is_found_by_the_next_list(
     """The pod is deleted while the router cannot reach the API server, which then restarts and has forgotten the event:
     the watch from the old version ends with 410.
     """
-    await cluster.make_pod("a", A)
-    await cluster.make_pod("b", B)
-    async with start() as router, traffic(router) as requests:
-        await ready(router, "a", "b")
+    async with pods_under_traffic(cluster, start, a=A, b=B) as (router, requests):
         await requests.reaches("b")
         gate.closed = True
         gate.hang_up()
@@ -225,10 +220,10 @@ async def test_a_version_that_is_too_old_leads_to_a_list(
     await cluster.make_pod("a", A)
     async with start() as router:
         await ready(router, "a")
-        await asyncio.to_thread(cluster.stop_api_server)  # its watch cache begins anew
-        await asyncio.to_thread(cluster.start_api_server)
         pods = router.app._discoveries["kubernetes"]._pods  # type: ignore[attr-defined]
-        lists, pods._version = pods.lists, "1"
+        await asyncio.to_thread(cluster.stop_api_server)  # its watch cache begins anew
+        lists, pods._version = pods.lists, "1"  # before a new watch can begin at the true version
+        await asyncio.to_thread(cluster.start_api_server)
         await cluster.make_pod("b", B)
         await ready(router, "b")
         await eventually(lambda: pods.lists > lists, 4 * SOON_S)
@@ -238,14 +233,10 @@ async def test_a_version_that_is_too_old_leads_to_a_list(
 async def test_a_watch_that_falls_silent_is_left(
     cluster: Cluster, start: Start, gate: Gate, engines: dict[str, FakeEngine]
 ) -> None:
-    await cluster.make_pod("a", A)
-    await cluster.make_pod("b", B)
-    async with start() as router, traffic(router) as requests:
-        await ready(router, "a", "b")
+    async with pods_under_traffic(cluster, start, a=A, b=B) as (router, requests):
         gate.silent = True
         await cluster.delete_pod("b", at_once=True)
-        gate_opened_for_new = asyncio.create_task(asyncio.sleep(0.1))
-        await gate_opened_for_new
+        await eventually(lambda: gate.swallowed > 0, SOON_S)
         gate.silent = False
         await eventually(lambda: find(router, "b") is None, 2 * SOON_S)
         await requests.no_request_after("b", now())
