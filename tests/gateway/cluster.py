@@ -7,7 +7,6 @@ import json
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ from typing import Any
 import httpx
 
 from router.config.sections.discovery import KubernetesApiConfig
-from tests.gateway.install import is_built, programs_folder
+from router.testbed.local_stack.guard import ProcessGuard
+from tests.gateway.install import program
+from tests.stack.children import Child
 
 NAMESPACE = "llm"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -70,15 +71,17 @@ def free_port() -> int:
 class Cluster:
     """The API server, and what a test does there as an administrator and as the kubelet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, guard: ProcessGuard) -> None:
         self.folder = folder
+        self._guard = guard
         self.port = free_port()
         self._etcd_ports = free_port(), free_port()
-        self._processes: list[subprocess.Popen[bytes]] = []
         self.token_file = folder / "token"
         self.token_file.write_text("reader")
         self._tokens = folder / "tokens.csv"
         self._tokens.write_text(TOKENS)
+        self._etcd = self._child("etcd", *self._etcd_options())
+        self._api_server = self._child("kube-apiserver", *self._api_server_options())
 
     @property
     def ca_file(self) -> Path:
@@ -92,50 +95,46 @@ class Cluster:
 
     # processes
 
-    def start(self) -> None:
-        """Start etcd and the API server, and wait until it is ready."""
+    def _child(self, name: str, *options: str) -> Child:
+        return Child(name, [str(program(name)), *options], self.folder, guard=self._guard)
+
+    def _etcd_options(self) -> list[str]:
         client, peer = (f"http://127.0.0.1:{port}" for port in self._etcd_ports)
-        self._run(
-            "etcd",
+        return [
             *("--data-dir", str(self.folder / "etcd"), "--unsafe-no-fsync", "--initial-cluster", f"default={peer}"),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-        )
-        key = self.folder / "sa.key"
-        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
-        self.start_api_server()
+        ]
 
-    def start_api_server(self) -> None:
+    def _api_server_options(self) -> list[str]:
         key = str(self.folder / "sa.key")
-        self._run(
-            "kube-apiserver",
+        return [
             *("--etcd-servers", f"http://127.0.0.1:{self._etcd_ports[0]}", "--cert-dir", str(self.folder / "certs")),
             *("--bind-address", "127.0.0.1", "--secure-port", str(self.port), "--insecure-port", "0"),
             *("--service-account-key-file", key, "--service-account-signing-key-file", key),
             *("--service-account-issuer", "https://kubernetes.default.svc", "--authorization-mode", "RBAC"),
             *("--token-auth-file", str(self._tokens), "--service-cluster-ip-range", "10.0.0.0/24"),
             *("--disable-admission-plugins", "ServiceAccount", "--endpoint-reconciler-type", "none"),
-        )
-        until = time.monotonic() + START_S
-        while not self._is_ready():
-            assert time.monotonic() < until, f"the API server did not start: see {self.folder}"
-            time.sleep(0.2)
+        ]
+
+    def start(self) -> None:
+        """Start etcd and the API server, and wait until it is ready."""
+        key = self.folder / "sa.key"
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        self._etcd.start()
+        self.start_api_server()
+
+    def start_api_server(self) -> None:
+        self._api_server.start()
+        self._api_server.wait(self._is_ready, START_S)
 
     def stop_api_server(self) -> None:
         """Kill it: it does not say goodbye, as when its node is lost."""
-        server = self._processes.pop()
-        server.kill()
-        server.wait()
+        self._api_server.kill()
 
     def close(self) -> None:
-        for process in reversed(self._processes):
-            process.kill()
-            process.wait()
-
-    def _run(self, program: str, *arguments: str) -> None:
-        with (self.folder / f"{program}.log").open("ab") as log:
-            command = [str(programs_folder() / program), *arguments]
-            self._processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        self._api_server.kill()
+        self._etcd.kill()
 
     def _is_ready(self) -> bool:
         try:
@@ -246,8 +245,3 @@ class Gate:
                 to.write(data)
                 await to.drain()
         to.close()
-
-
-def needs_build() -> str | None:
-    """Return why the tests cannot run here; None if they can."""
-    return None if is_built(programs_folder()) else "no kube-apiserver: python -m tests.gateway.install builds it"

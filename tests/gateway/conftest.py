@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ import uvloop
 from router.app import App
 from router.backends.discovery.kubernetes.reflector import WatchTiming
 from router.config import schema
+from router.testbed.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import Router, config_of
-from tests.gateway.cluster import NAMESPACE, Cluster, Gate, needs_build
+from tests.gateway.cluster import NAMESPACE, Cluster, Gate
+from tests.gateway.envoy import Envoy
+from tests.gateway.install import program, why_missing
 
 ENGINE_PORT = 18_000
 QUICK = WatchTiming(watch_s=2.0, grace_s=1.0, relist_s=60.0)
@@ -34,11 +38,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gateway)
 
 
-@pytest.fixture(scope="session")
-def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if (reason := needs_build()) is not None:
+def need(*names: str) -> None:
+    """Skip the test where a program is missing."""
+    if (reason := why_missing(*names)) is not None:
         pytest.skip(reason)
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+
+
+@pytest.fixture(scope="session")
+def guard() -> Iterator[ProcessGuard]:
+    """Ends every program of these tests, also when they are killed."""
+    with closing(ProcessGuard()) as running:
+        yield running
+
+
+@pytest.fixture
+def envoy(tmp_path: Path, guard: ProcessGuard) -> Callable[[str], AbstractAsyncContextManager[Envoy]]:
+    """`envoy(configuration)`: a running Envoy with this YAML; see `tests/gateway/envoy.py`."""
+    need("envoy")
+    return lambda configuration: Envoy.run(configuration, tmp_path, guard)
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """The program `helm`."""
+    need("helm")
+    return program("helm")
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Path:
+    """The program `kubectl`."""
+    need("kubectl")
+    return program("kubectl")
+
+
+@pytest.fixture(scope="session")
+def running_cluster(tmp_path_factory: pytest.TempPathFactory, guard: ProcessGuard) -> Iterator[Cluster]:
+    need("kube-apiserver", "etcd")
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), guard)
     try:
         cluster.start()
         asyncio.run(cluster.prepare())

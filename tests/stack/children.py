@@ -1,4 +1,7 @@
-"""Processes that the tests start: each in a process group of its own, with a log, always stopped."""
+"""Processes that the tests start: each in a process group of its own, with a log, always stopped.
+
+With a guard they end even when the tests are killed.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,32 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from router.testbed.local_stack.guard import ProcessGuard
+
 
 class Child:
     """One server process. `start` may follow `stop` or `kill`; the log continues."""
 
     def __init__(
-        self, name: str, command: list[str], folder: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: list[str],
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        guard: ProcessGuard | None = None,
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self._command = command
         self._environment = {**os.environ, **(environment or {})}
+        self._guard = guard
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self.log.open("ab") as out:
+            if self._guard is not None:
+                self._process = self._guard.start(self._command, self._environment, out)
+                return
             self._process = subprocess.Popen(
                 self._command, stdout=out, stderr=subprocess.STDOUT, env=self._environment, start_new_session=True
             )
@@ -57,7 +71,10 @@ class Child:
             return None
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # the leader may be gone and its workers not
-        return self._process.wait()
+        code = self._process.wait()
+        if self._guard is not None:
+            self._guard.forget(self._process.pid)
+        return code
 
     def tail(self, lines: int = 30) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
