@@ -12,7 +12,7 @@ MINUTES ?= 10
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack test-gateway abuse fuzz audit bench bench-sim bench-sim-full dist lock reference docs docs-serve clean
+.PHONY: help run stack test check test-stack test-gateway abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ dist: $(VENV)/.installed-test  ## build sdist, wheel and a bill of materials (Cy
 
 reference: $(VENV)/.installed  ## write what is generated from the code: reference pages, JSON Schemas, diagrams
 	$(BIN)/python -m docs.tools.generate
+
+protos: $(VENV)/.installed-test  ## generate the Python code of router/picker/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. router/picker/*.proto
 
 docs: $(VENV)/.installed-test  ## build the pages into build/site; fails on dead links, unlisted pages and wrong examples
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

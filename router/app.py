@@ -9,12 +9,10 @@ The only module that knows all parts. It decides nothing, and a reader of the re
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import resource
 import secrets
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,6 +34,7 @@ from router.control.api.admin import admin_app
 from router.control.control import Control
 from router.control.explain import Explain
 from router.control.membership import Membership
+from router.control.process import raise_open_file_limit, tune_interpreter
 from router.control.status import Status
 from router.control.workers.admission import SyncedAdmission
 from router.control.workers.follower import FollowerWorker, LocalState
@@ -67,7 +66,6 @@ from router.wiring import WorkerRole
 log = logging.getLogger("warmroute.app")
 
 POLL_S = 0.02
-SWITCH_INTERVAL_S = 0.001
 ENGINES_TIMEOUT_S = 5.0  # a follower listens after this long even if some instances are still joining
 
 
@@ -75,7 +73,8 @@ class App:
     """One router process: built from its configuration, running between `start` and `stop`.
 
     `file` is where the configuration was read, to be watched for changes. `role` is that of a follower; without one,
-    this process leads as many workers as the configuration says, or is the only one.
+    this process leads as many workers as the configuration says, or is the only one. With `only_picker` the public
+    listener serves health and metrics and no prompts.
     """
 
     def __init__(
@@ -84,8 +83,11 @@ class App:
         clock: Clock | None = None,
         file: Path | None = None,
         role: WorkerRole | None = None,
+        *,
+        only_picker: bool = False,
     ) -> None:
         self._config = config
+        self._only_picker = only_picker
         self._clock = clock or SystemClock()
         self._run_id = secrets.token_hex(4)
         self._tasks = Tasks("router")
@@ -209,8 +211,9 @@ class App:
         )
         render = self._metrics.scrape if self._role is None else self._role.worker.scrape
         metrics = MetricsAccess(SharedScrape(render, self._tasks, self._clock), config.metrics.token_hash)
-        own_port = config.metrics.port is not None
-        api = PublicApi(services, ops_app(self.unready_reason, None if own_port else metrics), clients)
+        ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
+        api = ops if self._only_picker else PublicApi(services, ops, clients)
+        self._picker = wiring.build_picker(config, self.unready_reason, self._clock)
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
         self._listener = HttpListener(server, shared=self._role is not None)
@@ -238,6 +241,11 @@ class App:
         return self._admin_listener.port
 
     @property
+    def picker_port(self) -> int | None:
+        """The port on which gateways ask; None: there is no picker."""
+        return None if self._picker is None else self._picker.port
+
+    @property
     def metrics_port(self) -> int:
         """The port that serves the metrics."""
         return self.port if self._metrics_listener is None else self._metrics_listener.port
@@ -262,6 +270,8 @@ class App:
             if self._metrics_listener is not None:
                 await self._metrics_listener.start()
             await self._listener.start()
+            if self._picker is not None:
+                await self._picker.start()
             background.start(self._control, self._scheduler, self._clock, self._tasks, watch=self._config.watch)
         if self._decision_log is not None:
             self._decision_log.start()
@@ -318,6 +328,8 @@ class App:
         give_up_at = self._clock.now() + self._config.limits.grace_s
         while self._limiter.in_flight and self._clock.now() < give_up_at:  # noqa: ASYNC110  the limiter only counts
             await asyncio.sleep(POLL_S)
+        if self._picker is not None:
+            await self._picker.stop(max(0.1, give_up_at - self._clock.now()))
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
         if self._leader is not None:
             await self._leader.stop(max(0.1, give_up_at - self._clock.now()))
@@ -337,17 +349,21 @@ class App:
 
 
 async def serve(
-    config: schema.Config, when_ready: Callable[[App], None] = lambda app: None, file: Path | None = None
+    config: schema.Config,
+    when_ready: Callable[[App], None] = lambda app: None,
+    file: Path | None = None,
+    *,
+    only_picker: bool = False,
 ) -> None:
     """Run a router until SIGTERM or SIGINT; SIGHUP applies changed configuration files, watched or not. Raises
     `ConfigError` when a port is not available.
 
     `when_ready` is called once, when an instance is ready for requests. `file` is where `config` was read; its changes
-    take effect while the router runs, as far as they can.
+    take effect while the router runs, as far as they can. `only_picker`: as for `App`.
     """
     raise_open_file_limit()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its default ends the process
-    app = App(config, file=file)
+    app = App(config, file=file, only_picker=only_picker)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -366,25 +382,6 @@ async def serve(
     log.info("stopping: requests in progress have up to %g s", config.limits.grace_s)
     await owner.close()
     await app.stop()
-
-
-def raise_open_file_limit() -> None:
-    """Raise the soft limit of open files, often 1,024, to the hard one: a rank takes a descriptor, a stream two."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def tune_interpreter() -> None:
-    """Make the garbage collector run rarely, and threads hand the interpreter over often.
-
-    Thousands of records and millions of index entries live long and form no cycles. Scanning them after every 700
-    allocations, CPython's default, took a quarter of the CPU time of a small request. A thread that reads a large body
-    lets the event loop wait 5 ms by default, for each of its callbacks: small requests beside it took 140 ms.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 async def _call_when_ready(app: App, callback: Callable[[App], None]) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from router.backends.discovery.discovery import Discovery, StaticDiscovery
@@ -58,6 +59,17 @@ class WorkerRole(NamedTuple):
     number: int
     secret: int
     worker: LeaderWorker | FollowerWorker
+
+
+class GatewayListener(Protocol):
+    """The listeners of an endpoint picker. It is known by this only, so that gRPC is loaded where a picker runs."""
+
+    port: int
+    health_port: int
+
+    async def start(self) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
 
 
 def build_configured_policies(config: schema.Config) -> dict[str, Policy]:
@@ -147,6 +159,18 @@ def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Disc
     if fleet.dns is not None:
         found["dns"] = DnsDiscovery(fleet.dns, clock)
     return found
+
+
+def build_picker(
+    config: schema.Config, unready_reason: Callable[[], str | None], clock: Clock
+) -> GatewayListener | None:
+    """Build the endpoint picker of `picker`. Raises `ConfigError` for certificate files that cannot be used."""
+    if config.picker is None:
+        return None
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else every failed handshake is a line on standard error
+    from router.picker.server import PickerServer
+
+    return PickerServer(config.picker, unready_reason, clock.wall())
 
 
 def build_snapshots(

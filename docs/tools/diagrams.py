@@ -245,6 +245,7 @@ MEANINGS = {
     "control": "what an operator may do",
     "testbed": "simulator, engines, load",
     "request": "one request from socket to record; admission",
+    "picker": "gRPC with a gateway",
     "proxy": "HTTP/1 both ways",
     "telemetry": "metrics, decision log",
     "scheduling": "choose and book; experiments",

@@ -35,6 +35,7 @@ SMALL: dict[str, Any] = {"tokens": 0.05, "turns": 6 / 33, "think": 0.05, "sessio
 
 app = typer.Typer(name="warmroute", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(serve_command.serve)
+app.command()(serve_command.picker)
 app.command("init")(init_command)
 app.command()(serve_command.fleet)
 app.command()(serve_command.stack)

@@ -15,8 +15,9 @@ import sys
 
 import uvloop
 
-from router.app import App, raise_open_file_limit, tune_interpreter
+from router.app import App
 from router.cli.terminal.logs import log_to_stderr
+from router.control.process import raise_open_file_limit, tune_interpreter
 from router.control.workers.follower import FollowerWorker, parse_config
 from router.errors import WarmrouteError
 from router.tasks import Tasks

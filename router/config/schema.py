@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from router.config.sections.base import BaseUrl, PathName, PluginConfig, Positive, Seconds, Section, url_host
 from router.config.sections.discovery import DnsConfig, KubernetesConfig
@@ -24,6 +24,7 @@ from router.config.sections.listeners import (
     LimitsConfig,
     ListenConfig,
     MetricsConfig,
+    PickerConfig,
 )
 from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
 
@@ -288,10 +289,16 @@ class LogConfig(Section):
     """lowest severity that is logged"""
 
 
+ONE_PICKER_PROCESS = "a picker runs in one process: the access logs of a gateway arrive at one; set workers to 1"
+
+
 class Config(Section):
     """The main configuration file."""
 
     listen: ListenConfig = ListenConfig()
+    picker: PickerConfig | None = None
+    """answer gateways as their endpoint picker, beside `listen`; null: only `warmroute picker` does, with the defaults
+    of this section"""
     workers: Positive = 1
     """processes that answer requests on the public port, as `--workers`; about one per core"""
     admin: AdminConfig = AdminConfig()
@@ -327,3 +334,9 @@ class Config(Section):
     seed: int | None = None
     """seed of every random choice; null: random per process"""
     log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _keep_picker_in_one_process(self) -> Config:
+        if self.picker is not None and self.workers > 1:
+            raise ValueError(f"picker: {ONE_PICKER_PROCESS}")
+        return self

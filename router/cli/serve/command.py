@@ -1,4 +1,4 @@
-"""`warmroute serve`, `fleet` and `stack`: run the router in front of given, simulated or locally started engines."""
+"""`warmroute serve`, `picker`, `fleet` and `stack`: run the router for given, simulated or locally started engines."""
 
 from __future__ import annotations
 
@@ -89,6 +89,24 @@ def serve(
     uvloop.run(serve_router(settings, file=config))
 
 
+def picker(
+    config: StackConfig,
+    policy: PolicyOption = None,
+    port: PortOption = None,
+    admin_port: AdminPortOption = None,
+) -> None:
+    """Run the endpoint picker of a gateway (Envoy ext_proc); the public port serves /health, /ready and /metrics."""
+    import uvloop
+
+    from router.app import serve as serve_router
+    from router.config.sections.listeners import PickerConfig
+
+    settings = _override(_settings_of([], config, []), policy, port, admin_port, 1)
+    settings = settings.model_copy(update={"picker": settings.picker or PickerConfig()})
+    log_to_stderr(settings.log.level)
+    uvloop.run(serve_router(settings, file=config, only_picker=True))
+
+
 def fleet(
     config: ConfigOption = None,
     policy: PolicyOption = None,
@@ -166,9 +184,14 @@ def _override(
     admin_port: int | None = None,
     workers: int | None = None,
 ) -> Config:
-    """Return `settings` with what the command line says instead. Raises ConfigError for an unknown policy."""
+    """Return `settings` with what the command line says instead. Raises ConfigError for an unknown policy, and for
+    workers beside a picker.
+    """
     from router.config.reader import select_policy
+    from router.config.schema import ONE_PICKER_PROCESS
 
+    if settings.picker is not None and (workers or 1) > 1:
+        raise ConfigError(f"--workers: {ONE_PICKER_PROCESS}")
     changes: dict[str, object] = {} if workers is None else {"workers": workers}
     if port is not None:
         changes["listen"] = settings.listen.model_copy(update={"port": port})

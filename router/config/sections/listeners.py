@@ -1,5 +1,5 @@
-"""The sections `listen`, `admin`, `metrics`, `clients`, `limits`, `admission` and `edge`: who gets in, and within which
-bounds.
+"""The sections `listen`, `picker`, `admin`, `metrics`, `clients`, `limits`, `admission` and `edge`: who gets in, and
+within which bounds.
 """
 
 from __future__ import annotations
@@ -44,6 +44,22 @@ class ListenConfig(Section):
     trusted_proxies: list[IPvAnyNetwork] = []
     """networks of the load balancers in front, as `10.0.0.0/8`; a request from there is counted for the last address
     in its `X-Forwarded-For` that is not in these networks"""
+
+
+class PickerConfig(Section):
+    """An endpoint picker: a gateway (Envoy, or any other of the Gateway API inference extension) asks here which engine
+    gets a request, and sends it there itself.
+    """
+
+    host: str = "0.0.0.0"
+    """address of the gRPC listeners"""
+    port: Port = 9002
+    """port of the gRPC services for gateways: ext_proc, access logs and health; 0: the system chooses one"""
+    health_port: Port = 9003
+    """port of the gRPC health service alone, without TLS, for probes; 0: the system chooses one"""
+    tls: Literal["self-signed", "off"] | TlsConfig = "self-signed"
+    """self-signed: TLS with a certificate made at start, which gateways do not check; off: clear text; or the
+    certificate of `cert_file` and `key_file`"""
 
 
 class AdminTokenConfig(Section):

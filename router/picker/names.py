@@ -1,0 +1,20 @@
+"""Names that a gateway and its picker share: those of the endpoint picker protocol 1.0.0, and of Envoy's services."""
+
+from __future__ import annotations
+
+EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
+ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
+
+DESTINATION = "x-gateway-destination-endpoint"
+"""The choice: a request header, and a key in the metadata namespace `LB`, both with the same value."""
+LB = "envoy.lb"
+SERVED = "x-gateway-destination-endpoint-served"
+"""Key in `LB` by which a gateway says who served. Plain Envoy says it by the attribute `UPSTREAM`."""
+SUBSET_HINT = "envoy.lb.subset_hint"
+SUBSET = "x-gateway-destination-endpoint-subset"
+"""Key in `SUBSET_HINT`: the endpoints among which to choose."""
+ATTRIBUTES = "envoy.filters.http.ext_proc"
+UPSTREAM = "upstream.address"
+OWN = "warmroute"
+"""Metadata namespace of our own: Envoy brings `RECORD` back in its access log, beside the `usage` that it extracted."""
+RECORD = "record"

@@ -1,0 +1,129 @@
+"""The picker's listeners over real gRPC: health, TLS and ports."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from router.config.sections.listeners import PickerConfig
+from router.errors import ConfigError
+from router.picker.credentials import make_self_signed
+from router.picker.names import EXT_PROC
+from router.picker.server import PickerServer
+from tests.paths import ROOT
+
+TLS = ROOT / "tests/fakes/tls"
+LOCAL: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "health_port": 0}
+NOW_S = time.time()  # gRPC's client checks the dates
+
+
+class Readiness:
+    """Says why a picker is not ready."""
+
+    reason: str | None = None
+
+    def __call__(self) -> str | None:
+        return self.reason
+
+
+@asynccontextmanager
+async def picker(ready: Readiness | None = None, **settings: Any) -> AsyncIterator[PickerServer]:
+    server = PickerServer(PickerConfig.model_validate(LOCAL | settings), ready or Readiness(), NOW_S)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(0.1)
+
+
+async def check(channel: grpc.aio.Channel, service: str) -> Any:
+    """The status of a service by its name, or the code of the failure."""
+    async with channel:
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=5)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def plain(port: int) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+
+
+def secure(port: int, certificate: str) -> grpc.aio.Channel:
+    """A channel that trusts exactly this certificate."""
+    options = [("grpc.ssl_target_name_override", "localhost")]
+    return grpc.aio.secure_channel(
+        f"127.0.0.1:{port}", grpc.ssl_channel_credentials(certificate.encode()), options=options
+    )
+
+
+async def test_health_says_ready_while_it_is() -> None:
+    ready = Readiness()
+    async with picker(ready, tls="off") as server:
+        for port in (server.port, server.health_port):
+            for service in ("", "readiness", "liveness", EXT_PROC, "inference-extension"):
+                assert await check(plain(port), service) == "SERVING"
+            assert await check(plain(port), "unknown") == grpc.StatusCode.NOT_FOUND
+        ready.reason = "stopping"
+        assert await check(plain(server.port), EXT_PROC) == "NOT_SERVING"
+        assert await check(plain(server.health_port), "readiness") == "NOT_SERVING"
+        assert await check(plain(server.health_port), "liveness") == "SERVING"
+
+
+async def test_a_watch_is_told_of_changes() -> None:
+    ready = Readiness()
+    async with picker(ready, tls="off") as server, plain(server.health_port) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(HealthCheckRequest(service=EXT_PROC))
+        assert (await watch.read()).status == HealthCheckResponse.SERVING
+        ready.reason = "no instance is ready"
+        assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+
+
+async def test_tls_is_self_signed_by_default_and_probes_need_none() -> None:
+    async with picker() as server:
+        certificate = ssl.get_server_certificate(("127.0.0.1", server.port))
+        assert await check(secure(server.port, certificate), EXT_PROC) == "SERVING"
+        assert await check(plain(server.health_port), EXT_PROC) == "SERVING"
+        assert await check(plain(server.port), EXT_PROC) == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
+    tls = {"cert_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}
+    for name in ("cert.pem", "key.pem"):
+        shutil.copy(TLS / name, tmp_path / name)
+    async with picker(tls=tls) as server, picker() as other:
+        assert ssl.get_server_certificate(("127.0.0.1", server.port)) == (TLS / "cert.pem").read_text()
+        key, certificate = make_self_signed(NOW_S)
+        for name, content in (("key.pem", key), ("cert.pem", certificate)):
+            (tmp_path / f"{name}.new").write_bytes(content)
+            (tmp_path / f"{name}.new").rename(tmp_path / name)
+        assert ssl.get_server_certificate(("127.0.0.1", server.port)) == certificate.decode()
+        assert other.port != server.port
+
+
+def test_files_that_cannot_be_used_are_found_at_the_start(tmp_path: Path) -> None:
+    tls = {"cert_file": str(tmp_path / "none.pem"), "key_file": str(tmp_path / "none.pem")}
+    with pytest.raises(ConfigError, match="tls"):
+        PickerServer(PickerConfig.model_validate(LOCAL | {"tls": tls}), Readiness(), NOW_S)
+
+
+async def test_a_port_in_use_is_said() -> None:
+    async with picker(tls="off") as first:
+        second = PickerServer(
+            PickerConfig.model_validate(LOCAL | {"port": first.port, "tls": "off"}), Readiness(), NOW_S
+        )
+        with pytest.raises(ConfigError, match=f"picker.port: cannot listen on 127.0.0.1:{first.port}"):
+            await second.start()
+        await second.stop(0)
