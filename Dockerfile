@@ -5,6 +5,9 @@
 #     docker run -p 8000:8000 -v "$PWD/my-config:/etc/warmroute:ro" warmroute
 #     docker run -p 8000:8000 warmroute http://10.0.0.1:8100 http://10.0.0.2:8100
 #
+# It runs as user 10001 and writes no file but those that its configuration names, so the root may be read-only. The Helm
+# chart (deploy/helm/warmroute) runs it so, and its `hf`, a dependency's, to download tokenizers.
+#
 # The admin listener stays on the container's loopback: `docker exec` reaches it, the network does not.
 
 FROM python:3.11-slim AS build

@@ -2,7 +2,8 @@
 
 A comment directly above a block changes what is done with it:
 
-    <!-- kind: part of a profile -->     YAML that is no main file, policy, experiment, profile or fault file by itself
+    <!-- kind: part of a profile -->     YAML that is no main file, policy, experiment, profile or fault file by itself;
+                                         also: list of instances, values of the chart, manifests
     <!-- from: router/FILE.py -->        Python that is a verbatim part of that file
     <!-- not checked: WHY -->            no check at all
     <!-- not run: WHY -->                a shell block that `tests/docs/test_examples.py` must not run
@@ -23,8 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import yaml
 
+from docs.tools.chart_schema import VALUES_SCHEMA
 from docs.tools.pages import ROOT, SHELL, Block
 from router.config.reader import load_policies, read_any, read_config, read_instances
 from router.config.schema import Config, PolicyConfig
@@ -73,7 +76,14 @@ def check(block: Block) -> Iterator[str]:
 
 
 def check_yaml(text: str, kind: str = "") -> None:
-    """Read an example as the router would. Raises `ConfigError`."""
+    """Read an example as the router would, or Helm, or Kubernetes. Raises `ConfigError`."""
+    if kind == "values of the chart":
+        _check_values(yaml.safe_load(text))
+        return
+    if kind == "manifests":
+        if not all({"apiVersion", "kind", "metadata"} <= document.keys() for document in yaml.safe_load_all(text)):
+            raise ConfigError("a manifest has apiVersion, kind and metadata")
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(ROOT / "configs/profiles", folder / "profiles")
@@ -114,6 +124,14 @@ def _read(folder: Path, text: str, kind: str) -> None:
             _read_whole(file, data)
         case _:
             raise ConfigError(f'unknown kind of YAML "{kind}"')
+
+
+def _check_values(values: dict[str, Any]) -> None:
+    """Check values of the Helm chart by its schema. Raises ConfigError."""
+    try:
+        jsonschema.validate(values, json.loads(VALUES_SCHEMA.read_text(encoding="utf-8")))
+    except jsonschema.ValidationError as wrong:
+        raise ConfigError(f"{wrong.json_path}: {wrong.message}") from None
 
 
 def _read_whole(file: Path, data: dict[str, Any]) -> None:

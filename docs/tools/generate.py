@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from docs.tools import diagrams, reference
+from docs.tools.chart_schema import VALUES_SCHEMA, render_values_schema
 from docs.tools.config_keys import render_files as render_schemas
 from docs.tools.pages import DOCS, ROOT
 
@@ -13,7 +14,8 @@ def generate() -> dict[Path, str]:
     """Return the text of each generated file."""
     pages = {DOCS / "reference" / f"{name}.md": text for name, text in reference.render_pages().items()}
     drawn = {DOCS / "img" / f"{name}.svg": text for name, text in diagrams.render_all().items()}
-    return pages | drawn | render_schemas(ROOT / "configs")
+    schemas = render_schemas(ROOT / "configs") | {VALUES_SCHEMA: render_values_schema()}
+    return pages | drawn | schemas
 
 
 def list_stale() -> list[Path]:

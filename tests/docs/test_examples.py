@@ -186,6 +186,7 @@ NOT_RUN = {
     "docs/get-started/real-stack.md": 1,
     "docs/get-started/your-fleet.md": 2,
     "docs/measurements/cache-layers.md": 2,
+    "docs/operate/kubernetes.md": 4,
     "docs/operate/records.md": 2,
     "docs/plan/capacity.md": 3,
     "docs/plan/load.md": 1,

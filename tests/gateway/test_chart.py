@@ -1,0 +1,277 @@
+"""What the chart renders, by the real Helm: manifests that Kubernetes takes, and files that the router takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from router.config.reader import read_all
+from router.control.proposals import LIVE_KEYS
+from router.scheduling.policy.policy import build_policies
+from tests.fakes.hugging_face import serve_model
+from tests.gateway.chart import CHART, ENGINES, Files, Helm, Rendered, merge, validate
+from tests.gateway.conftest import need
+from tests.gateway.install import SCHEMAS
+from tests.paths import CONFIGS, ROOT, TLS, TOKENIZER
+
+Json = dict[str, Any]
+
+POLICY = {"scorers": [{"name": "prefix_overlap"}]}
+ON = {"enabled": True}
+SECRETS = {
+    "engines-key": {"api-key": "sk-engines"},
+    "clients": {"keys.txt": f"{'a' * 64}  team-search\n"},
+    "index": {"secret": "0123456789"},
+    "hub": {"token": "hf-token"},
+    "front-tls": {"tls.crt": (TLS / "cert.pem").read_text(), "tls.key": (TLS / "key.pem").read_text()},
+}
+EVERYTHING: Json = {
+    "image": {"repository": "registry.example/warmroute", "tag": "1", "pullSecrets": [{"name": "pull"}]},
+    "engines": {"labels": {"app": "vllm", "llm-d.ai/model": "qwen"}, "ports": [8000, 8001], "namespace": "engines"},
+    "tokenizers": [{"model": "Qwen/Qwen3-32B"}, {"model": "tiny", "path": TOKENIZER}],
+    "huggingFaceEndpoint": "https://mirror.example",
+    "config": {"active": "mine", "workers": 2, "limits": {"body_budget_bytes": 2147483648}, "listen": {"port": 8080}},
+    "policies": {"mine": POLICY, "other": {"scorers": [{"name": "random"}]}},
+    "secrets": {
+        "engineApiKey": {"name": "engines-key"},
+        "clientKeys": {"name": "clients", "key": "keys.txt"},
+        "indexKey": {"name": "index"},
+        "huggingFaceToken": {"name": "hub"},
+        "tls": {"name": "front-tls"},
+    },
+    "autoscaling": ON,
+    "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
+    "networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "gateway"}}}]},
+    "monitoring": {"serviceMonitor": ON | {"labels": {"release": "prometheus"}}, "prometheusRule": ON, "dashboard": ON},
+    "serviceAccount": {"name": "router", "annotations": {"example.com/role": "none"}},
+    "nodeSelector": {"pool": "cpu"},
+    "tolerations": [{"key": "cpu", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]}]}}},
+    "priorityClassName": "serving",
+    "podLabels": {"team": "serving"},
+    "podAnnotations": {"example.com/scrape": "no"},
+    "env": [{"name": "MALLOC_ARENA_MAX", "value": "2"}],
+    "volumes": [{"name": "more", "emptyDir": {}}],
+    "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+}  # fmt: skip
+CASES: dict[str, Json] = {
+    "labels alone": ENGINES,
+    "a tokenizer": ENGINES | {"tokenizers": [{"model": "Qwen/Qwen3-32B"}]},
+    "everything": EVERYTHING,
+    "nothing optional": ENGINES | {
+        "networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}, "topologySpread": []
+    },
+    "engines by DNS": {"config": {"fleet": {"dns": {"name": "vllm.llm.svc.cluster.local", "port": 8000}}}},
+    "a selector of one's own": {"config": {"fleet": {"kubernetes": {"selector": "model in (a, b)"}}}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def chart(helm: Path, tmp_path: Path) -> Helm:
+    return Helm(helm, tmp_path)
+
+
+def place_tokenizers(files: Files, rendered: Rendered) -> None:
+    """Put a tokenizer where an init container would download one to."""
+    for container in rendered.pod.get("initContainers", []):
+        target = container["command"][-1].removeprefix("--local-dir=/")
+        folder = files.folder / target
+        folder.mkdir(parents=True)
+        for file in Path(TOKENIZER).iterdir():
+            (folder / file.name).symlink_to(file)
+
+
+def lay_out(rendered: Rendered, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Files, Path]:
+    """Return the pod's files below `folder`, and the file that its command reads as the configuration."""
+    files = Files(folder, rendered, SECRETS)
+    place_tokenizers(files, rendered)
+    for name, value in files.environment(rendered).items():
+        monkeypatch.setenv(name, value)
+    return files, Path(files.command(rendered)[-1])
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
+def test_it_lints_and_kubernetes_takes_it(chart: Helm, values: Json) -> None:
+    need(SCHEMAS)
+    chart.done("lint", "--strict", str(CHART), "--values", chart.write(values))
+    validate(chart.template(values).all)
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
+def test_the_router_takes_its_files(chart: Helm, values: Json, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = chart.template(values)
+    _, file = lay_out(rendered, tmp_path / "pod", monkeypatch)
+    read = read_all(file)
+    build_policies(read.policies)
+    listed = {port["name"]: port["containerPort"] for port in rendered.container()["ports"]}
+    assert listed == {"http": read.config.listen.port, "metrics": read.config.metrics.port}
+    assert read.config.admin.host == "127.0.0.1"
+    assert rendered.pod["terminationGracePeriodSeconds"] >= read.config.limits.grace_s + 20
+    assert set(values.get("policies", {})) <= set(read.policies)
+    assert set(read.config.tokenizers) == {each["model"] for each in values.get("tokenizers", [])}
+
+
+def test_the_check_of_manifests_notices(chart: Helm) -> None:
+    need(SCHEMAS)
+    deployment = chart.template(ENGINES).find("Deployment")
+    with pytest.raises(jsonschema.ValidationError, match="replica"):
+        validate([merge(deployment, {"spec": {"replica": 2}})])
+
+
+def test_a_tokenizer_is_downloaded_when_the_pod_starts(
+    chart: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the real `hf`, which the image has because the router's dependencies do, from a hub that is a double."""
+    with serve_model("warm/tiny", Path(TOKENIZER)) as hub:
+        wanted = {"tokenizers": [{"model": "warm/tiny"}], "huggingFaceEndpoint": hub}
+        rendered = chart.template(ENGINES | wanted)
+        files = Files(tmp_path / "pod", rendered)
+        (download,) = rendered.pod["initContainers"]
+        assert {mount["name"] for mount in download["volumeMounts"]} == {"tokenizers", "tmp"}
+        command = [each.replace("=/", f"={files.folder}/") for each in download["command"]]
+        environment = {
+            entry["name"]: entry["value"].replace("/tmp", f"{files.folder}/tmp") for entry in download["env"]
+        }
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(command, env=environment | {"PATH": path}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    source = read_all(files.command(rendered)[-1]).config.tokenizers["warm/tiny"]
+    assert source.path is not None
+    downloaded = {file.name: file.read_bytes() for file in Path(source.path).iterdir() if file.is_file()}
+    assert downloaded == {file.name: file.read_bytes() for file in Path(TOKENIZER).iterdir()}
+
+
+def test_everything_reaches_the_configuration(chart: Helm) -> None:
+    config = chart.template(EVERYTHING).config
+    assert config["fleet"]["kubernetes"] == {
+        "namespace": "engines",
+        "selector": "app=vllm,llm-d.ai/model=qwen",
+        "ports": [8000, 8001],
+        "api_key_env": "WARMROUTE_ENGINE_API_KEY",
+    }
+    assert config["tokenizers"] == {"Qwen/Qwen3-32B": {"path": "../tokenizers/0"}, "tiny": {"path": TOKENIZER}}
+    assert config["limits"] == {"body_budget_bytes": 2147483648, "grace_s": 600}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({}, "engines.labels: which pods are engines?"),
+        ({"mode": "sidecar"}, "at '/mode': value must be"),
+        ({"replica": 2}, "additional properties 'replica' not allowed"),
+        ({"config": {"listen": {"prot": 1}}}, "at '/config/listen': additional properties 'prot' not allowed"),
+        ({"config": {"limits": {"grace_s": "1m"}}}, "at '/config/limits/grace_s': got string, want number"),
+        ({"policies": {"mine": {"scorers": []}}}, "at '/policies/mine/scorers': minItems: got 0, want 1"),
+        ({"tokenizers": [{"path": "/m"}]}, "at '/tokenizers/0': missing property 'model'"),
+        ({"engines": {"ports": [0]}}, "at '/engines/ports/0': minimum: got 0, want 1"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_reason(chart: Helm, values: Json, reason: str) -> None:
+    assert reason in chart.refusal(merge(ENGINES, values) if values else values)
+
+
+def test_it_may_read_pods_in_one_namespace_and_nothing_else(chart: Helm) -> None:
+    rendered = chart.template(ENGINES)
+    assert not [kind for kind in rendered.kinds if kind.startswith("Cluster")]
+    assert rendered.find("Role")["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    ]
+    elsewhere = chart.template(EVERYTHING)
+    for kind in ("Role", "RoleBinding"):
+        assert elsewhere.find(kind)["metadata"]["namespace"] == "engines"
+    assert elsewhere.find("RoleBinding")["subjects"] == [
+        {"kind": "ServiceAccount", "name": "router", "namespace": "llm"}
+    ]
+    assert elsewhere.pod["serviceAccountName"] == "router"
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
+def test_every_container_is_confined(chart: Helm, values: Json) -> None:
+    pod = chart.template(values).pod
+    security = pod["securityContext"]
+    assert (security["runAsNonRoot"], security["runAsUser"]) == (True, 10001)
+    assert "USER 10001\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["requests"]
+
+
+def test_only_clients_and_prometheus_reach_the_pod(chart: Helm) -> None:
+    (to_all, metrics) = chart.template(ENGINES).find("NetworkPolicy")["spec"]["ingress"]
+    assert to_all == {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert [port["port"] for port in metrics["ports"]] == [9090]
+    assert metrics["from"][0]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+    (to_some, _) = chart.template(EVERYTHING).find("NetworkPolicy")["spec"]["ingress"]
+    assert to_some["from"] == [{"podSelector": {"matchLabels": {"app": "gateway"}}}]
+
+
+def test_the_scheme_of_probes_is_that_of_the_port(chart: Helm) -> None:
+    for values, scheme in ((ENGINES, "HTTP"), (EVERYTHING, "HTTPS")):
+        container = chart.template(values).container()
+        probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+        assert {probe["scheme"] for probe in probes.values()} == {scheme}
+        assert {name: probe["path"] for name, probe in probes.items()} == {
+            "startup": "/health",
+            "liveness": "/health",
+            "readiness": "/ready",
+        }
+
+
+def test_what_takes_effect_live_restarts_no_pod(chart: Helm) -> None:
+    before = chart.template(ENGINES)
+    live: list[Json] = [
+        {"policies": {"mine": POLICY}},
+        {"config": {"active": "round_robin"}},
+        {"config": {"policies": {"mine": POLICY}}},
+        {"config": {"admission": {"enabled": True}}},
+        {"config": {"experiment": {"arms": {"warm": 50, "random": 50}}}},
+    ]
+    keys = {key for change in live for key in change.get("config", {"policies_dir": None})}
+    assert keys == LIVE_KEYS
+    for change in live:
+        after = chart.template(merge(ENGINES, change))
+        assert after.text != before.text
+        assert after.find("Deployment") == before.find("Deployment")
+    for change in ({"config": {"limits": {"concurrent": 5}}}, {"engines": {"ports": [8001]}}):
+        after = chart.template(merge(ENGINES, change))
+        assert after.find("Deployment") != before.find("Deployment")
+
+
+def test_without_watch_every_change_restarts_the_pods(chart: Helm) -> None:
+    fixed = merge(ENGINES, {"config": {"watch": False}})
+    before, after = chart.template(fixed), chart.template(merge(fixed, {"config": {"active": "random"}}))
+    assert before.find("Deployment") != after.find("Deployment")
+
+
+def test_the_rules_and_the_dashboard_are_those_of_the_repository(chart: Helm) -> None:
+    rendered = chart.template(EVERYTHING)
+    rules = yaml.safe_load((CONFIGS / "prometheus/alerts.yaml").read_text(encoding="utf-8"))
+    assert rendered.find("PrometheusRule")["spec"] == rules
+    dashboard = rendered.find("ConfigMap", "warmroute-dashboard")["data"]["warmroute.json"]
+    assert json.loads(dashboard) == json.loads((CONFIGS / "grafana/warmroute.json").read_text(encoding="utf-8"))
+    monitor, service = rendered.find("ServiceMonitor"), rendered.find("Service", "warmroute-metrics")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+
+
+def test_a_packed_chart_renders_the_same(chart: Helm, tmp_path: Path) -> None:
+    """The links to the shared files are followed when it is packed."""
+    chart.done("package", str(CHART), "--destination", str(tmp_path))
+    (packed,) = tmp_path.glob("*.tgz")
+    values = chart.write(EVERYTHING)
+    texts = [chart.done("template", "warmroute", str(path), "--values", values) for path in (CHART, packed)]
+    assert texts[0] == texts[1]
