@@ -17,7 +17,7 @@ import pytest
 from router.fleet.instance import Instance, InstanceState
 from tests.e2e.conftest import MODEL, Router
 from tests.fakes.engines import FakeEngine, engine, eventually
-from tests.gateway.cluster import Cluster, Gate
+from tests.gateway.cluster import MERGE, POOLS, Cluster, Gate
 from tests.gateway.conftest import ENGINE_PORT
 
 BODY = {"model": MODEL, "prompt": "Where do fleets live?", "max_tokens": 1, "stream": True}
@@ -240,3 +240,73 @@ async def test_a_watch_that_falls_silent_is_left(
         gate.silent = False
         await eventually(lambda: find(router, "b") is None, 2 * SOON_S)
         await requests.no_request_after("b", now())
+
+
+async def test_while_the_api_server_is_away_nothing_fails(
+    cluster: Cluster, start: Start, engines: dict[str, FakeEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.make_pod("a", A)
+    await cluster.make_pod("b", B)
+    async with start() as router, traffic(router) as requests:
+        await ready(router, "a", "b")
+        begun = len(requests.sent)
+        await asyncio.to_thread(cluster.stop_api_server)
+        discovery = router.app._discoveries["kubernetes"]
+        await eventually(lambda: discovery.trouble is not None, SOON_S)
+        age = await router.metric("warmroute_discovery_age_seconds", source="kubernetes")
+        sent = len(requests.sent)
+        await eventually(lambda: len(requests.sent) > sent + 50, SOON_S)
+        assert await router.metric("warmroute_discovery_age_seconds", source="kubernetes") > age
+        assert {sent.status for sent in requests.sent[begun:]} == {200}
+        assert {sent.target.partition(".")[0] for sent in requests.sent[-40:]} == {"a", "b"}
+        engines[B].faults(unhealthy=True)  # health checks go on deciding
+        await eventually(lambda: (found := find(router, "b")) is not None and found.state is InstanceState.DOWN, SOON_S)
+        engines[B].faults(unhealthy=False)
+        await asyncio.to_thread(cluster.start_api_server)
+        await eventually(lambda: discovery.trouble is None, 4 * SOON_S)
+        await cluster.make_pod("c", C)
+        await ready(router, "c")
+    said = [r for r in caplog.records if r.name == "warmroute.discovery" and r.levelname == "WARNING"]
+    assert len(said) == 1
+
+
+async def test_a_token_that_was_replaced(cluster: Cluster, start: Start, engines: dict[str, FakeEngine]) -> None:
+    await cluster.make_pod("a", A)
+    async with start() as router:
+        await ready(router, "a")
+        discovery = router.app._discoveries["kubernetes"]
+        cluster.token_file.write_text("stranger")
+        await eventually(lambda: "forbidden" in (discovery.trouble or ""), SOON_S)
+        cluster.token_file.write_text("nobody")
+        await eventually(lambda: "401" in (discovery.trouble or ""), SOON_S)
+        cluster.token_file.write_text("reader")
+        await eventually(lambda: discovery.trouble is None, SOON_S)
+        assert find(router, "a") is not None
+
+
+async def test_a_pool_is_followed(cluster: Cluster, start: Start, engines: dict[str, FakeEngine]) -> None:
+    await cluster.make_pod("a", A)
+    await cluster.make_pod("b", B, {"app": "other"})
+    spec = {"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": ENGINE_PORT}]}
+    kind = {"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool"}
+    await cluster.call("POST", POOLS, kind | {"metadata": {"name": "qwen"}, "spec": spec})
+    async with start(selector=None, inference_pool="qwen") as router:
+        await ready(router, "a")
+        change = {"spec": {"selector": {"matchLabels": {"app": "other"}}}}
+        await cluster.call("PATCH", f"{POOLS}/qwen", change, MERGE)
+        await ready(router, "b")
+        await eventually(lambda: find(router, "a") is None, SOON_S)
+    await cluster.call("DELETE", f"{POOLS}/qwen")
+
+
+async def test_a_rollout_never_pairs_versions(cluster: Cluster, start: Start, engines: dict[str, FakeEngine]) -> None:
+    await cluster.make_pod("prefill-old", A, {"llm-d.ai/role": "prefill", "app.kubernetes.io/version": "1"})
+    await cluster.make_pod("decode-new", B, {"llm-d.ai/role": "decode", "app.kubernetes.io/version": "2"})
+    async with start() as router:
+        await ready(router, "prefill-old", "decode-new")
+        prompt = "word " * 2000
+        answer = await router.post("/v1/completions", BODY | {"prompt": prompt})
+        assert answer.status_code == 200
+        record = await router.record(answer)
+        assert record["attempts"][0]["prefill"] is None
+        assert router.core.peers.unpaired["revision"] > 0
