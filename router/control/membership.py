@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.backends.discovery.discovery import DiscoveredInstance
-from router.backends.discovery.merge import Conflict, Member, merge_lists
+from router.backends.discovery.merge import Member, MergedSources
 from router.backends.feeds.bootstrap import bootstrap_name
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
@@ -60,12 +60,10 @@ class Membership:
         self._tokenization = tokenization
         self._passthrough = passthrough
         self._tasks = tasks
-        self._precedence = precedence
         self._updating = asyncio.Lock()
-        self._lists: dict[str, Sequence[DiscoveredInstance]] = {}
-        self._listed: dict[str, Member] = {}  # by id, as the sources describe it now
+        self._sources = MergedSources(precedence)
         self._joined: dict[str, Member] = {}  # by id, as it joined
-        self._conflicts: set[Conflict] = set()
+        self._unapplied: dict[str, None] = {}  # ids that are to join or leave, in that order
         self.health: HealthProbe
         self.polls: MetricsPoller
         self.events: KvEventSubscriber
@@ -75,32 +73,31 @@ class Membership:
         does one that is another pod than before. A few at a time, since hundreds of them in one turn of the event loop
         would hold up requests. Who is to get no new requests is known at once.
         """
-        self._lists[source] = instances
-        self._merge()
+        self._merge(source, instances)
         async with self._updating:
             changes = 0
-            for id in list(dict.fromkeys([*self._joined, *self._listed])):
+            for id in list(self._unapplied):
                 if self._apply(id):
                     changes += 1
                     if changes % CHANGES_PER_TURN == 0:
                         await asyncio.sleep(0)
 
-    def _merge(self) -> None:
+    def _merge(self, source: str, instances: Sequence[DiscoveredInstance]) -> None:
         """Merge all lists, and let no instance get requests that is not listed as it joined, or drains."""
-        order = sorted(self._lists, key=lambda name: self._precedence.index(name) if name in self._precedence else -1)
-        merged = merge_lists({name: self._lists[name] for name in order})
-        for id, first, second in sorted(merged.conflicts - self._conflicts):
+        conflicts = self._sources.conflicts
+        for id in self._sources.update(source, instances):
+            self._unapplied[id] = None
+            if (old := self._joined.get(id)) is not None:
+                new = self._sources.members.get(id)
+                accepting = new is not None and new.accepting and _is_same(old, new)
+                self._scheduler.fleet.set_accepting(id, accepting)
+        for id, first, second in sorted(self._sources.conflicts - conflicts):
             log.warning("instance %s is listed by both %s and %s: using the one of %s", id, first, second, first)
-        self._conflicts = merged.conflicts
-        self._listed = merged.members
-        for id, old in self._joined.items():
-            new = self._listed.get(id)
-            accepting = new is not None and new.accepting and _is_same(old, new)
-            self._scheduler.fleet.set_accepting(id, accepting)
 
     def _apply(self, id: str) -> bool:
         """Let one instance join or leave as it is listed now. Return whether it did."""
-        old, new = self._joined.get(id), self._listed.get(id)
+        self._unapplied.pop(id, None)
+        old, new = self._joined.get(id), self._sources.members.get(id)
         if old is not None and new is not None and _is_same(old, new):
             return False
         if old is not None:
@@ -111,7 +108,7 @@ class Membership:
 
     def describe_sources(self, id: str) -> list[dict[str, Any]]:
         """Return which sources list the instance, the one that describes it first; empty once none does."""
-        member = self._listed.get(id)
+        member = self._sources.members.get(id)
         return [
             {"source": source, "origin": listed.origin, "uid": listed.uid, "accepting": listed.accepting}
             for source, listed in (() if member is None else member.listings)
@@ -124,6 +121,7 @@ class Membership:
             self._upstreams.add(id, config.url, api_key=key, ca_file=config.ca_file)
         except ConfigError as error:  # the other instances of the list are not affected
             log.error("instance %s cannot join: %s", id, error)
+            self._unapplied[id] = None  # tried again with the next list
             return
         if config.transfer is not None and config.transfer.bootstrap_url is not None:
             self._upstreams.add(bootstrap_name(id), config.transfer.bootstrap_url)
@@ -210,4 +208,4 @@ class Membership:
 
 def _is_same(old: Member, new: Member) -> bool:
     """Return whether two descriptions are of one engine, reached in the same way."""
-    return old.uid == new.uid and old.config == new.config
+    return old.uid == new.uid and (old.config is new.config or old.config == new.config)

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,10 @@ class Cluster:
         """The certificate that the API server made for itself, with that of its CA."""
         return self.folder / "certs" / "apiserver.crt"
 
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.ca_file))
+
     def config(self, port: int | None = None) -> KubernetesApiConfig:
         """How the router reaches it, directly or through a gate at `port`."""
         url = f"https://127.0.0.1:{port or self.port}"
@@ -147,8 +152,7 @@ class Cluster:
 
     async def call(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
         """Send a request as the administrator. Raises httpx.HTTPStatusError."""
-        tls = ssl.create_default_context(cafile=str(self.ca_file))
-        async with httpx.AsyncClient(verify=tls, trust_env=False, timeout=30.0) as client:
+        async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=30.0) as client:
             answer = await client.request(
                 method,
                 f"https://127.0.0.1:{self.port}{path}",

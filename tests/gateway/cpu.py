@@ -1,40 +1,39 @@
-"""`python -m tests.gateway.cpu FILE SECONDS` follows the pods of the configuration in FILE (JSON) and prints the cost.
+"""`python -m tests.gateway.cpu FILE PODS` follows the pods that the configuration in FILE (JSON) selects.
 
-Prints "listed N" when the first list is here; at the end the lists that were given on and the CPU time in seconds.
+Prints "joined" when PODS instances have, and at the end of standard input the seconds since (`wall_s`), their CPU time
+(`cpu_s`) and how many instances get no requests (`refused`). Only discovery and membership run: no engine is probed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from pathlib import Path
 
 import uvloop
 
-from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
-from router.backends.discovery.merge import merge_lists
-from router.backends.feeds.jitter import Jitter
-from router.clock import SystemClock
-from router.config.sections.discovery import KubernetesConfig
+from router.app import App
+from router.config import schema
+from tests.fakes.engines import eventually
 
 
-async def follow(config: KubernetesConfig, seconds: float) -> None:
-    discovery = KubernetesDiscovery(config, SystemClock(), Jitter())
-    lists, began = 0, 0.0
-    until: float | None = None
-    try:
-        async with asyncio.timeout(None) as deadline:
-            async for found in discovery.watch():
-                merge_lists({"kubernetes": found})
-                lists += 1
-                if until is None and found:
-                    print(f"listed {len(found)}", flush=True)
-                    until, began, lists = asyncio.get_running_loop().time() + seconds, time.process_time(), 0
-                    deadline.reschedule(until)
-    except TimeoutError:
-        print(lists, time.process_time() - began, flush=True)
+async def follow(config: schema.Config, pods: int) -> None:
+    app = App(config)
+    name, discovery = next(iter(app._discoveries.items()))
+    following = asyncio.create_task(app._follow(name, discovery))
+    fleet = app._scheduler.fleet
+    await eventually(lambda: len(list(fleet)) == pods, 30.0)
+    print("joined", flush=True)
+    began, cpu_began = time.monotonic(), time.process_time()
+    await asyncio.to_thread(sys.stdin.read)
+    spent = {"wall_s": time.monotonic() - began, "cpu_s": time.process_time() - cpu_began}
+    print(json.dumps(spent | {"refused": sum(not found.accepting for found in fleet)}), flush=True)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await app.stop()
 
 
 if __name__ == "__main__":
-    uvloop.run(follow(KubernetesConfig.model_validate_json(Path(sys.argv[1]).read_text()), float(sys.argv[2])))
+    uvloop.run(follow(schema.Config.model_validate_json(Path(sys.argv[1]).read_text()), int(sys.argv[2])))

@@ -22,6 +22,7 @@ class DiscoveredInstance(NamedTuple):
     origin: str  # what in the source it comes from, for operators
     uid: str | None = None  # of the pod: the same name or address with another uid is another engine; None: unknown
     accepting: bool = True  # False: it gets no new requests, finishes those it has, and stays known
+    lags: bool = False  # True: its source may list it for a while after it is gone
 
 
 def configure_engine(engines: DiscoveredEngines, host: str, port: int, **facts: Any) -> schema.InstanceConfig:

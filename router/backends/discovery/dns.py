@@ -142,4 +142,4 @@ class DnsDiscovery:
 
     def _describe(self, address: ServiceAddress) -> DiscoveredInstance:
         config = configure_engine(self._config, address.host, address.port)
-        return DiscoveredInstance(config, f"DNS name {self._config.name}")
+        return DiscoveredInstance(config, f"DNS name {self._config.name}", lags=True)

@@ -3,6 +3,12 @@
 Two sources that list one address mean one instance. The first of them describes it (name, role, credentials); the pod's
 uid counts whichever source knows it, and it gets requests only while all of them say so. Two sources that give one name
 to different addresses disagree: the first is used.
+
+A pod that is gone stays gone: a source that `lags` may go on listing its address for a while, and counts for that
+address again once it has dropped it, or once a pod has it again.
+
+Most lists differ from the last one in a few of hundreds of instances, many times a second while a fleet rolls out. So
+an instance that is listed as before costs a comparison, and only ids whose member changed are returned.
 """
 
 from __future__ import annotations
@@ -38,30 +44,72 @@ class Conflict(NamedTuple):
     second: str
 
 
-class MergedList(NamedTuple):
-    members: dict[str, Member]  # by id
-    conflicts: set[Conflict]
+class MergedSources:
+    """The newest list of each source, and the members that they make together. `precedence` has the names of the
+    sources; the first that lists an instance describes it.
+    """
+
+    def __init__(self, precedence: Sequence[str] = ()) -> None:
+        self._precedence = precedence
+        self._lists: dict[str, Sequence[DiscoveredInstance]] = {}  # in the order of precedence
+        self._pods: set[str] = set()  # addresses of listed pods, while any source lags
+        self._gone: set[str] = set()  # addresses of pods that are gone, which a source that lags still lists
+        self.members: dict[str, Member] = {}  # by id
+        self.conflicts: set[Conflict] = set()
+
+    def update(self, source: str, instances: Sequence[DiscoveredInstance]) -> list[str]:
+        """Replace the list of a source. Return the ids whose member is new, changed or gone."""
+        lists = self._lists | {source: instances}
+        self._lists = {name: lists[name] for name in sorted(lists, key=self._rank)}
+        self._find_gone()
+        before, self.members, self.conflicts = self.members, {}, set()
+        self._merge(before)
+        changed = [id for id, old in before.items() if (new := self.members.get(id)) is not old and new != old]
+        return changed + [id for id in self.members if id not in before]
+
+    def _rank(self, source: str) -> int:
+        return self._precedence.index(source) if source in self._precedence else -1
+
+    def _find_gone(self) -> None:
+        lagging = {i.config.url for listed in self._lists.values() for i in listed if i.lags}
+        if not lagging:
+            self._pods, self._gone = set(), set()
+            return
+        pods = {i.config.url for listed in self._lists.values() for i in listed if i.uid is not None}
+        self._gone = ((self._gone | (self._pods - pods)) & lagging) - pods
+        self._pods = pods
+
+    def _merge(self, before: Mapping[str, Member]) -> None:
+        members, gone = self.members, self._gone
+        ids: dict[str, str] = {}  # by address, of the sources before
+        for number, (source, listed) in enumerate(self._lists.items(), 1):
+            for instance in listed:
+                config = instance.config
+                if gone and instance.lags and config.url in gone:
+                    continue
+                id = (ids.get(config.url) if ids else None) or config.id
+                known = members.get(id)
+                if known is None:
+                    old = before.get(id)
+                    same = old is not None and len(old.listings) == 1 and old.listings[0] == (source, instance)
+                    members[id] = old if old is not None and same else _start(Listing(source, instance))
+                elif known.config.url == config.url:
+                    members[id] = _add(known, Listing(source, instance))
+                else:
+                    self.conflicts.add(Conflict(id, known.listings[0].source, source))
+            if number < len(self._lists):
+                for instance in listed:
+                    ids.setdefault(instance.config.url, instance.config.id)
 
 
-def merge_lists(lists: Mapping[str, Sequence[DiscoveredInstance]]) -> MergedList:
-    """Merge the lists by source, in the order of precedence."""
-    members: dict[str, Member] = {}
-    conflicts: set[Conflict] = set()
-    ids: dict[str, str] = {}  # by address, of the sources before
-    for source, listed in lists.items():
-        for instance in listed:
-            config = instance.config
-            listing = Listing(source, instance)
-            id = ids.get(config.url) or config.id
-            known = members.get(id)
-            if known is None:
-                members[id] = Member(config, instance.uid, instance.accepting, (listing,))
-            elif known.config.url == config.url:
-                uid = known.uid if known.uid is not None else instance.uid
-                accepting = known.accepting and instance.accepting
-                members[id] = Member(known.config, uid, accepting, (*known.listings, listing))
-            else:
-                conflicts.add(Conflict(id, known.listings[0].source, source))
-        for instance in listed:
-            ids.setdefault(instance.config.url, instance.config.id)
-    return MergedList(members, conflicts)
+def _start(listing: Listing) -> Member:
+    """Return the member that one source lists."""
+    instance = listing.instance
+    return Member(instance.config, instance.uid, instance.accepting, (listing,))
+
+
+def _add(member: Member, listing: Listing) -> Member:
+    """Return the member that another source lists as well."""
+    uid = member.uid if member.uid is not None else listing.instance.uid
+    accepting = member.accepting and listing.instance.accepting
+    return Member(member.config, uid, accepting, (*member.listings, listing))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from router.backends.discovery.discovery import DiscoveredInstance
+from router.backends.discovery.merge import MergedSources
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
@@ -224,7 +225,7 @@ async def test_one_address_in_two_sources_is_one_instance_with_both_named(house:
 
 
 async def test_the_order_of_precedence_counts_and_not_who_is_first(house: House) -> None:
-    house.members._precedence = ["kubernetes", "dns"]
+    house.members._sources = MergedSources(["kubernetes", "dns"])
     await house.members.update_source("dns", listed(instance("by-address", 1)))
     await house.members.update_source("kubernetes", listed(instance("pod", 1), uid="u1"))
     assert house.ids == ["pod"]

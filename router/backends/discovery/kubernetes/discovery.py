@@ -28,7 +28,7 @@ from router.errors import ConfigError
 from router.tasks import Tasks
 
 IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # token, ca.crt and namespace of the pod
-SETTLE_S = 0.05
+SETTLE_S = 0.1
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
 
 

@@ -65,7 +65,14 @@ class PodInstances:
         """Return the instances of all pods, by uid, each of which listens at `ports`. Where two pods have one address,
         the usable one has it: the other is being deleted.
         """
-        self._readings = {uid: found for uid, pod in pods.items() if (found := self._read(uid, pod, ports)) is not None}
+        readings: dict[str, PodReading] = {}
+        for uid, pod in pods.items():
+            known = self._readings.get(uid)
+            if known is None or known.pod is not pod or known.ports != ports:
+                known = self._read(known, pod, ports)
+            if known is not None:
+                readings[uid] = known
+        self._readings = readings
         by_url: dict[str, DiscoveredInstance] = {}
         for reading in self._readings.values():
             for instance in reading.instances:
@@ -74,20 +81,19 @@ class PodInstances:
                     by_url[instance.config.url] = instance
         return list(by_url.values())
 
-    def _read(self, uid: str, pod: Pod, ports: Sequence[int]) -> PodReading | None:
-        """Read a pod; None if it is no instance, or not yet."""
-        known = self._readings.get(uid)
-        if known is not None and known.pod is pod and known.ports == ports:
-            return known
+    def _read(self, known: PodReading | None, pod: Pod, ports: Sequence[int]) -> PodReading | None:
+        """Read a pod; None if it is no instance, or not yet. What did not change is kept from the reading before."""
         if pod.status.phase in ENDED:
             return None
-        if is_usable(pod):
-            instances = self._describe(pod, ports)
-            same = known is not None and known.instances == instances
-            return PodReading(pod, ports, known.instances if known is not None and same else instances)
         if known is None:
-            return None
-        return PodReading(pod, ports, [instance._replace(accepting=False) for instance in known.instances])
+            return PodReading(pod, ports, self._describe(pod, ports)) if is_usable(pod) else None
+        usable = is_usable(pod)
+        instances = [
+            found if found.accepting is usable else found._replace(accepting=usable) for found in known.instances
+        ]
+        if usable and (described := self._describe(pod, ports)) != instances:
+            instances = described
+        return PodReading(pod, ports, instances)
 
     def _describe(self, pod: Pod, ports: Sequence[int]) -> list[DiscoveredInstance]:
         """Return one instance per active port of a usable pod."""
