@@ -18,6 +18,7 @@ from router.cli.admin.commands import experiment as experiment_commands
 from router.cli.admin.commands import policy as policy_commands
 from router.cli.advise.command import advise as advise_command
 from router.cli.init.command import init as init_command
+from router.cli.picker_conformance.command import picker_conformance as picker_conformance_command
 from router.cli.policies import policies as policies_commands
 from router.cli.serve import command as serve_command
 from router.cli.serve.command import StackConfig, err
@@ -45,6 +46,7 @@ app.add_typer(experiment_commands, name="experiment")
 app.command()(simulate_command)
 app.command()(advise_command)
 app.add_typer(workload_commands, name="workload")
+app.command()(picker_conformance_command)
 
 bench = typer.Typer(name="bench", no_args_is_help=True, help="Measure real engines with and without a shared pool.")
 app.add_typer(bench)

@@ -1,0 +1,1 @@
+"""`warmroute picker-conformance`: does an endpoint picker keep the protocol?"""

@@ -1,0 +1,1 @@
+"""The cases by subject. The hundreds of a number are the subject."""
