@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from router.control.api.admin import admin_app
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED, OPS
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
+from router.testbed.picker_conformance.report import PROTOCOL_VERSION, SUITE_VERSION
+from router.testbed.picker_conformance.suite import CASES
 from scorers.admission.contract import AdmissionRule
 from scorers.contract import Needs, Plugin, Scorer
 from scorers.parameters import parameters
@@ -36,6 +39,7 @@ def render_pages() -> dict[str, str]:
         "http": http,
         "policies": policies,
         "plugins": plugins,
+        "picker-conformance": picker_conformance,
         "modules": modules,
     }
     return {name: "\n".join([NOTICE, *lines()]).rstrip() + "\n" for name, lines in made.items()}
@@ -290,6 +294,34 @@ def _plugin(name: str, plugin: type[Plugin]) -> list[str]:
 
 def _yaml(default: object) -> object:
     return "null" if default is None else str(default).lower() if isinstance(default, bool) else default
+
+
+# cases of the conformance suite
+
+
+SUBJECTS = {
+    1: "The service",
+    2: "The destination endpoint",
+    3: "The endpoint subset",
+    4: "Request bodies (FULL_DUPLEX_STREAMED)",
+    5: "Refusals",
+    6: "Responses (FULL_DUPLEX_STREAMED)",
+    7: "Other body modes",
+    8: "Health checking",
+}
+
+
+def picker_conformance() -> Iterator[str]:
+    counted = Counter(case.level for case in CASES)
+    yield "# Cases of the picker conformance suite\n"
+    levels = ", ".join(f"{number} {level}" for level, number in counted.items())
+    yield f"Suite {SUITE_VERSION}, endpoint picker protocol {PROTOCOL_VERSION}: {levels}."
+    yield "How to run it, and what the levels mean, is in [Conformance of pickers](../operate/picker-conformance.md).\n"
+    for hundreds, title in SUBJECTS.items():
+        yield f"## {hundreds}xx: {title}\n"
+        cases = [case for case in CASES if case.id.startswith(f"EPP-{hundreds}")]
+        rows = [(case.id, case.level, case.clause, case.sent, case.expected, case.source) for case in cases]
+        yield from table(("case", "level", "clause", "sent", "expected", "source"), rows)
 
 
 # modules

@@ -18,6 +18,7 @@ from functools import cached_property
 from types import TracebackType
 
 from google.protobuf.struct_pb2 import Struct
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from router.picker import ext_proc_pb2 as pb
 from router.picker.names import DESTINATION, LB
@@ -33,7 +34,9 @@ from router.testbed.picker_conformance.messages import (
 )
 from router.testbed.picker_conformance.stream import NoMessage, PickerStream
 
+TOKEN_S = 0.05  # between two pieces of a response, as tokens come: time for a picker to end its stream
 SET = frozenset({0, 2})  # append actions by which the header has the value, whether it was there before or not
+APPEND_FIELD, APPEND_TRUE = 2, b"\x08\x01"  # `append` of HeaderValueOption, which is deprecated: a BoolValue
 SHORT_RESPONSE = ResponseVector((b'{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}',))
 
 
@@ -144,7 +147,7 @@ class StreamedBody:
 
 
 @dataclass
-class Conversation(AbstractAsyncContextManager["Conversation"]):
+class PickerConversation(AbstractAsyncContextManager["PickerConversation"]):
     """One stream. Leaving the block ends it as a data plane would, so that the picker's books are in order:
     a request that was placed gets a short response, then the stream is half-closed.
     """
@@ -246,6 +249,8 @@ class Conversation(AbstractAsyncContextManager["Conversation"]):
             answers.append(received)
             if received.HasField("immediate_response"):
                 break
+            if received.HasField("response_body"):
+                await self.stream.wait_for_end(TOKEN_S)
         return answers, None
 
 
@@ -292,15 +297,20 @@ def is_endpoint(text: str) -> bool:
     return bool(colon) and (address.version == 6) == bracketed and port.isdecimal() and 0 < int(port) < 65536
 
 
-def joined_headers(option: pb.HeaderValueOption, client: Headers) -> list[str]:
-    """Return the values that the header has after Envoy applied the mutation to the client's headers.
+def apply_option(option: pb.HeaderValueOption, client: Headers) -> list[str]:
+    """Return the values that the header has after a data plane applied the mutation to the client's headers.
 
     Append actions: 0 and 2 set the value, 1 adds it if the header is absent, 3 overwrites it if the header is there.
-    (0 is called APPEND_IF_EXISTS_OR_ADD, yet ext_proc appends only where the older field `append` says so.)
+    Envoy 1.40 ignores them and sets the value, unless the older field `append` is true: then it appends. So 0 sets,
+    though it is called APPEND_IF_EXISTS_OR_ADD.
     """
     name = option.header.key.lower()
     before = [value for key, value in client if key.lower() == name]
     new = [option.header.raw_value.decode("latin-1")]
+    unknown = UnknownFieldSet(option)
+    fields = [unknown[number] for number in range(len(unknown))]
+    if any(one.field_number == APPEND_FIELD and one.data == APPEND_TRUE for one in fields):
+        return before + new
     if option.append_action in SET:
         return new
     return (before or new) if option.append_action == 1 else (new if before else [])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from router.errors import WarmrouteError
-from router.testbed.picker_conformance.conversation import Conversation, RequestOutcome, is_endpoint
+from router.testbed.picker_conformance.conversation import PickerConversation, RequestOutcome, is_endpoint
 from router.testbed.picker_conformance.describe import describe_request
 from router.testbed.picker_conformance.messages import (
     Headers,
@@ -55,9 +55,9 @@ class PickerPeer:
     def pool(self) -> tuple[str, ...]:
         return self.fleet.pool
 
-    def converse(self, timeout_s: float | None = None) -> Conversation:
+    def converse(self, timeout_s: float | None = None) -> PickerConversation:
         """Open a stream, to be used as a context manager."""
-        return Conversation(PickerStream(self.channel, timeout_s or self.timeout_s))
+        return PickerConversation(PickerStream(self.channel, timeout_s or self.timeout_s))
 
     def chat(
         self, *pieces: bytes, prompt: str = "Which way?", headers: Headers = (), metadata: MetadataFields | None = None

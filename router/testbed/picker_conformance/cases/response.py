@@ -56,7 +56,7 @@ def _judge_whole(response: ResponseVector, outcome: ResponseOutcome, exact: bool
         return judge(False, f"{lost}; {describe_response(outcome)}")
     content = outcome.body.content
     whole = content == response.body if exact else is_same_body(response.body, content)
-    ends = not outcome.body.ends if response.trailers is not None else outcome.body.ends_once
+    ends = response.trailers is not None or outcome.body.ends_once
     return judge(whole and ends, describe_body(outcome.body, response.body))
 
 
@@ -66,7 +66,7 @@ def _judge_whole(response: ResponseVector, outcome: ResponseOutcome, exact: bool
     "Response headers are answered, and the body is sent back whole.",
     sent="a JSON answer in four pieces, cut anywhere",
     expected="`response_headers` once, the whole body, its last piece with `end_of_stream`",
-    source=LLMD,
+    source=f"{ENVOY}, {LLMD}",
 )
 async def passes_json_in_pieces(peer: PickerPeer) -> CaseResult:
     response = ResponseVector(cut(ANSWER, len(ANSWER) // 4 + 1))
@@ -82,7 +82,7 @@ async def passes_json_in_pieces(peer: PickerPeer) -> CaseResult:
     "An answer that is not the JSON it says it is passes unchanged.",
     sent="a text and bytes that are not UTF-8, both as `application/json`",
     expected="the same bytes",
-    source=LLMD,
+    source=f"{ENVOY}, {LLMD}",
 )
 async def passes_what_is_not_json(peer: PickerPeer) -> CaseResult:
     findings = []
@@ -99,7 +99,7 @@ async def passes_what_is_not_json(peer: PickerPeer) -> CaseResult:
     "The last piece may be empty and only say `end_of_stream`.",
     sent="a JSON answer in one piece, then an empty one with `end_of_stream`",
     expected="the whole body, with `end_of_stream` at its end",
-    source=LLMD,
+    source=f"{ENVOY}, {LLMD}",
 )
 async def passes_an_empty_last_piece(peer: PickerPeer) -> CaseResult:
     response = ResponseVector((ANSWER, b""))
@@ -142,7 +142,7 @@ async def streams_token_by_token(peer: PickerPeer) -> CaseResult:
     "A stream with `usage` before `[DONE]` passes unchanged, wherever it is cut.",
     sent="events, then `usage` and `[DONE]`: in one piece, in two cut within the number, and with an empty last piece",
     expected="the same bytes",
-    source=LLMD,
+    source=f"{ENVOY}, {LLMD}",
 )
 async def passes_usage(peer: PickerPeer) -> CaseResult:
     middle = USAGE.index(b"27") + 1
@@ -161,9 +161,9 @@ async def passes_usage(peer: PickerPeer) -> CaseResult:
 @conformance_case(
     606,
     MUST,
-    "Response trailers are answered after the body, and no piece that is sent back has `end_of_stream` then.",
+    "Response trailers are answered, after the body.",
     sent="a stream without `end_of_stream`, then `response_trailers`",
-    expected="the whole body without `end_of_stream`, then an answer to the trailers",
+    expected="the whole body, then an answer to the trailers",
     source=ENVOY,
 )
 async def passes_trailers(peer: PickerPeer) -> CaseResult:
@@ -277,6 +277,20 @@ async def passes_a_response_alone(peer: PickerPeer) -> CaseResult:
     return _judge_whole(response, outcome, exact=False)
 
 
+@conformance_case(
+    613,
+    SHOULD,
+    "No piece that is sent back has `end_of_stream` when trailers follow.",
+    sent="a stream without `end_of_stream`, then `response_trailers`",
+    expected="pieces without `end_of_stream`",
+    source=ENVOY,
+)
+async def ends_with_the_trailers(peer: PickerPeer) -> CaseResult:
+    response = ResponseVector((*EVENTS, DONE), content_type=SSE, trailers=TRAILERS)
+    _, outcome = await _respond(peer, response)
+    return judge(bool(outcome.body.pieces) and not outcome.body.ends, describe_body(outcome.body, response.body))
+
+
 CASES = (
     passes_json_in_pieces,
     passes_what_is_not_json,
@@ -290,4 +304,5 @@ CASES = (
     takes_the_served_endpoint,
     shows_the_served_endpoint,
     passes_a_response_alone,
+    ends_with_the_trailers,
 )
