@@ -46,7 +46,7 @@ app.add_typer(experiment_commands, name="experiment")
 app.command()(simulate_command)
 app.command()(advise_command)
 app.add_typer(workload_commands, name="workload")
-app.command()(picker_conformance_command)
+app.command("picker-conformance")(picker_conformance_command)
 
 bench = typer.Typer(name="bench", no_args_is_help=True, help="Measure real engines with and without a shared pool.")
 app.add_typer(bench)
