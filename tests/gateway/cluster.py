@@ -133,6 +133,9 @@ class Cluster:
         self._api_server.start()
         self._api_server.wait(self._is_ready, START_S)
 
+    def has_api_server(self) -> bool:
+        return self._api_server.running()
+
     def stop_api_server(self) -> None:
         """Kill it: it does not say goodbye, as when its node is lost."""
         self._api_server.kill()
@@ -196,13 +199,13 @@ class Cluster:
 
 
 class Gate:
-    """A TCP relay in front of the API server that a test closes, or makes silent: no data, no end."""
+    """A TCP relay in front of the API server that a test closes, or whose connections it makes silent."""
 
     def __init__(self, port: int) -> None:
         self._to = port
-        self.silent = False
         self.closed = False
-        self.swallowed = 0  # bytes that silence kept from the router
+        self.opened = 0  # connections so far
+        self._silenced = 0  # the first of them are silent
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Gate:
@@ -219,6 +222,10 @@ class Gate:
         for writer in self._writers:
             writer.transport.abort()
 
+    def silence(self) -> None:
+        """Let nothing more come from the API server on the connections of now: no data, and no end."""
+        self._silenced = self.opened
+
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.closed:
             writer.transport.abort()
@@ -228,10 +235,11 @@ class Gate:
         except OSError:
             writer.transport.abort()
             return
-        self._writers |= {writer, outer}
-        mine = {writer, outer}
+        self.opened += 1
+        number, mine = self.opened, {writer, outer}
+        self._writers |= mine
         try:
-            await asyncio.gather(self._copy(reader, outer), self._copy(inner, writer, hushed=True))
+            await asyncio.gather(self._copy(reader, outer), self._copy(inner, writer, number))
         except OSError:
             pass
         finally:
@@ -239,13 +247,14 @@ class Gate:
                 each.close()
             self._writers -= mine
 
-    async def _copy(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, hushed: bool = False) -> None:
-        quiet = False  # a connection that fell silent stays so; new ones are not affected
+    async def _copy(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, number: int | None = None) -> None:
+        """Copy until the end; what comes from the API server has the `number` of its connection."""
         while data := await source.read(65536):
-            quiet |= hushed and self.silent
-            if quiet:
-                self.swallowed += len(data)
-            else:
+            if not self._is_silent(number):
                 to.write(data)
                 await to.drain()
-        to.close()
+        if not self._is_silent(number):
+            to.close()
+
+    def _is_silent(self, number: int | None) -> bool:
+        return number is not None and number <= self._silenced

@@ -16,12 +16,15 @@ import uvloop
 
 from router.app import App
 from router.backends.discovery.kubernetes.reflector import WatchTiming
+from router.clock import Clock
 from router.config import schema
 from router.testbed.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import Router, config_of
+from tests.fakes.engines import FakeEngine, engine
 from tests.gateway.cluster import NAMESPACE, Cluster, Gate
 from tests.gateway.envoy import Envoy
 from tests.gateway.install import program, why_missing
+from tests.gateway.traffic import A, B, C, Start
 
 ENGINE_PORT = 18_000
 QUICK = WatchTiming(watch_s=2.0, grace_s=1.0, relist_s=60.0)
@@ -86,7 +89,9 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory, guard: ProcessGuar
 
 @pytest.fixture
 async def cluster(running_cluster: Cluster) -> AsyncIterator[Cluster]:
-    """The cluster without any pods."""
+    """The cluster without any pods. A test that failed may have left it without its API server."""
+    if not running_cluster.has_api_server():
+        await asyncio.to_thread(running_cluster.start_api_server)
     await running_cluster.delete_all()
     yield running_cluster
     running_cluster.token_file.write_text("reader")
@@ -100,13 +105,13 @@ async def gate(cluster: Cluster) -> AsyncIterator[Gate]:
 
 @pytest.fixture
 def router_over_pods(cluster: Cluster, gate: Gate) -> Callable[..., Any]:
-    """`router_over_pods(**kubernetes)`: a router whose fleet is what the API server says, through the gate."""
+    """`router_over_pods(clock=None, **kubernetes)`: a router whose fleet the API server tells it, through the gate."""
 
     @asynccontextmanager
-    async def start(**kubernetes: Any) -> AsyncIterator[Router]:
+    async def start(clock: Clock | None = None, **kubernetes: Any) -> AsyncIterator[Router]:
         api = cluster.config(gate.port).model_dump()
         source = {"namespace": NAMESPACE, "selector": "app=vllm", "ports": [ENGINE_PORT], "api": api} | kubernetes
-        app = App(schema.Config.model_validate(config_of([], fleet={"kubernetes": source})))
+        app = App(schema.Config.model_validate(config_of([], fleet={"kubernetes": source})), clock)
         app._discoveries["kubernetes"]._timing = QUICK  # type: ignore[attr-defined]
         await app.start()
         running = Router(app, [], "http")
@@ -117,3 +122,22 @@ def router_over_pods(cluster: Cluster, gate: Gate) -> Callable[..., Any]:
             await app.stop()
 
     return start
+
+
+@pytest.fixture
+def start(router_over_pods: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """The same with a policy that spreads requests, so that each pod gets some all the time."""
+    monkeypatch.setattr("tests.e2e.conftest.WARM", {"scorers": [{"name": "random"}]})
+    return router_over_pods
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[dict[str, FakeEngine]]:
+    """An engine at each address, by address. The one at C is slow: its answers have 120 tokens at 20 per second."""
+    options = {"port": ENGINE_PORT, "events": True}
+    async with (
+        engine(host=A, **options) as a,
+        engine(host=B, **options) as b,
+        engine(host=C, decode_ms_per_token=50.0, answer_tokens=120, **options) as c,
+    ):
+        yield {A: a, B: b, C: c}
