@@ -52,6 +52,7 @@ from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.public_api import MetricsAccess, PublicApi, metrics_app, ops_app
+from router.request.relay_path import RelayPath
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
@@ -196,12 +197,16 @@ class App:
             admission=self._admission,
             retry_budget=RetryBudget(limits.retry_ratio, limits.retry_burst),
             tokenization=self._tokenization,
-            passthrough=self._passthrough,
             kv_store=self._pool,
             read_options=wiring.build_read_options(config),
             large_body=asyncio.Lock(),
-            header_rules=HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
-            upstreams=self._upstreams,
+            data_path=RelayPath(
+                self._upstreams,
+                self._passthrough,
+                HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
+                limits,
+                self._scheduler.peers,
+            ),
             health=self._health,
             recent_records=self._recent_records,
             decision_log=self._decision_log,
@@ -213,7 +218,9 @@ class App:
         metrics = MetricsAccess(SharedScrape(render, self._tasks, self._clock), config.metrics.token_hash)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
         api = ops if self._only_picker else PublicApi(services, ops, clients)
-        self._picker = wiring.build_picker(config, self.unready_reason, self._clock)
+        self._picker = wiring.build_picker(
+            services, clients, self._passthrough, self._upstreams, self.unready_reason, lambda: self._stopping
+        )
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
         self._listener = HttpListener(server, shared=self._role is not None)

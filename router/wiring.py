@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -42,7 +43,10 @@ from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization import local_tokenizer
 from router.prompt.tokenization.tokenization import Tokenization
+from router.proxy.client_address import TrustedProxies
+from router.proxy.headers import HeaderRules
 from router.proxy.upstreams import Upstreams
+from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policies
 from router.scheduling.scheduler import Scheduler
@@ -162,15 +166,41 @@ def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Disc
 
 
 def build_picker(
-    config: schema.Config, unready_reason: Callable[[], str | None], clock: Clock
+    services: Services,
+    clients: Mapping[str, str] | None,
+    passthrough: TokenIdPassthrough,
+    upstreams: Upstreams,
+    unready_reason: Callable[[], str | None],
+    stopping: Callable[[], bool],
 ) -> GatewayListener | None:
-    """Build the endpoint picker of `picker`. Raises `ConfigError` for certificate files that cannot be used."""
+    """Build the endpoint picker of `picker`, over the services of the proxy but for the data path. Raises `ConfigError`
+    for certificate files that cannot be used.
+    """
+    config, clock = services.config, services.clock
     if config.picker is None:
         return None
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else every failed handshake is a line on standard error
-    from router.picker.server import PickerServer
+    from router.picker.answer_log import AnswerLog
+    from router.picker.health import PickerHealth
+    from router.picker.server import PickerServer, read_bounds
+    from router.request.picker_api import PickerApi
+    from router.request.picker_path import PickerPath
 
-    return PickerServer(config.picker, unready_reason, clock.wall())
+    answer_log = AnswerLog(clock.now)
+    path = PickerPath(
+        services.scheduler.fleet,
+        passthrough,
+        HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
+        answer_log,
+        upstreams.credentials,
+        services.metrics.on_moved,
+        config.picker.fallbacks,
+    )
+    api = PickerApi(replace(services, data_path=path), clients, testing=config.picker.testing)
+    bounds = read_bounds(config.limits, config.listen)
+    health = PickerHealth(unready_reason, stopping)
+    proxies = TrustedProxies(config.listen.trusted_proxies)
+    return PickerServer(config.picker, bounds, proxies, api.answer, answer_log, health, clock.wall())
 
 
 def build_snapshots(

@@ -1,7 +1,8 @@
 """The gRPC health service (grpc.health.v1) of the picker: Envoy's health checks and Kubernetes' probes ask it.
 
-`liveness` says that the process answers. Everything else says whether gateways should ask this picker: not before its
-start is complete, not while no engine is ready, and not once it stops.
+`liveness` says that the process answers. Everything else says whether gateways should ask this picker: not before it
+has seen a ready engine, and not once it stops. When no engine is ready later, it still answers: each request is refused
+in its client's dialect, which a gateway without a picker cannot do.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ POLL_S = 0.2
 
 
 class PickerHealth(health_pb2_grpc.HealthServicer):
-    """Answers from `unready_reason`, which returns `None` when gateways should ask here."""
+    """Answers from `unready_reason`, which returns `None` when an engine is ready, and from `stopping`."""
 
-    def __init__(self, unready_reason: Callable[[], str | None]) -> None:
+    def __init__(self, unready_reason: Callable[[], str | None], stopping: Callable[[], bool]) -> None:
         self._unready_reason = unready_reason
+        self._stopping = stopping
+        self._began = False
 
     def status(self, service: str) -> Any:
         """Return the serving status of `service`."""
@@ -33,7 +36,8 @@ class PickerHealth(health_pb2_grpc.HealthServicer):
             return HealthCheckResponse.SERVING
         if service not in READY:
             return HealthCheckResponse.SERVICE_UNKNOWN
-        return HealthCheckResponse.SERVING if self._unready_reason() is None else HealthCheckResponse.NOT_SERVING
+        self._began = self._began or self._unready_reason() is None
+        return HealthCheckResponse.SERVING if self._began and not self._stopping() else HealthCheckResponse.NOT_SERVING
 
     async def Check(self, request: HealthCheckRequest, context: Any) -> HealthCheckResponse:
         """Answer for one service; NOT_FOUND for an unknown one."""

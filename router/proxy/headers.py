@@ -32,6 +32,8 @@ SET_BY_ROUTER = frozenset(
     (b"host", b"content-length", b"expect", b"accept-encoding", b"http2-settings", b"x-request-id")
 )
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
+GATEWAY_REMOVES = frozenset((b"accept-encoding", b"x-prefiller-host-port", b"x-encoder-hosts-ports"))
+"""What no client may set where a gateway sends the request; it takes care of the rest by itself."""
 RESIZED = HOP_BY_HOP | {b"content-length"}
 REQUEST_ID = b"x-request-id"
 NO_NAMES: frozenset[bytes] = frozenset()
@@ -46,6 +48,13 @@ class ForwardedHeaders(NamedTuple):
     credentials: bytes  # the client's own; an instance with an `api_key` gets that instead
 
 
+class HeaderEdits(NamedTuple):
+    """What a gateway changes in a client's headers before it sends them to an engine."""
+
+    removed: list[str]
+    own_id: bool  # the client sent an `x-request-id`
+
+
 class HeaderRules:
     """Rules for requests. `strip`: headers that clients may not set. `own_keys`: clients' API keys are the router's own
     and reach no engine.
@@ -53,7 +62,9 @@ class HeaderRules:
 
     def __init__(self, strip: Iterable[str] = (), *, own_keys: bool = False) -> None:
         self._own_keys = own_keys
-        self._dropped = HOP_BY_HOP | SET_BY_ROUTER | CREDENTIALS | {name.lower().encode() for name in strip}
+        stripped = {name.lower().encode() for name in strip}
+        self._dropped = HOP_BY_HOP | SET_BY_ROUTER | CREDENTIALS | stripped
+        self._removed = GATEWAY_REMOVES | stripped | (CREDENTIALS if own_keys else frozenset())
 
     def forward(self, headers: Headers, request_id: str) -> ForwardedHeaders:
         """Return the client's headers for the engine; `request_id` is used where the client sent no `x-request-id`.
@@ -73,6 +84,11 @@ class HeaderRules:
                 own_id = header[1] or own_id
         lines.append(b"x-request-id: %b\r\n" % own_id)
         return ForwardedHeaders(_join(lines), b"" if self._own_keys or not credentials else _join(credentials))
+
+    def edit(self, headers: Headers) -> HeaderEdits:
+        """Return the same rules for a gateway, which has the headers."""
+        removed = [name for name, _ in headers if name in self._removed or name.startswith(PREFIX)]
+        return HeaderEdits([name.decode("latin-1") for name in removed], any(n == REQUEST_ID for n, _ in headers))
 
 
 NO_HEADERS = ForwardedHeaders(b"", b"")

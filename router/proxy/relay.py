@@ -14,7 +14,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint
+from router.prompt.usage import Usage
 from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.headers import ForwardedHeaders, Headers, content_encoding, response_headers
@@ -75,13 +77,17 @@ class RelayNotStarted(NamedTuple):
     detail: str = ""
     refusal: EngineRefusal | None = None
     prefill: bool = False
+    moved_to: TargetId | None = None  # a gateway has turned to this target, which answers
 
 
 class RelayFinished(NamedTuple):
-    """The whole answer was relayed. `connect_s`: the time that a new connection took, here as below."""
+    """The whole answer was relayed. `connect_s`: the time that a new connection took, None where a gateway made it,
+    here as below. `usage`: what a gateway read of it.
+    """
 
     status: int
-    connect_s: float
+    connect_s: float | None
+    usage: Usage | None = None
 
 
 class RelayBroken(NamedTuple):
@@ -89,7 +95,13 @@ class RelayBroken(NamedTuple):
 
     status: int
     failure: ExchangeFailure
-    connect_s: float
+    connect_s: float | None
+
+
+class RelayCut(NamedTuple):
+    """A gateway ended the exchange before the answer was whole: the engine failed, or the client left."""
+
+    detail: str
 
 
 class RelayDeadline(NamedTuple):
@@ -102,7 +114,7 @@ class RelayRejected(NamedTuple):
     refusal: EngineRefusal
 
 
-RelayEnd = RelayNotStarted | RelayFinished | RelayBroken | RelayDeadline | RelayRejected
+RelayEnd = RelayNotStarted | RelayFinished | RelayBroken | RelayCut | RelayDeadline | RelayRejected
 
 
 async def relay(

@@ -91,6 +91,11 @@ class Upstreams:
         engine = self._engines.get(instance)
         return len(engine.idle) if engine is not None else 0
 
+    def credentials(self, instance: str) -> bytes | None:
+        """Return the `authorization` with which `instance` is asked; None: that of the client."""
+        engine = self._engines.get(instance)
+        return None if engine is None or engine.api_key is None else b"Bearer " + engine.api_key.encode()
+
     def send(
         self, instance: str, request: UpstreamRequest, *, first_byte_s: float, idle_s: float
     ) -> Coroutine[Any, Any, UpstreamExchange | UpstreamUnanswered]:
@@ -205,6 +210,7 @@ class _Engine:
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if tls else 80)
         self._host_header = parts.netloc.rpartition("@")[2].encode()
+        self.api_key = api_key
         self._credentials = None if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s

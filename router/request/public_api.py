@@ -28,7 +28,7 @@ from router.prompt.prompt import Endpoint
 from router.proxy.asgi import AsgiHandler
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.proxy.client_exchange import ClientExchange
-from router.request.error_body import encode_error, install_error_handlers
+from router.request.error_body import ErrorBody, encode_error, install_error_handlers
 from router.request.route import route, route_stored
 from router.request.services import Services
 
@@ -42,31 +42,45 @@ STORED_RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_\-]{1,128})(/cancel)?")
 
 class PublicApi:
     """Answers exchanges on the public port. `clients` maps the sha256 (hex) of an API key to its owner's name; `None`:
-    no key is needed.
+    no key is needed. `ops` is what answers `OPS`.
     """
 
     def __init__(self, services: Services, ops: ASGIApp, clients: Mapping[str, str] | None) -> None:
-        self._services = services
+        self._requests = RequestApi(services, clients)
         self._ops = AsgiHandler(ops)
+
+    async def answer(self, exchange: ClientExchange) -> None:
+        await (self._ops if exchange.path in OPS else self._requests).answer(exchange)
+
+
+class RequestApi:
+    """Answers the requests of clients, whoever carries them out. `clients` as for `PublicApi`; with `open_paths` every
+    other path is routed by load instead of being refused.
+    """
+
+    def __init__(self, services: Services, clients: Mapping[str, str] | None, *, open_paths: bool = False) -> None:
+        self._services = services
+        self._open_paths = open_paths
         self._clients = clients
         extra = {(e.method, e.path) for e in services.config.edge.extra_endpoints}
         self._routed = {("POST", path) for path in CACHE_ROUTED | LOAD_ROUTED} | extra
 
-    async def answer(self, exchange: ClientExchange) -> None:
-        if exchange.path in OPS:
-            await self._ops.answer(exchange)
-            return
+    async def answer(self, call: ClientRequest) -> None:
         try:
-            with exchange:
-                await self._dispatch(exchange)
+            with call:
+                await self._dispatch(call)
         except RequestRefused as refusal:
-            if not exchange.recorded:
-                self._services.metrics.on_refusal(self._label(exchange), refusal)
-            if not exchange.started:
-                exchange.answer(*encode_error(refusal, exchange.path))
+            if not call.recorded:
+                self._services.metrics.on_refusal(self._label(call), refusal)
+            if not call.started:
+                call.answer(*self.encode_refusal(refusal, call.path))
         except ClientDisconnected:
-            if not exchange.recorded:
-                self._services.metrics.on_disconnect(self._label(exchange))
+            if not call.recorded:
+                self._services.metrics.on_disconnect(self._label(call))
+
+    def encode_refusal(self, refusal: RequestRefused, path: str) -> ErrorBody:
+        """Return the answer to a refused request, in the client's dialect."""
+        return encode_error(refusal, path)
 
     def _label(self, call: ClientRequest) -> str:
         """Return the path as a metric's label."""
@@ -80,6 +94,8 @@ class PublicApi:
             self._list_models(call)
         elif (found := STORED_RESPONSE.fullmatch(call.path)) and call.method == ("POST" if found[2] else "GET"):
             await route_stored(call, found[1], self._services)
+        elif self._open_paths:
+            await route(call, self._services)
         else:
             raise NotFound(f"{call.method} {quote_name(call.path)} is not served here", code="unknown_path")
 

@@ -16,10 +16,20 @@ from router.backends.vllm.disaggregation import LEASE_S, read_kv_params
 from router.errors import quote_name
 from router.fleet.engine_limits import OverLimit
 from router.prompt.prompt import Endpoint
-from router.prompt.usage import HideUsage, UsageTail
+from router.prompt.usage import HideUsage, Usage, UsageTail
+from router.proxy.call import ClientDisconnected
 from router.proxy.disaggregated import PrefillResult
-from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
-from router.request.services import PreparedRequest, Services
+from router.proxy.relay import (
+    RelayBroken,
+    RelayCut,
+    RelayDeadline,
+    RelayEnd,
+    RelayFinished,
+    RelayNotStarted,
+    RelayRejected,
+)
+from router.request.prepared_request import PreparedRequest
+from router.request.services import Services
 from router.scheduling.policy.record import PrefillRecord
 from router.scheduling.scheduler import NO_USAGE
 from router.scheduling.ticket import Ticket
@@ -95,14 +105,20 @@ class ResponseObserver:
         """Write how the relay ended into the ticket and the record."""
         ticket, record = self._ticket, self._ticket.record
         match end:
-            case RelayFinished(connect_s=connect_s):
+            case RelayFinished(connect_s=connect_s, usage=usage):
                 ticket.end = "ok"
-                record.stages.connect_ms = connect_s * 1e3
-                self._read_usage()
+                record.stages.connect_ms = None if connect_s is None else connect_s * 1e3
+                self._read_usage(usage)
             case RelayBroken(failure=failure, connect_s=connect_s):
                 ticket.end = "broken"
-                record.stages.connect_ms = connect_s * 1e3
+                record.stages.connect_ms = None if connect_s is None else connect_s * 1e3
                 record.error = failure.value
+            case RelayCut() if self._tail is not None and self._tail.ended():
+                ticket.end = "ok"  # as in `__exit__`
+                self._read_usage()
+            case RelayCut(detail=detail):
+                ticket.end = "cut"
+                record.error = detail
             case RelayDeadline():
                 ticket.end = "deadline"
             case RelayRejected():
@@ -119,16 +135,17 @@ class ResponseObserver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Count a client that disconnects after the last event of a stream, before its end, as answered: it got all."""
-        if kind is asyncio.CancelledError and self._tail is not None and self._tail.ended():
+        if kind in (asyncio.CancelledError, ClientDisconnected) and self._tail is not None and self._tail.ended():
             self._ticket.end = "ok"
             self._read_usage()
 
-    def _read_usage(self) -> None:
+    def _read_usage(self, read: Usage | None = None) -> None:
+        """Read the usage of the answer; `read` is what a gateway read of it, where it did not pass here."""
         record, served = self._ticket.record, self._request.served
         if self._tail is None or served is None:
             return
         if self._scheduler.selector.policy_set.needs_session:
             record.tool_call = self._tail.ends_in_tool_call()
-        if (usage := self._tail.read_usage()) is not None:
+        if (usage := self._tail.read_usage() or read) is not None:
             record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
             self._tokenization.check_count(served.base, self._request.tokens, usage.prompt_tokens)

@@ -30,12 +30,13 @@ from router.prompt.api.parse import read_prompt, read_request_headers
 from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
-from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, RelayNotStarted, RelayRejected
+from router.proxy.relay import RelayDeadline, RelayEnd, RelayNotStarted, RelayRejected
 from router.request.admin_tokens import PolicyOverride, read_override
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.experiment_unit import derive_unit
+from router.request.prepared_request import PreparedRequest
 from router.request.retry_budget import RetryBudget
-from router.request.services import PreparedRequest, Services
+from router.request.services import Services
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.scheduling.scheduler import Scheduler
 from scorers.contract import Needs, PoolHit
@@ -92,10 +93,9 @@ async def run_recorded(
 async def place_and_relay(call: ClientRequest, request: PreparedRequest, record: Record, services: Services) -> None:
     """Choose, book, relay; again while that is allowed. Raises `RequestRefused` when no engine answered."""
     prompt, scheduler = request.prompt, services.scheduler
-    headers = services.header_rules.forward(call.headers, record.id)
     only = locate_response(prompt.previous_response_id, scheduler)
     splits = only is None and bool(scheduler.peers) and can_split(prompt.endpoint, prompt.body)
-    earlier = EarlierAttempts(failed=set())
+    earlier = EarlierAttempts(failed=services.data_path.excludes(call))
     last: RelayEnd | None = None
     services.retry_budget.deposit()
     while last is None or may_retry(last, record, services.retry_budget):
@@ -106,7 +106,7 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
             request.tokens if isinstance(request.tokens, TokenizedPrompt) else None,
             request.pool_hit,
             excluding=earlier.failed,
-            only=only,
+            only=earlier.moved_to or only,
             splits=splits and record.failed_prefills < PREFILLS_ALLOWED,
             handed=earlier.handed_over.leg if earlier.handed_over is not None else None,
         )
@@ -114,10 +114,10 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
             break
         if request.lease is not None:
             request.lease.on_placed(ticket.target.id)
-        last = await attempt(call, request, headers, ticket, earlier, services)
-        if not isinstance(last, RelayNotStarted):
+        last = await attempt(call, request, ticket, earlier, services)
+        if not isinstance(last, RelayNotStarted) or (call.started and earlier.moved_to is None):
             break
-    if not isinstance(last, RelayFinished | RelayBroken):
+    if not call.started:
         refuse(call, last, record)
 
 
@@ -202,6 +202,8 @@ def may_retry(last: RelayEnd, record: Record, retry_budget: RetryBudget) -> bool
     """
     if not isinstance(last, RelayNotStarted):
         return False
+    if last.moved_to is not None:
+        return True
     if last.reason == "died":
         return record.deaths <= DEATHS_ALLOWED
     return last.prefill or retry_budget.try_withdraw()

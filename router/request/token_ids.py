@@ -1,71 +1,65 @@
 """Token-id pass-through for one attempt: which of its engines get the prompt's ids, and what came of it.
 
-Connects `backends/token_ids/passthrough.py`, which decides, with `proxy/token_ids.py`, which sends.
+Connects `backends/token_ids/passthrough.py`, which decides, with the data path, which sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 from router.backends.token_ids.passthrough import PassthroughOffer, PassthroughTarget, TokenIdPassthrough
+from router.backends.vllm.token_ids import JsonIds
 from router.fleet.engine_facts import ModelCard
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.proxy.token_ids import TokenIdUpstreams
-from router.proxy.upstreams import Upstream
-from router.request.services import PreparedRequest, Services
+from router.request.prepared_request import PreparedRequest
 from router.scheduling.ticket import Ticket
 
 
-def with_token_ids(request: PreparedRequest, ticket: Ticket, services: Services) -> AbstractContextManager[Upstream]:
-    """Return a context that gives the upstreams of this attempt, with the prompt's ids for engines that accept them.
-    Leaving it compares the token count of the answer, if it has one, with the router's own.
-    """
+def offer_token_ids(
+    request: PreparedRequest, ticket: Ticket, passthrough: TokenIdPassthrough
+) -> AttemptPassthrough | None:
+    """Return the ids of this attempt, with the engines that accept them; None for a prompt that never goes with ids."""
     served, tokens = request.served, request.tokens
     if served is None or not isinstance(tokens, TokenizedPrompt) or not tokens.json_ids:
-        return nullcontext(services.upstreams)
+        return None
     shares = (ticket,) if ticket.prefill is None else (ticket, ticket.prefill)
     instances = [share.target.instance for share in shares]
     engines = [PassthroughTarget(instance.id, context_tokens(instance.cards, served.base)) for instance in instances]
-    offer = services.passthrough.offer(request.prompt, tokens, served.base, served.adapter, engines)
-    if offer is None:
-        return nullcontext(services.upstreams)
-    return AttemptPassthrough(services.passthrough, offer, ticket, services.upstreams, request.prompt.body)
+    offer = passthrough.offer(request.prompt, tokens, served.base, served.adapter, engines)
+    return None if offer is None else AttemptPassthrough(passthrough, offer, ticket)
 
 
 class AttemptPassthrough:
-    """The ids of one attempt: marks its record, and reports refusals and token counts. `plain` is the client's request
-    without ids.
+    """The ids of one attempt: marks its record, and reports refusals. Leaving it compares the token count of the
+    answer, if it has one, with the router's own.
     """
 
-    __slots__ = ("_offer", "_passthrough", "_plain", "_ticket", "_upstreams")
+    __slots__ = ("_offer", "_passthrough", "_ticket")
 
-    def __init__(
-        self,
-        passthrough: TokenIdPassthrough,
-        offer: PassthroughOffer,
-        ticket: Ticket,
-        upstreams: Upstream,
-        plain: bytes,
-    ) -> None:
+    def __init__(self, passthrough: TokenIdPassthrough, offer: PassthroughOffer, ticket: Ticket) -> None:
         self._passthrough = passthrough
         self._offer = offer
         self._ticket = ticket
-        self._upstreams = upstreams
-        self._plain = plain
 
-    def __enter__(self) -> Upstream:
-        ticket, offer = self._ticket, self._offer
-        if not offer.instances:
-            return self._upstreams
-        answering = ticket.target.instance.id
-        ticket.attempt.token_id_passthrough = answering in offer.instances
-        if ticket.prefill is not None:
-            ticket.prefill.leg.token_id_passthrough = ticket.prefill.target.instance.id in offer.instances
-        ids = offer.known.json_ids
-        return TokenIdUpstreams(self._upstreams, self._plain, answering, ids, offer.instances, self._on_refusal)
+    @property
+    def instances(self) -> frozenset[str]:
+        """The engines that get the ids."""
+        return self._offer.instances
 
-    def _on_refusal(self, instance: str, answer: bytes | None) -> None:
+    @property
+    def ids(self) -> JsonIds:
+        return self._offer.known.json_ids
+
+    def __enter__(self) -> AttemptPassthrough:
+        ticket, instances = self._ticket, self._offer.instances
+        if instances:
+            ticket.attempt.token_id_passthrough = ticket.target.instance.id in instances
+            if ticket.prefill is not None:
+                ticket.prefill.leg.token_id_passthrough = ticket.prefill.target.instance.id in instances
+        return self
+
+    def on_refusal(self, instance: str, answer: bytes | None) -> None:
+        """`instance` has answered 400 to a request with ids; `answer` is its body, if it could be read."""
         if instance == self._ticket.target.instance.id:
             self._ticket.attempt.token_id_passthrough = False
         elif self._ticket.prefill is not None:

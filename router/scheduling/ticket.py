@@ -53,10 +53,10 @@ class Ticket(TargetBooking):
 
 
 def judge_end(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
-    """Return the breaker's verdict on an end. Neutral if the client left, the router's deadline passed, the other half
-    failed, or the engine's queue is full.
+    """Return the breaker's verdict on an end. Neutral if the client left or may have, the router's deadline passed, the
+    other half failed, or the engine's queue is full.
     """
-    if end in ("client_gone", "deadline", "busy", "prefill", "cancelled"):
+    if end in ("client_gone", "cut", "deadline", "busy", "prefill", "cancelled"):
         return "neutral"
     if end == "connect":
         return "unreachable"

@@ -60,6 +60,12 @@ class PickerConfig(Section):
     tls: Literal["self-signed", "off"] | TlsConfig = "self-signed"
     """self-signed: TLS with a certificate made at start, which gateways do not check; off: clear text; or the
     certificate of `cert_file` and `key_file`"""
+    fallbacks: int = Field(default=0, ge=0, le=8)
+    """endpoints named after the chosen one, for gateways that try them in turn (Envoy's policy override_host); 0: none,
+    as a cluster of type ORIGINAL_DST takes one only"""
+    testing: bool = False
+    """obey the headers of the Gateway API inference extension's conformance tests, and route every path: for tests, as
+    clients can then choose their engine"""
 
 
 class AdminTokenConfig(Section):

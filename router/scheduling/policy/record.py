@@ -17,7 +17,7 @@ DEATHS_ALLOWED = 1  # of engines that took the request; one more ends it
 PREFILLS_ALLOWED = 2  # failed prefill halves after which a request is no longer split
 
 AttemptEnd = Literal[
-    "running", "ok", "connect", "busy", "died", "broken", "client_gone", "deadline", "rejected", "prefill"
+    "running", "ok", "connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "rejected", "prefill"
 ]
 """How an attempt at a request ended.
 
@@ -28,6 +28,7 @@ AttemptEnd = Literal[
     died         the engine closed the connection before the first byte of its answer
     broken       the engine failed after the first byte of its answer
     client_gone  the client disconnected
+    cut          a gateway ended the exchange before the answer was whole: the engine failed, or the client left
     deadline     no byte of an answer within `limits.first_byte_timeout_s`
     rejected     the prefill engine of a pair found fault with the request (4xx)
     prefill      the prefill half of a pair failed; its own end is in `PrefillRecord.end`
@@ -68,6 +69,7 @@ class Attempt(msgspec.Struct, gc=False):
     end: AttemptEnd = "running"
     prefill: PrefillRecord | None = None  # the half that computed the prompt, of a pair
     token_id_passthrough: bool = False  # the engine got the prompt's token ids from the router
+    served: str | None = None  # the endpoint that answered, where a gateway says so and it is another one
     panic: bool = False  # no target that could answer had a closed breaker, so breakers were ignored
 
 

@@ -37,7 +37,7 @@ MAX_MODELS = 256  # adapters come and go; their counters stay
 MAX_ENDPOINTS = 64
 MAX_TOKEN_SOURCES = 32
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.__struct_fields__)
-ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "deadline", "prefill"})
+ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "prefill"})
 REASONS: dict[type[RequestRefused], str] = {
     BadRequest: "bad_request",
     Unauthorized: "unauthorized",
@@ -121,6 +121,8 @@ class Metrics:
         self._create_request_tables()
         self._create_token_tables()
         self._create_arm_tables()
+        self._moved = self._counter("picker_moved_total", "answers of another endpoint than the picker had chosen")
+        self._moved[()] += 0
         help_waits = "requests that waited for admission, by how that ended (passed, refused, client_gone)"
         self._waits = self._counter("admission_waits_total", help_waits, "model", "queue", "end")
         help_wait = "how long admitted requests waited"
@@ -179,6 +181,10 @@ class Metrics:
         endpoint = self._endpoint(endpoint)
         self._requests[endpoint, OTHER, "none"] += 1
         self._errors[endpoint, "client_gone"] += 1
+
+    def on_moved(self) -> None:
+        """Count an exchange of a picker that another endpoint answered than the chosen one."""
+        self._moved[()] += 1
 
     def on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
         """Count a wait for admission. All values are the router's own, or models that engines serve."""

@@ -15,11 +15,15 @@ import pytest
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from router.config.sections.listeners import PickerConfig
+from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
 from router.errors import ConfigError
+from router.picker.answer_log import AnswerLog
 from router.picker.credentials import make_self_signed
+from router.picker.exchange import PickerExchange
+from router.picker.health import PickerHealth
 from router.picker.names import EXT_PROC
-from router.picker.server import PickerServer
+from router.picker.server import PickerServer, read_bounds
+from router.proxy.client_address import TrustedProxies
 from tests.paths import ROOT
 
 TLS = ROOT / "tests/fakes/tls"
@@ -28,17 +32,28 @@ NOW_S = time.time()  # gRPC's client checks the dates
 
 
 class Readiness:
-    """Says why a picker is not ready."""
+    """Says whether a picker is ready."""
 
     reason: str | None = None
+    stopping = False
 
-    def __call__(self) -> str | None:
-        return self.reason
+
+async def answer_nothing(exchange: PickerExchange) -> None:
+    raise AssertionError("there is no request")
+
+
+def build(ready: Readiness | None = None, **settings: Any) -> PickerServer:
+    ready = ready or Readiness()
+    config = PickerConfig.model_validate(LOCAL | settings)
+    health = PickerHealth(lambda: ready.reason, lambda: ready.stopping)
+    bounds = read_bounds(LimitsConfig(), ListenConfig())
+    log = AnswerLog(time.monotonic)
+    return PickerServer(config, bounds, TrustedProxies([]), answer_nothing, log, health, NOW_S)
 
 
 @asynccontextmanager
 async def picker(ready: Readiness | None = None, **settings: Any) -> AsyncIterator[PickerServer]:
-    server = PickerServer(PickerConfig.model_validate(LOCAL | settings), ready or Readiness(), NOW_S)
+    server = build(ready, **settings)
     await server.start()
     try:
         yield server
@@ -68,14 +83,19 @@ def secure(port: int, certificate: str) -> grpc.aio.Channel:
     )
 
 
-async def test_health_says_ready_while_it_is() -> None:
+async def test_health_says_serving_from_the_first_ready_engine_to_the_stop() -> None:
     ready = Readiness()
+    ready.reason = "no instance is ready"
     async with picker(ready, tls="off") as server:
+        assert await check(plain(server.port), EXT_PROC) == "NOT_SERVING"
+        ready.reason = None
         for port in (server.port, server.health_port):
             for service in ("", "readiness", "liveness", EXT_PROC, "inference-extension"):
                 assert await check(plain(port), service) == "SERVING"
             assert await check(plain(port), "unknown") == grpc.StatusCode.NOT_FOUND
-        ready.reason = "stopping"
+        ready.reason = "no instance is ready"
+        assert await check(plain(server.port), EXT_PROC) == "SERVING", "its requests are refused one by one"
+        ready.stopping = True
         assert await check(plain(server.port), EXT_PROC) == "NOT_SERVING"
         assert await check(plain(server.health_port), "readiness") == "NOT_SERVING"
         assert await check(plain(server.health_port), "liveness") == "SERVING"
@@ -86,7 +106,7 @@ async def test_a_watch_is_told_of_changes() -> None:
     async with picker(ready, tls="off") as server, plain(server.health_port) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(HealthCheckRequest(service=EXT_PROC))
         assert (await watch.read()).status == HealthCheckResponse.SERVING
-        ready.reason = "no instance is ready"
+        ready.stopping = True
         assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
         watch.cancel()
 
@@ -116,14 +136,12 @@ async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -
 def test_files_that_cannot_be_used_are_found_at_the_start(tmp_path: Path) -> None:
     tls = {"cert_file": str(tmp_path / "none.pem"), "key_file": str(tmp_path / "none.pem")}
     with pytest.raises(ConfigError, match="tls"):
-        PickerServer(PickerConfig.model_validate(LOCAL | {"tls": tls}), Readiness(), NOW_S)
+        build(tls=tls)
 
 
 async def test_a_port_in_use_is_said() -> None:
     async with picker(tls="off") as first:
-        second = PickerServer(
-            PickerConfig.model_validate(LOCAL | {"port": first.port, "tls": "off"}), Readiness(), NOW_S
-        )
+        second = build(port=first.port, tls="off")
         with pytest.raises(ConfigError, match=f"picker.port: cannot listen on 127.0.0.1:{first.port}"):
             await second.start()
         await second.stop(0)

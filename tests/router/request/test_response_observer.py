@@ -16,8 +16,8 @@ from router.prompt.usage import Usage
 from router.proxy.disaggregated import PrefillResult
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import EngineRefusal, RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted, RelayRejected
+from router.request.prepared_request import PreparedRequest
 from router.request.response_observer import ResponseObserver
-from router.request.services import PreparedRequest
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from tests.suites.views import a_row, a_view

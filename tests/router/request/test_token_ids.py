@@ -13,14 +13,12 @@ from router.fleet.engine_facts import ModelCard
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.proxy.token_ids import TokenIdUpstreams
-from router.request.services import PreparedRequest
-from router.request.token_ids import context_tokens, with_token_ids
+from router.request.prepared_request import PreparedRequest
+from router.request.token_ids import context_tokens, offer_token_ids
 
 KNOWN = TokenizedPrompt(array("I", [1, 2]), True, "local", {}, 0.0, 0.0, (b"1,2",))
 PROMPT = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "alias", b"{}", UnknownIds("not_needed"))
 SERVED = ServedModel("m", "lora")
-UPSTREAMS: Any = object()
 
 
 class FakePassthrough:
@@ -44,8 +42,8 @@ class FakePassthrough:
 
 
 def attempt(passthrough: FakePassthrough, ticket: Any, served: Any = SERVED, tokens: Any = KNOWN) -> Any:
-    services: Any = SimpleNamespace(passthrough=passthrough, upstreams=UPSTREAMS)
-    return with_token_ids(PreparedRequest(PROMPT, served, tokens), ticket, services)
+    source: Any = passthrough
+    return offer_token_ids(PreparedRequest(PROMPT, served, tokens), ticket, source)
 
 
 def share(instance: str, longest: int | None) -> Any:
@@ -90,23 +88,22 @@ def test_the_record_says_which_engines_got_ids(pair: bool, takers: str, expected
 )
 def test_without_ids_nothing_is_offered(served: Any, tokens: Any) -> None:
     passthrough, ticket = FakePassthrough("d"), a_ticket()
-    with attempt(passthrough, ticket, served, tokens) as upstreams:
-        assert upstreams is UPSTREAMS
+    assert attempt(passthrough, ticket, served, tokens) is None
     assert (passthrough.calls, flags(ticket)) == ([], [False])
 
 
-def test_an_offer_that_no_engine_takes_changes_nothing_on_the_wire() -> None:
-    with attempt(FakePassthrough(), a_ticket()) as upstreams:
-        assert upstreams is UPSTREAMS
+def test_an_offer_that_no_engine_takes_has_no_instances() -> None:
+    with attempt(FakePassthrough(), a_ticket()) as offered:
+        assert offered.instances == frozenset()
 
 
 def test_a_refusal_is_recorded_and_reported() -> None:
     passthrough, ticket = FakePassthrough("d", "p"), a_ticket(pair=True)
-    with attempt(passthrough, ticket) as upstreams:
-        assert isinstance(upstreams, TokenIdUpstreams)
-        upstreams._on_refusal("p", b"why")
+    with attempt(passthrough, ticket) as offered:
+        assert (offered.instances, offered.ids) == ({"d", "p"}, KNOWN.json_ids)
+        offered.on_refusal("p", b"why")
         assert flags(ticket) == [True, False]
-        upstreams._on_refusal("d", None)
+        offered.on_refusal("d", None)
         assert flags(ticket) == [False, False]
     assert passthrough.calls[1:] == [("p", b"why"), ("d", None), ("d", False, 7)]
 

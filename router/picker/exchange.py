@@ -1,0 +1,383 @@
+"""One HTTP request that a gateway carries out: a `ClientRequest` (`proxy/call.py`) whose messages come by ext_proc.
+
+    messages   on_message -> the reply, as soon as there is one
+    request    body -> answer (a refusal), or choose -> how the answer that the gateway brought ended
+
+The gateway sends the request and asks for an endpoint; then it brings the answer, piece by piece (the conforming
+profile, in which every piece is sent back) or its first piece only (the thin profile, after which this stream ends and
+nothing of the answer depends on the picker). What is told here twice, out of order or too late changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+from router.errors import TooLarge
+from router.picker.answer_end import AnswerEnd, classify_failure
+from router.picker.ext_proc_pb2 import (
+    BUFFERED,
+    BUFFERED_PARTIAL,
+    FULL_DUPLEX_STREAMED,
+    NONE,
+    HttpBody,
+    ProcessingRequest,
+)
+from router.picker.messages import (
+    BodyForm,
+    Choice,
+    build_choice,
+    build_refusal,
+    build_response_headers,
+    build_response_piece,
+    pass_on,
+    read_details,
+    read_head,
+    read_headers,
+    read_modes,
+    read_served,
+    read_subset,
+)
+from router.picker.names import TEST_SERVED
+from router.proxy.call import BodyBudget, ClientDisconnected, Headers
+from router.proxy.headers import content_encoding
+from router.proxy.relay import RelayWatch
+
+PIECE_OVERHEAD_BYTES = 41  # of memory: a bytes object and its place in a list
+UNREAD_BYTES = 1024 * 1024  # of a body that may wait to be counted
+NO_REPLIES: tuple[bytes, ...] = ()
+
+
+class PickerExchange:
+    """One exchange. `write` sends a reply; `sender` is whom the request is counted for, by the gateway."""
+
+    def __init__(
+        self, first: ProcessingRequest, write: Callable[[bytes], Awaitable[None]], find_sender: Callable[[Headers], str]
+    ) -> None:
+        head = first.request_headers
+        self.method, self.path, self.target, self.headers, self.fields = read_head(head.headers)
+        self.client: str | None = None
+        self.recorded = False
+        self.subset = read_subset(first)
+        self.tests = False  # headers of conformance tests are obeyed
+        modes = read_modes(first)
+        self._form: BodyForm = _FORMS.get(modes.request, "none") if not head.end_of_stream else "none"
+        self._response_mode = modes.response
+        self.task: asyncio.Task[Any] | None = None  # which answers the request
+        self.gone = False
+        self.left = False  # the stream can be closed, and the exchange goes on without it
+        self.complete = False  # so can it, as there is nothing more to come
+        self.closing = False  # the stream ends here, after an answer of our own
+        self.started = False  # an answer: there can be no other
+        self.status: int | None = None  # of the answer
+        self.first_piece = b""
+        self.gateway = ""  # its address, as a client's
+        self.since_s = 0.0  # of the event loop: the last message
+        self._write = write
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time; an engine may answer while it gets the body
+        self._find_sender = find_sender
+        self._waiter: asyncio.Future[None] | None = None
+        self._pieces: list[bytes] = []
+        self._unread = 0
+        self._received = b""
+        self._body_complete = head.end_of_stream
+        self._trailers = False
+        self._watched: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._refusal: tuple[int, Headers] = (0, [])
+        self._answer = bytearray()
+        self._choice: Choice | None = None
+        self._answer_headers: list[tuple[str, bytes]] = []
+        self._watch: RelayWatch | None = None
+        self._end: asyncio.Future[AnswerEnd] | None = None
+        self._moved: asyncio.Future[None] | None = None
+        self._served: str | None = None
+        self._begun = False
+        self._remaining: int | None = None
+
+    @property
+    def thin(self) -> bool:
+        """The gateway keeps the answer: nothing of it can be changed here."""
+        return self._response_mode != FULL_DUPLEX_STREAMED
+
+    @property
+    def supported(self) -> bool:
+        """The request's body comes in a way in which a choice can depend on it."""
+        return self._body_complete or self._form != "none"
+
+    @property
+    def buffered(self) -> bool:
+        """The gateway waits for a reply to the head before it sends the body, whole."""
+        return self._form == "buffered"
+
+    @property
+    def body_complete(self) -> bool:
+        """All of the request is here."""
+        return self._body_complete
+
+    @property
+    def sender(self) -> str:
+        return self.client or self._find_sender(self.headers)
+
+    def header(self, name: bytes) -> bytes | None:
+        return self.fields.get(name)
+
+    def text(self, name: bytes) -> str | None:
+        value = self.fields.get(name)
+        return value.decode("latin-1") if value else None
+
+    # the watch on the client
+
+    def __enter__(self) -> PickerExchange:
+        self._watched = self.task
+        if self.gone:
+            self._cancel()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise `ClientDisconnected` in place of the cancellation that a disconnect caused."""
+        task, self._watched = self._watched, None
+        if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise ClientDisconnected from None
+
+    def _cancel(self) -> None:
+        if self._watched is not None and not self._cancelled:
+            self._cancelled = True
+            self._watched.cancel()
+
+    # the request's body
+
+    async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
+        """Return the whole body, as `ClientRequest.body`. Raises `ClientDisconnected` if the gateway leaves first."""
+        length = self.fields.get(b"content-length", b"")
+        if length.isdigit():
+            _check_size(int(length), limit_bytes)
+        taken: list[bytes] = []
+        size = 0
+        while not self.gone:
+            pieces, self._pieces, self._unread = self._pieces, [], 0
+            size += sum(map(len, pieces))
+            _check_size(size, limit_bytes)
+            if pieces:
+                budget.hold(sum(map(len, pieces)) + PIECE_OVERHEAD_BYTES * len(pieces))
+                taken += pieces
+            if self._body_complete:
+                self._received = taken[0] if len(taken) == 1 else b"".join(taken)
+                return self._received
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        await asyncio.sleep(0)  # where the cancellation arrives
+        raise ClientDisconnected
+
+    def _take(self, piece: bytes, last: bool) -> None:
+        """Take a piece of the request's body."""
+        if self._body_complete:
+            return
+        if piece:
+            self._pieces.append(piece)
+            self._unread += len(piece)
+        self._body_complete = last
+        if (last or self._unread >= UNREAD_BYTES) and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def send(self, message: bytes) -> None:
+        """Send a message to the gateway."""
+        async with self._writing:
+            await self._write(message)
+
+    # an answer of our own
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Begin an answer of our own; it goes out when it is finished."""
+        self.started = True
+        self.status = status
+        self._refusal = status, headers
+
+    def write(self, data: bytes) -> None:
+        self._answer += data
+
+    def finish(self, last: bytes = b"") -> None:
+        """Complete an answer of our own: `refusal` is what the gateway is told."""
+        self._answer += last
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        self.start(status, headers)
+        self.finish(body)
+
+    @property
+    def write_paused(self) -> bool:
+        return False
+
+    async def drain(self) -> None:
+        """Return at once: what is written is kept until the answer is whole."""
+
+    def abort(self) -> None:
+        """Drop an answer of our own that is not whole."""
+        self._refusal = 0, []
+
+    def refusal(self) -> bytes | None:
+        """Return the message with the answer of our own; None without one."""
+        status, headers = self._refusal
+        if not status:
+            return None
+        return build_refusal(status, headers, bytes(self._answer), "warmroute")
+
+    # an answer that the gateway brings
+
+    async def choose(self, choice: Choice, answer_headers: list[tuple[str, bytes]], watch: RelayWatch) -> AnswerEnd:
+        """Tell the gateway where the request goes, and return how its answer ended. `answer_headers` are set in it, and
+        `watch` sees it. After an end `moved`, call it again for the endpoint that answers: it is not told again.
+        """
+        if self._form == "buffered" and choice.body is self._received:
+            choice = choice._replace(body=None)
+        self._choice, self._answer_headers, self._watch = choice, answer_headers, watch
+        self._end = asyncio.get_running_loop().create_future()
+        if self._moved is None:
+            for message in build_choice(choice, self._form, trailers=self._trailers):
+                await self.send(message)
+        elif not self._moved.done():
+            self._moved.set_result(None)
+        return await self._end
+
+    async def settle_head(self, message: ProcessingRequest) -> None:
+        """Look at an answer's head. If another endpoint answers than the first one that was named, this waits until
+        somebody watches for that.
+        """
+        head = message.response_headers
+        headers = read_headers(head.headers)
+        fields = dict(headers)
+        self._served = read_served(message)
+        try:
+            self.status = int(fields.get(b":status", b""))
+        except ValueError:
+            self.status = None
+        if self._end is None or self.status is None or self.started:
+            self.started = True
+            return
+        self.started = True
+        detail = read_details(message)
+        failure = classify_failure(self.status, detail, fields.get(b"content-type", b""))
+        if failure is not None:
+            self._finish(AnswerEnd(failure, self.status, self._served, detail or f"the gateway answered {self.status}"))
+            return
+        assert self._choice is not None
+        if self._served is not None and self._served != self._choice.endpoints.partition(",")[0]:
+            self._moved = asyncio.get_running_loop().create_future()
+            self._finish(AnswerEnd("moved", self.status, self._served))
+            await self._moved
+        if self._watch is not None and (encoding := content_encoding(headers)):
+            self._watch.on_encoded(encoding)
+        length = fields.get(b"content-length", b"")
+        self._remaining = int(length) if length.isdigit() else None
+
+    def on_message(self, message: ProcessingRequest) -> tuple[bytes, ...]:
+        """Take a message, and return the replies to it."""
+        match message.WhichOneof("request"):
+            case "request_body":
+                self._take(message.request_body.body, message.request_body.end_of_stream)
+                return NO_REPLIES
+            case "request_trailers":
+                self._trailers = True
+                self._take(b"", True)
+                return NO_REPLIES
+            case "response_headers":
+                if message.response_headers.end_of_stream or self._response_mode == NONE:
+                    self._begin()
+                    self._conclude(last=message.response_headers.end_of_stream)
+                return (build_response_headers(self._answer_headers + self._test_headers()),)
+            case "response_body":
+                return self._pass_piece(message.response_body)
+            case "response_trailers":
+                held = b"" if self._watch is None else self._watch.flush()
+                self._conclude(last=True)
+                trailers = pass_on("response_trailers")
+                return (trailers,) if not held or self.thin else (build_response_piece(held, False), trailers)
+        return NO_REPLIES
+
+    def _test_headers(self) -> list[tuple[str, bytes]]:
+        if not self.tests:
+            return []
+        return [(TEST_SERVED, (self._served or "fail: missing envoy lb metadata").encode())]
+
+    def _pass_piece(self, message: HttpBody) -> tuple[bytes, ...]:
+        piece, last = message.body, message.end_of_stream
+        if not self._begun:
+            self.first_piece = piece
+            self._begin()
+        if self._remaining is not None:
+            self._remaining -= len(piece)
+        visible = piece
+        if self._watch is not None:
+            if piece:
+                visible = self._watch.feed(piece)
+            if last:
+                visible += self._watch.flush()
+        if self.thin:
+            self._conclude(last=last or self._remaining == 0)
+            return (pass_on("response_body"),)
+        if last:
+            self._conclude(last=True)
+        return (build_response_piece(visible, last),) if visible or last else NO_REPLIES
+
+    def _begin(self) -> None:
+        self._begun = True
+        if self._watch is not None and self.status is not None:
+            self._watch.on_first_byte(self.status)
+
+    def _conclude(self, *, last: bool) -> None:
+        """The answer is whole (`last`), or what is left of it does not come here."""
+        self.complete, self.left = last, not last
+        self._finish(AnswerEnd("whole" if last else "left", self.status, self._served))
+
+    def _finish(self, end: AnswerEnd) -> None:
+        self._watch = None
+        if self._end is not None and not self._end.done():
+            self._end.set_result(end)
+
+    def on_stream_end(self) -> None:
+        """The gateway has ended the stream, or it was cut off."""
+        if self.complete or self.left:
+            return
+        if self.started and self._end is not None:
+            if self._moved is not None and not self._moved.done():
+                self._moved.cancel()
+            self._finish(AnswerEnd("cut", self.status, self._served, "the gateway ended the exchange early"))
+            return
+        self.gone = True
+        self._cancel()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def release(self) -> None:
+        """Nobody watches any more: what is still to come passes on unseen."""
+        self._watch = None
+        if self._moved is not None and not self._moved.done():
+            self._moved.set_result(None)
+
+    def check(self, now_s: float, stall_s: float, first_byte_s: float, idle_s: float) -> bool:
+        """End what has waited too long for the gateway; return whether its stream is to be cut off.
+
+        A request's body may pause for `stall_s`, the answer may begin `first_byte_s` after the choice, and pause for
+        `idle_s` after that.
+        """
+        silent_s = now_s - self.since_s
+        if not self._body_complete:
+            return silent_s > stall_s
+        if self._end is None:
+            return False  # it is being decided, or is over
+        if not self._begun and not self.started and silent_s > first_byte_s:
+            self._finish(AnswerEnd("late"))
+            return False
+        return self.started and silent_s > idle_s
+
+
+_FORMS: dict[int, BodyForm] = {FULL_DUPLEX_STREAMED: "streamed", BUFFERED: "buffered", BUFFERED_PARTIAL: "buffered"}
+
+
+def _check_size(size: int, limit_bytes: int) -> None:
+    if size > limit_bytes:
+        raise TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes (`limits.body_bytes`)")

@@ -1,0 +1,41 @@
+"""How an attempt is carried out: the one seam between the modes in which the router runs.
+
+`relay_path.py` sends the request to the engine and relays the answer; `picker_path.py` tells a gateway where to send it
+and follows what the gateway says. Everything before and after, the choice, the books and the record, is the same.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol
+
+from router.proxy.call import ClientRequest
+from router.proxy.disaggregated import PairWatch
+from router.proxy.relay import RelayEnd
+from router.request.prepared_request import PreparedRequest
+from router.scheduling.ticket import Ticket
+
+
+class AttemptWatch(PairWatch, Protocol):
+    """Observes one attempt. Used with `with`, so that a cancelled attempt is seen as well."""
+
+    def on_end(self, end: RelayEnd) -> None:
+        """The attempt has ended."""
+
+    def __enter__(self) -> AttemptWatch: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class DataPath(Protocol):
+    def excludes(self, call: ClientRequest) -> set[str]:
+        """Return the ids of the targets that this request cannot go to."""
+
+    async def run(
+        self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
+    ) -> RelayEnd:
+        """Carry out the attempt of `ticket` and return how it ended, as `watch` was told. `handed`: where KV is that an
+        earlier attempt's prefill half has handed over.
+        """

@@ -1,0 +1,48 @@
+"""The requests that a gateway sends through a picker: the same API, with refusals as gateways know them.
+
+What a client may ask for, and in which words it is refused, is the proxy's (`public_api.py`). `/health`, `/ready` and
+`/metrics` are not among it: they are the router's own, and have a port of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from router.errors import RequestRefused
+from router.picker.exchange import PickerExchange
+from router.picker.names import DROPPED_REASON, TEST_SELECTION
+from router.prompt.api.parse import ReadOptions
+from router.request.error_body import ErrorBody
+from router.request.public_api import RequestApi
+from router.request.services import Services
+
+WAITED = "no_room"  # the code of a refusal after a wait for admission
+
+
+class PickerApi:
+    """Answers exchanges of gateways. With `testing` the headers of conformance tests are obeyed."""
+
+    def __init__(self, services: Services, clients: Mapping[str, str] | None, *, testing: bool = False) -> None:
+        options = services.read_options
+        unhidden = ReadOptions(options.strip_fields, inject_usage=False, want_source=options.want_source)
+        self._conforming = _GatewayApi(services, clients, open_paths=testing)
+        # What a gateway keeps of an answer cannot be hidden from its client, so it is not asked for either.
+        self._thin = _GatewayApi(replace(services, read_options=unhidden), clients, open_paths=testing)
+        self._testing = testing
+
+    async def answer(self, exchange: PickerExchange) -> None:
+        if self._testing:
+            exchange.tests = True
+            if (selection := exchange.text(TEST_SELECTION)) is not None:
+                exchange.subset = frozenset(name.strip() for name in selection.split(","))
+        await (self._thin if exchange.thin else self._conforming).answer(exchange)
+
+
+class _GatewayApi(RequestApi):
+    def encode_refusal(self, refusal: RequestRefused, path: str) -> ErrorBody:
+        answer = super().encode_refusal(refusal, path)
+        reason = {429: b"rejected-saturated", 503: b"rejected-no-endpoints"}.get(refusal.status)
+        if refusal.code == WAITED:
+            reason = b"rejected-ttl-expired"
+        return answer if reason is None else answer._replace(headers=[*answer.headers, (DROPPED_REASON, reason)])

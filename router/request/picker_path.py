@@ -1,0 +1,253 @@
+"""The data path of a picker: a gateway is told where the request goes, carries it out, and reports.
+
+What a proxy would find out by itself is told here: the head and the pieces of an answer, or its first piece and later
+an entry of the access log. A gateway that could not reach the engine has answered its client when it says so: nothing
+is tried again here, but the record, the breaker and the health check learn of it. Where it has turned to another engine
+of the list that it was given, that one's part is booked and recorded as a second attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import nullcontext
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from router.backends.token_ids.passthrough import TokenIdPassthrough
+from router.backends.vllm.token_ids import add_ids
+from router.fleet.fleet import Fleet
+from router.fleet.instance import Target
+from router.kvcache.events import TargetId
+from router.picker.answer_end import AnswerEnd
+from router.picker.answer_log import AnswerLog, LoggedEnd, OpenAnswer
+from router.picker.exchange import PickerExchange
+from router.picker.messages import Choice
+from router.picker.names import PREFILLER
+from router.proxy.call import ClientDisconnected, ClientRequest
+from router.proxy.disaggregated import PrefillResult
+from router.proxy.engine_connection import ExchangeFailure
+from router.proxy.headers import HeaderRules
+from router.proxy.relay import (
+    EngineRefusal,
+    RelayBroken,
+    RelayCut,
+    RelayDeadline,
+    RelayEnd,
+    RelayFinished,
+    RelayNotStarted,
+    RelayRejected,
+)
+from router.request.data_path import AttemptWatch
+from router.request.prepared_request import PreparedRequest
+from router.request.token_ids import AttemptPassthrough, offer_token_ids
+from router.scheduling.ticket import Ticket
+
+log = logging.getLogger("warmroute.picker")
+
+CUT_LOG_S = 2.0  # how long after an exchange was cut its log entry is waited for
+KEY_BYTES = 8
+
+
+class PickerPath:
+    """A `DataPath` (`data_path.py`). `fallbacks`: how many endpoints are named after the chosen one; `credentials`
+    returns the `authorization` for an instance; `on_moved` is called when another endpoint answers than the chosen one.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        passthrough: TokenIdPassthrough,
+        header_rules: HeaderRules,
+        answer_log: AnswerLog,
+        credentials: Callable[[str], bytes | None],
+        on_moved: Callable[[], None],
+        fallbacks: int,
+    ) -> None:
+        self._fleet = fleet
+        self._passthrough = passthrough
+        self._header_rules = header_rules
+        self._log = answer_log
+        self._credentials = credentials
+        self._on_moved = on_moved
+        self._fallbacks = fallbacks
+        self._endpoints: dict[str, str | None] = {}  # by URL
+
+    def excludes(self, call: ClientRequest) -> set[str]:
+        """Return the targets outside of the endpoints that the gateway, or a test, allows."""
+        assert isinstance(call, PickerExchange)
+        if (allowed := call.subset) is None:
+            return set()
+        return {
+            target.id
+            for instance in self._fleet
+            for target in instance.targets.values()
+            if (endpoint := self._endpoint(target)) is None
+            or (endpoint not in allowed and endpoint.rpartition(":")[0].strip("[]") not in allowed)
+        }
+
+    async def run(
+        self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
+    ) -> RelayEnd:
+        assert isinstance(call, PickerExchange)
+        offered = None if call.started else offer_token_ids(request, ticket, self._passthrough)
+        with offered or nullcontext(), watch:
+            endpoint = self._endpoint(ticket.target)
+            if endpoint is None:
+                end: RelayEnd = RelayNotStarted("connect", "a gateway cannot be told a host name")
+            else:
+                choice = self._build_choice(call, request, ticket, endpoint, offered)
+                with self._log.open(choice.key, call.gateway) as answer:
+                    told = await call.choose(choice, _answer_headers(ticket), _PairedWatch(ticket, watch))
+                    end = await self._judge(told, call, ticket, answer)
+                if told.status == 400 and offered is not None and ticket.attempt.token_id_passthrough:
+                    offered.on_refusal(ticket.target.instance.id, call.first_piece)
+            watch.on_end(end)
+        return end
+
+    def _build_choice(
+        self,
+        call: PickerExchange,
+        request: PreparedRequest,
+        ticket: Ticket,
+        endpoint: str,
+        offered: AttemptPassthrough | None,
+    ) -> Choice:
+        target, record, body = ticket.target, ticket.record, request.prompt.body
+        edits = self._header_rules.edit(call.headers)
+        added: list[tuple[str, bytes]] = []
+        if not edits.own_id:
+            added.append(("x-request-id", record.id.encode()))
+        if target.instance.has_ranks:
+            added.append(("x-data-parallel-rank", b"%d" % target.rank))
+        if (credentials := self._credentials(target.instance.id)) is not None:
+            added.append(("authorization", credentials))
+        if ticket.prefill is not None and (prefiller := self._endpoint(ticket.prefill.target)) is not None:
+            added.append((PREFILLER, prefiller.encode()))
+        named = {name for name, _ in added}
+        removed = [name for name in edits.removed if name not in named]
+        if offered is not None and target.instance.id in offered.instances and ticket.prefill is None:
+            body = add_ids(body, offered.ids)
+        elif offered is not None:
+            ticket.attempt.token_id_passthrough = False
+        key = f"{record.id}.{secrets.token_hex(KEY_BYTES)}"  # not to be guessed by who could send log entries
+        return Choice(",".join([endpoint, *self._next_best(ticket, endpoint)]), key, added, removed, body)
+
+    def _next_best(self, ticket: Ticket, chosen: str) -> list[str]:
+        """Return the endpoints to try when the chosen one fails, the cheapest first."""
+        if not self._fallbacks or ticket.prefill is not None or ticket.target.instance.has_ranks:
+            return []
+        decision = ticket.attempt.decision
+        found: list[str] = []
+        for _, row in sorted(zip(decision.costs, decision.rows, strict=True), key=lambda pair: pair[0]):
+            target = self._fleet.target(TargetId(row.target))
+            endpoint = None if target is None or target.instance.has_ranks else self._endpoint(target)
+            if endpoint is not None and endpoint != chosen and endpoint not in found:
+                found.append(endpoint)
+            if len(found) == self._fallbacks:
+                break
+        return found
+
+    async def _judge(self, end: AnswerEnd, call: PickerExchange, ticket: Ticket, answer: OpenAnswer) -> RelayEnd:
+        """Return what an end means for the attempt. Raises `ClientDisconnected` where the log says so."""
+        record = ticket.record
+        status = end.status or 0
+        match end.kind:
+            case "whole":
+                return RelayFinished(status, None)
+            case "left":
+                return _judge_log(await answer.wait(), status)
+            case "cut":
+                return _judge_log(await self._wait_briefly(answer), status)
+            case "late":
+                return RelayDeadline()
+            case "moved":
+                self._on_moved()
+                ticket.attempt.served = end.served
+                moved_to = self._find(end.served)
+                if moved_to is None:
+                    record.status, record.error = status, f"the gateway used {end.served}, which is no engine here"
+                return RelayNotStarted("connect", f"the gateway used {end.served}", moved_to=moved_to)
+            case "connect" | "died" | "busy":
+                record.status, record.error = status, end.detail
+                ticket.status = status
+                return RelayNotStarted(end.kind, end.detail)
+            case "local":
+                record.status, record.error = status, end.detail
+                return RelayRejected(EngineRefusal(status, [], b""))
+
+    async def _wait_briefly(self, answer: OpenAnswer) -> LoggedEnd | None:
+        """Return the log entry of an exchange that was cut; None where its gateway sends none."""
+        if not self._log.follows(answer.gateway):
+            return None
+        try:
+            async with asyncio.timeout(CUT_LOG_S):
+                return await answer.wait()
+        except TimeoutError:
+            return None
+
+    def _find(self, endpoint: str | None) -> TargetId | None:
+        """Return a target by its endpoint; None where it is none, or one of several ranks."""
+        for instance in self._fleet:
+            for target in instance.targets.values():
+                if self._endpoint(target) == endpoint:
+                    return None if instance.has_ranks else target.id
+        return None
+
+    def _endpoint(self, target: Target) -> str | None:
+        """Return the `ip:port` of a target; None where its URL has a host name."""
+        url = target.instance.config.url
+        if url not in self._endpoints:
+            self._endpoints[url] = endpoint = read_endpoint(url)
+            if endpoint is None:
+                log.warning("instance %s: gateways take engines by address: %s has none", target.instance.id, url)
+        return self._endpoints[url]
+
+
+class _PairedWatch:
+    """Passes on what is seen of an answer; its first byte ends the prefill half of a pair, which a sidecar ran."""
+
+    __slots__ = ("_ticket", "_watch", "feed", "flush", "on_encoded")
+
+    def __init__(self, ticket: Ticket, watch: AttemptWatch) -> None:
+        self._ticket = ticket
+        self._watch = watch
+        self.feed, self.flush, self.on_encoded = watch.feed, watch.flush, watch.on_encoded
+
+    def on_first_byte(self, status: int) -> None:
+        if self._ticket.prefill is not None and status < 400:
+            self._watch.on_prefill_end(PrefillResult("ok", status))
+        self._watch.on_first_byte(status)
+
+
+def read_endpoint(url: str) -> str | None:
+    """Return the address and port of an engine's URL, an IPv6 address in brackets; None for a host name."""
+    parts = urlsplit(url)
+    try:
+        address = ip_address(parts.hostname or "")
+    except ValueError:
+        return None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+def _answer_headers(ticket: Ticket) -> list[tuple[str, bytes]]:
+    """Return what the client is told, as by the proxy."""
+    record = ticket.record
+    headers = [("x-warmroute-target", ticket.target.id.encode()), ("x-warmroute-record", record.id.encode())]
+    if record.stages.admission_ms is not None:
+        headers.append(("x-warmroute-waited-ms", b"%d" % record.stages.admission_ms))
+    return headers
+
+
+def _judge_log(logged: LoggedEnd | None, status: int) -> RelayEnd:
+    """Return how an answer ended by its log entry. Raises `ClientDisconnected` where the client left."""
+    if logged is None:
+        return RelayCut("the gateway did not say how the answer ended")
+    if logged.details == "via_upstream":
+        return RelayFinished(status, None, logged.usage)
+    if logged.details.startswith("downstream"):
+        raise ClientDisconnected
+    return RelayBroken(status, ExchangeFailure.CLOSED, None)

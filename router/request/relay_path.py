@@ -1,0 +1,114 @@
+"""The data path of a proxy: one attempt is relayed to an engine, or to a prefill/decode pair in the way in which its KV
+is handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from router.backends.token_ids.passthrough import TokenIdPassthrough
+from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
+from router.prompt.prompt import Prompt
+from router.proxy.call import ClientRequest
+from router.proxy.disaggregated import PrefillLeg, relay_after, relay_beside
+from router.proxy.headers import ForwardedHeaders, HeaderRules
+from router.proxy.relay import OutgoingRequest, RelayEnd, relay
+from router.proxy.token_ids import TokenIdUpstreams
+from router.proxy.upstreams import Upstream, UpstreamRequest, Upstreams, UpstreamTimeouts
+from router.request.data_path import AttemptWatch
+from router.request.prepared_request import PreparedRequest
+from router.request.token_ids import offer_token_ids
+from router.scheduling.prefill_peers import PrefillPeers
+from router.scheduling.ticket import PrefillBooking, Ticket
+
+
+class RelayPath:
+    """A `DataPath` (`data_path.py`)."""
+
+    def __init__(
+        self,
+        upstreams: Upstreams,
+        passthrough: TokenIdPassthrough,
+        header_rules: HeaderRules,
+        limits: UpstreamTimeouts,
+        peers: PrefillPeers,
+    ) -> None:
+        self._upstreams = upstreams
+        self._passthrough = passthrough
+        self._header_rules = header_rules
+        self._limits = limits
+        self._peers = peers
+
+    def excludes(self, call: ClientRequest) -> set[str]:
+        return set()
+
+    async def run(
+        self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
+    ) -> RelayEnd:
+        headers = self._header_rules.forward(call.headers, ticket.record.id)
+        outgoing = build_outgoing(call, request.prompt, headers, ticket)
+        offered = offer_token_ids(request, ticket, self._passthrough)
+        if offered is None:
+            with watch:
+                end = await self._send(call, outgoing, ticket, handed, self._upstreams, watch)
+                watch.on_end(end)
+            return end
+        with offered, watch:
+            upstreams: Upstream = self._upstreams
+            if offered.instances:
+                answering = ticket.target.instance.id
+                upstreams = TokenIdUpstreams(
+                    upstreams, outgoing.body, answering, offered.ids, offered.instances, offered.on_refusal
+                )
+            end = await self._send(call, outgoing, ticket, handed, upstreams, watch)
+            watch.on_end(end)
+        return end
+
+    def _send(
+        self,
+        call: ClientRequest,
+        outgoing: OutgoingRequest,
+        ticket: Ticket,
+        handed: bytes | None,
+        upstreams: Upstream,
+        watch: AttemptWatch,
+    ) -> Awaitable[RelayEnd]:
+        """Relay to one engine, or to a pair by the transfer that its instances use (Mooncake or Nixl)."""
+        limits, half = self._limits, ticket.prefill
+        if half is None:
+            if handed is not None:
+                outgoing = outgoing._replace(body=decode_body(outgoing.body, handed))
+            return relay(call, upstreams, outgoing, limits, watch)
+        if (peer := self._peers.mooncake_peer(half.target)) is None:
+            return relay_after(call, upstreams, build_prefill(outgoing, half, NIXL_PREFILL), outgoing, limits, watch)
+        transfer_id = f"xfer-{ticket.record.id}-{len(ticket.record.attempts)}"  # of this attempt only
+        params = mooncake_params(transfer_id, peer.bootstrap_url, peer.engine_id)
+        prefill = build_prefill(outgoing, half, params.prefill)
+        outgoing = outgoing._replace(body=decode_body(outgoing.body, params.decode))
+        return relay_beside(call, upstreams, prefill, outgoing, limits, watch)
+
+
+def build_outgoing(call: ClientRequest, prompt: Prompt, headers: ForwardedHeaders, ticket: Ticket) -> OutgoingRequest:
+    target = ticket.target
+    return OutgoingRequest(
+        instance=target.instance.id,
+        target=target.id,
+        record=ticket.record.id,
+        method=call.method,
+        path=call.target,
+        headers=headers,
+        body=prompt.body,
+        rank=target.rank if target.instance.has_ranks else None,
+        hides=prompt.hide_usage,
+        endpoint=prompt.endpoint,
+        waited_ms=ticket.record.stages.admission_ms,
+    )
+
+
+def build_prefill(outgoing: OutgoingRequest, half: PrefillBooking, params: bytes) -> PrefillLeg:
+    """Return the prefill half of the request that goes out to the answering target."""
+    target = half.target
+    rank = target.rank if target.instance.has_ranks else None
+    body = prefill_body(outgoing.endpoint, outgoing.body, params)
+    request = UpstreamRequest(outgoing.method, outgoing.path, outgoing.headers, body, rank)
+    return PrefillLeg(target.instance.id, target.id, outgoing.record, outgoing.endpoint, request)
