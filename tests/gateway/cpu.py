@@ -1,13 +1,14 @@
 """`python -m tests.gateway.cpu FILE PODS` follows the pods that the configuration in FILE (JSON) selects.
 
-Prints "joined" when PODS instances have, and at the end of standard input the seconds since (`wall_s`), their CPU time
-(`cpu_s`) and how many instances get no requests (`refused`). Only discovery and membership run: no engine is probed.
+Prints "joined" when PODS instances have, and at SIGTERM the seconds since (`wall_s`), their CPU time (`cpu_s`) and how
+many instances get no requests (`refused`). Only discovery and membership run: no engine is probed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.fakes.engines import eventually
 
 
 async def follow(config: schema.Config, pods: int) -> None:
+    terminated = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     app = App(config)
     name, discovery = next(iter(app._discoveries.items()))
     following = asyncio.create_task(app._follow(name, discovery))
@@ -27,7 +30,7 @@ async def follow(config: schema.Config, pods: int) -> None:
     await eventually(lambda: len(list(fleet)) == pods, 30.0)
     print("joined", flush=True)
     began, cpu_began = time.monotonic(), time.process_time()
-    await asyncio.to_thread(sys.stdin.read)
+    await terminated.wait()
     spent = {"wall_s": time.monotonic() - began, "cpu_s": time.process_time() - cpu_began}
     print(json.dumps(spent | {"refused": sum(not found.accepting for found in fleet)}), flush=True)
     following.cancel()

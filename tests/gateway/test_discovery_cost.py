@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from router.testbed.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import config_of
+from tests.fakes.engines import eventually
 from tests.gateway.cluster import NAMESPACE, Cluster
 from tests.paths import ROOT
+from tests.stack.children import Child
 
 PODS = 500
 CHANGES_PER_S = 50
 CHANGES = 500
 BAR = 0.05  # cores
+START_S = 30.0
 
 
 async def test_500_pods_with_50_changes_a_second(
-    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, tmp_path: Path, guard: ProcessGuard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for first in range(0, PODS, 20):
         numbers = range(first, first + 20)
@@ -29,22 +34,20 @@ async def test_500_pods_with_50_changes_a_second(
     source = {"namespace": NAMESPACE, "selector": "app=vllm", "api": cluster.config().model_dump()}
     file.write_text(json.dumps(config_of([], fleet={"kubernetes": source})))
     command = [sys.executable, "-m", "tests.gateway.cpu", str(file), str(PODS)]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=ROOT)
-    assert process.stdin is not None
-    assert process.stdout is not None
+    following = Child("cpu", command, tmp_path, {"PYTHONPATH": str(ROOT)}, guard)
+    following.start()
     try:
-        assert await process.stdout.readline() == b"joined\n"
+        await asyncio.to_thread(following.wait, lambda: "joined" in following.log.read_text(), START_S)
         loop = asyncio.get_running_loop()
         started = loop.time()
         for number in range(CHANGES):
             await asyncio.sleep(max(0.0, started + number / CHANGES_PER_S - loop.time()))
             await cluster.set_ready(f"p{number}", ready=False)
-        process.stdin.close()
-        spent = json.loads(await process.stdout.readline())
+        following.signal(signal.SIGTERM)
+        await eventually(lambda: not following.running(), START_S)
     finally:
-        process.kill()
-        await process.wait()
+        following.kill()
+    spent = json.loads(following.log.read_text().splitlines()[-1])
     rate = CHANGES / spent["wall_s"]
     cores = spent["cpu_s"] / spent["wall_s"] * max(1.0, CHANGES_PER_S / rate)
     with capsys.disabled():
