@@ -44,7 +44,12 @@ def test_the_schema_is_one_and_takes_the_defaults() -> None:
 
 
 def test_every_value_has_a_default_and_a_schema() -> None:
-    free = ("config.", "monitoring.dashboard.labels.", "resources.")  # whose content is not the chart's
+    free = (
+        "config.",
+        "monitoring.dashboard.labels.",
+        "resources.",
+        "envoy.resources.",
+    )  # whose content is not the chart's
     given = {name for name in list_names(VALUES) if not name.startswith(free)}
     assert given == set(list_properties(SCHEMA)) - {"global"}
 

@@ -107,8 +107,8 @@ class Rendered:
 
 
 class Files:
-    """A container's volumes below a folder, as the kubelet makes them: a ConfigMap's files are links into `..data`, a
-    link itself, which an update renames over.
+    """The volumes of a pod's containers below a folder, as the kubelet makes them: a ConfigMap's files are links into
+    `..data`, a link itself, which an update renames over.
     """
 
     def __init__(
@@ -121,16 +121,15 @@ class Files:
 
     def update(self, rendered: Rendered) -> None:
         """Write what is new in the ConfigMaps, each at once."""
-        self._versions += 1
         volumes = {volume["name"]: volume for volume in rendered.pod["volumes"]}
-        for mount in rendered.container()["volumeMounts"]:
+        for mount in (mount for container in rendered.pod["containers"] for mount in container["volumeMounts"]):
             assert "subPath" not in mount
             path = self.folder / mount["mountPath"].lstrip("/")
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o777)
             content = self._content(volumes[mount["name"]], rendered)
             if content is not None:
-                self._swap(path, content)
+                self.swap(path, content)
 
     def _content(self, volume: Json, rendered: Rendered) -> Mapping[str, str] | None:
         if "configMap" in volume:
@@ -142,7 +141,9 @@ class Files:
         assert "emptyDir" in volume, volume
         return None
 
-    def _swap(self, path: Path, content: Mapping[str, str]) -> None:
+    def swap(self, path: Path, content: Mapping[str, str]) -> None:
+        """Replace a volume's files by `content`, all at once."""
+        self._versions += 1
         before = (path / "..data").resolve() if (path / "..data").is_symlink() else None
         if before is not None and {file.name: file.read_text() for file in before.iterdir()} == content:
             return

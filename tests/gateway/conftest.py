@@ -6,6 +6,7 @@ Every test is marked `gateway`: `make test-gateway` builds what they need and ru
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
@@ -21,9 +22,11 @@ from router.config import schema
 from router.testbed.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import Router, config_of
 from tests.fakes.engines import FakeEngine, engine
+from tests.gateway.chart import Helm
 from tests.gateway.cluster import NAMESPACE, Cluster, Gate
 from tests.gateway.envoy import Envoy
 from tests.gateway.install import program, why_missing
+from tests.gateway.releases import RELEASE, connect, prepare
 from tests.gateway.traffic import A, B, C, Start
 
 ENGINE_PORT = 18_000
@@ -85,6 +88,37 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory, guard: ProcessGuar
         yield cluster
     finally:
         cluster.close()
+
+
+@pytest.fixture(scope="session")
+def cluster_for_releases(running_cluster: Cluster) -> Cluster:
+    asyncio.run(prepare(running_cluster))
+    return running_cluster
+
+
+@pytest.fixture
+def release_in(
+    cluster_for_releases: Cluster, cluster: Cluster, helm: Path, tmp_path: Path
+) -> Iterator[Callable[[str], Helm]]:
+    """`release_in(NAMESPACE)`: Helm as an administrator of the cluster; what it installed goes with the test."""
+    used: list[Helm] = []
+
+    def make(namespace: str) -> Helm:
+        used.append(connect(cluster, helm, tmp_path, namespace))
+        return used[-1]
+
+    yield make
+    for running in used:
+        for name in ("warmroute", RELEASE):
+            running.run("uninstall", name, "--ignore-not-found")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that another user can read, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(prefix="warmroute-pod-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture

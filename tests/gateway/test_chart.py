@@ -71,6 +71,14 @@ CASES: dict[str, Json] = {
         "networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}, "topologySpread": []
     },
     "engines by DNS": {"config": {"fleet": {"dns": {"name": "vllm.llm.svc.cluster.local", "port": 8000}}}},
+    "envoy": ENGINES | {"mode": "envoy"},
+    "envoy, conforming": ENGINES | {"mode": "envoy", "envoy": {"profile": "conforming", "port": 8443}},
+    "envoy, everything": merge(EVERYTHING, {"mode": "envoy", "config": {"workers": 1}}),
+    "gateway": ENGINES | {"mode": "gateway"},
+    "gateway, a pool that exists": {"mode": "gateway", "inferencePool": {"create": False, "name": "qwen"}},
+    "gateway, everything": merge(
+        EVERYTHING, {"mode": "gateway", "config": {"workers": 1}, "engines": {"namespace": ""}}
+    ),
     "a selector of one's own": {"config": {"fleet": {"kubernetes": {"selector": "model in (a, b)"}}}},
 }  # fmt: skip
 
@@ -113,7 +121,15 @@ def test_the_router_takes_its_files(chart: Helm, values: Json, tmp_path: Path, m
     read = read_all(file)
     build_policies(read.policies)
     listed = {port["name"]: port["containerPort"] for port in rendered.container()["ports"]}
-    assert listed == {"http": read.config.listen.port, "metrics": read.config.metrics.port}
+    mode, picker = values.get("mode", "proxy"), read.config.picker
+    status = "http" if mode == "proxy" else "status"
+    assert listed.pop(status) == read.config.listen.port
+    assert listed.pop("metrics") == read.config.metrics.port
+    if mode == "gateway":
+        assert picker is not None
+        assert (listed.pop("grpc"), listed.pop("grpc-health")) == (picker.port, picker.health_port)
+    assert not listed
+    assert (picker is None) == (mode == "proxy")
     assert read.config.admin.host == "127.0.0.1"
     assert rendered.pod["terminationGracePeriodSeconds"] >= read.config.limits.grace_s + 20
     assert set(values.get("policies", {})) <= set(read.policies)
@@ -172,6 +188,17 @@ def test_everything_reaches_the_configuration(chart: Helm) -> None:
         ({"config": {"limits": {"grace_s": "1m"}}}, "at '/config/limits/grace_s': got string, want number"),
         ({"policies": {"mine": {"scorers": []}}}, "at '/policies/mine/scorers': minItems: got 0, want 1"),
         ({"tokenizers": [{"path": "/m"}]}, "at '/tokenizers/0': missing property 'model'"),
+        ({"mode": "envoy", "config": {"workers": 2}}, "config.workers: an endpoint picker is one process"),
+        (
+            {"mode": "envoy", "config": {"fleet": {"kubernetes": {"scheme": "https"}}}},
+            "mode envoy reaches engines by http",
+        ),
+        (
+            {"mode": "envoy", "envoy": {"profile": "slim"}},
+            "at '/envoy/profile': value must be one of 'thin', 'conforming'",
+        ),
+        ({"mode": "gateway", "inferencePool": {"create": False}}, "inferencePool.name: which pool is it?"),
+        ({"mode": "gateway", "engines": {"namespace": "other"}}, "engines.namespace: an InferencePool"),
         ({"engines": {"ports": [0]}}, "at '/engines/ports/0': minimum: got 0, want 1"),
     ],
 )

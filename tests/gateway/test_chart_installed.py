@@ -8,77 +8,48 @@ capabilities, a root file system that cannot be written.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import httpx
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from docs.tools.pages import ROOT, read_blocks
 from router.testbed.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import MODEL
 from tests.fakes.engines import engine
-from tests.gateway.chart import CHART, ENGINES, Files, Helm, Rendered, merge
+from tests.gateway.chart import CHART, ENGINES, Helm, merge
 from tests.gateway.cluster import Cluster, free_port
-from tests.gateway.conftest import ENGINE_PORT
+from tests.gateway.releases import (
+    CONFINED,
+    ENGINES_PORT,
+    NAMESPACE,
+    OPERATOR_KINDS,
+    RELEASE,
+    ROOT_ONLY,
+    SOON_S,
+    A,
+    B,
+    RunningRouter,
+    make_token,
+    values,
+)
 from tests.gateway.test_chart import EVERYTHING
-from tests.paths import TOKENIZER
 from tests.stack.children import Child
 
-NAMESPACE = "edge"
-RELEASE, NAME = "front", "front-warmroute"  # whose engines are in the namespace `llm`
-GROUPS = {"servicemonitors": "ServiceMonitor", "prometheusrules": "PrometheusRule"}
-DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-ANYTHING = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-CONFINED = """
-for folder in $WRITABLE; do mount --bind "$folder" "$folder" || exit 1; done
-mount -o remount,bind,ro / || exit 1
-exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
-"""
-A, B = "127.0.7.1", "127.0.7.2"
-SOON_S = 30.0
+SERVING = health_pb2.HealthCheckResponse.SERVING
 PAGE = ROOT / "docs/operate/kubernetes.md"
-ROOT_ONLY = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can make a process another user on a read-only root"
-)
 
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def namespaces(running_cluster: Cluster) -> Cluster:
-    """The cluster with the namespaces of releases, and the kinds of the Prometheus operator."""
-
-    async def make() -> None:
-        for name in (NAMESPACE, "engines"):
-            await running_cluster.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        for plural, kind in GROUPS.items():
-            version = {"name": "v1", "served": True, "storage": True, "schema": ANYTHING}
-            names = {"kind": kind, "plural": plural, "singular": kind.lower()}
-            spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}
-            await running_cluster.call(
-                "POST", DEFINITIONS, {"metadata": {"name": f"{plural}.monitoring.coreos.com"}, "spec": spec}
-            )
-
-    asyncio.run(make())
-    return running_cluster
-
-
 @pytest.fixture
-def release(namespaces: Cluster, cluster: Cluster, helm: Path, tmp_path: Path) -> Any:
-    """Helm as an administrator of the cluster; what it installed goes with the test."""
-    server = f"https://127.0.0.1:{cluster.port}"
-    access = ("--kube-apiserver", server, "--kube-token", "admin", "--kube-ca-file", str(cluster.ca_file))
-    running = Helm(helm, tmp_path, [*access, "--namespace", NAMESPACE])
-    yield running
-    for name in ("warmroute", RELEASE):
-        running.run("uninstall", name, "--ignore-not-found")
+def release(release_in: Callable[[str], Helm]) -> Helm:
+    return release_in(NAMESPACE)
 
 
 async def count(cluster: Cluster) -> int:
@@ -87,7 +58,7 @@ async def count(cluster: Cluster) -> int:
     for path in (
         *(f"/api/v1/namespaces/{NAMESPACE}/{kind}" for kind in ("configmaps", "services", "serviceaccounts")),
         *(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/{kind}" for kind in ("roles", "rolebindings")),
-        *(f"/apis/monitoring.coreos.com/v1/namespaces/{NAMESPACE}/{kind}" for kind in GROUPS),
+        *(f"/apis/monitoring.coreos.com/v1/namespaces/{NAMESPACE}/{kind}" for kind in OPERATOR_KINDS),
         f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments",
         f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies",
         f"/apis/policy/v1beta1/namespaces/{NAMESPACE}/poddisruptionbudgets",
@@ -123,88 +94,6 @@ async def test_everything_at_once(release: Helm, cluster: Cluster) -> None:
     assert made["spec"]["template"]["spec"]["tolerations"] == [{"key": "cpu", "operator": "Exists"}]
 
 
-class RunningRouter:
-    """The router of a release, started as its Deployment says."""
-
-    def __init__(
-        self, release: Helm, folder: Path, guard: ProcessGuard, secrets: Mapping[str, Mapping[str, str]] = {}
-    ) -> None:
-        rendered = Rendered(release.done("get", "manifest", RELEASE), NAME)
-        self._release = release
-        self._files = Files(folder / "pod", rendered, secrets)
-        writable = [self._files.folder / "tmp", self._files.folder / "var/lib/warmroute"]
-        environment = self._files.environment(rendered) | {"WRITABLE": " ".join(map(str, writable))}
-        command = ["unshare", "--mount", "sh", "-c", CONFINED, "sh", *self._files.command(rendered)]
-        self.child = Child("router", command, folder, environment, guard)
-        config = rendered.config
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{config['listen']['port']}", trust_env=False)
-        self.admin = httpx.AsyncClient(base_url=f"http://127.0.0.1:{config['admin']['port']}", trust_env=False)
-        self.metrics = httpx.AsyncClient(base_url=f"http://127.0.0.1:{config['metrics']['port']}", trust_env=False)
-
-    @classmethod
-    @asynccontextmanager
-    async def run(cls, *parts: Any) -> AsyncIterator[RunningRouter]:
-        running = cls(*parts)
-        running.child.start()
-        try:
-            await asyncio.to_thread(
-                running.child.wait, lambda: b"listening on" in running.child.log.read_bytes(), SOON_S
-            )
-            yield running
-        finally:
-            running.child.kill()
-            for client in (running.http, running.admin, running.metrics):
-                await client.aclose()
-
-    def listens(self) -> bool:
-        return b"listening on" in self.child.log.read_bytes()
-
-    def update(self) -> None:
-        """Bring the release's present ConfigMaps into the files."""
-        self._files.update(Rendered(self._release.done("get", "manifest", RELEASE), NAME))
-
-    async def until_ready(self) -> None:
-        async with asyncio.timeout(SOON_S):
-            while (await self.http.get("/ready")).status_code != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-
-    async def until_active(self, policy: str) -> None:
-        async with asyncio.timeout(SOON_S):
-            while (await self.admin.get("/admin/policies")).json()["active"] != policy:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-
-
-async def make_token(cluster: Cluster) -> str:
-    """Return a token of the release's service account, as a pod has it."""
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{NAME}/token"
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    return str((await cluster.call("POST", path, asked))["status"]["token"])
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that another user can read, unlike those of pytest."""
-    with tempfile.TemporaryDirectory(prefix="warmroute-pod-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
-def values(cluster: Cluster, folder: Path) -> Json:
-    """Values of a router on this machine, outside of the cluster: ports that are free, and where the API server is."""
-    ca_file = shutil.copy(cluster.ca_file, folder / "ca.crt")
-    api = cluster.config().model_dump() | {"token_file": str(folder / "token"), "ca_file": str(ca_file)}
-    return {
-        "engines": {"labels": {"app": "vllm"}, "ports": [ENGINE_PORT], "namespace": "llm"},
-        "tokenizers": [{"model": MODEL, "path": TOKENIZER}],
-        "config": {
-            "listen": {"port": free_port()},
-            "admin": {"port": free_port()},
-            "metrics": {"port": free_port()},
-            "fleet": {"kubernetes": {"api": api}},
-        },
-    }
-
-
 async def status_of(cluster: Cluster, path: str, token: str) -> int:
     async with httpx.AsyncClient(verify=False, trust_env=False) as client:
         headers = {"authorization": f"Bearer {token}"}
@@ -224,7 +113,7 @@ async def test_the_router_runs_with_what_it_gets(
 
     await cluster.make_pod("a", A)
     await cluster.set_ready("a", False)
-    options = {"port": ENGINE_PORT, "events": True}
+    options = {"port": ENGINES_PORT, "events": True}
     async with engine(host=A, **options), RunningRouter.run(release, open_folder, guard) as running:
         assert (await running.http.get("/health")).status_code == 200
         not_ready = await running.http.get("/ready")
@@ -267,14 +156,51 @@ async def test_engines_with_the_labels_of_others(
     await cluster.make_pod("other", B)
     secrets = {"vllm-secrets": {"vllmApiKey": "sk-engines"}}
     async with (
-        engine(host=A, port=ENGINE_PORT, events=True),
+        engine(host=A, port=ENGINES_PORT, events=True),
         RunningRouter.run(release, open_folder, guard, secrets) as running,
     ):
         await running.until_ready()
-        instances = (await running.admin.get("/admin/instances")).json()["instances"]
-        assert [instance["id"].partition(".")[0] for instance in instances] == ["theirs"]
+        assert [instance["id"].partition(".")[0] for instance in await running.instances()] == ["theirs"]
         answer = await running.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hello."})
         assert (answer.status_code, answer.headers["x-warmroute-target"].partition(".")[0]) == (200, "theirs")
+
+
+async def until_serving(port: int, service: str) -> None:
+    """Wait until a gRPC health service says so, as a kubelet or a gateway asks it."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(SOON_S):
+        check = health_pb2_grpc.HealthStub(channel).Check
+        while (await check(health_pb2.HealthCheckRequest(service=service))).status != SERVING:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+@ROOT_ONLY
+async def test_a_picker_follows_the_pool_of_its_release(
+    release_in: Callable[[str], Helm], cluster: Cluster, open_folder: Path, guard: ProcessGuard
+) -> None:
+    release = release_in("llm")
+    wanted = merge(values(cluster, open_folder), {"mode": "gateway", "engines": {"namespace": ""}})
+    ports = {"port": free_port(), "health_port": free_port()}
+    wanted = merge(wanted, {"config": {"picker": ports}})
+    release.done("install", RELEASE, str(CHART), "--values", release.write(wanted))
+    (open_folder / "token").write_text(await make_token(cluster, "llm"))
+    await cluster.make_pod("a", A)
+    async with (
+        engine(host=A, port=ENGINES_PORT, events=True),
+        engine(host=A, port=ENGINES_PORT + 1, events=True),
+        RunningRouter.run(release, open_folder, guard) as running,
+    ):
+        await until_serving(ports["health_port"], "liveness")
+        await until_serving(ports["health_port"], "readiness")
+        assert (await running.http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})).status_code == 404
+        more = merge(wanted, {"engines": {"ports": [ENGINES_PORT, ENGINES_PORT + 1]}})
+        release.done("upgrade", RELEASE, str(CHART), "--values", release.write(more))
+        async with asyncio.timeout(SOON_S):
+            while len(await running.instances()) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert {instance["url"] for instance in await running.instances()} == {
+            f"http://{A}:{ENGINES_PORT}",
+            f"http://{A}:{ENGINES_PORT + 1}",
+        }
 
 
 @ROOT_ONLY

@@ -70,7 +70,7 @@ def test_values_make_manifests_that_kubernetes_takes(
     rendered = Helm(helm, tmp_path).template(merge(base, values) if "engines" not in values else values)
     validate(rendered.all)
     old = Helm(helm, tmp_path).template(merge(base, values), version="1.20.2")
-    builtin = [each for each in old.all if "monitoring.coreos.com" not in each["apiVersion"]]
+    builtin = [each for each in old.all if "monitoring.coreos.com" not in each["apiVersion"]]  # pools are known there
     (tmp_path / "rendered.yaml").write_text(yaml.safe_dump_all(builtin), encoding="utf-8")
     shell("kubectl apply --namespace llm --dry-run=server -f rendered.yaml")
 
