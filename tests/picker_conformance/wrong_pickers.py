@@ -256,6 +256,13 @@ class WaitsForABody(PickerSession):
         return []
 
 
+@breaks(207)
+class AddsABodyToGet(PickerSession):
+    def decide(self, body: bytes | None, *, ends: bool = True) -> Answers:
+        answers = super().decide(body, ends=ends)
+        return [*answers, request_piece(b"", True)] if body is None else answers
+
+
 @breaks(208)
 class ChoosesElsewhere(PickerSession):
     def choose(self) -> list[str]:
@@ -284,6 +291,12 @@ class KeepsBooksByRequestId(ReferencePicker):
                 return super().refuse(body)
 
         self.session = BookKeeping
+
+
+@breaks(211)
+class KnowsNoModels(PickerSession):
+    def refuse(self, body: bytes | None) -> pb.ProcessingResponse | None:
+        return refusal(404, "no such path") if body is None else super().refuse(body)
 
 
 # 3xx: subsets

@@ -22,6 +22,7 @@ from router.testbed.picker_conformance.messages import (
 from router.testbed.picker_conformance.stream import PickerStream
 
 LEARNING_REQUESTS = 16  # open at the same time, so that a picker that balances by load spreads them
+MODELS_PATH = "/v1/models"
 SOME_MODEL = "conformance"
 NO_ENDPOINT = frozenset({429, 500, 502, 503, 504})  # refusals that do not mean that the request was wrong
 
@@ -66,8 +67,9 @@ class PickerPeer:
         body = pieces or (chat_body(self.fleet.model, prompt),)
         return RequestVector(body, headers=self.credentials + headers, metadata=metadata or {})
 
-    def get(self, metadata: MetadataFields | None = None, path: str = "/v1/models/conformance") -> RequestVector:
-        """Return a request without a body."""
+    def get(self, metadata: MetadataFields | None = None, path: str | None = None) -> RequestVector:
+        """Return a request without a body, for the description of the model where no other path is given."""
+        path = path or f"/v1/models/{self.fleet.model}"
         return RequestVector(None, method="GET", path=path, headers=self.credentials, metadata=metadata or {})
 
     def within(self, endpoints: list[str] | str) -> RequestVector:
@@ -105,7 +107,7 @@ async def learn_fleet(peer: PickerPeer, model: str | None, endpoints: tuple[str,
 
 async def _ask_model(peer: PickerPeer) -> str:
     async with peer.converse() as conversation:
-        outcome = await conversation.ask(peer.get(path="/v1/models"))
+        outcome = await conversation.ask(peer.get(path=MODELS_PATH))
     if outcome.refusal is None or outcome.status != 200:
         return SOME_MODEL
     try:

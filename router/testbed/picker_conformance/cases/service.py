@@ -15,7 +15,6 @@ from router.testbed.picker_conformance.case import (
     CaseResult,
     conformance_case,
     judge,
-    judge_all,
 )
 from router.testbed.picker_conformance.conversation import SHORT_RESPONSE, RequestOutcome
 from router.testbed.picker_conformance.describe import count_pieces, describe_end, describe_kinds, describe_request
@@ -106,17 +105,14 @@ async def ignores_the_unknown(peer: PickerPeer) -> CaseResult:
     105,
     SHOULD,
     "Header values are read where the data plane puts them: as bytes in `raw_value`, or as text in `value`.",
-    sent="a request without a body, and one with, whose headers are in `value`",
-    expected="a choice for both",
+    sent="a chat completion request whose headers are in `value`",
+    expected="a choice",
     source=ENVOY,
 )
 async def reads_plain_values(peer: PickerPeer) -> CaseResult:
-    findings = []
-    for request in (peer.get(), peer.chat()):
-        async with peer.converse() as conversation:
-            outcome = await conversation.ask(replace(request, plain_values=True))
-        findings.append(judge(bool(outcome.endpoints), f"{request.method}: {describe_request(outcome)}"))
-    return judge_all(findings)
+    async with peer.converse() as conversation:
+        outcome = await conversation.ask(replace(peer.chat(), plain_values=True))
+    return judge(bool(outcome.endpoints), describe_request(outcome))
 
 
 @conformance_case(
@@ -180,7 +176,7 @@ async def says_nothing_more(peer: PickerPeer) -> CaseResult:
 )
 async def is_silent_when_only_observing(peer: PickerPeer) -> CaseResult:
     async with peer.converse() as conversation:
-        await conversation.stream.send(*encode_request(replace(peer.get(), observed=True)))
+        await conversation.stream.send(*encode_request(replace(peer.chat(), observed=True)))
         end = await conversation.close()
     kinds = RequestOutcome(conversation.extra).kinds
     return judge(not kinds, describe_kinds(kinds) or f"no message, {describe_end(end)}")
