@@ -89,6 +89,23 @@ async def test_an_empty_pool() -> None:
     assert {case.received.partition(":")[0] for case in skipped} == {"the picker chose no endpoint"}
 
 
+class Unknowing(PickerSession):
+    """Says 404 for every model while it has no endpoint."""
+
+    def refuse(self, body: bytes | None) -> pb.ProcessingResponse | None:
+        return refusal(404, "no such model")
+
+
+async def test_an_empty_pool_whose_models_are_unknown() -> None:
+    picker = EmptyPool()
+    picker.session = Unknowing
+    with pytest.raises(WarmrouteError, match="--model"):
+        await report_on(picker, *FEW)
+    report = await report_on(picker, "EPP-201", "EPP-501", model=MODEL)
+    assert results(report) == {"EPP-201": "skip", "EPP-501": "fail"}
+    assert not report.conforms
+
+
 class WithKey(PickerSession):
     def refuse(self, body: bytes | None) -> pb.ProcessingResponse | None:
         if self.headers.get("authorization") != "Bearer secret":
@@ -99,7 +116,7 @@ class WithKey(PickerSession):
 async def test_a_picker_that_wants_a_key() -> None:
     picker = ReferencePicker()
     picker.session = WithKey
-    with pytest.raises(WarmrouteError, match="ImmediateResponse 401"):
+    with pytest.raises(WarmrouteError, match=r"ImmediateResponse 401.*--api-key"):
         await report_on(picker, *FEW)
     report = await report_on(picker, *FEW, api_key="secret")
     assert set(results(report).values()) == {"pass"}

@@ -24,7 +24,6 @@ from router.testbed.picker_conformance.stream import PickerStream
 LEARNING_REQUESTS = 16  # open at the same time, so that a picker that balances by load spreads them
 MODELS_PATH = "/v1/models"
 SOME_MODEL = "conformance"
-NO_ENDPOINT = frozenset({429, 500, 502, 503, 504})  # refusals that do not mean that the request was wrong
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,10 @@ async def learn_fleet(peer: PickerPeer, model: str | None, endpoints: tuple[str,
     """Return what the picker serves: the endpoints that it chooses for some requests at once, and `endpoints`.
 
     The model is `model`, or the first one of the answer to `GET /v1/models` where the picker answers that itself, or a
-    name of the suite's own. Raises WarmrouteError when the picker is not there, or finds the requests wrong.
+    name of the suite's own. Raises WarmrouteError when the picker wants a key, or does not serve a model that was not
+    named: a model that was named and is refused is an empty pool.
     """
-    model = model or await _ask_model(peer)
+    named, model = model is not None, model or await _ask_model(peer)
     outcomes: list[RequestOutcome] = []
     async with AsyncExitStack() as opened:
         conversations = [await opened.enter_async_context(peer.converse()) for _ in range(LEARNING_REQUESTS)]
@@ -99,10 +99,18 @@ async def learn_fleet(peer: PickerPeer, model: str | None, endpoints: tuple[str,
         outcomes += await asyncio.gather(*(one.ask(request) for one, request in asked))
     found = {one for outcome in outcomes for one in outcome.endpoints if is_endpoint(one)} | set(endpoints)
     refusal = next((one for one in outcomes if not one.endpoints), None)
-    if not found and refusal is not None and refusal.status is not None and refusal.status not in NO_ENDPOINT:
-        hint = "; name one that it serves with --model" if refusal.status in (400, 404) else ""
-        raise WarmrouteError(f"the picker refuses a request for the model {model!r}: {describe_request(refusal)}{hint}")
+    if not found and refusal is not None and (option := _missing_option(refusal.status, named)) is not None:
+        raise WarmrouteError(
+            f"the picker refuses a request for the model {model!r}: {describe_request(refusal)}; see {option}"
+        )
     return LearnedFleet(model, tuple(sorted(found)), None if found else refusal, endpoints)
+
+
+def _missing_option(status: int | None, model_named: bool) -> str | None:
+    """Return the option without which requests are refused with this status; None: there is none."""
+    if status in (401, 403):
+        return "--api-key"
+    return "--model" if status in (400, 404) and not model_named else None
 
 
 async def _ask_model(peer: PickerPeer) -> str:
