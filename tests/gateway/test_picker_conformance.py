@@ -26,7 +26,7 @@ from router.testbed.picker_conformance.messages import (
     encode_response,
     subset,
 )
-from tests.picker_conformance import wrong_pickers
+from tests.picker_conformance import wrong_bodies, wrong_choices, wrong_responses
 from tests.picker_conformance.reference_picker import (
     Answers,
     PickerSession,
@@ -386,11 +386,11 @@ async def test_206_the_client_s_destination_is_replaced(gateway: Start, session:
 
 
 async def test_206_broken_the_client_chooses(gateway: Start) -> None:
-    response, reached = await post_through(gateway, wrong_pickers.Appends, CLIENT_S)
+    response, reached = await post_through(gateway, wrong_choices.Appends, CLIENT_S)
     assert (response.status, reached) == (503, [])
 
 
-@pytest.mark.parametrize("session", [wrong_pickers.AddsIfAbsent, wrong_pickers.OverwritesIfThere])
+@pytest.mark.parametrize("session", [wrong_choices.AddsIfAbsent, wrong_choices.OverwritesIfThere])
 @pytest.mark.parametrize("headers", [b"", CLIENT_S], ids=["alone", "with the client's"])
 async def test_206_append_actions_are_not_read(gateway: Start, session: type[PickerSession], headers: bytes) -> None:
     """Envoy sets the value whatever they say; other data planes may not."""
@@ -399,7 +399,7 @@ async def test_206_append_actions_are_not_read(gateway: Start, session: type[Pic
 
 
 async def test_205_broken_the_choice_is_not_read(gateway: Start) -> None:
-    response, reached = await post_through(gateway, wrong_pickers.SetsText)
+    response, reached = await post_through(gateway, wrong_choices.SetsText)
     assert (response.status, reached) == (503, [])
 
 
@@ -410,7 +410,7 @@ async def test_303_a_subset_as_a_list_is_kept(gateway: Start) -> None:
 
 
 async def test_401_broken_the_engine_gets_what_was_sent_back(gateway: Start) -> None:
-    _, reached = await post_through(gateway, wrong_pickers.LosesTheEnd)
+    _, reached = await post_through(gateway, wrong_bodies.LosesTheEnd)
     assert reached[0].body == BODY[:-1]
 
 
@@ -434,7 +434,7 @@ async def test_108_broken_an_answer_too_many_breaks_the_request(gateway: Start) 
     assert response.status >= 500
 
 
-@pytest.mark.parametrize("session", [wrong_pickers.EndsBeforeTrailers, wrong_pickers.EndsBeforeResponseTrailers])
+@pytest.mark.parametrize("session", [wrong_bodies.EndsBeforeTrailers, wrong_responses.EndsBeforeResponseTrailers])
 async def test_411_and_613_end_of_stream_before_trailers_is_borne(gateway: Start, session: type[PickerSession]) -> None:
     """Why they are no MUST."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: e\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -447,6 +447,6 @@ async def test_411_and_613_end_of_stream_before_trailers_is_borne(gateway: Start
 
 async def test_405_broken_the_request_hangs(gateway: Start) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: e\r\ntransfer-encoding: chunked\r\n\r\n"
-    async with gateway(wrong_pickers.IgnoresTrailers) as running:
+    async with gateway(wrong_bodies.IgnoresTrailers) as running:
         response = await running.send(head, *chunked(BODY, trailers=b"x-checksum: 7\r\n"), deadline_s=1.0)
         assert (response.whole, running.engine.heard) == (False, [])

@@ -1,4 +1,4 @@
-"""A small picker that keeps every clause, on a real gRPC server, for tests of the suite: `wrong_pickers` break it.
+"""A small picker that keeps every clause, on a real gRPC server, for tests of the suite: those in `wrong_*` break it.
 
 `PickerSession` is one HTTP request: `on` takes a message and returns answers, with `END` where the stream ends. Each
 step is a method of its own, so that a wrong picker replaces one.

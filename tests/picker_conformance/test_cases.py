@@ -12,8 +12,9 @@ from router.testbed.picker_conformance.case import CaseResult, ConformanceCase
 from router.testbed.picker_conformance.channel import open_channel
 from router.testbed.picker_conformance.peer import PickerPeer, learn_fleet
 from router.testbed.picker_conformance.suite import CASES, run_case
+from tests.picker_conformance import wrong_bodies, wrong_choices, wrong_responses
 from tests.picker_conformance.reference_picker import MODEL, ReferencePicker, serve
-from tests.picker_conformance.wrong_pickers import WRONG
+from tests.picker_conformance.wrong import WRONG
 
 QUICK_S = 0.3  # a silent picker is waited for so long
 PATIENT_S = 10.0
@@ -32,7 +33,11 @@ async def run(case: ConformanceCase, picker: ReferencePicker, timeout_s: float) 
         return await run_case(case, peer)
 
 
+SOURCES = (wrong_choices, wrong_bodies, wrong_responses)  # importing them fills WRONG
+
+
 def test_every_case_has_wrong_pickers() -> None:
+    assert all(source.__name__ in {one.__module__ for found in WRONG.values() for one in found} for source in SOURCES)
     assert sorted(WRONG) == sorted(NUMBERS)
     assert len(NUMBERS) == len(CASES) == 78
 

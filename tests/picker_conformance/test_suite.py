@@ -27,7 +27,7 @@ from tests.picker_conformance.reference_picker import (
     refusal,
     serve,
 )
-from tests.picker_conformance.wrong_pickers import DropsWith503
+from tests.picker_conformance.wrong_bodies import DropsWith503
 
 CLOCK = ManualClock(wall=1_800_000_000.0)
 FEW = ("EPP-101", "EPP-201", "EPP-611", "EPP-801")
