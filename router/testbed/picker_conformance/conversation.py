@@ -37,7 +37,7 @@ from router.testbed.picker_conformance.stream import NoMessage, PickerStream
 TOKEN_S = 0.05  # between two pieces of a response, as tokens come: time for a picker to end its stream
 SET = frozenset({0, 2})  # append actions by which the header has the value, whether it was there before or not
 APPEND_FIELD, APPEND_TRUE = 2, b"\x08\x01"  # `append` of HeaderValueOption, which is deprecated: a BoolValue
-SHORT_RESPONSE = ResponseVector((b'{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}',))
+SHORT_RESPONSE = ResponseVector((b'{"object": "chat.completion", "choices": []}',))
 
 
 @dataclass(frozen=True)
