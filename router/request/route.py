@@ -134,13 +134,16 @@ async def parse(call: ClientRequest, body: bytes, services: Services) -> Prompt:
 
 def resolve_model(prompt: Prompt, scheduler: Scheduler) -> ServedModel | None:
     """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). Raises
-    `NotFound` for a name that no instance serves.
+    `NotFound` for a name that no instance serves, `NoTarget` for one that never was while no instance is ready to say
+    what it serves.
     """
     if prompt.model is None:
         return None
     served = scheduler.fleet.resolve(prompt.model)
     if served is None:
-        name, others = quote_name(prompt.model), list_names(card.id for card in scheduler.fleet.models()) or "none yet"
+        name, others = quote_name(prompt.model), list_names(card.id for card in scheduler.fleet.models())
+        if not others:
+            raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
         raise NotFound(
             f"the model `{name}` does not exist; models here: {others}", param="model", code="model_not_found"
         )

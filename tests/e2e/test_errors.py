@@ -190,9 +190,13 @@ async def test_over_the_budget_for_bodies(router: Any) -> None:
 
 
 async def test_nobody_there(router: Any) -> None:
-    """No instance at all: no model is known. One that is drained: the model is, but nobody may be sent it."""
+    """No instance at all: nobody knows whether there is such a model, so the client may try again. One that is drained:
+    the model is known, but nobody may be sent it.
+    """
     async with router([]) as r:
-        assert "none yet" in refusal(await r.post(CHAT, RIGHT[CHAT]), CHAT, 404)["message"]
+        answer = await r.post(CHAT, RIGHT[CHAT])
+        assert "no engine is ready" in refusal(answer, CHAT, 503)["message"]
+        assert answer.headers["retry-after"] == "1"
     async with engine() as a, router([a]) as r:
         await r.admin.post(f"/admin/instances/{a.address}/drain")
         for path in BY_CACHE:
