@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from router.config.schema import PolicyConfig
 from router.errors import WarmrouteError
-from router.testbed.simulator.outcome import SimulationFigures, compute_figures
+from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
 from router.testbed.simulator.run import simulate
 from tests.agreement import measured, regret
 from tests.agreement.cells import FIRST_PASS, Cell
@@ -70,15 +70,21 @@ def measure(task: Task) -> Measured:
         return Measured(key, code, time.process_time() - began, failed=f"{type(why).__name__}: {why}")
     found = compute_figures(outcome, since_s=served.window.since_s, until_s=served.window.until_s)
     if not task.cell.of_agents:
-        found = found._replace(requests_per_s=min(found.requests_per_s, arrivals_per_s(found, served.window)))
+        found = found._replace(requests_per_s=begun_per_s(outcome, served.window))
     return Measured(key, code, time.process_time() - began, found, outcome.preemptions)
 
 
-def arrivals_per_s(found: SimulationFigures, window: Window) -> float:
-    """Return how many requests per second came. Nobody serves an open workload faster: an arm of which more end than
-    come works off what it left undone in the warm-up, and is not ahead of one that left nothing.
+def begun_per_s(outcome: SimulationOutcome, window: Window) -> float:
+    """Return the throughput of an open workload: the requests whose first token came within the window, per second, at
+    most as many as were sent. Ends say less there: what streams at the window's edges differs by the chance of
+    arrivals, by 4 % in three answers. Nobody serves an open workload faster than it comes: an arm that begins more
+    works off what it left undone before the window, and is not ahead of one that left nothing.
     """
-    return (found.requests + found.shed + found.failed) / (window.until_s - window.since_s)
+    sent = sum(window.since_s <= at_s < window.until_s for at_s in outcome.arrived_s)
+    served = zip(outcome.end, outcome.arrived_s, outcome.ttft_s, strict=True)
+    begun_s = (at_s + ttft_s for end, at_s, ttft_s in served if end == RequestEnd.OK)
+    begun = sum(window.since_s <= at_s <= window.until_s for at_s in begun_s)
+    return min(begun, sent) / (window.until_s - window.since_s)
 
 
 class Grid:
