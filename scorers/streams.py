@@ -6,10 +6,11 @@ beside it; and where they fill the memory, no new request begins before some of 
 
     stalls      each answer that streams at the target stalls while the request's work is done
     streaming   the request's own answer: a decode step per token
-    memory      what the request lacks of memory, as a share of it: that share of an answer passes until it is free.
-                In use is what live requests hold, where several share a block counted once. More is needed by what of
-                the prompt the GPU does not hold yet, by the whole answer, and by half an answer for each request that
-                is there: at any moment answers are half done in the mean
+    memory      what the request lacks of memory, as a share of it: a quarter of that share of an answer passes until it
+                is free. In use is what live requests hold, where several share a block counted once. More is needed by
+                what of the prompt the GPU does not hold yet, by the whole answer, and by half an answer for each
+                request that is there: at any moment answers are half done in the mean. A quarter, because others end
+                while these grow
 
 A user who waits for a first token has nothing yet, one whose answer streams is reading: those milliseconds weigh less,
 and one weight does for both. It was swept on simulated fleets (`docs/design/decisions.md`): with two thirds of it
@@ -28,6 +29,9 @@ from scorers.contract import Row, Speed
 
 STREAMED = 0.03
 """Weight of a second of a streaming answer, in seconds of waiting for a first token."""
+
+SHORTAGE = 0.25
+"""Seconds of waiting per second of an answer where all of a target's memory is lacking, by sweep; in proportion."""
 
 
 class StreamLoad(Protocol):
@@ -84,7 +88,7 @@ def served_ms(
             if capacity_tokens and (lacks := used_tokens(load) + grows - capacity_tokens) > 0:
                 held_tokens = 0 if row.overlap is None else row.overlap.gpu_tokens
                 if lacks > held_tokens:
-                    cost += (lacks - held_tokens) / capacity_tokens
+                    cost += SHORTAGE * (lacks - held_tokens) / capacity_tokens
             ms += answer * step_ms * cost
         served.append(ms)
     return served

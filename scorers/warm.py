@@ -1,6 +1,6 @@
 """Warmroute's own price: what a request pays for itself at a target, and what it costs all other requests there.
 
-    cost = q + s + 2 (w - 1) work + e n s + answer step (e + lacks)          w = min(cap, 1 / (1 - rho))
+    cost = q + s + 2 (w - 1) work + e n s + answer step (e + lacks / 4)          w = min(cap, 1 / (1 - rho))
 
     q       the wait: prefill still booked at the target by this router, plus others that wait in its engine
     s       the request's own service there: the least of computing and fetching, at the target's own speed (ttft.py)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from router.fleet.columns import CandidateColumns, PriceColumns
 from scorers.chance import draws
 from scorers.contract import Measure, Overlap, PoolHit
-from scorers.streams import STREAMED, growth_tokens
+from scorers.streams import SHORTAGE, STREAMED, growth_tokens
 from scorers.ttft import PromptTokens, WorkAhead, alike_ms, least_ms, prompt_held
 
 Order = tuple[Measure, ...]
@@ -150,7 +150,7 @@ class _GroupColumns(dict[Measure, Sequence[float]]):
                 if (lacks := needed + growth_tokens(requests, answer) - room) > 0:
                     slot = self._slots[place]
                     capacity_tokens = columns.targets[slot].capacity_tokens or inf
-                    column[place] += answer * prices.ms_per_step[slot] * lacks / capacity_tokens
+                    column[place] += SHORTAGE * answer * prices.ms_per_step[slot] * lacks / capacity_tokens
         return column
 
     def _work_ahead(self, prices: PriceColumns) -> WorkAhead:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorers.contract import Decode, Overlap, Row, Speed
-from scorers.streams import STREAMED, answer_tokens, growth_tokens, served_ms, stall_cost, step_ms
+from scorers.streams import SHORTAGE, STREAMED, answer_tokens, growth_tokens, served_ms, stall_cost, step_ms
 from tests.suites.views import a_load, a_row, rows
 
 SPEED = Speed(10.0, 100.0, 0.0, 0, None, None, None, None)
@@ -40,7 +40,7 @@ def per_step(row: Row, prompt_tokens: int, answer: float) -> float:
     grows = growth_tokens(row.load.requests, answer)
     if not row.capacity_tokens or (lacks := used_tokens + new_tokens + grows - row.capacity_tokens) <= 0:
         return STREAMED
-    return STREAMED + lacks / row.capacity_tokens
+    return STREAMED + SHORTAGE * lacks / row.capacity_tokens
 
 
 def by_the_row(row: Row, wait: float, work: float, prompt_tokens: int, answer: float) -> float:
@@ -60,7 +60,7 @@ def test_memory_that_a_prompt_and_the_answers_lack_is_waited_for() -> None:
     row = a_row("busy", load=a_load(requests=1, prefilling=1, context_tokens=9_000))._replace(speed=speed)
     for capacity_tokens, prompt_tokens, lacks in ((10_000, 850, 0.0), (10_000, 2_000, 0.115), (None, 2_000, 0.0)):
         (ms,) = served_ms([row._replace(capacity_tokens=capacity_tokens)], [0.0], [0.0], prompt_tokens, 100.0)
-        assert ms == pytest.approx(100 * 10.0 * (STREAMED + lacks))
+        assert ms == pytest.approx(100 * 10.0 * (STREAMED + SHORTAGE * lacks))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_shared_memory_counts_once_and_what_is_held_needs_none(
         speed=speed, capacity_tokens=10_000, overlap=Overlap(gpu_tokens, gpu_tokens, gpu_tokens, 2_000, "events", 0.0)
     )
     (ms,) = served_ms([row], [0.0], [0.0], 2_000, 100.0)
-    assert ms == pytest.approx(100 * 10.0 * (STREAMED + lacks))
+    assert ms == pytest.approx(100 * 10.0 * (STREAMED + SHORTAGE * lacks))
 
 
 times = st.floats(0, 1e6)

@@ -130,14 +130,14 @@ def test_an_answer_is_sent_where_it_streams_faster() -> None:
 
 
 def test_where_memory_is_full_a_prompt_waits_for_answers_to_end() -> None:
-    # 60,000 of 60,000 tokens are live: 100 more, which it does not hold, and an answer of 100 do not fit, 1/300 of an
-    # answer's 100 steps of 10 + 3.6 ms
+    # 60,000 of 60,000 tokens are live: 100 more, which it does not hold, and an answer of 100 do not fit: a
+    # quarter of 1/300 of an answer's 100 steps of 10 + 3.6 ms
     speed = FLAT._replace(decode=Decode(10.0, 0.0, 60.0, 0, None))
     full = row("full", an_overlap(900), a_load(context_tokens=60_000), speed)._replace(capacity_tokens=60_000)
     room = full._replace(capacity_tokens=61_000)
     streamed = 0.03 * 100 * 13.6
     costs = score(full, room, answer_tokens=100.0)
-    assert costs == pytest.approx([20 + streamed + 100 * 13.6 / 300, 20 + streamed])
+    assert costs == pytest.approx([20 + streamed + 0.25 * 100 * 13.6 / 300, 20 + streamed])
 
 
 # the pool
