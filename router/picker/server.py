@@ -38,7 +38,8 @@ MESSAGE_OVERHEAD_BYTES = 1024 * 1024  # of one message beside a body
 STREAMS = 100_000  # of one connection
 CHECK_S = 1.0
 CLOSE_S = 0.1
-LAST_GRACE_S = 1.0
+LAST_GRACE_S = 0.1
+POLL_S = 0.02
 UNSUPPORTED = b"request_body_mode must be FULL_DUPLEX_STREAMED or BUFFERED: the choice depends on the request's body"
 
 
@@ -119,10 +120,16 @@ class PickerServer:
         log.info("picker on %s:%d, its health on port %d", config.host, self.port, self.health_port)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new streams; those that are open have `grace_s` to end, then they are cut off."""
-        for server, time_s in ((self._server, grace_s), (self._probed, 0.0)):
+        """Stop when the open exchanges have ended, or after `grace_s`; then they are cut off, and with them the log
+        streams, which have no end.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + grace_s
+        while self._exchanges and loop.time() < give_up_at:  # noqa: ASYNC110  they end in many places
+            await asyncio.sleep(POLL_S)
+        for server in (self._server, self._probed):
             if server is not None:
-                await server.stop(time_s)
+                await server.stop(LAST_GRACE_S)
         await self._tasks.close()
 
     # exchanges
