@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tests.bench import agent_turns, apart, cold, data_path, event_storm, kv_aware, precise, soak, streams
+from tests.bench import agent_turns, apart, cold, data_path, event_storm, gateway, kv_aware, precise, soak, streams
 from tests.bench.row import Row
 
 ROWS: tuple[Row, ...] = (
     *data_path.ROWS,
+    *gateway.ROWS,
     *precise.ROWS,
     *agent_turns.ROWS,
     *cold.ROWS,
