@@ -52,7 +52,9 @@ def warm(run: BenchRun) -> list[Line]:
     return lines
 
 
-def warm_turns(run: BenchRun, router: Running, direct: int, words: Words) -> tuple[list[list[float]], list[float]]:
+def warm_turns(
+    run: BenchRun, router: Running, direct: int, words: Words, tokens: int = TOKENS
+) -> tuple[list[list[float]], list[float]]:
     """Return added milliseconds by repetition and turn, and CPU milliseconds per turn by repetition.
 
     The first turn of each session is cold and does not count.
@@ -65,7 +67,7 @@ def warm_turns(run: BenchRun, router: Running, direct: int, words: Words) -> tup
         cpu_ms.append(0.0)
         for number in range(SESSIONS):
             run.report(f"{router.name}, repetition {repetition + 1}, session {number + 1} of {SESSIONS}")
-            chat = Chat(words, TOKENS - turns * NEW_TOKENS // 2, seed=1000 * repetition + number)
+            chat = Chat(words, tokens - turns * NEW_TOKENS // 2, seed=1000 * repetition + number)
             with TimedClient(router.port, f"agent-{repetition}-{number}") as through, TimedClient(direct) as straight:
                 through.ask(chat.body())
                 before = router.cpu_s()

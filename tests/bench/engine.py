@@ -115,7 +115,7 @@ class Engine(asyncio.Protocol):
 
     def _chat(self, body: bytes, seen_ns: int) -> None:
         tokens = answers.prompt_tokens(body)
-        if len(body) < 4096 and (request := json.loads(body)).get("stream"):
+        if (len(body) < 4096 or b'"stream": true' in body[:100]) and (request := json.loads(body)).get("stream"):
             self._stream(request, tokens)
         else:
             self._answer(answers.answer(tokens, seen_ns))

@@ -29,7 +29,7 @@ UNLIMITED = {"thresholds": [{"max_connections": 40000, "max_pending_requests": 4
 
 def configuration(
     picker_port: int,
-    mode: dict[str, str] = CONFORMING,
+    mode: dict[str, str] | None = CONFORMING,
     *,
     engines: list[str] | None = None,
     tls: bool = False,
@@ -42,8 +42,9 @@ def configuration(
     """Return a configuration with a listener `inference` in front of the clusters `engines` and `picker`.
 
     Without `engines` the cluster takes any one address; with them, lists of those that it knows, tried in order, and
-    round robin where nobody chose. `subset_header`: the header x-test-subset becomes the hint that a gateway gives.
-    `logs`: access logs go to the picker, with the usage of event streams.
+    round robin where nobody chose. Without a `mode` nobody is asked, and there is no cluster `picker`.
+    `subset_header`: the header x-test-subset becomes the hint that a gateway gives. `logs`: access logs go to the
+    picker, with the usage of event streams.
     """
     manager: dict[str, Any] = {
         "@type": f"{V3}.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -54,7 +55,7 @@ def configuration(
         "http_filters": [
             *([_subset_filter()] if subset_header else []),
             *(_usage_filters() if logs else []),
-            _ext_proc(mode, fail_open, attributes),
+            *([] if mode is None else [_ext_proc(mode, fail_open, attributes)]),
             {
                 "name": "envoy.filters.http.router",
                 "typed_config": {"@type": f"{V3}.filters.http.router.v3.Router"},
@@ -72,7 +73,8 @@ def configuration(
         "per_connection_buffer_limit_bytes": 1048576,
         "filter_chains": [{"filters": [filter_]}],
     }
-    clusters = [_any_engine() if engines is None else _listed_engines(engines), _picker(picker_port, tls)]
+    clusters = [_any_engine() if engines is None else _listed_engines(engines)]
+    clusters += [] if mode is None else [_picker(picker_port, tls)]
     return json.dumps({"static_resources": {"listeners": [listener], "clusters": clusters}})
 
 
