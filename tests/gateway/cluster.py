@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import ssl
 import subprocess
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import httpx
 
 from router.config.sections.discovery import KubernetesApiConfig
 from router.testbed.local_stack.guard import ProcessGuard
+from router.testbed.local_stack.preflight import free_ports
 from tests.gateway.install import program
 from tests.stack.children import Child
 
@@ -64,9 +64,8 @@ Json = dict[str, Any]
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a port that is free now, and that the system gives to nobody who does not ask for it."""
+    return free_ports(1)[0]
 
 
 class Cluster:

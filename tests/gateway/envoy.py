@@ -61,6 +61,10 @@ class Envoy:
     def pid(self) -> int:
         return self._child.pid
 
+    def stop(self) -> None:
+        """Send SIGTERM, at which it ends without waiting for open requests."""
+        self._child.stop()
+
     def url(self, listener: str) -> str:
         return f"http://127.0.0.1:{self.ports[listener]}"
 
