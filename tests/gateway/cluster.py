@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import subprocess
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from router.config.sections.discovery import KubernetesApiConfig
 from router.testbed.local_stack.guard import ProcessGuard
@@ -123,8 +124,10 @@ class Cluster:
 
     def start(self) -> None:
         """Start etcd and the API server, and wait until it is ready."""
-        key = self.folder / "sa.key"
-        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        (self.folder / "sa.key").write_bytes(
+            key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+        )
         self._etcd.start()
         self.start_api_server()
 
