@@ -79,6 +79,7 @@ CASES: dict[str, Json] = {
     "gateway, everything": merge(
         EVERYTHING, {"mode": "gateway", "config": {"workers": 1}, "engines": {"namespace": ""}}
     ),
+    "a proxy over a pool": {"config": {"fleet": {"kubernetes": {"inference_pool": "qwen"}}}},
     "a selector of one's own": {"config": {"fleet": {"kubernetes": {"selector": "model in (a, b)"}}}},
 }  # fmt: skip
 
@@ -212,6 +213,8 @@ def test_it_may_read_pods_in_one_namespace_and_nothing_else(chart: Helm) -> None
     assert rendered.find("Role")["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     ]
+    (_, pools) = chart.template(CASES["a proxy over a pool"]).find("Role")["rules"]
+    assert (pools["resources"], pools["verbs"]) == (["inferencepools"], ["get", "list", "watch"])
     elsewhere = chart.template(EVERYTHING)
     for kind in ("Role", "RoleBinding"):
         assert elsewhere.find(kind)["metadata"]["namespace"] == "engines"
