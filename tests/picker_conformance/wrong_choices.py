@@ -95,6 +95,16 @@ class AnswersTwice(PickerSession):
 
 
 @breaks(108)
+class NeverStops(ReferencePicker):
+    """Its stream would not end before the suite gives up."""
+
+    async def process(self, messages: Any, context: Any) -> None:
+        await super().process(messages, context)
+        while True:
+            await context.write(pb.ProcessingResponse(response_headers=pb.HeadersResponse()))
+
+
+@breaks(108)
 class AnswersTheHeadersTwice(PickerSession):
     def request_headers(self, message: pb.ProcessingRequest) -> Answers:
         return super().request_headers(message) or [pb.ProcessingResponse(request_headers=pb.HeadersResponse())]

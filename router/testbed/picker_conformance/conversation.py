@@ -32,9 +32,12 @@ from router.testbed.picker_conformance.messages import (
     encode_request,
     encode_response,
 )
-from router.testbed.picker_conformance.stream import NoMessage, PickerStream
+from router.testbed.picker_conformance.stream import ENDLESS, NoMessage, PickerStream
 
-TOKEN_S = 0.05  # between two pieces of a response, as tokens come: time for a picker to end its stream
+# Between two pieces of a response, as tokens come. After the first one a picker may end its stream: a message that is
+# on its way then would hide the status.
+TOKEN_S, FIRST_TOKEN_S = 0.05, 1.0
+MOST_EXTRA = 100  # messages after the last one that was due
 SET = frozenset({0, 2})  # append actions by which the header has the value, whether it was there before or not
 APPEND_FIELD, APPEND_TRUE = 2, b"\x08\x01"  # `append` of HeaderValueOption, which is deprecated: a BoolValue
 SHORT_RESPONSE = ResponseVector((b'{"object": "chat.completion", "choices": []}',))
@@ -202,6 +205,8 @@ class PickerConversation(AbstractAsyncContextManager["PickerConversation"]):
         await self.stream.half_close()
         while isinstance(received := await self.stream.receive(), pb.ProcessingResponse):
             self.extra.append(received)
+            if len(self.extra) >= MOST_EXTRA:
+                return ENDLESS
         return received
 
     def abandon(self) -> None:
@@ -250,7 +255,8 @@ class PickerConversation(AbstractAsyncContextManager["PickerConversation"]):
             if received.HasField("immediate_response"):
                 break
             if received.HasField("response_body"):
-                await self.stream.wait_for_end(TOKEN_S)
+                later = any(one.HasField("response_body") for one in answers[:-1])
+                await self.stream.wait_for_end(TOKEN_S if later else FIRST_TOKEN_S)
         return answers, None
 
 

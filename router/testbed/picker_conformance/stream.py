@@ -37,7 +37,10 @@ class PickerSilence(NamedTuple):
 
 NoMessage = StreamEnd | PickerSilence
 
+SEND_FAILURES = (TimeoutError, asyncio.InvalidStateError, grpc.RpcError, grpc.aio.BaseError)
 WRITE_FAILED = "Internal error from Core"  # of gRPC for Python, when the stream ends while a message is written
+MOST_MESSAGES = 20_000  # of one stream: a picker that never stops is stopped
+ENDLESS = StreamEnd("reset by the suite", "messages without end")
 UNSEEN = StreamEnd("status unknown", "it ended while a message was on its way")
 
 
@@ -47,6 +50,7 @@ class PickerStream:
     def __init__(self, channel: grpc.aio.Channel, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._end: NoMessage | None = None
+        self._received = 0
         # bytes, not messages: what cannot be decoded is a result, and unknown fields can be sent
         self._call: Any = channel.stream_stream(PROCESS)()
         self._done = asyncio.Event()
@@ -61,7 +65,7 @@ class PickerStream:
                         return False
                     data = message if isinstance(message, bytes) else message.SerializeToString()
                     await self._call.write(data)
-        except (TimeoutError, asyncio.InvalidStateError, grpc.RpcError):
+        except SEND_FAILURES:
             return False
         return True
 
@@ -72,9 +76,14 @@ class PickerStream:
         try:
             async with asyncio.timeout(self._timeout_s):
                 data = await self._call.read()
-                if data is not grpc.aio.EOF:
+                self._received += 1
+                if self._received > MOST_MESSAGES:
+                    self.cancel()
+                    self._end = ENDLESS
+                elif data is not grpc.aio.EOF:
                     return pb.ProcessingResponse.FromString(data)
-                self._end = StreamEnd((await self._call.code()).name, await self._call.details() or "")
+                else:
+                    self._end = StreamEnd((await self._call.code()).name, await self._call.details() or "")
         except TimeoutError:
             self._end = PickerSilence(self._timeout_s)
         except asyncio.CancelledError:
@@ -102,7 +111,7 @@ class PickerStream:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._call.done_writing()
-        except (TimeoutError, asyncio.InvalidStateError, grpc.RpcError):
+        except SEND_FAILURES:
             return False
         return True
 

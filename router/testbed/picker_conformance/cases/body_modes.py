@@ -93,7 +93,7 @@ async def thin_places(peer: PickerPeer) -> CaseResult:
     702,
     MAY,
     "Thin: response headers and pieces are answered one by one, without a change of the body.",
-    sent="modes FULL_DUPLEX_STREAMED and STREAMED; a response of 10 pieces, 50 ms apart",
+    sent="modes FULL_DUPLEX_STREAMED and STREAMED; a response of 10 pieces, the second one after 1 s",
     expected="one answer to each message, without `streamed_response`, until the picker ends its stream",
     source=ENVOY,
 )
@@ -113,7 +113,7 @@ async def thin_answers_each_piece(peer: PickerPeer) -> CaseResult:
     703,
     MAY,
     "Thin: a picker that ends its stream before the response ends does so with status OK, after a piece of the body.",
-    sent="modes FULL_DUPLEX_STREAMED and STREAMED; a response of 10 pieces, 50 ms apart",
+    sent="modes FULL_DUPLEX_STREAMED and STREAMED; a response of 10 pieces, the second one after 1 s",
     expected="answers up to the first piece, then OK; skipped where the picker stays to the end",
     source=ENVOY,
 )
@@ -176,7 +176,7 @@ async def buffered_passes(peer: PickerPeer) -> CaseResult:
     707,
     MAY,
     "BUFFERED request, STREAMED response: each by its own rules.",
-    sent="modes BUFFERED and STREAMED; a request, and a response of 10 pieces, 50 ms apart",
+    sent="modes BUFFERED and STREAMED; a request, and a response of 10 pieces, the second one after 1 s",
     expected="a choice in two answers; one answer to each piece, until the picker ends its stream with OK",
     source=ENVOY,
 )
