@@ -219,6 +219,18 @@ async def test_before_a_pod_ends_envoy_waits_for_open_requests(
         assert await asyncio.wait_for(of_router.wait(), SOON_S) == 0
 
 
+async def test_connections_are_bounded_as_the_proxy_s(chart: Helm, envoy: Callable[[str], Any]) -> None:
+    front, wanted = free_port(), {"config": {"limits": {"concurrent": 1}}}
+    rendered = chart.template(merge(merge(THIN, {"envoy": {"port": front}}), wanted))
+    async with envoy(rendered.find("ConfigMap", "warmroute-envoy")["data"]["envoy.yaml"]) as running:
+        opened = [await asyncio.open_connection("127.0.0.1", front) for _ in range(8)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", front)
+        assert await asyncio.wait_for(reader.read(), SOON_S) == b""
+        assert await running.stat("http.inference.downstream_cx_active") == 8
+        for _, each in [*opened, (reader, writer)]:
+            each.close()
+
+
 async def test_a_renewed_certificate_is_served(chart: Helm, envoy: Callable[[str], Any], tmp_path: Path) -> None:
     front = free_port()
     files, file = lay_out(chart.template(merge(PROFILES["thin with TLS"], {"envoy": {"port": front}})), tmp_path)

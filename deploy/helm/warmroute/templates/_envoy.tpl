@@ -7,6 +7,12 @@
 node: {id: warmroute, cluster: warmroute}
 admin:
   address: {socket_address: {address: 127.0.0.1, port_value: {{ .Values.envoy.adminPort }}}}
+overload_manager:
+  resource_monitors:
+    - name: envoy.resource_monitors.global_downstream_max_connections
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig
+        max_active_downstream_connections: {{ mul 8 (($config.limits).concurrent | default 2048) }} # as the proxy's
 static_resources:
   listeners:
     - name: inference
@@ -118,7 +124,7 @@ static_resources:
     - name: engines # any address that the router names
       type: ORIGINAL_DST
       lb_policy: CLUSTER_PROVIDED
-      connect_timeout: {{ $config.limits.connect_timeout_s | default 2 }}s
+      connect_timeout: {{ ($config.limits).connect_timeout_s | default 2 }}s
       original_dst_lb_config: {use_http_header: true, http_header_name: x-gateway-destination-endpoint}
       circuit_breakers: {thresholds: [{max_connections: 40000, max_pending_requests: 40000, max_requests: 40000}]}
     - name: picker
