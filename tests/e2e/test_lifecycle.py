@@ -181,7 +181,7 @@ async def test_the_instance_list_changes_without_a_restart(router, tmp_path, cap
             listed.says("[]")
             await eventually(lambda: states(r) == {})
             said = await Chat(r, "nobody").turn()
-            assert (said.status, (await r.http.get("/ready")).status_code) == (404, 503)
+            assert (said.status, (await r.http.get("/ready")).status_code) == (503, 503)
 
             listed.names(a)
             await eventually(lambda: states(r) == {"a": InstanceState.READY})
