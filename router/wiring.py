@@ -179,7 +179,6 @@ def build_picker(
     config, clock = services.config, services.clock
     if config.picker is None:
         return None
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else every failed handshake is a line on standard error
     from router.picker.answer_log import AnswerLog
     from router.picker.health import PickerHealth
     from router.picker.server import PickerServer, read_bounds

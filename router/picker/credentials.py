@@ -1,4 +1,4 @@
-"""The TLS credentials of the picker's listener: self-signed, or from files that are read again when they change.
+"""The TLS context of the picker's listener: self-signed, or from files that are read again when they change.
 
 Gateways do not check a picker's certificate (llm-d's `--secure-serving` makes one at its start, too): it keeps prompts
 from being read on the way, and proves nothing about who answers.
@@ -6,32 +6,32 @@ from being read on the way, and proves nothing about who answers.
 
 from __future__ import annotations
 
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
-import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from router.config.sections.listeners import PickerConfig, TlsConfig
-from router.errors import ConfigError
 from router.proxy.certificates import Certificates
 
+PROTOCOLS = ["h2"]
 VALID = timedelta(days=3650)  # of a self-signed certificate, which nobody checks
 
 
-def server_credentials(picker: PickerConfig, wall_s: float) -> grpc.ServerCredentials | None:
-    """Return the credentials that `picker.tls` asks for, `None` for clear text. A self-signed certificate is dated
+def server_context(picker: PickerConfig, wall_s: float) -> ssl.SSLContext | None:
+    """Return the TLS context that `picker.tls` asks for, `None` for clear text. A self-signed certificate is dated
     `wall_s`, seconds since 1970. Raises `ConfigError` for files that cannot be used.
     """
     if picker.tls == "off":
         return None
     if picker.tls == "self-signed":
-        return grpc.ssl_server_credentials([make_self_signed(wall_s)])
-    return file_credentials(picker.tls)
+        return _context_of_pair(*make_self_signed(wall_s))
+    return _context_of_files(picker.tls)
 
 
 def make_self_signed(wall_s: float) -> tuple[bytes, bytes]:
@@ -56,27 +56,27 @@ def make_self_signed(wall_s: float) -> tuple[bytes, bytes]:
     return private, certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def file_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
-    """Return credentials from the files of `tls`, which each handshake looks at: a renewed pair is used from then on,
-    and one that does not fit changes nothing but the log. Raises `ConfigError` for files that cannot be used now.
+def _context_of_pair(key: bytes, certificate: bytes) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    with TemporaryDirectory() as folder:  # ssl reads files only
+        for name, content in (("key.pem", key), ("cert.pem", certificate)):
+            (Path(folder) / name).write_bytes(content)
+        context.load_cert_chain(Path(folder) / "cert.pem", Path(folder) / "key.pem")
+    context.set_alpn_protocols(PROTOCOLS)
+    return context
+
+
+def _context_of_files(tls: TlsConfig) -> ssl.SSLContext:
+    """Return a context of which each handshake looks at the files: a renewed pair is used from then on, and one that
+    does not fit changes nothing but the log. Raises `ConfigError` for files that cannot be used now.
     """
-    certificates = Certificates(tls)  # checks that the key belongs to the certificate
-    used = certificates.context
+    certificates = Certificates(tls)
+    first = certificates.context
+    first.set_alpn_protocols(PROTOCOLS)
 
-    def refresh() -> Any:
-        nonlocal used
+    def refresh(handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         certificates.refresh()
-        if certificates.context is used:
-            return None
-        used = certificates.context
-        return _read(tls)
+        handshake.context = certificates.context
 
-    return grpc.dynamic_ssl_server_credentials(_read(tls), refresh)
-
-
-def _read(tls: TlsConfig) -> grpc.ServerCertificateConfiguration:
-    try:
-        pair = Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"picker.tls: {error}") from error
-    return grpc.ssl_server_certificate_configuration([pair])
+    first.sni_callback = refresh
+    return first

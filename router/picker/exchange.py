@@ -11,7 +11,7 @@ nothing of the answer depends on the picker). What is told here twice, out of or
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -54,7 +54,7 @@ class PickerExchange:
     """One exchange. `write` sends a reply; `sender` is whom the request is counted for, by the gateway."""
 
     def __init__(
-        self, first: ProcessingRequest, write: Callable[[bytes], Awaitable[None]], find_sender: Callable[[Headers], str]
+        self, first: ProcessingRequest, send: Callable[[bytes], None], find_sender: Callable[[Headers], str]
     ) -> None:
         head = first.request_headers
         self.method, self.path, self.target, self.headers, self.fields = read_head(head.headers)
@@ -69,14 +69,12 @@ class PickerExchange:
         self.gone = False
         self.left = False  # the stream can be closed, and the exchange goes on without it
         self.complete = False  # so can it, as there is nothing more to come
-        self.closing = False  # the stream ends here, after an answer of our own
         self.started = False  # an answer: there can be no other
         self.status: int | None = None  # of the answer
         self.first_piece = b""
         self.gateway = ""  # its address, as a client's
         self.since_s = 0.0  # of the event loop: the last message
-        self._write = write
-        self._writing = asyncio.Lock()  # gRPC takes one message at a time; an engine may answer while it gets the body
+        self._send = send
         self._find_sender = find_sender
         self._waiter: asyncio.Future[None] | None = None
         self._pieces: list[bytes] = []
@@ -92,7 +90,9 @@ class PickerExchange:
         self._answer_headers: list[tuple[str, bytes]] = []
         self._watch: RelayWatch | None = None
         self._end: asyncio.Future[AnswerEnd] | None = None
-        self._moved: asyncio.Future[None] | None = None
+        self._head: Headers = []
+        self.moving = False  # another endpoint answers, and nobody watches for it yet
+        self.resume: Callable[[], None] = lambda: None
         self._served: str | None = None
         self._begun = False
         self._remaining: int | None = None
@@ -184,11 +184,6 @@ class PickerExchange:
         if (last or self._unread >= UNREAD_BYTES) and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def send(self, message: bytes) -> None:
-        """Send a message to the gateway."""
-        async with self._writing:
-            await self._write(message)
-
     # an answer of our own
 
     def start(self, status: int, headers: Headers) -> None:
@@ -236,16 +231,16 @@ class PickerExchange:
             choice = choice._replace(body=None)
         self._choice, self._answer_headers, self._watch = choice, answer_headers, watch
         self._end = asyncio.get_running_loop().create_future()
-        if self._moved is None:
+        if not self.moving:
             for message in build_choice(choice, self._form, trailers=self._trailers):
-                await self.send(message)
-        elif not self._moved.done():
-            self._moved.set_result(None)
+                self._send(message)
+        else:
+            self._adopt()
         return await self._end
 
-    async def settle_head(self, message: ProcessingRequest) -> None:
-        """Look at an answer's head. If another endpoint answers than the first one that was named, this waits until
-        somebody watches for that.
+    def settle_head(self, message: ProcessingRequest) -> None:
+        """Look at an answer's head. If another endpoint answers than the first one that was named, the exchange is
+        `moving` until somebody watches for that: nothing more may be told to it before `resume` is called.
         """
         head = message.response_headers
         headers = read_headers(head.headers)
@@ -266,12 +261,21 @@ class PickerExchange:
             return
         assert self._choice is not None
         if self._served is not None and self._served != self._choice.endpoints.partition(",")[0]:
-            self._moved = asyncio.get_running_loop().create_future()
+            self.moving, self._head = True, headers
             self._finish(AnswerEnd("moved", self.status, self._served))
-            await self._moved
+            return
+        self._read_head(headers)
+
+    def _adopt(self) -> None:
+        """Go on with the answer of another endpoint."""
+        self.moving = False
+        self._read_head(self._head)
+        self.resume()
+
+    def _read_head(self, headers: Headers) -> None:
         if self._watch is not None and (encoding := content_encoding(headers)):
             self._watch.on_encoded(encoding)
-        length = fields.get(b"content-length", b"")
+        length = dict(headers).get(b"content-length", b"")
         self._remaining = int(length) if length.isdigit() else None
 
     def on_message(self, message: ProcessingRequest) -> tuple[bytes, ...]:
@@ -343,8 +347,6 @@ class PickerExchange:
         if self.complete or self.left:
             return
         if self.started and self._end is not None:
-            if self._moved is not None and not self._moved.done():
-                self._moved.cancel()
             self._finish(AnswerEnd("cut", self.status, self._served, "the gateway ended the exchange early"))
             return
         self.gone = True
@@ -355,8 +357,8 @@ class PickerExchange:
     def release(self) -> None:
         """Nobody watches any more: what is still to come passes on unseen."""
         self._watch = None
-        if self._moved is not None and not self._moved.done():
-            self._moved.set_result(None)
+        if self.moving:
+            self._adopt()
 
     def check(self, now_s: float, stall_s: float, first_byte_s: float, idle_s: float) -> bool:
         """End what has waited too long for the gateway; return whether its stream is to be cut off.

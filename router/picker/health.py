@@ -8,21 +8,20 @@ in its client's dialect, which a gateway without a picker cannot do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
-import grpc
-from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from google.protobuf.message import DecodeError
 
-from router.picker.names import EXT_PROC
+from router.picker.grpc_stream import INVALID_ARGUMENT, NOT_FOUND, GrpcHandler, GrpcStream
+from router.picker.health_pb2 import NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthRequest, HealthResponse
+from router.picker.names import EXT_PROC, HEALTH
 
 READY = frozenset(("", "readiness", EXT_PROC, "inference-extension"))  # the last: llm-d's probes with one replica
 LIVENESS = "liveness"
 POLL_S = 0.2
 
 
-class PickerHealth(health_pb2_grpc.HealthServicer):
+class PickerHealth:
     """Answers from `unready_reason`, which returns `None` when an engine is ready, and from `stopping`."""
 
     def __init__(self, unready_reason: Callable[[], str | None], stopping: Callable[[], bool]) -> None:
@@ -30,27 +29,63 @@ class PickerHealth(health_pb2_grpc.HealthServicer):
         self._stopping = stopping
         self._began = False
 
-    def status(self, service: str) -> Any:
+    def services(self) -> Mapping[bytes, Callable[[GrpcStream], GrpcHandler]]:
+        """Return what makes the handlers of its two methods, by path."""
+        return {
+            f"/{HEALTH}/Check".encode(): lambda stream: _HealthCall(self, stream, watches=False),
+            f"/{HEALTH}/Watch".encode(): lambda stream: _HealthCall(self, stream, watches=True),
+        }
+
+    def status(self, service: str) -> int:
         """Return the serving status of `service`."""
         if service == LIVENESS:
-            return HealthCheckResponse.SERVING
+            return SERVING
         if service not in READY:
-            return HealthCheckResponse.SERVICE_UNKNOWN
+            return SERVICE_UNKNOWN
         self._began = self._began or self._unready_reason() is None
-        return HealthCheckResponse.SERVING if self._began and not self._stopping() else HealthCheckResponse.NOT_SERVING
+        return SERVING if self._began and not self._stopping() else NOT_SERVING
 
-    async def Check(self, request: HealthCheckRequest, context: Any) -> HealthCheckResponse:
-        """Answer for one service; NOT_FOUND for an unknown one."""
-        status = self.status(request.service)
-        if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
-        return HealthCheckResponse(status=status)
 
-    async def Watch(self, request: HealthCheckRequest, context: Any) -> AsyncIterator[HealthCheckResponse]:
-        """Send the status of a service now and when it changes, until the caller leaves."""
-        sent = None
-        while True:
-            if (status := self.status(request.service)) != sent:
-                sent = status
-                yield HealthCheckResponse(status=status)
-            await asyncio.sleep(POLL_S)
+class _HealthCall:
+    """One question; a watch is told of changes until its caller leaves."""
+
+    def __init__(self, health: PickerHealth, stream: GrpcStream, *, watches: bool) -> None:
+        self._health = health
+        self._stream = stream
+        self._watches = watches
+        self._service = ""
+        self._told: int | None = None
+
+    def on_message(self, data: bytes) -> None:
+        try:
+            self._service = HealthRequest.FromString(data).service
+        except DecodeError:
+            self._stream.finish(INVALID_ARGUMENT, "not a HealthCheckRequest")
+            return
+        status = self._health.status(self._service)
+        if self._watches:
+            self._tell()
+        elif status == SERVICE_UNKNOWN:
+            self._stream.finish(NOT_FOUND, "no such service")
+        else:
+            self._stream.send(_encode(status))
+            self._stream.finish()
+
+    def _tell(self) -> None:
+        if self._stream.over:
+            return
+        status = self._health.status(self._service)
+        if status != self._told:
+            self._told = status
+            self._stream.send(_encode(status))
+        asyncio.get_running_loop().call_later(POLL_S, self._tell)
+
+    def on_half_close(self) -> None:
+        pass  # the question has come
+
+    def on_gone(self) -> None:
+        pass  # the stream is over, which ends a watch
+
+
+def _encode(status: int) -> bytes:
+    return HealthResponse(status=status).SerializeToString()  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
+HEALTH = "grpc.health.v1.Health"
 ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
 
 DESTINATION = "x-gateway-destination-endpoint"

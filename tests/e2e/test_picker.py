@@ -284,7 +284,7 @@ async def test_who_leaves_while_it_waits_leaves_nothing_behind(picker: Any, half
         exchange = p.gateway.open()
         await exchange.send_head(CHAT)
         await exchange.send_body(b'{"model":', last=False)
-        await eventually(lambda: p.router.limiter.held_bytes or p.router.app._picker._exchanges)  # type: ignore[union-attr]
+        await eventually(lambda: p.router.limiter.held_bytes or p.router.app._picker._calls)  # type: ignore[union-attr]
         await (exchange.call.done_writing() if half_close else asyncio.sleep(0))
         if not half_close:
             exchange.call.cancel()
@@ -378,7 +378,7 @@ async def test_messages_that_are_none_out_of_order_twice_or_huge_break_nothing(p
         for messages in ((b, h), (c, a), (h, a, c, b), (h, h, b, b), (a, h), (h, b, c, a, a, c), (h, c, c)):
             await raw(p, *messages)
         await eventually(p.router.idle)
-        assert not p.router.app._picker._exchanges  # type: ignore[union-attr]
+        assert not p.router.app._picker._calls  # type: ignore[union-attr]
         exchange, choice = await p.choose()
         await exchange.answer(200, [JSON_ANSWER], choice.endpoint)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import ssl
 import time
@@ -83,6 +84,11 @@ def secure(port: int, certificate: str) -> grpc.aio.Channel:
     )
 
 
+async def certificate_of(port: int) -> str:
+    """The certificate that a new connection gets."""
+    return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+
+
 async def test_health_says_serving_from_the_first_ready_engine_to_the_stop() -> None:
     ready = Readiness()
     ready.reason = "no instance is ready"
@@ -113,7 +119,7 @@ async def test_a_watch_is_told_of_changes() -> None:
 
 async def test_tls_is_self_signed_by_default_and_probes_need_none() -> None:
     async with picker() as server:
-        certificate = ssl.get_server_certificate(("127.0.0.1", server.port))
+        certificate = await certificate_of(server.port)
         assert await check(secure(server.port, certificate), EXT_PROC) == "SERVING"
         assert await check(plain(server.health_port), EXT_PROC) == "SERVING"
         assert await check(plain(server.port), EXT_PROC) == grpc.StatusCode.UNAVAILABLE
@@ -124,12 +130,12 @@ async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -
     for name in ("cert.pem", "key.pem"):
         shutil.copy(TLS / name, tmp_path / name)
     async with picker(tls=tls) as server, picker() as other:
-        assert ssl.get_server_certificate(("127.0.0.1", server.port)) == (TLS / "cert.pem").read_text()
+        assert await certificate_of(server.port) == (TLS / "cert.pem").read_text()
         key, certificate = make_self_signed(NOW_S)
         for name, content in (("key.pem", key), ("cert.pem", certificate)):
             (tmp_path / f"{name}.new").write_bytes(content)
             (tmp_path / f"{name}.new").rename(tmp_path / name)
-        assert ssl.get_server_certificate(("127.0.0.1", server.port)) == certificate.decode()
+        assert await certificate_of(server.port) == certificate.decode()
         assert other.port != server.port
 
 

@@ -1,0 +1,172 @@
+"""One gRPC call on an HTTP/2 connection: its messages in both directions, within the windows of both sides."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import Protocol
+
+DATA, HEADERS = 0, 1  # kinds of frames
+END_STREAM, END_HEADERS = 1, 4
+STREAM_WINDOW = 1 << 20  # bytes that a peer may send before it is told that they were taken
+OK, CANCELLED, INVALID_ARGUMENT, DEADLINE, NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 1, 3, 4, 5, 8, 12, 13
+"""Status codes of gRPC."""
+_HEAD = b"\x88\x0f\x10\x10application/grpc"  # :status 200 and content-type, neither remembered by the peer
+_U32 = struct.Struct(">I")
+
+
+class GrpcHandler(Protocol):
+    """The side of a call that answers it."""
+
+    def on_message(self, data: bytes) -> None:
+        """A message has come."""
+
+    def on_half_close(self) -> None:
+        """The peer sends no more."""
+
+    def on_gone(self) -> None:
+        """The call is over: the peer reset it, or the connection is lost."""
+
+
+class FrameSink(Protocol):
+    """The connection of a call."""
+
+    peer: str
+    peer_window: int
+    peer_frame: int  # largest frame that the peer takes
+    window: int  # bytes that may be sent on the whole connection
+    message_bytes: int  # largest message that is taken
+    partial_bytes: int  # of messages that are not whole
+    blocked: dict[int, GrpcStream]
+
+    def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None: ...
+
+    def forget(self, id: int) -> None: ...
+
+
+class GrpcStream:
+    """One call. `send` and `finish` may be called at any time; after the end they do nothing."""
+
+    __slots__ = (
+        "_buffer",
+        "_connection",
+        "_ending",
+        "_queue",
+        "_started",
+        "handler",
+        "id",
+        "over",
+        "receives",
+        "window",
+    )
+
+    def __init__(self, connection: FrameSink, id: int) -> None:
+        self.id = id
+        self.over = False
+        self.window = connection.peer_window  # bytes that may be sent
+        self.receives = STREAM_WINDOW  # bytes that the peer may send
+        self.handler: GrpcHandler | None = None
+        self._connection = connection
+        self._buffer = bytearray()  # of a message that is not whole
+        self._queue: deque[memoryview] = deque()
+        self._ending: bytes | None = None
+        self._started = False
+
+    @property
+    def peer(self) -> str:
+        """The address of the peer."""
+        return self._connection.peer
+
+    def send(self, message: bytes) -> None:
+        if self.over or self._ending is not None:
+            return
+        connection, size = self._connection, len(message) + 5
+        if not self._started:
+            self._started = True
+            connection.queue_frame(HEADERS, END_HEADERS, self.id, _HEAD)
+        prefix = b"\0" + _U32.pack(size - 5)
+        if not self._queue and size <= min(connection.peer_frame, self.window, connection.window):
+            self.window -= size
+            connection.window -= size
+            connection.queue_frame(DATA, 0, self.id, prefix + message)
+            return
+        self._queue.append(memoryview(prefix + message))
+        connection.blocked[self.id] = self
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what the windows allow of what waits."""
+        connection, queue = self._connection, self._queue
+        while queue:
+            size = min(len(queue[0]), connection.peer_frame, self.window, connection.window)
+            if size <= 0:
+                return
+            self.window -= size
+            connection.window -= size
+            connection.queue_frame(DATA, 0, self.id, bytes(queue[0][:size]))
+            if size == len(queue[0]):
+                queue.popleft()
+            else:
+                queue[0] = queue[0][size:]
+        connection.blocked.pop(self.id, None)
+        if self._ending is not None:
+            self._end(self._ending)
+
+    def finish(self, status: int = OK, message: str = "") -> None:
+        """End the call with a status, after what waits to be sent."""
+        if self.over or self._ending is not None:
+            return
+        trailers = _literal(b"grpc-status", b"%d" % status)
+        if message:
+            trailers += _literal(b"grpc-message", message.encode("ascii", "replace")[:100])
+        if self._queue:
+            self._ending = trailers
+        else:
+            self._end(trailers)
+
+    def _end(self, trailers: bytes) -> None:
+        block = trailers if self._started else _HEAD + trailers
+        self._connection.queue_frame(HEADERS, END_HEADERS | END_STREAM, self.id, block)
+        self.close()
+
+    def close(self) -> None:
+        """Forget the call; nothing more is sent."""
+        self.over = True
+        self._connection.partial_bytes -= len(self._buffer)
+        self._buffer, self._queue = bytearray(), deque()
+        self._connection.forget(self.id)
+
+    def take(self, data: memoryview, last: bool) -> None:
+        """Take a piece of the peer's messages."""
+        assert self.handler is not None
+        limit, buffer = self._connection.message_bytes, self._buffer
+        if not buffer and len(data) >= 5 and data[0] == 0 and _U32.unpack_from(data, 1)[0] == len(data) - 5 <= limit:
+            self.handler.on_message(bytes(data[5:]))  # most often a frame is a message
+        elif data:
+            self._connection.partial_bytes += len(data)
+            buffer += data
+            self._take_messages(buffer, limit)
+        if last and not self.over:
+            self.handler.on_half_close()
+
+    def _take_messages(self, buffer: bytearray, limit: int) -> None:
+        assert self.handler is not None
+        at = 0
+        while len(buffer) - at >= 5 and not self.over:
+            size = _U32.unpack_from(buffer, at + 1)[0]
+            if buffer[at] != 0 or size > limit:
+                self.finish(UNIMPLEMENTED if buffer[at] else EXHAUSTED, "a message is compressed, or too large")
+                self.handler.on_gone()
+                return
+            if len(buffer) - at - 5 < size:
+                break
+            self.handler.on_message(bytes(buffer[at + 5 : at + 5 + size]))
+            at += 5 + size
+        if not self.over:
+            del buffer[:at]
+            self._connection.partial_bytes -= at
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """Return a header field that the peer does not remember; both shorter than 127 bytes."""
+    return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value

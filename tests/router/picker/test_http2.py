@@ -1,0 +1,245 @@
+"""The HTTP/2 server against peers that do not keep to RFC 9113; the others are gRPC and Envoy, in other tests."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import hpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.picker import http2
+from router.picker.grpc_stream import GrpcStream
+from router.picker.http2 import GrpcConnection
+from tests.fakes.engines import eventually
+
+ECHO = b"/test/Echo"
+MESSAGE_BYTES = 100_000
+DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
+EMPTY = struct.pack(">BI", 0, 0)
+
+
+class Echo:
+    """Sends back what comes."""
+
+    calls: list[Echo] = []
+
+    def __init__(self, stream: GrpcStream) -> None:
+        self.stream = stream
+        self.gone = 0
+        Echo.calls.append(self)
+
+    def on_message(self, data: bytes) -> None:
+        self.stream.send(data)
+
+    def on_half_close(self) -> None:
+        self.stream.finish()
+
+    def on_gone(self) -> None:
+        self.gone += 1
+
+
+def frame(kind: int, flags: int, id: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", id) + payload
+
+
+def headers(id: int, path: bytes = ECHO, flags: int = 4) -> bytes:
+    block = hpack.Encoder().encode([(":method", "POST"), (":path", path.decode())], huffman=False)
+    return frame(HEADERS, flags, id, block)
+
+
+def message(data: bytes) -> bytes:
+    return struct.pack(">BI", 0, len(data)) + data
+
+
+class Peer:
+    """A raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def start(self, *frames: bytes) -> None:
+        self.writer.write(http2.PREFACE + frame(SETTINGS, 0, 0) + b"".join(frames))
+
+    async def read(self) -> tuple[int, int, int, bytes] | None:
+        """The next frame that is not a setting, an update or an acknowledgement; None at the end."""
+        while True:
+            try:
+                head = await asyncio.wait_for(self.reader.readexactly(9), 5)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return None
+            payload = await self.reader.readexactly(int.from_bytes(head[:3], "big"))
+            if head[3] not in (SETTINGS, WINDOW):
+                return head[3], head[4], int.from_bytes(head[5:], "big"), payload
+
+    async def refused(self) -> int | None:
+        """The code with which the connection ends."""
+        while (found := await self.read()) is not None:
+            if found[0] == GOAWAY:
+                return int.from_bytes(found[3][4:8], "big")
+        return None
+
+
+@asynccontextmanager
+async def serving(most: int = 10) -> AsyncIterator[tuple[int, set[GrpcConnection]]]:
+    connections: set[GrpcConnection] = set()
+    Echo.calls = []
+    server = await asyncio.get_running_loop().create_server(
+        lambda: GrpcConnection({ECHO: Echo}, MESSAGE_BYTES, connections, most), "127.0.0.1", 0
+    )
+    try:
+        yield server.sockets[0].getsockname()[1], connections
+    finally:
+        server.close()
+        for connection in list(connections):
+            connection.abort()
+
+
+@asynccontextmanager
+async def peer() -> AsyncIterator[Peer]:
+    async with serving() as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        yield Peer(reader, writer)
+        writer.close()
+
+
+async def test_messages_come_back_whole_however_they_are_cut() -> None:
+    async with peer() as p:
+        both = message(b"a" * 40_000) + message(b"b")
+        pieces = [both[:3], both[3:20_000], both[20_000:]]
+        await p.start(headers(1), *(frame(DATA, 0, 1, piece) for piece in pieces), frame(DATA, 1, 1))
+        seen = b""
+        while (found := await p.read()) is not None and not (found[0] == HEADERS and found[1] & 1):
+            seen += found[3] if found[0] == DATA else b""
+        assert seen == both
+        assert found is not None
+        assert b"grpc-status\x010" in found[3]
+
+
+async def test_what_is_sent_keeps_to_the_windows_of_the_peer() -> None:
+    async with peer() as p:
+        small = struct.pack(">HI", 4, 1_000)
+        p.writer.write(http2.PREFACE + frame(SETTINGS, 0, 0, small) + headers(1))
+        p.writer.write(frame(DATA, 1, 1, message(b"x" * 5_000)))
+        assert (await p.read() or (0,))[0] == HEADERS
+        sent = (await p.read() or (0, 0, 0, b""))[3]
+        assert len(sent) == 1_000
+        p.writer.write(frame(WINDOW, 0, 1, struct.pack(">I", 100_000)))
+        while (found := await p.read()) is not None and found[0] == DATA:
+            sent += found[3]
+        assert sent == message(b"x" * 5_000)
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        ([frame(DATA, 0, 1, b"x")], http2.PROTOCOL_ERROR),  # of a call that was never opened
+        ([headers(2)], http2.STREAM_CLOSED),
+        ([headers(3), headers(1)], http2.STREAM_CLOSED),
+        ([headers(1), headers(1)], http2.PROTOCOL_ERROR),
+        ([headers(1), frame(DATA, 8, 1, b"\xff")], http2.PROTOCOL_ERROR),  # padding beyond the frame
+        ([frame(HEADERS, 8, 1, b"")], http2.PROTOCOL_ERROR),
+        ([frame(HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff")], http2.COMPRESSION_ERROR),
+        ([headers(1, flags=0), frame(PING, 0, 0, bytes(8))], http2.PROTOCOL_ERROR),  # amid headers
+        ([frame(CONTINUATION, 4, 1, b"x")], http2.PROTOCOL_ERROR),
+        ([headers(1, flags=0), *[frame(CONTINUATION, 0, 1, bytes(16_000))] * 5], http2.ENHANCE_YOUR_CALM),
+        ([headers(1, flags=0), frame(CONTINUATION, 0, 1)], http2.ENHANCE_YOUR_CALM),
+        ([frame(PUSH, 4, 1, bytes(4))], http2.PROTOCOL_ERROR),
+        ([frame(PING, 0, 0, b"x")], http2.FRAME_SIZE_ERROR),
+        ([frame(SETTINGS, 0, 0, b"x")], http2.FRAME_SIZE_ERROR),
+        ([frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 31))], http2.FLOW_CONTROL_ERROR),
+        ([frame(SETTINGS, 0, 0, struct.pack(">HI", 5, 1))], http2.PROTOCOL_ERROR),
+        ([frame(WINDOW, 0, 0, bytes(4))], http2.PROTOCOL_ERROR),
+        ([frame(WINDOW, 0, 0, struct.pack(">I", http2.MAX_WINDOW))], http2.FLOW_CONTROL_ERROR),
+        ([headers(1), frame(WINDOW, 0, 1, struct.pack(">I", http2.MAX_WINDOW))], http2.FLOW_CONTROL_ERROR),
+        ([frame(RST, 0, 5, bytes(4))], http2.PROTOCOL_ERROR),
+        ([b"\xff\xff\xff\x00\x00\x00\x00\x00\x01"], http2.FRAME_SIZE_ERROR),
+    ],
+)
+async def test_whoever_breaks_the_protocol_is_cut_off(frames: list[bytes], code: int) -> None:
+    async with peer() as p:
+        await p.start(*frames)
+        assert await p.refused() == code
+
+
+async def test_what_is_not_http2_is_cut_off() -> None:
+    async with peer() as p:
+        p.writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert await p.refused() == http2.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(("data", "status"), [(struct.pack(">BI", 0, MESSAGE_BYTES + 1), 8), (b"\1" + bytes(4), 12)])
+async def test_messages_too_large_or_compressed_end_their_call_alone(data: bytes, status: int) -> None:
+    async with peer() as p:
+        await p.start(headers(1), frame(DATA, 0, 1, data), headers(3), frame(DATA, 1, 3, EMPTY))
+        ends = [found async for found in all_of(p, 2)]
+        assert b"grpc-status" + bytes((len(str(status)),)) + str(status).encode() in ends[0]
+        assert b"grpc-status\x010" in ends[1]
+        assert [call.gone for call in Echo.calls] == [1, 0]
+
+
+async def all_of(p: Peer, count: int) -> AsyncIterator[bytes]:
+    """The trailers of so many calls."""
+    while count and (found := await p.read()) is not None:
+        if found[0] == HEADERS and found[1] & 1:
+            count -= 1
+            yield found[3]
+
+
+async def test_an_unknown_method_a_reset_and_frames_of_calls_that_are_over() -> None:
+    async with peer() as p:
+        await p.start(headers(1, b"/nobody"), frame(DATA, 1, 1, EMPTY), headers(3), frame(RST, 0, 3, bytes(4)))
+        p.writer.write(frame(DATA, 0, 3, message(b"late")) + frame(77, 0, 0, b"?") + frame(PRIORITY, 0, 3, bytes(5)))
+        p.writer.write(frame(PING, 0, 0, b"12345678"))
+        found = await p.read()
+        assert found is not None
+        assert b"grpc-status\x0212" in found[3]
+        assert await p.read() == (PING, 1, 0, b"12345678")
+        assert [call.gone for call in Echo.calls] == [1]
+
+
+async def test_so_many_connections_and_calls_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2, "STREAMS", 2)
+    async with serving(most=1) as (port, connections):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        p = Peer(reader, writer)
+        await p.start(headers(1), headers(3), headers(5))
+        assert await p.read() == (RST, 0, 5, struct.pack(">I", http2.REFUSED_STREAM))
+        other, unheard = await asyncio.open_connection("127.0.0.1", port)
+        assert await asyncio.wait_for(other.read(), 5) == b""
+        assert len(connections) == 1
+        writer.close()
+        unheard.close()
+
+
+async def test_calls_end_with_their_connection() -> None:
+    async with serving() as (port, connections):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await Peer(reader, writer).start(headers(1), frame(DATA, 0, 1, message(b"x")[:3]))
+        await eventually(lambda: Echo.calls)
+        writer.transport.abort()
+        await eventually(lambda: not connections)
+        assert [call.gone for call in Echo.calls] == [1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 255), st.integers(0, 7), st.binary(max_size=40)), max_size=12)
+)
+def test_no_frames_break_anything(frames: list[tuple[int, int, int, bytes]]) -> None:
+    """Whatever comes, the connection goes on or ends, and every call that began has ended with it."""
+
+    async def run() -> None:
+        async with serving() as (port, connections):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            await Peer(reader, writer).start(headers(1), *(frame(*given_frame) for given_frame in frames))
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            await eventually(lambda: not connections)
+            assert all(call.stream.over for call in Echo.calls)
+
+    asyncio.run(run())
