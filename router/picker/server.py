@@ -30,6 +30,7 @@ log = logging.getLogger("warmroute.picker")
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024  # of one message beside a body
 CONNECTIONS = 1024  # of gateways, which keep one for each of their threads
 CHECK_S = 1.0
+HANDSHAKE_S = 10.0
 POLL_S = 0.02
 
 
@@ -97,6 +98,7 @@ class PickerServer:
                 host,
                 port,
                 ssl=tls,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
             )
         except OSError as error:
             raise ConfigError(f"{setting}: cannot listen on {host}:{port}: {error.strerror or error}") from error
