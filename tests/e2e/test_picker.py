@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from router.picker.ext_proc_pb2 import FULL_DUPLEX_STREAMED as FULL_DUPLEX
 from router.picker.ext_proc_pb2 import ProcessingRequest
 from router.picker.names import ACCESS_LOG
 from tests.e2e.conftest import LOCAL, MODEL, Router
@@ -388,3 +389,63 @@ async def test_log_entries_that_are_none_break_nothing(picker: Any) -> None:
         call = p.gateway.channel.stream_unary(f"/{ACCESS_LOG}/StreamAccessLogs")()
         await call.write(b"\xff\xff")
         assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+# what goes with the request
+
+
+async def test_token_ids_go_into_the_body_where_they_are_proven(picker: Any) -> None:
+    async with picker(engines=1, tokens={"token_id_passthrough": "auto"}) as p:
+        support = p.router.app._passthrough._support
+        await eventually(lambda: support.accepts(p.engines[0].address))
+        body = chat("the same words " * 20)
+        exchange, choice = await p.choose(CHAT, body)
+        assert "kv_transfer_params" not in json.loads(choice.body), "this shape of chat was not compared yet"
+        counted = (await p.router.records(1))[0]["prompt_tokens_counted"]
+        usage = json.dumps({"usage": {"prompt_tokens": counted, "completion_tokens": 1}}).encode()
+        await exchange.answer(200, [usage], choice.endpoint)
+        await eventually(p.router.idle)
+        for mode in (FULL_DUPLEX, BUFFERED):
+            exchange, choice = await p.choose(CHAT, body, request_mode=mode)
+            assert len(json.loads(choice.body)["kv_transfer_params"]["prompt_token_ids"]) == counted
+            await exchange.answer(200, [usage], choice.endpoint)
+        exchange, choice = await p.choose(CHAT, body)
+        await exchange.answer(400, [b'{"error":{"message":"no","param":"prompt_token_ids"}}'], choice.endpoint)
+        assert (await p.last())["status"] == 400
+        assert not support.accepts(p.engines[0].address), "until a new trial"
+        exchange, choice = await p.choose(CHAT, body)
+        assert "kv_transfer_params" not in json.loads(choice.body)
+        await exchange.answer(200, [usage], choice.endpoint)
+
+
+async def test_a_pair_is_named_for_llm_ds_sidecar(router: Callable[..., Any]) -> None:
+    async with engine() as a, engine() as b:
+        transfer = {"protocol": "nixl"}
+        engines = [
+            {"url": a.url, "role": "prefill", "transfer": transfer},
+            {"url": b.url, "role": "decode", "transfer": transfer},
+        ]
+        async with router(engines, picker=PICKER) as running, Gateway.connect(running.app.picker_port) as gateway:
+            p = Picker(running, [a, b], gateway)
+            exchange, choice = await p.choose(CHAT, chat("x" * 1000), headers=[("x-prefiller-host-port", "10.9.9.9:1")])
+            assert (choice.endpoint, choice.headers["x-prefiller-host-port"]) == (b.address, a.address.encode())
+            assert choice.removed == [], "what the client named is overwritten"
+            await exchange.answer(200, [JSON_ANSWER], choice.endpoint)
+            record = await p.last()
+            assert (record["attempts"][0]["end"], record["attempts"][0]["prefill"]["end"]) == ("ok", "ok")
+            await eventually(running.idle)
+
+
+async def test_a_rank_and_the_engines_own_key_go_with_the_request(
+    router: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "sesame")
+    async with engine(ranks=2) as a:
+        engines = [{"url": a.url, "api_key_env": "ENGINE_KEY"}]
+        async with router(engines, picker=PICKER) as running, Gateway.connect(running.app.picker_port) as gateway:
+            p = Picker(running, [a], gateway)
+            exchange, choice = await p.choose(headers=[("authorization", "Bearer mine")])
+            assert choice.headers["authorization"] == b"Bearer sesame"
+            assert choice.headers["x-data-parallel-rank"] in (b"0", b"1")
+            await exchange.answer(200, [JSON_ANSWER], choice.endpoint)
+            await eventually(running.idle)
