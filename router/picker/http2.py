@@ -258,7 +258,7 @@ class GrpcConnection(asyncio.Protocol):
             stream.handler.on_half_close()
 
     def _read_path(self, block: bytes) -> bytes:
-        """Return the path of a call. A block that refers to the table alone means the same until the table changes."""
+        """Return the path of a call. A block that keeps the table means the same until another one changes it."""
         if (path := self._paths.get(block)) is not None:
             return path
         try:
@@ -266,9 +266,10 @@ class GrpcConnection(asyncio.Protocol):
         except (HPACKError, IndexError, ValueError) as error:
             raise Http2Error(COMPRESSION_ERROR) from error
         path = fields.get(b":path", b"")
-        if not _refers_only(block) or len(self._paths) >= KNOWN_BLOCKS:
+        keeps = _keeps_table(block)
+        if not keeps or len(self._paths) >= KNOWN_BLOCKS:
             self._paths.clear()
-        if _refers_only(block):
+        if keeps:
             self._paths[block] = path
         return path
 
@@ -351,15 +352,39 @@ def _unpad(payload: memoryview, flags: int) -> memoryview:
     return payload[1 : len(payload) - payload[0]]
 
 
-def _refers_only(block: bytes) -> bool:
-    """Return whether a header block has indexed fields alone (RFC 7541 6.1)."""
+def _keeps_table(block: bytes) -> bool:
+    """Return whether a header block leaves the decoder's table as it is: indexed fields, and literal ones that are not
+    to be remembered (RFC 7541 6.1, 6.2.2, 6.2.3). Envoy's path is one of these, the rest of its blocks the others.
+    """
     at, end = 0, len(block)
-    while at < end:
-        if not block[at] & 0x80:
-            return False
-        long = block[at] & 0x7F == 0x7F
-        at += 1
-        while long and at < end and block[at] & 0x80:
+    try:
+        while at < end:
+            first = block[at]
+            if first & 0x80:
+                _, at = _read_integer(block, at, 0x7F)
+            elif first & 0x60:  # to be remembered, or another size of the table
+                return False
+            else:
+                name, at = _read_integer(block, at, 0x0F)
+                for _ in range(1 if name else 2):
+                    length, at = _read_integer(block, at, 0x7F)
+                    at += length
+    except IndexError:
+        return False
+    return at == end
+
+
+def _read_integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
+    """Return the integer whose first byte has the bits `mask` for it, and where it ends (RFC 7541 5.1)."""
+    value = block[at] & mask
+    at += 1
+    if value == mask:
+        shift = 0
+        while True:
+            more = block[at]
             at += 1
-        at += long
-    return True
+            value += (more & 0x7F) << shift
+            shift += 7
+            if not more & 0x80 or shift > 28:
+                break
+    return value, at

@@ -120,6 +120,25 @@ async def test_messages_come_back_whole_however_they_are_cut() -> None:
         assert b"grpc-status\x010" in found[3]
 
 
+def test_blocks_that_change_the_table_are_told_from_those_that_do_not() -> None:
+    """By the decoder: a block that keeps the table is decoded alike afterwards, and the table is the same."""
+    fields = [(":method", "POST"), (":path", "/a" * 100), ("x-a", "b"), ("te", "trailers")]
+    encoder, decoder = hpack.Encoder(), hpack.Decoder()
+    first = encoder.encode(fields)
+    assert not http2._keeps_table(first), "it makes entries"
+    decoder.decode(first)
+    again = encoder.encode(fields)
+    before = list(decoder.header_table.dynamic_entries)
+    assert http2._keeps_table(again)
+    assert decoder.decode(again) == decoder.decode(again)
+    secret = hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple("x-key", "v" * 300)])
+    assert http2._keeps_table(secret)
+    decoder.decode(secret)
+    assert list(decoder.header_table.dynamic_entries) == before
+    assert not http2._keeps_table(again + b"\x00"), "cut off"
+    assert not http2._keeps_table(b"\x3f\xe1\x1f"), "another size of the table"
+
+
 async def test_what_is_sent_keeps_to_the_windows_of_the_peer() -> None:
     async with peer() as p:
         small = struct.pack(">HI", 4, 1_000)
