@@ -36,4 +36,9 @@ def list_exposures(config: Config) -> list[str]:
             f"admin.host: {admin.host}: other machines reach the admin listener, which has no TLS: admin tokens "
             "travel in clear text; set it to 127.0.0.1, or to an address of a network that you trust"
         )
+    if config.picker is not None and config.picker.testing:
+        found.append(
+            "picker.testing: on: clients of the gateway choose their engine, and reach every path of it, its "
+            "administration too; set it to false outside of tests"
+        )
     return found

@@ -39,6 +39,7 @@ def _describe_attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         **_describe_choice(attempt),
         "panic": attempt.panic,
+        "served": attempt.served,
         "pool_tokens": attempt.pool_tokens,
         "prefill": None if attempt.prefill is None else _describe_leg(attempt.prefill),
     }

@@ -38,6 +38,8 @@ def exposed(**sections: Any) -> list[str]:
         ({"listen": LOCAL, "metrics": APART | {"host": "10.0.0.5"}}, ["metrics.token_hash"]),
         ({"listen": LOCAL, "admin": {"host": "0.0.0.0", "tokens": TOKENS}}, ["admin.host"]),
         ({"listen": LOCAL, "admin": {"host": "127.0.0.1", "tokens": TOKENS}}, []),
+        ({"listen": LOCAL, "picker": {}}, []),
+        ({"listen": LOCAL, "picker": {"testing": True}}, ["picker.testing"]),
         (
             {"admin": {"host": "admin.internal", "tokens": TOKENS}, "metrics": APART},
             ["clients.keys_file", "listen.tls", "admin.host"],
