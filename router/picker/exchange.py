@@ -93,6 +93,7 @@ class PickerExchange:
         self._head: Headers = []
         self.moving = False  # another endpoint answers, and nobody watches for it yet
         self.resume: Callable[[], None] = lambda: None
+        self._chosen_s = 0.0
         self._served: str | None = None
         self._begun = False
         self._remaining: int | None = None
@@ -230,7 +231,8 @@ class PickerExchange:
         if self._form == "buffered" and choice.body is self._received:
             choice = choice._replace(body=None)
         self._choice, self._answer_headers, self._watch = choice, answer_headers, watch
-        self._end = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._end, self._chosen_s = loop.create_future(), loop.time()
         if not self.moving:
             for message in build_choice(choice, self._form, trailers=self._trailers):
                 self._send(message)
@@ -366,7 +368,7 @@ class PickerExchange:
         A request's body may pause for `stall_s`, the answer may begin `first_byte_s` after the choice, and pause for
         `idle_s` after that.
         """
-        silent_s = now_s - self.since_s
+        silent_s = now_s - max(self.since_s, self._chosen_s)
         if not self._body_complete:
             return silent_s > stall_s
         if self._end is None:

@@ -343,6 +343,33 @@ async def test_a_whole_answer_needs_no_log(picker: Any) -> None:
         assert ([attempt["end"] for attempt in record["attempts"]], record["output_tokens"]) == (["ok"], 3)
 
 
+# silence
+
+
+async def test_an_engine_that_does_not_begin_in_time_is_answered_for(picker: Any) -> None:
+    async with picker(limits={"first_byte_timeout_s": 0.2}) as p:
+        exchange, _ = await p.choose()
+        late = await exchange.read_choice()
+        assert isinstance(late, Refusal)
+        assert (late.status, late.json["error"]["type"]) == (504, "timeout_error")
+        assert [attempt["end"] for attempt in (await p.last())["attempts"]] == ["deadline"]
+
+
+async def test_a_gateway_that_stops_in_the_middle_is_cut_off(picker: Any) -> None:
+    async with picker(listen=LOCAL | {"body_idle_timeout_s": 0.2}, limits={"idle_timeout_s": 0.2}) as p:
+        nothing = p.gateway.open()
+        await nothing.call.wait_for_connection()
+        half = p.gateway.open()
+        await half.send_head(CHAT)
+        await half.send_body(b'{"model":', last=False)
+        answered, choice = await p.choose()
+        await answered.begin_answer(200, choice.endpoint)
+        for exchange in (half, answered):
+            assert await exchange.ended() == grpc.StatusCode.CANCELLED
+        nothing.call.cancel()
+        assert [attempt["end"] for attempt in (await p.last())["attempts"]] == ["cut"]
+
+
 # peers that do not keep to it
 
 

@@ -8,6 +8,7 @@ async with Gateway.connect(port) as gateway:
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -223,8 +224,9 @@ class Exchange:
 
     async def ended(self) -> grpc.StatusCode:
         """Read until the picker ends the stream; return the code."""
-        while await self.call.read() is not grpc.aio.EOF:
-            pass
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
         return await self.call.code()
 
 
