@@ -19,6 +19,7 @@ from router.proxy.call import Headers
 from router.proxy.client_address import TrustedProxies, client_of
 from router.tasks import Tasks
 
+CLOSE_S = 1.0  # Envoy closes its side at once
 UNSUPPORTED = b"request_body_mode must be FULL_DUPLEX_STREAMED or BUFFERED: the choice depends on the request's body"
 
 
@@ -99,16 +100,20 @@ class ExtProcCall:
 
     async def _run(self, exchange: PickerExchange) -> None:
         """Answer, and send an answer of our own if it comes to that."""
-        status = INTERNAL
+        refusal = None
         try:
             await self._context.answer(exchange)
-            if (refusal := exchange.refusal()) is not None:
-                self._stream.send(refusal)
-                status = 0
+            refusal = exchange.refusal()
         finally:
             exchange.release()
-            if status == 0 or not exchange.started:
-                self._end(status)
+            if refusal is None and not exchange.started:
+                self._end(INTERNAL)
+        if refusal is not None:
+            self._stream.send(refusal)
+            if exchange.body_complete:
+                self._end()
+            else:  # a peer in the middle of the body may take the end of its call for a failure
+                asyncio.get_running_loop().call_later(CLOSE_S, self._end)
 
     def _take(self, exchange: PickerExchange, message: ProcessingRequest) -> None:
         if exchange.moving:
