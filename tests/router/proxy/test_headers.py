@@ -98,3 +98,21 @@ def test_answer_headers():
     kept = [(b"set-cookie", b"a"), (b"set-cookie", b"b")]
     assert response_headers(came, target="e/0", record="r", resized=False) == [*kept, (b"content-length", b"3"), *ours]
     assert response_headers(came, target="e/0", record="r", resized=True) == [*kept, *ours]
+
+
+def test_what_a_gateway_removes_before_it_sends_a_request() -> None:
+    headers = [
+        (b"host", b"h"),
+        (b"accept-encoding", b"gzip"),
+        (b"x-prefiller-host-port", b"10.9.9.9:1"),
+        (b"x-warmroute-record", b"mine"),
+        (b"x-vllm-priority", b"0"),
+        (b"authorization", b"Bearer k"),
+        (b"x-a", b"1"),
+    ]
+    edits = HeaderRules(["x-vllm-priority"]).edit(headers)
+    assert edits.removed == ["accept-encoding", "x-prefiller-host-port", "x-warmroute-record", "x-vllm-priority"]
+    assert not edits.own_id
+    edits = HeaderRules(own_keys=True).edit([*headers, (b"x-request-id", b"id")])
+    assert "authorization" in edits.removed
+    assert edits.own_id
