@@ -184,7 +184,7 @@ async def passes_trailers(peer: PickerPeer) -> CaseResult:
 )
 async def passes_a_response_without_body(peer: PickerPeer) -> CaseResult:
     async with peer.converse() as conversation:
-        await conversation.ask(peer.get())
+        await conversation.ask(peer.chat())
         outcome = await conversation.respond(ResponseVector(None, status=204))
         await conversation.close()
     kinds = [*outcome.kinds, *ResponseOutcome(conversation.extra).kinds]
