@@ -209,15 +209,18 @@ class Gate:
         self.opened = 0  # connections so far
         self._silenced = 0  # the first of them are silent
         self._writers: set[asyncio.StreamWriter] = set()
+        self._relays: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Gate:
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        self.closed = True
         self.hang_up()
+        await asyncio.gather(*self._relays)
 
     def hang_up(self) -> None:
         """Break all connections."""
@@ -228,10 +231,12 @@ class Gate:
         """Let nothing more come from the API server on the connections of now: no data, and no end."""
         self._silenced = self.opened
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relay = asyncio.create_task(self._relay(reader, writer))
+        self._relays.add(relay)
+        relay.add_done_callback(self._relays.discard)
+
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.closed:
-            writer.transport.abort()
-            return
         try:
             inner, outer = await asyncio.open_connection("127.0.0.1", self._to)
         except OSError:
@@ -239,6 +244,10 @@ class Gate:
             return
         self.opened += 1
         number, mine = self.opened, {writer, outer}
+        if self.closed:
+            for each in mine:
+                each.transport.abort()
+            return
         self._writers |= mine
         try:
             await asyncio.gather(self._copy(reader, outer), self._copy(inner, writer, number))
