@@ -18,6 +18,7 @@ from router.picker.ext_proc_pb2 import FULL_DUPLEX_STREAMED as FULL_DUPLEX
 from router.picker.ext_proc_pb2 import ProcessingRequest
 from router.picker.names import ACCESS_LOG
 from tests.e2e.conftest import LOCAL, MODEL, Router
+from tests.e2e.test_admission import ON, SMALL, a_full_house, until_waiting
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.fakes.gateway import BUFFERED, STREAMED, Choice, Exchange, Gateway, Refusal
 
@@ -475,4 +476,37 @@ async def test_a_rank_and_the_engines_own_key_go_with_the_request(
             assert choice.headers["authorization"] == b"Bearer sesame"
             assert choice.headers["x-data-parallel-rank"] in (b"0", b"1")
             await exchange.answer(200, [JSON_ANSWER], choice.endpoint)
+            await eventually(running.idle)
+
+
+# admission: a request waits in the picker
+
+
+async def test_a_request_waits_in_the_picker_until_there_is_room(router: Callable[..., Any]) -> None:
+    async with engine(**SMALL) as a, router([a], picker=PICKER, admission=ON | {"idle_s": 3.0}) as running:
+        await a_full_house(running)
+        async with Gateway.connect(running.app.picker_port) as gateway:
+            p = Picker(running, [a], gateway)
+            leaving = gateway.open()
+            asked = asyncio.ensure_future(leaving.ask(CHAT, chat("another word for it " * 60)))
+            await until_waiting(running, 1)
+            leaving.call.cancel()
+            await until_waiting(running, 0)
+            await asyncio.gather(asked, return_exceptions=True)
+            exchange, choice = await p.choose(CHAT, chat("a word of its own " * 60))
+            head = await exchange.begin_answer(200, choice.endpoint)
+            assert int(head["x-warmroute-waited-ms"]) > 100
+            await exchange.send_piece(JSON_ANSWER, last=True)
+            assert await exchange.ended() == grpc.StatusCode.OK
+            await eventually(running.idle)
+
+
+async def test_who_has_waited_too_long_in_the_picker_is_told_so(router: Callable[..., Any]) -> None:
+    async with engine(**SMALL) as a, router([a], picker=PICKER, admission=ON | {"max_wait_s": 0.2}) as running:
+        await a_full_house(running)
+        async with Gateway.connect(running.app.picker_port) as gateway:
+            refusal = await gateway.open().ask(MESSAGES, chat("another word for it " * 60, max_tokens=4))
+            assert isinstance(refusal, Refusal)
+            assert (refusal.status, refusal.json["error"]["type"]) == (429, "rate_limit_error")
+            assert refusal.headers["x-llm-d-request-dropped-reason"] == "rejected-ttl-expired"
             await eventually(running.idle)
