@@ -132,7 +132,7 @@ def _subset_filter() -> dict[str, Any]:
     }
 
 
-def _usage_rules(**options: Any) -> list[dict[str, Any]]:
+def _usage_rules() -> list[dict[str, Any]]:
     paths = {
         "prompt_tokens": ("usage", "prompt_tokens"),
         "completion_tokens": ("usage", "completion_tokens"),
@@ -164,7 +164,14 @@ def _usage_filters() -> list[dict[str, Any]]:
                     },
                 },
             },
-        }
+        },
+        {
+            "name": "envoy.filters.http.json_to_metadata",
+            "typed_config": {
+                "@type": f"{V3}.filters.http.json_to_metadata.v3.JsonToMetadata",
+                "response_rules": {"rules": _usage_rules()},
+            },
+        },
     ]
 
 

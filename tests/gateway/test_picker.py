@@ -122,6 +122,16 @@ async def test_usage_that_nobody_asked_for_is_not_seen(fleet: Any, mode: dict[st
         assert (record["output_tokens"] is None) == (mode is THIN)
 
 
+@PROFILES
+async def test_usage_of_an_answer_that_comes_in_many_pieces(fleet: Any, mode: dict[str, str]) -> None:
+    async with fleet(mode, engine={"blocks": 4000, "answer_tokens": 20_000}) as f:
+        answer = await f.http.post(CHAT, json=chat(max_tokens=20_000))
+        assert len(answer.content) > 65_536
+        record = await f.router.record(answer.headers["x-warmroute-record"])
+        assert record["output_tokens"] == answer.json()["usage"]["completion_tokens"]
+        assert record["attempts"][0]["end"] == "ok"
+
+
 @pytest.mark.parametrize("mode", [CONFORMING, THIN, BUFFERED], ids=["conforming", "thin", "buffered"])
 @pytest.mark.parametrize("size", [320_000, 6_000_000])
 async def test_large_bodies_arrive_unchanged(fleet: Any, mode: dict[str, str], size: int) -> None:
