@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 PIP := $(BIN)/pip --disable-pip-version-check -q
 # of `make fuzz`
-TARGETS ?= client engine events snapshot body answer metrics engine_json config
+TARGETS ?= client engine gateway events snapshot body answer metrics engine_json config
 MINUTES ?= 10
 # Tests start hundreds of interpreters: each would compile all modules again where the environment forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE

@@ -252,10 +252,11 @@ class PickerExchange:
             self.status = int(fields.get(b":status", b""))
         except ValueError:
             self.status = None
-        if self._end is None or self.status is None or self.started:
-            self.started = True
+        begun, self.started = self.started, True
+        if self._end is None:
+            self._abandon()
+        if self._end is None or self.status is None or begun:
             return
-        self.started = True
         detail = read_details(message)
         failure = classify_failure(self.status, detail, fields.get(b"content-type", b""))
         if failure is not None:
@@ -337,6 +338,8 @@ class PickerExchange:
     def _conclude(self, *, last: bool) -> None:
         """The answer is whole (`last`), or what is left of it does not come here."""
         self.complete, self.left = last, not last
+        if self._end is None:
+            self._abandon()
         self._finish(AnswerEnd("whole" if last else "left", self.status, self._served))
 
     def _finish(self, end: AnswerEnd) -> None:
@@ -351,6 +354,10 @@ class PickerExchange:
         if self.started and self._end is not None:
             self._finish(AnswerEnd("cut", self.status, self._served, "the gateway ended the exchange early"))
             return
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Nobody waits for a choice any more: the gateway has left, or has answered without one."""
         self.gone = True
         self._cancel()
         if self._waiter is not None and not self._waiter.done():

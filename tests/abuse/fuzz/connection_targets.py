@@ -26,7 +26,7 @@ BODY_BYTES = 1 << 20
 Request = tuple[str, bytes, bytes]
 
 
-class _Transport(asyncio.Transport):
+class RecordingTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.1", 4711), "sockname": ("192.0.2.2", 80)})
         self.written = bytearray()
@@ -105,7 +105,7 @@ class _Alarm(logging.Handler):
             raise AssertionError(self.format(record))
 
 
-class _Loop:
+class Loop:
     """An event loop, on which lost exceptions and logged errors fail the input."""
 
     def __init__(self) -> None:
@@ -114,17 +114,18 @@ class _Loop:
         self.loop.set_exception_handler(lambda _, context: self.lost.append(context))
 
     def turn(self, times: int = TURNS) -> None:
-        async def turns() -> None:
-            for _ in range(times):
-                await asyncio.sleep(0)
+        self.loop.run_until_complete(self.turns(times))
 
-        self.loop.run_until_complete(turns())
+    async def turns(self, times: int = TURNS) -> None:
+        """As `turn`, within the loop."""
+        for _ in range(times):
+            await asyncio.sleep(0)
         assert not self.lost, self.lost
 
 
 @contextmanager
-def _running() -> Iterator[_Loop]:
-    running, alarm, log = _Loop(), _Alarm(), logging.getLogger("warmroute")
+def running_loop() -> Iterator[Loop]:
+    running, alarm, log = Loop(), _Alarm(), logging.getLogger("warmroute")
     log.addHandler(alarm)
     try:
         yield running
@@ -136,7 +137,7 @@ def _running() -> Iterator[_Loop]:
 @contextmanager
 def client_target() -> Iterator[Callable[[bytes], None]]:
     """Yield the target for bytes of a client."""
-    with _running() as running:
+    with running_loop() as running:
 
         def target(data: bytes) -> None:
             """However the bytes are cut, the same requests are seen, and all answers are valid HTTP."""
@@ -151,9 +152,9 @@ def client_target() -> Iterator[Callable[[bytes], None]]:
         yield target
 
 
-def _serve(running: _Loop, pieces: list[bytes]) -> tuple[list[Request], bytes]:
+def _serve(running: Loop, pieces: list[bytes]) -> tuple[list[Request], bytes]:
     """Return the requests that a client's bytes are, and all that is sent back."""
-    app, transport, open_ = _Echo(), _Transport(), set[ClientConnection]()
+    app, transport, open_ = _Echo(), RecordingTransport(), set[ClientConnection]()
     server = configure_server(app, ListenConfig(host="127.0.0.1", port=0))
     context = ConnectionContext(app, server.limits, open_, server.proxies, running.loop)
     connection = ClientConnection(context, "192.0.2.1")
@@ -187,7 +188,7 @@ def _check_answers(written: bytes) -> None:
 @contextmanager
 def engine_target() -> Iterator[Callable[[bytes], None]]:
     """Yield the target for bytes of an engine."""
-    with _running() as running:
+    with running_loop() as running:
 
         def target(data: bytes) -> None:
             """However the bytes are cut, the same answer is read."""
@@ -200,9 +201,9 @@ def engine_target() -> Iterator[Callable[[bytes], None]]:
         yield target
 
 
-def _receive(running: _Loop, method: str, pieces: list[bytes]) -> tuple[int, bool, bytes]:
+def _receive(running: Loop, method: str, pieces: list[bytes]) -> tuple[int, bool, bytes]:
     """Return the status, whether the answer is whole, and the body that an engine's bytes are."""
-    transport = _Transport()
+    transport = RecordingTransport()
     connection = EngineConnection(running.loop, lambda lost: None)
     connection.connection_made(transport)
     connection.send(method, b"GET / HTTP/1.1\r\n\r\n", b"", 60.0, 60.0)
@@ -229,7 +230,7 @@ def _receive(running: _Loop, method: str, pieces: list[bytes]) -> tuple[int, boo
 @contextmanager
 def zmtp_target() -> Iterator[Callable[[bytes], None]]:
     """Yield the target for bytes of a publisher of events, after the handshake."""
-    with _running() as running:
+    with running_loop() as running:
 
         def target(data: bytes) -> None:
             """However the bytes are cut, the same messages are read, and what was taken in is accounted for."""
@@ -241,11 +242,11 @@ def zmtp_target() -> Iterator[Callable[[bytes], None]]:
         yield target
 
 
-def _subscribe(running: _Loop, pieces: list[bytes]) -> tuple[list[list[bytes]], bool]:
+def _subscribe(running: Loop, pieces: list[bytes]) -> tuple[list[list[bytes]], bool]:
     """Return the messages that a publisher's bytes are, and whether it went beyond a bound."""
     messages: list[list[bytes]] = []
     excess: list[object] = []
-    intake, transport = zmtp.Intake(), _Transport()
+    intake, transport = zmtp.Intake(), RecordingTransport()
     callbacks = zmtp.ZmtpCallbacks(lambda: None, lambda: None, excess.append)
     connection = zmtp._Connection(running.loop, "SUB", zmtp.subscription(""), intake, callbacks)
     connection.connection_made(transport)

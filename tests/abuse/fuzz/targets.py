@@ -6,13 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from tests.abuse.fuzz import connection_targets, event_targets, text_targets
+from tests.abuse.fuzz import connection_targets, event_targets, gateway_target, text_targets
 
 Target = Callable[[bytes], None]
 
 TARGETS: dict[str, Callable[[], AbstractContextManager[Target]]] = {
     "client": connection_targets.client_target,
     "engine": connection_targets.engine_target,
+    "gateway": gateway_target.gateway_target,
     "zmtp": connection_targets.zmtp_target,
     "events": lambda: nullcontext(event_targets.apply_events),
     "snapshot": lambda: nullcontext(event_targets.read_snapshot),
