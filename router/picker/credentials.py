@@ -6,10 +6,9 @@ from being read on the way, and proves nothing about who answers.
 
 from __future__ import annotations
 
+import os
 import ssl
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -58,10 +57,10 @@ def make_self_signed(wall_s: float) -> tuple[bytes, bytes]:
 
 def _context_of_pair(key: bytes, certificate: bytes) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    with TemporaryDirectory() as folder:  # ssl reads files only
-        for name, content in (("key.pem", key), ("cert.pem", certificate)):
-            (Path(folder) / name).write_bytes(content)
-        context.load_cert_chain(Path(folder) / "cert.pem", Path(folder) / "key.pem")
+    descriptor = os.memfd_create("certificate")  # ssl reads files only; this one is on no disk, which may be read-only
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        file.write(certificate + key)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     context.set_alpn_protocols(PROTOCOLS)
     return context
 

@@ -4,6 +4,9 @@
 {{- define "warmroute.envoyConfig" -}}
 {{- $config := include "warmroute.config" . | fromYaml }}
 {{- $thin := eq .Values.envoy.profile "thin" }}
+{{- $usage := dict "prompt_tokens" "[{key: usage}, {key: prompt_tokens}]"
+                   "completion_tokens" "[{key: usage}, {key: completion_tokens}]"
+                   "cached_tokens" "[{key: usage}, {key: prompt_tokens_details}, {key: cached_tokens}]" }}
 node: {id: warmroute, cluster: warmroute}
 admin:
   address: {socket_address: {address: 127.0.0.1, port_value: {{ .Values.envoy.adminPort }}}}
@@ -76,15 +79,20 @@ static_resources:
                           typed_config:
                             "@type": type.googleapis.com/envoy.extensions.content_parsers.json.v3.JsonContentParser
                             rules:
+                              {{- range $name, $path := $usage }}
                               - rule:
-                                  selectors: [{key: usage}, {key: prompt_tokens}]
-                                  on_present: {metadata_namespace: warmroute, key: prompt_tokens, type: NUMBER}
-                              - rule:
-                                  selectors: [{key: usage}, {key: completion_tokens}]
-                                  on_present: {metadata_namespace: warmroute, key: completion_tokens, type: NUMBER}
-                              - rule:
-                                  selectors: [{key: usage}, {key: prompt_tokens_details}, {key: cached_tokens}]
-                                  on_present: {metadata_namespace: warmroute, key: cached_tokens, type: NUMBER}
+                                  selectors: {{ $path }}
+                                  on_present: {metadata_namespace: warmroute, key: {{ $name }}, type: NUMBER}
+                              {{- end }}
+                  - name: envoy.filters.http.json_to_metadata # of answers that are no streams
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata
+                      response_rules:
+                        rules:
+                          {{- range $name, $path := $usage }}
+                          - selectors: {{ $path }}
+                            on_present: {metadata_namespace: warmroute, key: {{ $name }}, type: NUMBER}
+                          {{- end }}
                   {{- end }}
                   - name: envoy.filters.http.ext_proc
                     typed_config:
