@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -103,8 +104,17 @@ class KubernetesApi:
             tls = await asyncio.to_thread(ssl.create_default_context, cafile=self._ca_file) if self._secure else False
             headers = HEADERS | {"authorization": f"Bearer {token}"}
             transport = httpx.AsyncHTTPTransport(verify=tls, socket_options=KEEPALIVE, trust_env=False)
-            async with httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as client:
-                request = client.build_request("GET", f"{self._url}{path}", params=dict(query), headers=headers)
+            async with (
+                AsyncExitStack() as opened,
+                httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as client,
+            ):
+                request = client.build_request(
+                    "GET",
+                    f"{self._url}{path}",
+                    params=dict(query),
+                    headers=headers,
+                    extensions={"trace": _close_with(opened)},
+                )
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     response = await client.send(request, stream=True)
                 try:
@@ -124,6 +134,20 @@ class KubernetesApi:
 def describe_failure(error: httpx.HTTPError) -> str:
     """Return what went wrong; httpx leaves the text of most timeouts empty."""
     return str(error) or type(error).__name__
+
+
+def _close_with(opened: AsyncExitStack) -> Callable[[str, Any], Awaitable[None]]:
+    """Return httpx's trace extension that has `opened` close the TCP connection of a request, whatever becomes of it.
+
+    httpcore 1.0.9 loses, still open, the connection of a request that is cancelled during the TLS handshake: its
+    `start_tls` closes it after an `Exception` only. To close a connection twice does no harm.
+    """
+
+    async def trace(event: str, info: Any) -> None:
+        if event == "connection.connect_tcp.complete":
+            opened.push_async_callback(info["return_value"].aclose)
+
+    return trace
 
 
 async def _read(response: httpx.Response, limit_bytes: int) -> bytes:
