@@ -46,5 +46,5 @@ def draw(found: Sequence[Regret], cells: Sequence[Cell], file: Path) -> None:
     losses.set_xlabel("% of the best throughput lost", color=FAINT, fontsize=8)
     excesses.set_xlabel("% of p90 TTFT over the best (bar: full line; never beyond: dotted)", color=FAINT, fontsize=8)
     figure.legend(*losses.get_legend_handles_labels(), loc="outside upper right", ncols=4, frameon=False, fontsize=7.5)
-    figure.suptitle("Each dot a cell: how far each policy stays behind the best one", fontsize=10, color=INK, x=0.3)
+    figure.suptitle("Each dot a cell: how far each policy stays behind the best one", fontsize=9, color=INK, x=0.24)
     save(figure, file)
