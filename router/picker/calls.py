@@ -25,10 +25,11 @@ UNSUPPORTED = b"request_body_mode must be FULL_DUPLEX_STREAMED or BUFFERED: the 
 
 class PickerBounds(NamedTuple):
     """Bounds of one exchange: bytes of a body, and seconds of silence in a request's body, before an answer and in
-    it.
+    it; `budget_bytes` is for messages of all calls that are not whole.
     """
 
     body_bytes: int
+    budget_bytes: int
     stall_s: float
     first_byte_s: float
     idle_s: float

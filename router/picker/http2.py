@@ -26,6 +26,7 @@ CONNECTION_WINDOW, MAX_WINDOW = 64 << 20, (1 << 31) - 1
 HEADER_BYTES = 64 * 1024  # of one header block
 STREAMS = 10_000  # open at once on a connection
 KNOWN_BLOCKS = 64  # header blocks of which the path is remembered
+UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages that are not whole: so much is taken whatever others hold
 PREFACE_S = 10.0  # for a connection to say that it speaks HTTP/2
 STALL_S = 60.0  # for a peer to read what it was sent
 _U32 = struct.Struct(">I")
@@ -41,7 +42,9 @@ class Http2Error(Exception):
 
 
 class GrpcConnection(asyncio.Protocol):
-    """One connection of a peer. `services` makes a call's handler, by the path of the call."""
+    """One connection of a peer. `services` makes a call's handler, by the path of the call. `budget_bytes` is for the
+    messages that are not whole, of all `connections` together.
+    """
 
     def __init__(
         self,
@@ -49,11 +52,13 @@ class GrpcConnection(asyncio.Protocol):
         message_bytes: int,
         connections: set[GrpcConnection],
         most_connections: int,
+        budget_bytes: int,
     ) -> None:
         self._services = services
         self.message_bytes = message_bytes
         self._connections = connections
         self._most_connections = most_connections
+        self._budget_bytes = budget_bytes
         self._loop = asyncio.get_running_loop()
         self._decoder = Decoder()
         self._decoder.max_header_list_size = HEADER_BYTES
@@ -208,8 +213,13 @@ class GrpcConnection(asyncio.Protocol):
             self.queue_frame(WINDOW_UPDATE, 0, id, _U32.pack(STREAM_WINDOW - stream.receives))
             stream.receives = STREAM_WINDOW
         stream.take(_unpad(payload, flags), bool(flags & END_STREAM))
-        if self.partial_bytes > 2 * self.message_bytes:
+        if self.partial_bytes > UNCOUNTED_BYTES and self._holds_too_much():
             raise Http2Error(ENHANCE_YOUR_CALM)
+
+    def _holds_too_much(self) -> bool:
+        """Return whether too much memory is taken by messages that are not whole, here or on all connections."""
+        everywhere = sum(connection.partial_bytes for connection in self._connections)
+        return self.partial_bytes > 2 * self.message_bytes or everywhere > self._budget_bytes
 
     def _on_headers(self, id: int, flags: int, payload: memoryview) -> None:
         block = _unpad(payload, flags)

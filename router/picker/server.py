@@ -37,7 +37,11 @@ POLL_S = 0.02
 def read_bounds(limits: LimitsConfig, listen: ListenConfig) -> PickerBounds:
     """Return the bounds of the proxy, for exchanges of a picker."""
     return PickerBounds(
-        limits.body_bytes, listen.body_idle_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s
+        limits.body_bytes,
+        limits.body_budget_bytes,
+        listen.body_idle_timeout_s,
+        limits.first_byte_timeout_s,
+        limits.idle_timeout_s,
     )
 
 
@@ -94,7 +98,9 @@ class PickerServer:
         host = self._config.host
         try:
             server = await asyncio.get_running_loop().create_server(
-                lambda: GrpcConnection(services, self._message_bytes, self._connections, CONNECTIONS),
+                lambda: GrpcConnection(
+                    services, self._message_bytes, self._connections, CONNECTIONS, self._context.bounds.budget_bytes
+                ),
                 host,
                 port,
                 ssl=tls,

@@ -22,7 +22,7 @@ from tests.abuse.fuzz.connection_targets import BODY_BYTES, Loop, RecordingTrans
 from tests.abuse.fuzz.pieces import split
 
 ENDPOINT = "192.0.2.7:8000"
-BOUNDS = PickerBounds(BODY_BYTES, 60.0, 60.0, 60.0)
+BOUNDS = PickerBounds(BODY_BYTES, 4 * BODY_BYTES, 60.0, 60.0, 60.0)
 
 
 class _Watch:
@@ -80,7 +80,7 @@ def _serve(running: Loop, pieces: list[bytes]) -> bytes:
 
     async def serve() -> bytes:
         transport = RecordingTransport()
-        connection = GrpcConnection(services, BODY_BYTES, connections, 10)
+        connection = GrpcConnection(services, BODY_BYTES, connections, 10, BOUNDS.budget_bytes)
         connection.connection_made(transport)
         for piece in pieces:
             if transport.closing:

@@ -19,6 +19,7 @@ from tests.fakes.engines import eventually
 
 ECHO = b"/test/Echo"
 MESSAGE_BYTES = 100_000
+BUDGET_BYTES = 250_000
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 EMPTY = struct.pack(">BI", 0, 0)
 
@@ -89,7 +90,7 @@ async def serving(most: int = 10) -> AsyncIterator[tuple[int, set[GrpcConnection
     connections: set[GrpcConnection] = set()
     Echo.calls = []
     server = await asyncio.get_running_loop().create_server(
-        lambda: GrpcConnection({ECHO: Echo}, MESSAGE_BYTES, connections, most), "127.0.0.1", 0
+        lambda: GrpcConnection({ECHO: Echo}, MESSAGE_BYTES, connections, most, BUDGET_BYTES), "127.0.0.1", 0
     )
     try:
         yield server.sockets[0].getsockname()[1], connections
@@ -233,6 +234,25 @@ async def test_so_many_connections_and_calls_and_no_more(monkeypatch: pytest.Mon
         assert len(connections) == 1
         writer.close()
         unheard.close()
+
+
+async def test_messages_that_are_never_whole_are_bounded_over_all_connections() -> None:
+    async with serving() as (port, connections):
+        peers = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(3)]
+        begun = message(bytes(MESSAGE_BYTES))[:-1]
+        for p in peers[:2]:
+            await p.start(headers(1), frame(DATA, 0, 1, begun))
+        await eventually(lambda: held(connections) == 2 * len(begun))
+        await peers[2].start(headers(1), frame(DATA, 0, 1, begun))
+        assert await peers[2].refused() == http2.ENHANCE_YOUR_CALM
+        await eventually(lambda: len(connections) == 2)
+        assert held(connections) == 2 * len(begun)
+        for p in peers:
+            p.writer.close()
+
+
+def held(connections: set[GrpcConnection]) -> int:
+    return sum(connection.partial_bytes for connection in connections)
 
 
 async def test_calls_end_with_their_connection() -> None:
