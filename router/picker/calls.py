@@ -36,7 +36,7 @@ class PickerBounds(NamedTuple):
 
 
 class ExchangeContext(NamedTuple):
-    """What the calls of all gateways share."""
+    """Holds what the calls of all gateways share."""
 
     answer: Callable[[PickerExchange], Awaitable[None]]
     proxies: TrustedProxies
@@ -180,8 +180,7 @@ class ExtProcCall:
         if exchange is None:
             silent = now_s - self._since_s > (bounds.stall_s if self._passes is None else bounds.idle_s)
         else:
-            exchange.since_s = self._since_s
-            silent = exchange.check(now_s, bounds.stall_s, bounds.first_byte_s, bounds.idle_s)
+            silent = exchange.check(now_s, self._since_s, bounds.stall_s, bounds.first_byte_s, bounds.idle_s)
         if silent:
             self._end(CANCELLED, "nothing came for too long")
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
-from router.errors import TooLarge
 from router.picker.answer_end import AnswerEnd, classify_failure
 from router.picker.ext_proc_pb2 import (
     BUFFERED,
@@ -44,18 +42,19 @@ from router.picker.names import TEST_SERVED
 from router.proxy.call import BodyBudget, ClientDisconnected, Headers
 from router.proxy.headers import content_encoding
 from router.proxy.relay import RelayWatch
+from router.proxy.watched_exchange import PIECE_BYTES, WatchedExchange, check_body_size
 
-PIECE_OVERHEAD_BYTES = 41  # of memory: a bytes object and its place in a list
 UNREAD_BYTES = 1024 * 1024  # of a body that may wait to be counted
 NO_REPLIES: tuple[bytes, ...] = ()
 
 
-class PickerExchange:
+class PickerExchange(WatchedExchange):
     """One exchange. `write` sends a reply; `sender` is whom the request is counted for, by the gateway."""
 
     def __init__(
         self, first: ProcessingRequest, send: Callable[[bytes], None], find_sender: Callable[[Headers], str]
     ) -> None:
+        super().__init__()
         head = first.request_headers
         self.method, self.path, self.target, self.headers, self.fields = read_head(head.headers)
         self.client: str | None = None
@@ -66,14 +65,12 @@ class PickerExchange:
         self._form: BodyForm = _FORMS.get(modes.request, "none") if not head.end_of_stream else "none"
         self._response_mode = modes.response
         self.task: asyncio.Task[Any] | None = None  # which answers the request
-        self.gone = False
         self.left = False  # the stream can be closed, and the exchange goes on without it
         self.complete = False  # so can it, as there is nothing more to come
         self.started = False  # an answer: there can be no other
         self.status: int | None = None  # of the answer
         self.first_piece = b""
         self.gateway = ""  # its address, as a client's
-        self.since_s = 0.0  # of the event loop: the last message
         self._send = send
         self._find_sender = find_sender
         self._waiter: asyncio.Future[None] | None = None
@@ -82,8 +79,6 @@ class PickerExchange:
         self._received = b""
         self._body_complete = head.end_of_stream
         self._trailers = False
-        self._watched: asyncio.Task[Any] | None = None
-        self._cancelled = False
         self._refusal: tuple[int, Headers] = (0, [])
         self._answer = bytearray()
         self._choice: Choice | None = None
@@ -122,33 +117,8 @@ class PickerExchange:
     def sender(self) -> str:
         return self.client or self._find_sender(self.headers)
 
-    def header(self, name: bytes) -> bytes | None:
-        return self.fields.get(name)
-
-    def text(self, name: bytes) -> str | None:
-        value = self.fields.get(name)
-        return value.decode("latin-1") if value else None
-
-    # the watch on the client
-
-    def __enter__(self) -> PickerExchange:
-        self._watched = self.task
-        if self.gone:
-            self._cancel()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Raise `ClientDisconnected` in place of the cancellation that a disconnect caused."""
-        task, self._watched = self._watched, None
-        if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
-            raise ClientDisconnected from None
-
-    def _cancel(self) -> None:
-        if self._watched is not None and not self._cancelled:
-            self._cancelled = True
-            self._watched.cancel()
+    def _find_task(self) -> asyncio.Task[Any] | None:
+        return self.task
 
     # the request's body
 
@@ -156,15 +126,15 @@ class PickerExchange:
         """Return the whole body, as `ClientRequest.body`. Raises `ClientDisconnected` if the gateway leaves first."""
         length = self.fields.get(b"content-length", b"")
         if length.isdigit():
-            _check_size(int(length), limit_bytes)
+            check_body_size(int(length), limit_bytes)
         taken: list[bytes] = []
         size = 0
         while not self.gone:
             pieces, self._pieces, self._unread = self._pieces, [], 0
             size += sum(map(len, pieces))
-            _check_size(size, limit_bytes)
+            check_body_size(size, limit_bytes)
             if pieces:
-                budget.hold(sum(map(len, pieces)) + PIECE_OVERHEAD_BYTES * len(pieces))
+                budget.hold(sum(map(len, pieces)) + PIECE_BYTES * len(pieces))
                 taken += pieces
             if self._body_complete:
                 self._received = taken[0] if len(taken) == 1 else b"".join(taken)
@@ -369,13 +339,13 @@ class PickerExchange:
         if self.moving:
             self._adopt()
 
-    def check(self, now_s: float, stall_s: float, first_byte_s: float, idle_s: float) -> bool:
+    def check(self, now_s: float, since_s: float, stall_s: float, first_byte_s: float, idle_s: float) -> bool:
         """End what has waited too long for the gateway; return whether its stream is to be cut off.
 
-        A request's body may pause for `stall_s`, the answer may begin `first_byte_s` after the choice, and pause for
-        `idle_s` after that.
+        The last message came at `since_s`. A request's body may pause for `stall_s`, the answer may begin
+        `first_byte_s` after the choice, and pause for `idle_s` after that.
         """
-        silent_s = now_s - max(self.since_s, self._chosen_s)
+        silent_s = now_s - max(since_s, self._chosen_s)
         if not self._body_complete:
             return silent_s > stall_s
         if self._end is None:
@@ -387,8 +357,3 @@ class PickerExchange:
 
 
 _FORMS: dict[int, BodyForm] = {FULL_DUPLEX_STREAMED: "streamed", BUFFERED: "buffered", BUFFERED_PARTIAL: "buffered"}
-
-
-def _check_size(size: int, limit_bytes: int) -> None:
-    if size > limit_bytes:
-        raise TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes (`limits.body_bytes`)")

@@ -34,7 +34,7 @@ Phase = Literal[
 
 
 class Modes(NamedTuple):
-    """How the gateway sends bodies: values of `BodyMode`."""
+    """Says how the gateway sends bodies: values of `BodyMode`."""
 
     request: int
     response: int
@@ -51,7 +51,7 @@ class PickerRequestHead(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What the gateway is told of a decision."""
+    """Says what the gateway is told of a decision."""
 
     endpoints: str  # ip:port; several with commas between them, in the order to try them
     key: str  # comes back in the access log

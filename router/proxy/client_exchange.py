@@ -8,14 +8,11 @@ loop; nothing is copied in between. An answer to a client that still waits for `
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
-from router.errors import TooLarge
-from router.proxy.call import BodyBudget, ClientDisconnected, Headers
+from router.proxy.call import BodyBudget, Headers
 from router.proxy.request_head import STATUS_LINES, RequestHead
-
-PIECE_BYTES = 41  # of memory, beside its content: a bytes object and its place in a list
+from router.proxy.watched_exchange import PIECE_BYTES, WatchedExchange, check_body_size
 
 
 class ExchangeTransport(Protocol):
@@ -41,26 +38,24 @@ class ExchangeTransport(Protocol):
         """Cut the connection off, so that the client notices."""
 
 
-class ClientExchange:
-    """One exchange. `pieces` and `buffered` are filled by the connection, and emptied as the body is read."""
+class ClientExchange(WatchedExchange):
+    """One exchange. `pieces` and `buffered` are filled by the connection, and emptied as the body is read. It is `gone`
+    when the client disconnected before the answer was complete, or the answer was aborted.
+    """
 
     __slots__ = (
         "_awaits_continue",
         "_bodiless",
-        "_cancelled",
         "_chunked",
         "_connection",
         "_head",
         "_http_1_1",
         "_remaining",
-        "_task",
         "_waiter",
         "arriving",
         "buffered",
         "client",
         "complete",
-        "fields",
-        "gone",
         "headers",
         "keep_alive",
         "method",
@@ -72,6 +67,7 @@ class ClientExchange:
     )
 
     def __init__(self, connection: ExchangeTransport, head: RequestHead) -> None:
+        super().__init__()
         self.method, self.path, self.target, self.headers, self.fields, self._http_1_1, self.keep_alive = head
         self.client: str | None = None
         self.recorded = False
@@ -80,12 +76,9 @@ class ClientExchange:
         self.arriving = True  # not all of the body is here
         self.started = False
         self.complete = False  # the answer
-        self.gone = False  # the client disconnected before the answer was complete, or the answer was aborted
         self._connection = connection
         self._awaits_continue = b"expect" in self.fields and self._expects()
         self._waiter: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelled = False
         self._head = b""
         self._chunked = False
         self._bodiless = False
@@ -106,28 +99,10 @@ class ClientExchange:
     def _expects(self) -> bool:
         return self._http_1_1 and self.fields[b"expect"].lower() == b"100-continue"
 
-    def header(self, name: bytes) -> bytes | None:
-        return self.fields.get(name)
-
-    def text(self, name: bytes) -> str | None:
-        value = self.fields.get(name)
-        return value.decode("latin-1") if value else None
-
     # the watch on the client
 
-    def __enter__(self) -> ClientExchange:
-        self._task = self._connection.task
-        if self.gone:
-            self._cancel()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Raise `ClientDisconnected` in place of the cancellation that a disconnect caused."""
-        task, self._task = self._task, None
-        if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
-            raise ClientDisconnected from None
+    def _find_task(self) -> asyncio.Task[None]:
+        return self._connection.task
 
     def on_disconnect(self) -> None:
         if not self.complete and not self.gone:
@@ -135,23 +110,18 @@ class ClientExchange:
             self._cancel()
             self.wake()
 
-    def _cancel(self) -> None:
-        if self._task is not None and not self._cancelled:
-            self._cancelled = True
-            self._task.cancel()
-
     # the request's body
 
     async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
         length = self.fields.get(b"content-length")
         if length is not None:
-            _check_size(int(length), limit_bytes)
+            check_body_size(int(length), limit_bytes)
         pieces: list[bytes] = []
         size = 0
         while self.pieces or (self.arriving and not self.gone):
             piece = await self.read()
             size += len(piece)
-            _check_size(size, limit_bytes)
+            check_body_size(size, limit_bytes)
             budget.hold(len(piece) + PIECE_BYTES)
             pieces.append(piece)
         if self.gone:
@@ -267,8 +237,3 @@ class ClientExchange:
             self._connection.close()
         else:
             self._connection.reset()
-
-
-def _check_size(size: int, limit_bytes: int) -> None:
-    if size > limit_bytes:
-        raise TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes (`limits.body_bytes`)")

@@ -49,7 +49,7 @@ class ForwardedHeaders(NamedTuple):
 
 
 class HeaderEdits(NamedTuple):
-    """What a gateway changes in a client's headers before it sends them to an engine."""
+    """Says what a gateway changes in a client's headers before it sends them to an engine."""
 
     removed: list[str]
     own_id: bool  # the client sent an `x-request-id`

@@ -5,6 +5,7 @@ is handed over.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from contextlib import nullcontext
 
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
@@ -48,14 +49,9 @@ class RelayPath:
         headers = self._header_rules.forward(call.headers, ticket.record.id)
         outgoing = build_outgoing(call, request.prompt, headers, ticket)
         offered = offer_token_ids(request, ticket, self._passthrough)
-        if offered is None:
-            with watch:
-                end = await self._send(call, outgoing, ticket, handed, self._upstreams, watch)
-                watch.on_end(end)
-            return end
-        with offered, watch:
-            upstreams: Upstream = self._upstreams
-            if offered.instances:
+        upstreams: Upstream = self._upstreams
+        with offered or nullcontext(), watch:
+            if offered is not None and offered.instances:
                 answering = ticket.target.instance.id
                 upstreams = TokenIdUpstreams(
                     upstreams, outgoing.body, answering, offered.ids, offered.instances, offered.on_refusal

@@ -21,7 +21,9 @@ LWEPP = "GIE lwepp"  # the picker of GIE's conformance tests for gateways
 
 
 class RequirementLevel(StrEnum):
-    """As in RFC 2119. Clauses that only Envoy or llm-d states, and that a gateway can do without, are SHOULD or MAY."""
+    """Says how binding a clause is, as in RFC 2119. Clauses that only Envoy or llm-d states, and that a gateway can do
+    without, are SHOULD or MAY.
+    """
 
     MUST = "MUST"
     SHOULD = "SHOULD"

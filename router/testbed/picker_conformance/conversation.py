@@ -44,16 +44,20 @@ SHORT_RESPONSE = ResponseVector((b'{"object": "chat.completion", "choices": []}'
 
 
 @dataclass(frozen=True)
-class RequestOutcome:
-    """What a picker answered to a request. `end` is why it sent no more; None: the answer was complete."""
+class PickerAnswers:
+    """Holds the messages of a picker. `end` is why it sent no more; None: the answer was complete."""
 
     messages: Sequence[pb.ProcessingResponse]
     end: NoMessage | None = None
 
     @cached_property
     def kinds(self) -> list[str]:
-        """What each message answers, in the order in which they came."""
+        """Return what each message answers, in the order in which they came."""
         return [message.WhichOneof("response") or "nothing" for message in self.messages]
+
+
+class RequestOutcome(PickerAnswers):
+    """Reads what a picker answered to a request."""
 
     @cached_property
     def refusal(self) -> pb.ImmediateResponse | None:
@@ -98,17 +102,8 @@ class RequestOutcome:
         return StreamedBody([m.request_body for m in self.messages if m.HasField("request_body")])
 
 
-@dataclass(frozen=True)
-class ResponseOutcome:
-    """What a picker answered to a response. `end` is why it sent no more; None: the answer was complete."""
-
-    messages: Sequence[pb.ProcessingResponse]
-    end: NoMessage | None = None
-
-    @cached_property
-    def kinds(self) -> list[str]:
-        """What each message answers, in the order in which they came."""
-        return [message.WhichOneof("response") or "nothing" for message in self.messages]
+class ResponseOutcome(PickerAnswers):
+    """Reads what a picker answered to a response."""
 
     @cached_property
     def body(self) -> StreamedBody:

@@ -1,0 +1,67 @@
+"""What an exchange is whoever carries it, a connection or a gateway: headers by name, the watch on the client, and the
+bounds of a body.
+
+`with exchange:` watches the client (`proxy/call.py`): when it disconnects, the task that answers is cancelled, and the
+block ends with `ClientDisconnected`. A cancellation by anybody else passes through as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from router.errors import TooLarge
+from router.proxy.call import ClientDisconnected
+
+PIECE_BYTES = 41  # of memory, beside its content: a bytes object and its place in a list
+
+
+class WatchedExchange:
+    """The part of a `ClientRequest` that does not depend on how the request came."""
+
+    __slots__ = ("_cancelled", "_watched", "fields", "gone")
+
+    fields: Mapping[bytes, bytes]
+
+    def __init__(self) -> None:
+        self.gone = False  # the client disconnected
+        self._watched: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    def header(self, name: bytes) -> bytes | None:
+        return self.fields.get(name)
+
+    def text(self, name: bytes) -> str | None:
+        value = self.fields.get(name)
+        return value.decode("latin-1") if value else None
+
+    def _find_task(self) -> asyncio.Task[Any] | None:
+        """Return the task that answers the request."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._watched = self._find_task()
+        if self.gone:
+            self._cancel()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise `ClientDisconnected` in place of the cancellation that a disconnect caused."""
+        task, self._watched = self._watched, None
+        if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise ClientDisconnected from None
+
+    def _cancel(self) -> None:
+        if self._watched is not None and not self._cancelled:
+            self._cancelled = True
+            self._watched.cancel()
+
+
+def check_body_size(size: int, limit_bytes: int) -> None:
+    """Raise `TooLarge` for a body of more than `limit_bytes`."""
+    if size > limit_bytes:
+        raise TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes (`limits.body_bytes`)")
