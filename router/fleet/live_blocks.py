@@ -12,7 +12,7 @@ memory for one entry, however long it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from router.kvcache.events import Key
 
@@ -30,11 +30,17 @@ class LivePrompt:
 class LiveBlocks:
     """The live prompts of a target. `count` is the number of distinct blocks in use."""
 
-    __slots__ = ("_prompts", "count")
+    __slots__ = ("_on_shared", "_prompts", "count")
 
-    def __init__(self) -> None:
+    def __init__(self, on_shared: Callable[[LivePrompt], object] = lambda prompt: None) -> None:
+        """`on_shared` is called with a prompt whose `shared` has changed because another was added or removed."""
+        self._on_shared = on_shared
         self._prompts: list[LivePrompt] = []  # in lexicographic order of their keys
         self.count = 0
+
+    def __len__(self) -> int:
+        """Count the live prompts."""
+        return len(self._prompts)
 
     def add(self, keys: Sequence[Key]) -> LivePrompt:
         """Add a prompt, and return what `remove` takes."""
@@ -50,8 +56,9 @@ class LiveBlocks:
             else:
                 first, before = middle + 1, shared
         prompt = LivePrompt(keys, before)
-        if first < len(prompts):
+        if first < len(prompts) and prompts[first].shared != after:
             prompts[first].shared = after
+            self._on_shared(prompts[first])
         prompts.insert(first, prompt)
         self.count += len(keys) - max(before, after)
         return prompt
@@ -64,7 +71,9 @@ class LiveBlocks:
         after = 0
         if place < len(prompts):
             after = prompts[place].shared
-            prompts[place].shared = min(prompt.shared, after)
+            if prompt.shared < after:
+                prompts[place].shared = prompt.shared
+                self._on_shared(prompts[place])
         self.count -= len(prompt.keys) - max(prompt.shared, after)
 
 

@@ -35,6 +35,7 @@ class AgentProgram:
         "prompt_tokens",
         "returned",
         "running",
+        "shared_tokens",
         "silent_since_s",
         "target",
         "waiting",
@@ -44,11 +45,17 @@ class AgentProgram:
         self.name = name
         self.prompt_tokens: int | None = None  # of the last answered request; None: none was answered yet
         self.context_tokens = 0  # that prompt with its answer, or the running prompt; 0: unknown, or taken for lost
+        self.shared_tokens: int | None = None  # leading ones, charged to another program there; None: unknown
         self.running = 0  # requests that have begun
         self.waiting = 0  # requests that wait for admission
         self.returned = False  # it sent a request after a silence at least once
         self.silent_since_s: float | None = None  # None: a request of it runs or waits
         self.target: str | None = None  # to which its last request was sent; None: to none yet
+
+    @property
+    def own_tokens(self) -> int:
+        """The context without `shared_tokens`. Their sum over a target's programs counts a shared prefix once."""
+        return max(0, self.context_tokens - (self.shared_tokens or 0))
 
 
 class Admission:
@@ -163,6 +170,9 @@ class AdmissionRule(Plugin):
 
     def placed(self, admission: Admission, now: float) -> None:
         """A request was sent to `admission.program.target`."""
+
+    def shared(self, program: AgentProgram) -> None:
+        """`program.shared_tokens` has changed because another program came, moved or left."""
 
     def first_token(self, admission: Admission, now: float) -> None:
         """The answer has begun: the prompt is computed or loaded."""

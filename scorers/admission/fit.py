@@ -7,9 +7,10 @@ and routing cannot help: fewer at a time are then faster for all. So
     a request whose context was evicted  waits likewise, ahead of new ones: its session is parked
     every other request                  is admitted at once
 
-where its own is the larger of its prompt and the mean context, since it will grow to that. Silent sessions may lose
+where its own is the larger of its prompt and the mean context, since it will grow to that. What a session shares with
+others at its target is in the sum once (`AgentProgram.own_tokens`), and so in the mean. Silent sessions may lose
 their contexts to others, though, while that costs nothing that is short: beyond the capacity, but never beyond what
-running requests leave of it,
+running requests leave of it, here each with its whole context,
 
     without a pool      requests begin while less than `idle_below` of the fleet prefills; at most that share of the
                         targets, or one, has such a request before its first token
@@ -134,6 +135,12 @@ class Fit(AdmissionRule):
         self._live.update(admission.program)
         if admission.waited or admission.queue != "parked":
             self._starting.add(admission)
+
+    def placed(self, admission: Admission, now: float) -> None:
+        self._live.recount(admission.program)
+
+    def shared(self, program: AgentProgram) -> None:
+        self._live.recount(program)
 
     def first_token(self, admission: Admission, now: float) -> None:
         self._starting.discard(admission)

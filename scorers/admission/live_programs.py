@@ -1,8 +1,10 @@
 """The live programs of a model, and the sum of their context lengths at any moment.
 
-A program with a running request counts in full; a silent one counts with its probability to return
-(`return_probability.py`). Sums are kept per stage of silence, so a request costs the same however many programs there
-are.
+A program with a running request counts in full, without what it shares with others at its target; a silent one counts
+with its probability to return (`return_probability.py`). Where a silent program is charged for what a running one
+shares with it, that probability covers the shared part too; on agents with sub-agents this was 1 % of the sum.
+
+Sums are kept per stage of silence, so a request costs the same however many programs there are.
 
 Programs that have returned before and those that never did are estimated separately, each from the silences of its own
 kind: a prompt that is sent once, under a name that is never used again, must not pass for a conversation.
@@ -25,9 +27,14 @@ class _Place(NamedTuple):
     stage: int
 
 
+class _Running(NamedTuple):
+    context_tokens: int
+    own_tokens: int
+
+
 class _Silent(NamedTuple):
     due_s: float  # when its stage ends
-    context_tokens: int
+    own_tokens: int
 
 
 class SilenceStage(OrderedDict[AgentProgram, _Silent]):
@@ -35,29 +42,30 @@ class SilenceStage(OrderedDict[AgentProgram, _Silent]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.context_tokens = 0  # a whole number: what was added can be taken away exactly
+        self.own_tokens = 0  # a whole number: what was added can be taken away exactly
 
 
 class LivePrograms:
     def __init__(self, idle_s: float) -> None:
-        self._running: dict[AgentProgram, int] = {}  # the context that is counted
-        self._running_tokens = 0
+        self._running: dict[AgentProgram, _Running] = {}  # as it is counted
+        self._running_tokens = self._running_own_tokens = 0
         self._places: dict[AgentProgram, _Place] = {}
         self._kinds = [(ReturnProbability(idle_s), [SilenceStage() for _ in range(STAGES)]) for _ in range(2)]
         self.next_s = inf  # when `advance` has something to do, or a little before
 
     def expected_load(self) -> ExpectedLoad:
-        programs, context = float(len(self._running)), float(self._running_tokens)
+        """Return the expected sum of contexts, in which what programs share at a target counts once."""
+        programs, context = float(len(self._running)), float(self._running_own_tokens)
         for probability, stages in self._kinds:
             for chance, stage in zip(probability.chances, stages, strict=True):
                 if stage:
                     programs += chance * len(stage)
-                    context += chance * stage.context_tokens
+                    context += chance * stage.own_tokens
         return ExpectedLoad(programs, context)
 
     @property
     def running_tokens(self) -> int:
-        """The contexts of programs with a running request."""
+        """The contexts of programs with a running request, each whole."""
         return self._running_tokens
 
     # what happens to one program
@@ -70,10 +78,23 @@ class LivePrograms:
 
     def update(self, program: AgentProgram) -> None:
         """Count a program with its present context while requests of it run."""
-        self._running_tokens -= self._running.pop(program, 0)
+        if (counted := self._running.pop(program, None)) is not None:
+            self._running_tokens -= counted.context_tokens
+            self._running_own_tokens -= counted.own_tokens
         if program.running:
-            self._running[program] = program.context_tokens
+            self._running[program] = _Running(program.context_tokens, program.own_tokens)
             self._running_tokens += program.context_tokens
+            self._running_own_tokens += program.own_tokens
+
+    def recount(self, program: AgentProgram) -> None:
+        """What a program shares has changed: count it with its present context, if it counts at all."""
+        if program in self._running:
+            self.update(program)
+        elif (place := self._places.get(program)) is not None:
+            stage = self._kinds[place.kind][1][place.stage]
+            silent = stage[program]
+            stage[program] = silent._replace(own_tokens=program.own_tokens)
+            stage.own_tokens += program.own_tokens - silent.own_tokens
 
     def on_idle(self, program: AgentProgram, now: float) -> None:
         """Begin a silence."""
@@ -103,14 +124,14 @@ class LivePrograms:
 
     def _enter(self, program: AgentProgram, place: _Place, at_s: float) -> None:
         probability, stages = self._kinds[place.kind]
-        silent = _Silent(at_s + probability.lengths_s[place.stage], program.context_tokens)
+        silent = _Silent(at_s + probability.lengths_s[place.stage], program.own_tokens)
         self._places[program] = place
         stages[place.stage][program] = silent
-        stages[place.stage].context_tokens += silent.context_tokens
+        stages[place.stage].own_tokens += silent.own_tokens
         if place.stage < STAGES - 1:
             self.next_s = min(self.next_s, silent.due_s)
 
     def _leave(self, program: AgentProgram, place: _Place) -> None:
         stage = self._kinds[place.kind][1][place.stage]
-        stage.context_tokens -= stage.pop(program).context_tokens
+        stage.own_tokens -= stage.pop(program).own_tokens
         del self._places[program]

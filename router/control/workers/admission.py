@@ -35,6 +35,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Prompt, UnknownIds
 from router.request.admission.lease import AdmissionLease, ComputedPrompt
 from router.request.admission.model_admission import ModelAdmission, find_local_tokens
+from router.request.admission.shared_prefixes import sample_prefix
 from router.request.admission.waiting import NO_LEASE, AdmissionQueues, QueueLease, derive_session, leaves_context
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.scheduler import Scheduler
@@ -79,7 +80,9 @@ class SyncedAdmission:
         prompt_tokens = None if known is None else len(known.ids)
         number, verdict = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asking[number] = _Asking(served.base, known, verdict)
-        self._send(AdmissionAsked(number, served.base, derive_session(prompt), prompt_tokens, known is not None))
+        prefix = None if known is None else sample_prefix(known)
+        session = derive_session(prompt)
+        self._send(AdmissionAsked(number, served.base, session, prompt_tokens, known is not None, prefix))
         try:
             said: AdmissionVerdict = await verdict
         except asyncio.CancelledError:
@@ -199,7 +202,8 @@ class FollowerAdmissions:
             payload = await channel.ask("local_tokens", str(message.number))
             local_tokens = int(payload) if payload else None
         try:
-            held.lease = await queue.acquire(message.session, message.prompt_tokens, None, local_tokens)
+            asked = message.session, message.prompt_tokens, None, local_tokens, message.prefix
+            held.lease = await queue.acquire(*asked)
         except TooBusy as error:
             refusal = AdmissionRefusal(error.message, error.code, error.retry_after_s)
             _answer(channel, AdmissionVerdict(message.number, None, None, refusal))

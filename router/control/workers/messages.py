@@ -19,6 +19,7 @@ import msgspec
 from router.fleet.load import WorkerShare
 from router.kvcache.events import TargetId
 from router.request.admission.lease import ComputedPrompt
+from router.request.admission.shared_prefixes import PromptPrefix
 from router.scheduling.policy.record import AttemptEnd
 
 HEAD_BYTES = 4
@@ -142,6 +143,7 @@ class AdmissionAsked(Message, frozen=True):
     session: bytes | None
     prompt_tokens: int | None
     tokens_known: bool  # so that the worker can find out what instances hold of them
+    prefix: PromptPrefix | None = None  # None: unknown
 
 
 class AdmissionVerdict(Message, frozen=True):

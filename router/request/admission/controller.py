@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from router.request.admission.programs import Programs
 from router.request.admission.queue import WaitQueue
+from router.request.admission.shared_prefixes import PromptPrefix, SharedPrefixes
 from scorers.admission.contract import (
     Admission,
     AdmissionRule,
@@ -80,7 +81,8 @@ class AdmissionController:
         self._rule = rule
         self._max_wait_s = max_wait_s
         self._pooled = pooled
-        self._programs = Programs(idle_s, lambda program: self._rule.forgotten(program))
+        self._programs = Programs(idle_s, self._on_forget)
+        self._shared = SharedPrefixes(lambda program: self._rule.shared(program))
         self._queues: dict[QueueName, WaitQueue[Admission]] = {queue: WaitQueue() for queue in QUEUES}
         self._refused: OrderedDict[bytes, float] = OrderedDict()  # new programs, and when
         self._fleet = FleetMemory()
@@ -111,15 +113,17 @@ class AdmissionController:
             return Admitted(admission)
         if queue == "parked":  # what it held counts no longer: others take its place
             program.context_tokens = admission.context_before = 0
+            self._shared.remove(program)
         admission.waited = True
         program.waiting += 1
         self._queues[queue].join(admission)
         return self._describe(admission, len(self._queues[queue]), now)
 
-    def on_placed(self, admission: Admission, target: str, now: float) -> None:
-        """The request was sent to `target`."""
+    def on_placed(self, admission: Admission, target: str, now: float, prefix: PromptPrefix | None = None) -> None:
+        """The request was sent to `target`. `prefix`: of its prompt; `None`: unknown."""
         if admission.state == "running":
             admission.program.target = target
+            self._shared.place(admission.program, target, prefix)
             self._rule.placed(admission, now)
 
     def on_first_token(self, admission: Admission, now: float) -> None:
@@ -201,6 +205,10 @@ class AdmissionController:
         return AdmissionState(len(self._programs), live, capacity_tokens, queued, tuple(islice(waiting, listed)))
 
     # transitions
+
+    def _on_forget(self, program: AgentProgram) -> None:
+        self._rule.forgotten(program)
+        self._shared.remove(program)
 
     def _advance(self, now: float) -> None:
         self._rule.advance(self._fleet, now)

@@ -21,6 +21,7 @@ from router.request.admission.controller import (
     Queued,
     Released,
 )
+from router.request.admission.shared_prefixes import PromptPrefix
 from router.scheduling.scheduler import Scheduler
 from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, TargetMemory
 
@@ -68,9 +69,9 @@ class ModelAdmission:
         """Let `rule` decide from now on. Call `release_waiting` afterwards."""
         self.controller.switch(rule, max_wait_s, idle_s, self._clock.now())
 
-    def on_placed(self, admission: Admission, target: str) -> None:
-        """The request was sent to `target`."""
-        self.controller.on_placed(admission, target, self._clock.now())
+    def on_placed(self, admission: Admission, target: str, prefix: PromptPrefix | None = None) -> None:
+        """The request was sent to `target`. `prefix`: of its prompt; `None`: unknown."""
+        self.controller.on_placed(admission, target, self._clock.now(), prefix)
 
     def on_first_token(self, admission: Admission) -> None:
         """The answer has begun. Call `release_waiting` afterwards."""

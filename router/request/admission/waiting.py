@@ -28,6 +28,7 @@ from router.request.admission.controller import AdmissionController, Queued
 from router.request.admission.lease import AdmissionLease, ComputedPrompt
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.rules import build_rule
+from router.request.admission.shared_prefixes import PromptPrefix, sample_prefix
 from router.request.experiment_unit import window_unit
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.scheduler import Scheduler
@@ -132,7 +133,9 @@ class AdmissionQueues:
         if served is None or not leaves_context(prompt) or (queue := self.queue_of(served.base)) is None:
             return NO_LEASE
         known = tokens if isinstance(tokens, TokenizedPrompt) else None
-        return await queue.acquire(derive_session(prompt), None if known is None else len(known.ids), known)
+        prefix = None if known is None else sample_prefix(known)
+        prompt_tokens = None if known is None else len(known.ids)
+        return await queue.acquire(derive_session(prompt), prompt_tokens, known, prefix=prefix)
 
     def queue_of(self, model: str) -> AdmissionQueue | None:
         """Return the queue of a base model that instances serve; `None` while admission control is off."""
@@ -177,9 +180,10 @@ class AdmissionQueue:
         prompt_tokens: int | None,
         tokens: TokenizedPrompt | None,
         local_tokens: int | None = None,
+        prefix: PromptPrefix | None = None,
     ) -> QueueLease:
         """Wait for admission. Raises `TooBusy` after `max_wait_s`. Without `tokens`, `local_tokens` may say how many
-        leading tokens of the prompt some instance holds.
+        leading tokens of the prompt some instance holds. `prefix` None: what it shares with others is unknown.
         """
         verdict = self.model_admission.arrive(session, prompt_tokens, tokens, local_tokens)
         if self.model_admission.capacity_tokens is None and not self._warned:
@@ -189,7 +193,7 @@ class AdmissionQueue:
                 self.model_admission.model,
             )
         waited_s = await self._wait(verdict.admission) if isinstance(verdict, Queued) else None
-        return QueueLease(self, verdict.admission, waited_s)
+        return QueueLease(self, verdict.admission, waited_s, prefix)
 
     async def _wait(self, admission: Admission) -> float:
         """Wait, and return the seconds. A client that leaves meanwhile leaves nothing behind, even if its request was
@@ -247,15 +251,18 @@ class AdmissionQueue:
 class QueueLease(AdmissionLease):
     """A place that `queue` has given."""
 
-    __slots__ = ("_admission", "_queue")
+    __slots__ = ("_admission", "_prefix", "_queue")
 
-    def __init__(self, queue: AdmissionQueue, admission: Admission, waited_s: float | None) -> None:
+    def __init__(
+        self, queue: AdmissionQueue, admission: Admission, waited_s: float | None, prefix: PromptPrefix | None
+    ) -> None:
         super().__init__(admission.prompt_tokens, waited_s, queue.rule)
         self._queue = queue
         self._admission = admission
+        self._prefix = prefix
 
     def on_placed(self, target: str) -> None:
-        self._queue.model_admission.on_placed(self._admission, target)
+        self._queue.model_admission.on_placed(self._admission, target, self._prefix)
 
     def on_first_byte(self) -> None:
         self._queue.model_admission.on_first_token(self._admission)

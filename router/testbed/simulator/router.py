@@ -25,6 +25,7 @@ from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.admission.controller import AdmissionController, Admitted, Queued
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.rules import build_rule
+from router.request.admission.shared_prefixes import sample_prefix
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, AttemptEnd, Record, Stages
@@ -33,6 +34,7 @@ from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.workloads.block_names import BlockNameKeyring, NamedTokens
+from scorers.admission.contract import Admission
 from scorers.contract import PoolHit
 
 MODEL = "simulated"
@@ -209,6 +211,10 @@ class SimulatedRequest:
         """Ask admission control of its router."""
         session = self._prompt.session
         return admission.arrive(session.encode() if session else None, len(self._known.ids), self._known)
+
+    def on_placed(self, admission: ModelAdmission, place: Admission, target: str) -> None:
+        """Tell admission control where it was sent."""
+        admission.on_placed(place, target, sample_prefix(self._known))
 
     def admit(self) -> Ticket | None:
         """Choose a target and book it. Return None when no target is left."""

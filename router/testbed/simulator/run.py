@@ -170,7 +170,7 @@ class _Run:
         while (ticket := self._admit(request.routed)) is not None:
             job, target = request.job, ticket.target
             if request.admission is not None and request.routed.router.admission is not None:
-                request.routed.router.admission.on_placed(request.admission, target.id)
+                request.routed.on_placed(request.routed.router.admission, request.admission, target.id)
             if ticket.prefill is not None:
                 self._cluster.poll_soon(instance_number(target.instance.id))  # it is booked already
                 job = request.prefill = EngineJob(self._prompt(request.turn), job.prompt_tokens, 1, request)

@@ -45,6 +45,21 @@ class Live:
         self.ends(self.starts(name, tokens), tokens, tokens + 10, now)
 
 
+def test_what_a_program_shares_is_not_in_the_sum_but_in_the_running_contexts() -> None:
+    live = Live()
+    program = live.starts(b"a", 1000)
+    program.shared_tokens = 512
+    live.live.recount(program)
+    assert (live.live.expected_load().context_tokens, live.live.running_tokens) == (488, 1000)
+    live.ends(program, 1000, 1010, 0.0)
+    assert (live.live.expected_load().context_tokens, live.live.running_tokens) == (498, 0)
+    program.shared_tokens = None
+    live.live.recount(program)
+    assert live.live.expected_load().context_tokens == 1010
+    live.live.forget(program)
+    assert live.live.expected_load().context_tokens == 0
+
+
 def test_a_program_counts_with_its_prompt_while_it_runs_and_with_its_answer_after_that() -> None:
     live = Live()
     program = live.starts(b"a", 100)

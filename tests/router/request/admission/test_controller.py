@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.request.admission.controller import AdmissionController, Admitted, Arrival, Queued, Released
+from router.request.admission.shared_prefixes import PromptPrefix
 from scorers.admission.contract import Admission, FleetMemory, TargetMemory
 from scorers.admission.fit import Fit
 
@@ -71,6 +74,28 @@ def contexts(controller: AdmissionController, now: float = 0.0) -> float:
 
 
 # who fits
+
+
+def test_what_sessions_share_at_a_target_is_charged_once() -> None:
+    """Three of 3,000 begin with the same 1,024 tokens. At one target they are 3000 + 2 x 1976 = 6952, with one of them
+    elsewhere 7976; when the first two are forgotten the last one is charged whole.
+    """
+    controller = a_controller(20_000)
+    prefixes = [PromptPrefix(array("Q", [1, 2, 10 + number]).tobytes(), 512) for number in range(3)]
+    running = []
+    for session, prefix in zip("abc", prefixes, strict=True):
+        running.append(passes(controller, session, 3000))
+        controller.on_placed(running[-1], "a/0", 0.0, prefix)
+    assert contexts(controller) == 6952
+    controller.on_placed(running[2], "b/0", 0.0, prefixes[2])
+    assert contexts(controller) == 7976
+    controller.on_placed(running[2], "a/0", 0.0, None)
+    assert contexts(controller) == 7976, "what it shares there is unknown"
+    controller.on_placed(running[2], "a/0", 0.0, prefixes[2])
+    for admission in running[:2]:
+        controller.on_answer(admission, 3000, 3000, 0.0)
+    assert contexts(controller) == 6952, "silent ones count alike while all return"
+    assert contexts(controller, 301.0) == 3000
 
 
 def test_sessions_begin_while_all_of_them_fit() -> None:
