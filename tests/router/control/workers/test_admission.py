@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from router.control.workers.messages import (
 from router.errors import NoTarget, TooBusy
 from router.fleet.instance import ServedModel
 from router.fleet.load import NO_SHARE
+from router.kvcache.events import Key
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text, UnknownIds
 from router.request.admission.controller import AdmissionState
@@ -31,7 +33,7 @@ from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.policy.record import Record
 from router.tasks import Tasks
 from tests.fakes.engines import eventually
-from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
+from tests.router.scheduling.test_scheduler import IDS, KNOWN, House, page
 
 SERVED = ServedModel("m", None)
 
@@ -174,6 +176,18 @@ async def test_a_session_is_one_session_whichever_workers_its_requests_reach() -
                 w.answered(lease, tokens)
             await eventually(lambda tokens=tokens: w.counts == (0, tokens + 5))
         assert w.state.known == 1
+
+
+async def test_what_sessions_of_two_workers_share_is_charged_once() -> None:
+    """Prompts of 1,600 tokens in blocks of 512, of which the first two are the same: 1600 + 576."""
+    async with workers() as w:
+        w.house.core.apply_metrics("a", {0: page(capacity_tokens=4000)}, w.house.clock.now())
+        for number, follower in enumerate(w.followers):
+            keys = [Key(1), Key(2), Key(3 + number)]
+            known = TokenizedPrompt(array("I", [0] * 1600), True, "given", {512: keys}, 0.0, 0.0)
+            lease = await follower.acquire("ab"[number], known)
+            lease.on_placed("a/0")
+        await eventually(lambda: w.counts == (0, 1600 + 576))
 
 
 async def test_a_client_that_leaves_while_it_waits_leaves_nothing_in_the_leaders_queue() -> None:
