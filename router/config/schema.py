@@ -8,11 +8,19 @@ refused (`reader.py`). Nothing here opens a file or a socket.
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from router.config.sections.base import BaseUrl, PathName, PluginConfig, Positive, Seconds, Section, url_host
+from router.config.sections.base import (
+    BaseUrl,
+    PathName,
+    PluginConfig,
+    Positive,
+    Seconds,
+    Section,
+    split_base_url,
+    url_host,
+)
 from router.config.sections.discovery import DnsConfig, KubernetesConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.kv_store import PoolConfig
@@ -88,9 +96,8 @@ class InstanceConfig(Section):
         """The instance's `name`, else host:port of its `url`."""
         if self.name is not None:
             return self.name
-        parts = urlsplit(self.url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        return f"{url_host(parts.hostname or '')}:{port}"
+        host, port = split_base_url(self.url)
+        return f"{url_host(host)}:{port}"
 
 
 class HealthConfig(Section):

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from router.backends.fetch import ANSWER_BYTES, HttpAnswer
+from router.config.sections.base import split_base_url
 from router.errors import ConfigError
 from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Sink
 from router.proxy.headers import NO_HEADERS, ForwardedHeaders, render_head
@@ -206,10 +207,8 @@ class _Engine:
     def __init__(
         self, url: str, api_key: str | None, tls: ssl.SSLContext | None, connect_timeout_s: float, keepalive_s: float
     ) -> None:
-        parts = urlsplit(url)
-        self._host = parts.hostname or ""
-        self._port = parts.port or (443 if tls else 80)
-        self._host_header = parts.netloc.rpartition("@")[2].encode()
+        self._host, self._port = split_base_url(url)
+        self._host_header = urlsplit(url).netloc.encode()
         self.api_key = api_key
         self._credentials = None if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
         self._tls = tls

@@ -13,11 +13,12 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import lru_cache
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.vllm.token_ids import add_ids
+from router.config.sections.base import split_base_url
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
@@ -47,6 +48,7 @@ from router.scheduling.ticket import Ticket
 
 log = logging.getLogger("warmroute.picker")
 
+MAX_ENDPOINTS = 4096  # kept of engines that are there or were
 CUT_LOG_S = 2.0  # how long after an exchange was cut its log entry is waited for
 KEY_BYTES = 8
 
@@ -73,7 +75,7 @@ class PickerPath:
         self._credentials = credentials
         self._on_moved = on_moved
         self._fallbacks = fallbacks
-        self._endpoints: dict[str, str | None] = {}  # by URL
+        self._read_endpoint = lru_cache(MAX_ENDPOINTS)(read_endpoint)
 
     def excludes(self, call: ClientRequest) -> set[str]:
         """Return the targets outside of the endpoints that the gateway, or a test, allows."""
@@ -198,12 +200,7 @@ class PickerPath:
 
     def _endpoint(self, target: Target) -> str | None:
         """Return the `ip:port` of a target; None where its URL has a host name."""
-        url = target.instance.config.url
-        if url not in self._endpoints:
-            self._endpoints[url] = endpoint = read_endpoint(url)
-            if endpoint is None:
-                log.warning("instance %s: gateways take engines by address: %s has none", target.instance.id, url)
-        return self._endpoints[url]
+        return self._read_endpoint(target.instance.config.url)
 
 
 class _PairedWatch:
@@ -224,12 +221,12 @@ class _PairedWatch:
 
 def read_endpoint(url: str) -> str | None:
     """Return the address and port of an engine's URL, an IPv6 address in brackets; None for a host name."""
-    parts = urlsplit(url)
+    host, port = split_base_url(url)
     try:
-        address = ip_address(parts.hostname or "")
+        address = ip_address(host)
     except ValueError:
+        log.warning("%s: gateways take engines by address, and this is a name", url)
         return None
-    port = parts.port or (443 if parts.scheme == "https" else 80)
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 

@@ -48,6 +48,12 @@ def url_host(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
+def split_base_url(url: str) -> tuple[str, int]:
+    """Return host and port of a `BaseUrl`: its scheme's port where it has none."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
 PathName = Annotated[str, AfterValidator(_make_absolute)]
 """Relative to the folder of the file that contains it, which `reader.py` passes as the validation context."""
 
