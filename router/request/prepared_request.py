@@ -12,6 +12,13 @@ from router.request.admission.lease import AdmissionLease
 from scorers.contract import PoolHit
 
 
+class RequestTimes(NamedTuple):
+    """Monotonic times of a request."""
+
+    arrived_s: float
+    read_s: float  # its body was complete
+
+
 class PreparedRequest(NamedTuple):
     """A request as far as it is known before an engine is chosen."""
 

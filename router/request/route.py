@@ -34,7 +34,7 @@ from router.proxy.relay import RelayDeadline, RelayEnd, RelayNotStarted, RelayRe
 from router.request.admin_tokens import PolicyOverride, read_override
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.experiment_unit import derive_unit
-from router.request.prepared_request import PreparedRequest
+from router.request.prepared_request import PreparedRequest, RequestTimes
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
@@ -60,7 +60,7 @@ async def route(call: ClientRequest, services: Services) -> None:
         with await services.admission.acquire(prompt, served, tokens) as lease:
             pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
             request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease)
-            await run_recorded(call, request, stages, arrived_s, services)
+            await run_recorded(call, request, stages, RequestTimes(arrived_s, read_s), services)
 
 
 async def route_stored(call: ClientRequest, response_id: str, services: Services) -> None:
@@ -73,16 +73,17 @@ async def route_stored(call: ClientRequest, response_id: str, services: Services
         arrived_s = services.clock.now()
         body = await call.body(services.config.limits.body_bytes, slot)
         slot.take()
+        times = RequestTimes(arrived_s, services.clock.now())
         unknown = UnknownIds("endpoint")
         prompt = Prompt(Endpoint.OTHER, STORED, None, body, unknown, previous_response_id=response_id)
-        await run_recorded(call, PreparedRequest(prompt, None, unknown), Stages(), arrived_s, services)
+        await run_recorded(call, PreparedRequest(prompt, None, unknown), Stages(), times, services)
 
 
 async def run_recorded(
-    call: ClientRequest, request: PreparedRequest, stages: Stages, arrived_s: float, services: Services
+    call: ClientRequest, request: PreparedRequest, stages: Stages, times: RequestTimes, services: Services
 ) -> None:
     """Place and relay, with a record that is open while the request runs and complete when it ends."""
-    record = open_record(call, request, stages, arrived_s, services)
+    record = open_record(call, request, stages, times, services)
     try:
         assign_policy(request, record, services)
         await place_and_relay(call, request, record, services)
@@ -246,7 +247,7 @@ def assign_policy(request: PreparedRequest, record: Record, services: Services) 
 
 
 def open_record(
-    call: ClientRequest, request: PreparedRequest, stages: Stages, arrived_s: float, services: Services
+    call: ClientRequest, request: PreparedRequest, stages: Stages, times: RequestTimes, services: Services
 ) -> Record:
     """Create the record of a request, visible while the request runs."""
     prompt, tokens, lease = request.prompt, request.tokens, request.lease
@@ -254,7 +255,7 @@ def open_record(
     record = Record(
         id=f"{services.run_id}-{number}",
         number=number,
-        arrived_s=arrived_s,
+        arrived_s=times.arrived_s,
         at_wall_s=services.clock.wall(),
         endpoint=prompt.path,
         model=prompt.model or "",
@@ -264,6 +265,8 @@ def open_record(
         tokens_from=tokens.reason if isinstance(tokens, UnknownIds) else tokens.source,
         prompt_tokens_counted=len(tokens.ids) if isinstance(tokens, TokenizedPrompt) and tokens.complete else None,
         stages=stages,
+        body_ms=(times.read_s - times.arrived_s) * 1e3,
+        prepared_ms=(services.clock.now() - times.arrived_s) * 1e3,
     )
     if lease is not None:
         lease.record, record.admission_rule = record, lease.rule

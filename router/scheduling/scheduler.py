@@ -185,7 +185,6 @@ class Scheduler:
         if known is not None:
             estimates = self.view_builder.estimates(known, [*listed, *feeding])
             matched_at = self._clock.now()
-            record.stages.match_ms = (matched_at - now) * 1e3
         overlaps = {target: estimate.overlap for target, estimate in estimates.items()}
         rows = self._row_builder(policy, overlaps, now)
         view = self.view_builder.build(
@@ -198,10 +197,12 @@ class Scheduler:
         )
         ticket = self._book(record, prompt, known, choice, estimates, handed, now)
         ticket.attempt.panic = panic
+        if known is not None:
+            record.stages.match_ms = ticket.attempt.match_ms = (matched_at - now) * 1e3
         self.selector.picked(choice.answer)
         if choice.prefill is not None:
             self.selector.picked(choice.prefill)
-        record.stages.decide_ms = (self._clock.now() - matched_at) * 1e3
+        record.stages.decide_ms = ticket.attempt.decide_ms = (self._clock.now() - matched_at) * 1e3
         return ticket
 
     def _row_builder(
@@ -293,6 +294,7 @@ class Scheduler:
         now = self._clock.now()
         record, attempt = ticket.record, ticket.attempt
         attempt.end = ticket.end
+        attempt.duration_ms = duration_ms = (now - ticket.sent_at) * 1e3
         ticket.target.breaker.on_request_end(judge_end(ticket.end, ticket.status), now, record.sender)
         if ticket.sent_prompt is not None and not ticket.has_prefilled:
             self.indexer.on_failure(ticket.sent_prompt)
@@ -306,10 +308,8 @@ class Scheduler:
         if ticket.end == "ok":
             self.selector.on_answer(attempt.decision.view, record.tool_call, now)
         if ticket.end == "ok" and record.stream and ticket.ttft_ms is not None and usage.output_tokens is not None:
-            duration_ms = (now - ticket.sent_at) * 1e3
             ticket.target.observe_decode(ticket.booking, usage.output_tokens, ticket.ttft_ms, duration_ms, now)
         if attempt.decision.learners:
-            duration_ms = (now - ticket.sent_at) * 1e3
             outcome = build_outcome(ticket.end, ticket.status, ticket.ttft_ms, duration_ms, usage)
             self.selector.finished(attempt.decision, outcome)
 
@@ -357,6 +357,7 @@ class Scheduler:
         predicted, expected = _predicted(estimate)
         pool_tokens = None if pool_hit is None or expected is None else max(0, pool_hit.tokens - expected)
         attempt = Attempt(choice.answer, predicted, expected, pool_tokens, prefill=handed)
+        attempt.start_ms = (now - record.arrived_s) * 1e3
         record.attempts.append(attempt)
         uncached = 0 if handed is not None else _uncached_tokens(tokens, estimate, pool_hit)
         share = self._take(choice.answer, known, estimate, tokens, uncached, now)

@@ -71,6 +71,10 @@ class Attempt(msgspec.Struct, gc=False):
     token_id_passthrough: bool = False  # the engine got the prompt's token ids from the router
     served: str | None = None  # the endpoint that answered, where a gateway says so and it is another one
     panic: bool = False  # no target that could answer had a closed breaker, so breakers were ignored
+    start_ms: float | None = None  # when its choice began, after the request's arrival
+    match_ms: float | None = None  # of the choice; None if the index was not asked
+    decide_ms: float | None = None  # of the choice, after that
+    duration_ms: float | None = None  # from the beginning of the choice to the attempt's end
 
 
 class Stages(msgspec.Struct, gc=False):
@@ -119,6 +123,9 @@ class Record(msgspec.Struct, gc=False):
     tool_call: bool | None = None  # whether the answer ended in a tool call; None: unknown, or not needed
     poison: bool = False  # more engines died on it than allowed
     done: bool = False
+    body_ms: float | None = None  # arrival to the last byte of the body
+    prepared_ms: float | None = None  # arrival to `at_wall_s`, when all was ready for a choice
+    trace_id: str | None = None  # in hex; None without tracing
 
     @property
     def target(self) -> str | None:

@@ -41,6 +41,10 @@ def _describe_attempt(attempt: Attempt) -> dict[str, Any]:
         "panic": attempt.panic,
         "served": attempt.served,
         "pool_tokens": attempt.pool_tokens,
+        "start_ms": attempt.start_ms,
+        "match_ms": attempt.match_ms,
+        "decide_ms": attempt.decide_ms,
+        "duration_ms": attempt.duration_ms,
         "prefill": None if attempt.prefill is None else _describe_leg(attempt.prefill),
     }
 

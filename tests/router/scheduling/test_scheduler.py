@@ -169,8 +169,13 @@ def test_a_retry_is_one_more_attempt_of_the_same_record() -> None:
     record = house.record()
     first = house.admit(record=record)
     first.end = "connect"
+    house.clock.advance(0.25)
     house.core.settle(first)
+    house.clock.advance(0.5)
     second = house.admit(record=record, excluding={first.target.id})
+    assert first.attempt.duration_ms == 250.0
+    assert (first.attempt.start_ms, second.attempt.start_ms) == (0.0, 750.0)
+    assert (second.attempt.match_ms, second.attempt.decide_ms, second.attempt.duration_ms) == (0.0, 0.0, None)
     assert [attempt.end for attempt in record.attempts] == ["connect", "running"]
     assert second.attempt.decision.view.number == first.attempt.decision.view.number
     assert record.target == second.target.id != first.target.id
