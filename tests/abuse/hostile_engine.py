@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.conftest import Doors
+from tests.e2e.conftest import RouterClient
 
 EVIL = "evil-model"
 CHAT = "/v1/chat/completions"
@@ -107,15 +107,15 @@ async def until(check: Callable[[], Awaitable[object]], deadline_s: float = 10.0
             await asyncio.sleep(0.01)
 
 
-async def ask(doors: Doors, model: str, **fields: Any) -> int:
+async def ask(client: RouterClient, model: str, **fields: Any) -> int:
     """The status of one chat, 0 when the connection broke."""
     body = {"model": model, "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 2} | fields
     try:
-        return (await doors.post(CHAT, body)).status_code
+        return (await client.post(CHAT, body)).status_code
     except httpx.HTTPError:
         return 0
 
 
-async def failures(doors: Doors, model: str, count: int = 60) -> int:
+async def failures(client: RouterClient, model: str, count: int = 60) -> int:
     """How many of `count` chats with this model failed."""
-    return sum([await ask(doors, model) != 200 for _ in range(count)])
+    return sum([await ask(client, model) != 200 for _ in range(count)])

@@ -17,7 +17,7 @@ import pytest
 
 from router.testbed.emulator.http_server import HttpExchange
 from tests.e2e.chats import PATH
-from tests.e2e.conftest import MODEL, Doors, Json
+from tests.e2e.conftest import MODEL, Json, RouterClient
 from tests.e2e.test_pairs import POLICY as SPLITTING
 from tests.e2e.test_pairs import instance_of
 from tests.e2e.workers import all_up
@@ -60,10 +60,10 @@ async def weak_engines(count: int, **options: Any) -> AsyncIterator[list[FakeEng
 class Client:
     """A client with an address of its own. `fresh`: each request has a new connection, so that all workers meet it."""
 
-    def __init__(self, doors: Doors, address: str, *, fresh: bool = False) -> None:
+    def __init__(self, client: RouterClient, address: str, *, fresh: bool = False) -> None:
         limits = httpx.Limits(max_connections=8, max_keepalive_connections=0 if fresh else 8)
         transport = httpx.AsyncHTTPTransport(local_address=address, limits=limits)
-        self.http = httpx.AsyncClient(base_url=doors.url, transport=transport, timeout=10.0)
+        self.http = httpx.AsyncClient(base_url=client.url, transport=transport, timeout=10.0)
         self.sent = 0
 
     async def say(self, text: str, *, stream: bool = False, **headers: str) -> httpx.Response:
@@ -82,8 +82,8 @@ class Client:
 
 
 @asynccontextmanager
-async def clients(doors: Doors, *addresses: str, fresh: bool = False) -> AsyncIterator[list[Client]]:
-    everybody = [Client(doors, address, fresh=fresh) for address in addresses]
+async def clients(client: RouterClient, *addresses: str, fresh: bool = False) -> AsyncIterator[list[Client]]:
+    everybody = [Client(client, address, fresh=fresh) for address in addresses]
     try:
         yield everybody
     finally:

@@ -1,17 +1,17 @@
-"""The door ("fit and park"): throughput with it over throughput without, past and before the edge of the caches.
+"""Admission rule `fit`: throughput with it over throughput without it, where contexts fit the memory and where not.
 
-Not a published experiment but the goal set for it, from the search that found the rule: 8 instances of 1 million KV
+No published experiment, but the goal that was set for the rule by the search that found it: 8 instances of 1 million KV
 tokens, `codex` in a closed loop, 24, 32 and 48 sessions per instance at least 3.5 times as fast, at most 4 % lost where
-everything fits or nearly so (8 and 16). That search knew prefills only; `plain` comes nearest to it.
+everything fits or nearly so (8 and 16). That search simulated prefills only; of the profiles `plain` is nearest to it.
 
-What a rule can reach has a bound that is measured here: the best that the same fleet serves without a door, at any of
-the numbers of sessions asked for or of `EDGE`. Contexts fill its memory there, and a door that lets in sessions of
-the same age can only get the fleet back to that. That best over what the fleet serves thrashing is all there is to win.
+What a rule can reach has a bound that is measured here: the best that the same fleet serves without admission control,
+at any of the numbers of sessions asked for or of `EDGE`. Contexts just fill its memory there, and holding back sessions
+can only get the fleet back to that. So the most to be won is that best over what the fleet serves when it thrashes.
 
-What the door has of that best is a line of its own, in prompt tokens, since those inside may be older or younger than
-the mean while others wait. Its bar of 0.85 leaves room for what a door cannot know. At 48 in the reduced window the
-fullest of 8 instances held 0.98 M live tokens and the emptiest 0.59 M, 6.4 M in all, beside 1.75 M of sessions that had
-ended within the last minute, which nobody tells.
+What `fit` reaches of that best is a line of its own, in prompt tokens, since admitted sessions may be older or younger
+than the mean. Its bar of 0.85 leaves room for what a rule cannot know. At 48 in the reduced window the fullest of 8
+instances held 0.98 M live tokens and the emptiest 0.59 M, 6.4 M in all, beside 1.75 M of sessions that had ended within
+the last minute: clients do not say that a session has ended.
 
 Sessions are met in mid-course and nobody is refused (`max_wait_s` is a week). The full window begins when both fleets
 have settled; the reduced one still sees those who came first, all at once, which costs a twelfth at 48.
@@ -50,22 +50,22 @@ def served(profile: str, per_instance: int, window: Window, *, admission: bool) 
 
 
 def lines(
-    what: str, per_instance: int, without: Mapping[int, SimulationFigures], behind: SimulationFigures
+    what: str, per_instance: int, without: Mapping[int, SimulationFigures], admitted: SimulationFigures
 ) -> list[Line]:
-    """`without`: the same fleet without a door, by sessions per instance; `behind`: with it."""
-    faster = ratio(behind.requests_per_s, without[per_instance].requests_per_s)
+    """Return the lines of one load. `without`: figures without admission control, by sessions per instance."""
+    faster = ratio(admitted.requests_per_s, without[per_instance].requests_per_s)
     if per_instance < THRASHES:
         return [Line(f"{what}: throughput with / without", "0.96 or more", faster, low=0.96)]
     best_at = max(without, key=lambda per: without[per].requests_per_s)
     best = without[best_at]
     most = ratio(best.requests_per_s, without[per_instance].requests_per_s)
-    share = ratio(behind.input_tokens_per_s, best.input_tokens_per_s)
-    why = f"{what}: the best without a door, at {best_at}, is {most:.2f} times as fast" if most else ""
+    share = ratio(admitted.input_tokens_per_s, best.input_tokens_per_s)
+    why = f"{what}: the best without admission, at {best_at}, is {most:.2f} times as fast" if most else ""
     return [
         Line(f"{what}: throughput with / without", "3.5 or more", faster, low=3.5, why=why),
-        Line(f"{what}: share of the best without a door", "", share, low=0.85),
-        Line(f"{what}: wait at the door p50", "", behind.waited_p50_s, unit="s"),
-        Line(f"{what}: wait at the door p90", "", behind.waited_p90_s, unit="s"),
+        Line(f"{what}: share of the best without admission", "", share, low=0.85),
+        Line(f"{what}: wait for admission p50", "", admitted.waited_p50_s, unit="s"),
+        Line(f"{what}: wait for admission p90", "", admitted.waited_p90_s, unit="s"),
     ]
 
 
@@ -78,10 +78,12 @@ def measure(reduced: bool, say: Callable[[str], None]) -> list[Line]:
             say(f"{profile}: {per} sessions per instance")
             without[per] = served(profile, per, window, admission=False)
         for per in asked:
-            say(f"{profile}: {per} sessions per instance, behind a door")
-            behind = served(profile, per, window, admission=True)
-            found += lines(f"{profile}, {per} per instance", per, without, behind)
+            say(f"{profile}: {per} sessions per instance, with admission")
+            admitted = served(profile, per, window, admission=True)
+            found += lines(f"{profile}, {per} per instance", per, without, admitted)
     return found
 
 
-ROWS = (Row("admission", "The door, codex in a closed loop, 8 instances of 1 M KV tokens", measure, 600.0, 120.0),)
+ROWS = (
+    Row("admission", "Admission by `fit`, codex in a closed loop, 8 instances of 1 M KV tokens", measure, 600.0, 120.0),
+)

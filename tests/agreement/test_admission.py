@@ -1,4 +1,4 @@
-"""What the row of the door makes of its measurements; that the door helps is measured, not told, by the row itself."""
+"""The row `admission`: its lines from given figures. Whether admission control helps is measured by the row itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def at(requests_per_s: float, prompt_tokens: float = 50_000) -> SimulationFigure
 WITHOUT = {16: at(8.0), 20: at(9.0), 21: at(8.5), 32: at(3.0)}
 
 
-def test_before_the_edge_a_door_may_cost_four_percent() -> None:
+def test_before_the_edge_admission_may_cost_four_percent() -> None:
     (line,) = lines("plain, 16 per instance", 16, WITHOUT, at(7.7))
     assert line.ours == pytest.approx(0.9625)  # 7.7 / 8
     assert line.within
@@ -34,18 +34,18 @@ def test_past_it_a_miss_says_what_the_fleet_serves_at_best() -> None:
     faster, share, *_ = lines("plain, 32 per instance", 32, WITHOUT, at(8.1))
     assert faster.ours == pytest.approx(2.7)  # 8.1 / 3
     assert not faster.within
-    assert faster.why == "plain, 32 per instance: the best without a door, at 20, is 3.00 times as fast"  # 9 / 3
+    assert faster.why == "plain, 32 per instance: the best without admission, at 20, is 3.00 times as fast"  # 9 / 3
     assert share.ours == pytest.approx(0.9)  # 8.1 / 9
     assert share.within
 
 
-def test_a_door_far_from_what_the_fleet_can_serve_is_a_miss_of_its_own() -> None:
+def test_a_rule_far_from_what_the_fleet_can_serve_is_a_miss_of_its_own() -> None:
     _, share, *_ = lines("plain, 32 per instance", 32, WITHOUT, at(7.2))
     assert share.ours == pytest.approx(0.8)  # 7.2 / 9
     assert not share.within
 
 
-def test_older_contexts_inside_are_not_held_against_the_door() -> None:
+def test_older_contexts_inside_are_not_held_against_the_rule() -> None:
     faster, share, *_ = lines("plain, 32 per instance", 32, WITHOUT, at(6.0, prompt_tokens=75_000))
     assert faster.ours == pytest.approx(2.0)  # 6 / 3
     assert share.ours == pytest.approx(1.0)  # 6 x 75,000 = 9 x 50,000

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
-from tests.e2e.conftest import MODEL, Doors, Json
+from tests.e2e.conftest import MODEL, Json, RouterClient
 
 T = TypeVar("T")
 PATH = "/v1/chat/completions"
@@ -50,23 +50,23 @@ class Said(NamedTuple):
 class Chat:
     """A conversation. A turn that fails leaves it as it was, as a user would try again."""
 
-    def __init__(self, doors: Doors, name: str, words: int = 60) -> None:
-        self.doors = doors
+    def __init__(self, client: RouterClient, name: str, words: int = 60) -> None:
+        self.client = client
         self._messages: list[Json] = []
         self._opening = " ".join(f"{name} {number}" for number in range(words // 2))
 
     async def turn(self, *, stream: bool = False, forget: bool = False, **fields: Any) -> Said:
         """`forget`: the same turn will be asked again."""
         question = {"role": "user", "content": f"{self._opening} go on" if not self._messages else "And then, why so?"}
-        said = await ask(self.doors, [*self._messages, question], stream=stream, **fields)
+        said = await ask(self.client, [*self._messages, question], stream=stream, **fields)
         if said.ok and not forget:
             self._messages += [question, {"role": "assistant", "content": said.text}]
         return said
 
 
-async def ask(doors: Doors, messages: Sequence[Json], *, stream: bool = False, **fields: Any) -> Said:
+async def ask(client: RouterClient, messages: Sequence[Json], *, stream: bool = False, **fields: Any) -> Said:
     body = {"model": MODEL, "messages": list(messages), "stream": stream, "max_tokens": 12} | fields
-    async with doors.http.stream("POST", PATH, json=body) as answer:
+    async with client.http.stream("POST", PATH, json=body) as answer:
         if answer.headers["content-type"].startswith("text/event-stream"):
             text, error = await _read_events(answer)
         else:
@@ -85,8 +85,8 @@ async def _read_events(answer: httpx.Response) -> tuple[str, Json | None]:
     return "".join(choice["delta"].get("content") or "" for choice in choices), error
 
 
-def chats(doors: Doors, name: str, count: int) -> list[Chat]:
-    return [Chat(doors, f"{name}{number}") for number in range(count)]
+def chats(client: RouterClient, name: str, count: int) -> list[Chat]:
+    return [Chat(client, f"{name}{number}") for number in range(count)]
 
 
 async def crowd(talks: Sequence[Chat], turns: int, **fields: Any) -> list[Said]:
@@ -117,8 +117,8 @@ class Promise(NamedTuple):
     delivered: int
 
 
-async def promises(doors: Doors, said: Iterable[Said]) -> list[Promise]:
-    records = [await doors.record(one.record) for one in said]
+async def promises(client: RouterClient, said: Iterable[Said]) -> list[Promise]:
+    records = [await client.record(one.record) for one in said]
     return [Promise(record["attempts"][-1]["predicted_tokens"], record["cached_tokens"]) for record in records]
 
 

@@ -4,7 +4,7 @@
     async with router_process(config) as r:             a process of its own, for signals and memory
 
 Both yield when every engine is known, heard and proved, so a test's first request already meets the usual state.
-`await r.record(answer)` is what the router wrote down about it, read through the admin door like anybody would.
+`await r.record(answer)` is what the router wrote down about it, read through the admin API as anybody would.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
     return {"uvloop": uvloop.new_event_loop}
 
 
-class Doors:
+class RouterClient:
     """A running router from outside: its two addresses, and clients for them."""
 
     def __init__(self, url: str, admin_url: str) -> None:
@@ -62,7 +62,7 @@ class Doors:
         self.admin = httpx.AsyncClient(base_url=admin_url, timeout=10.0)
 
     def client(self, **options: Any) -> httpx.AsyncClient:
-        """Another client of the public door, with connections of its own. The caller closes it."""
+        """Return another client of the public API, with connections of its own. The caller closes it."""
         own = {"base_url": self.url, "timeout": 10.0, "limits": httpx.Limits(max_connections=None)}
         return httpx.AsyncClient(**(own | options))
 
@@ -102,7 +102,7 @@ class Doors:
         return sum(float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in wanted))
 
 
-class Router(Doors):
+class Router(RouterClient):
     """A router in this process."""
 
     def __init__(self, app: App, engines: Sequence[FakeEngine], scheme: str) -> None:
@@ -158,7 +158,7 @@ class Router(Doors):
         await eventually(self.heard)
 
 
-class RouterProcess(Doors):
+class RouterProcess(RouterClient):
     """A router in a process of its own. `log` is what it has written to standard error so far."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: bytearray, url: str, admin_url: str) -> None:

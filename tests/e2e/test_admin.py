@@ -1,4 +1,4 @@
-"""The operator's door over real sockets: what it tells is what happened, and draining works."""
+"""The admin API over real sockets: what it tells is what happened, and draining works."""
 
 from __future__ import annotations
 

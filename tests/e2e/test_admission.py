@@ -1,4 +1,4 @@
-"""The door, live: who waits until there is room for its context, who is refused, and what an open one leaves behind."""
+"""Admission control, live: who waits until there is room for its context, who is refused, and what is left after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CACHE_AND_LOAD: Json = {"warm": {"scorers": [{"name": "prefix_overlap"}, {"name"
 
 
 async def gate(r: Router) -> Json:
-    """The only model's, as the admin door shows it."""
+    """Return the only model's admission, as the admin API shows it."""
     (shown,) = (await r.admin.get("/admin/admission")).raise_for_status().json()["models"]
     return dict(shown)
 
@@ -133,7 +133,7 @@ async def test_what_an_engine_refused_is_given_back(router: Any) -> None:
 
 
 async def test_more_sessions_than_fit_hit_more_with_the_door_than_without(router: Any) -> None:
-    """Eight chats at once, each of about 450 tokens, on two engines of 640: without the door each turn
+    """Eight chats at once, each of about 450 tokens, on two engines of 640: without admission control each turn
     evicts what another chat needs.
     """
 

@@ -19,7 +19,7 @@ import pytest
 
 from router.scheduling.experiments.policy_set import slice_instances
 from tests.e2e.chats import PATH, beside
-from tests.e2e.conftest import MODEL, WARM, Doors, Json, Router
+from tests.e2e.conftest import MODEL, WARM, Json, Router, RouterClient
 from tests.fakes.engines import FakeEngine, engine, eventually
 
 POLICIES: Json = {
@@ -45,11 +45,11 @@ def members(*fakes: FakeEngine) -> list[Json]:
     return [{"url": fake.url, "name": name} for name, fake in zip(NAMES, fakes, strict=True)]
 
 
-async def ask(r: Doors, session: str, text: str = "hello", **headers: str) -> httpx.Response:
+async def ask(r: RouterClient, session: str, text: str = "hello", **headers: str) -> httpx.Response:
     return await r.post(PATH, chat(text), headers={"x-session-id": session} | headers)
 
 
-async def records(r: Doors, sessions: Sequence[str]) -> list[Json]:
+async def records(r: RouterClient, sessions: Sequence[str]) -> list[Json]:
     """Of one good answer each, one after the other."""
     told = []
     for session in sessions:
@@ -58,7 +58,7 @@ async def records(r: Doors, sessions: Sequence[str]) -> list[Json]:
     return told
 
 
-async def told_experiment(r: Doors) -> Json:
+async def told_experiment(r: RouterClient) -> Json:
     return dict((await r.admin.get("/admin/experiment")).raise_for_status().json())
 
 
@@ -243,7 +243,7 @@ async def test_isolated_arms_use_their_own_engines_and_others_when_these_are_gon
 # -- bad arms go by themselves
 
 
-async def traffic(r: Doors, statuses: Counter[int], crowd: int = 8) -> None:
+async def traffic(r: RouterClient, statuses: Counter[int], crowd: int = 8) -> None:
     """New sessions without end, so many at a time, of which no two share a block."""
     numbers = itertools.count()
 
@@ -259,7 +259,7 @@ def rolled_back(r: Router) -> list[str]:
     return sorted(r.core.selector.policy_set.rolled_back)
 
 
-async def all_on_the_first_arm(r: Doors) -> None:
+async def all_on_the_first_arm(r: RouterClient) -> None:
     told = await records(r, [f"after{n}" for n in range(12)])
     assert {one["arm"] for one in told} == set(HALVES), "the draw is as before"
     assert {one["policy"] for one in told} == {"calm"}

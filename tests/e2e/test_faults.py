@@ -193,7 +193,7 @@ async def test_joined_late_and_the_replay_does_not_reach_back(router) -> None:
         async with router(fleet) as r:
             assert book(r, fleet[0]).joined_late
             for talk in talks:
-                talk.doors = r
+                talk.client = r
             said = await crowd(talks, 1)
             promised = await promises(r, said)
             assert all((one.predicted or 0) <= one.delivered for one in promised)
@@ -215,7 +215,7 @@ async def test_joined_late_and_the_replay_reaches_back(router) -> None:
         async with router(fleet) as r:
             assert not any(book(r, one).joined_late for one in fleet)
             for talk in talks:
-                talk.doors = r
+                talk.client = r
             assert kept(await promises(r, await crowd(talks, 1)))
 
 

@@ -25,7 +25,7 @@ from router.cli.replay.command import replay
 from router.telemetry.decision_log.format import LoggedRecord
 from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
 from tests.e2e.chats import PATH, Chat, ask, beside
-from tests.e2e.conftest import MODEL, ROOT, WARM, Doors, Json, RouterProcess
+from tests.e2e.conftest import MODEL, ROOT, WARM, Json, RouterClient, RouterProcess
 from tests.fakes.engines import FakeEngine, engine, eventually
 
 POLICIES: Json = {
@@ -69,7 +69,7 @@ def settings(folder: Path, keys: Path | None = None, **changed: Any) -> Json:
     return common | ({} if keys is None else {"clients": {"keys_file": str(keys)}}) | changed
 
 
-async def leave(r: Doors, fake: FakeEngine, **headers: str) -> None:
+async def leave(r: RouterClient, fake: FakeEngine, **headers: str) -> None:
     """A client that goes away in the middle of its answer."""
     body = {"model": MODEL, "prompt": f"{WORD} leaves", "stream": True, "max_tokens": 2000, "ignore_eos": True}
     async with r.http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
@@ -192,7 +192,7 @@ async def test_both_halves_of_a_pair_can_be_replayed(router: Any, tmp_path: Path
     assert {one["policy"] for one in report["reproduced"]} == {"warm"}
 
 
-async def load(r: Doors) -> None:
+async def load(r: RouterClient) -> None:
     """Requests without a pause. Ends when the router does."""
 
     async def one_after_the_other(name: str) -> None:

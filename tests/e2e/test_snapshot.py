@@ -10,7 +10,7 @@ import pytest
 from router.kvcache.snapshot_format import SavedIndex
 from router.kvcache.snapshots import load
 from tests.e2e.chats import Chat, ask
-from tests.e2e.conftest import Doors, Json
+from tests.e2e.conftest import Json, RouterClient
 from tests.fakes.engines import engine, eventually
 
 
@@ -25,8 +25,8 @@ def blocks(file: Path) -> int:
     return sum(len(table.keys) // 8 for target in saved(file).targets for table in target.blocks.tables)
 
 
-async def stream_of(doors: Doors, instance: str) -> Json:
-    return (await doors.instances())[instance]["targets"][0]["stream"]
+async def stream_of(client: RouterClient, instance: str) -> Json:
+    return (await client.instances())[instance]["targets"][0]["stream"]
 
 
 def configuration(fleet_config, fakes, file: Path, every_s: float = 0.05) -> Json:
@@ -34,14 +34,14 @@ def configuration(fleet_config, fakes, file: Path, every_s: float = 0.05) -> Jso
     return fleet_config(named, index={"snapshot_file": str(file), "snapshot_every_s": every_s})
 
 
-async def caught_up(doors: Doors, instances: list[str]) -> None:
+async def caught_up(client: RouterClient, instances: list[str]) -> None:
     async def done() -> bool:
-        return all([(await stream_of(doors, instance))["state"] == "live" for instance in instances])
+        return all([(await stream_of(client, instance))["state"] == "live" for instance in instances])
 
     for _ in range(500):
         if await done():
             return
-        await doors.http.get("/health")
+        await client.http.get("/health")
     raise AssertionError("the streams did not catch up")
 
 
@@ -65,7 +65,7 @@ async def test_a_router_that_died_knows_the_caches_again(router_process, fleet_c
         async with router_process(config) as r:
             assert [(await stream_of(r, name))["events"] for name in ("e0", "e1")] == [0, 0]
             for chat, before in zip(chats, first, strict=True):
-                chat.doors = r
+                chat.client = r
                 said = await chat.turn()
                 assert said.instance == before.instance
                 record = await r.record(said.record)

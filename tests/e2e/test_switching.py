@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.chats import PATH, beside
-from tests.e2e.conftest import MODEL, WARM, Doors, Json, RouterProcess
+from tests.e2e.conftest import MODEL, WARM, Json, RouterClient, RouterProcess
 from tests.fakes.engines import FakeEngine, engine
 
 CALM = "scorers: [{name: least_requests}]"
@@ -35,7 +35,7 @@ async def until(true: Callable[[], Awaitable[object]], deadline_s: float = 10.0)
             await asyncio.sleep(0.02)
 
 
-async def ask(r: Doors, session: str) -> httpx.Response:
+async def ask(r: RouterClient, session: str) -> httpx.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 4}
     return await r.post(PATH, body, headers={"x-session-id": session})
 
@@ -43,7 +43,7 @@ async def ask(r: Doors, session: str) -> httpx.Response:
 class Load:
     """Requests without a pause, and what became of them."""
 
-    def __init__(self, r: Doors) -> None:
+    def __init__(self, r: RouterClient) -> None:
         self.statuses: Counter[int] = Counter()
         self._r = r
 
@@ -69,7 +69,7 @@ class Load:
 
 
 @asynccontextmanager
-async def loaded(r: Doors) -> AsyncIterator[Load]:
+async def loaded(r: RouterClient) -> AsyncIterator[Load]:
     load = Load(r)
     async with beside(load.run()) as task:
         await load.goes_on(1)
@@ -79,13 +79,13 @@ async def loaded(r: Doors) -> AsyncIterator[Load]:
     assert load.all_well, load.statuses
 
 
-async def deciding(r: Doors) -> tuple[str, str]:
+async def deciding(r: RouterClient) -> tuple[str, str]:
     """By whom the next request is decided: name and digest."""
     record = await r.record((await ask(r, "probe")).raise_for_status())
     return record["policy"], record["policy_digest"]
 
 
-async def told(r: Doors, path: str = "/admin/policies") -> Json:
+async def told(r: RouterClient, path: str = "/admin/policies") -> Json:
     return dict((await r.admin.get(path)).raise_for_status().json())
 
 
@@ -146,7 +146,7 @@ async def test_a_changed_policy_file_takes_effect_and_a_broken_one_does_not(
             ]  # fmt: skip
 
 
-async def digest_is_not(r: Doors, before: str) -> bool:
+async def digest_is_not(r: RouterClient, before: str) -> bool:
     return (await deciding(r))[1] != before
 
 
@@ -178,7 +178,7 @@ async def test_an_experiment_begins_and_ends_with_the_file(
             assert last["shadows"][0]["policy"] == "warm"
 
 
-async def running(r: Doors, wanted: bool) -> bool:
+async def running(r: RouterClient, wanted: bool) -> bool:
     return bool((await told(r, "/admin/experiment"))["running"] is wanted)
 
 
@@ -204,7 +204,7 @@ async def test_what_needs_a_restart_is_said_and_not_done(
             assert (await told(r))["needs_restart"] == []
 
 
-async def active_is(r: Doors, name: str) -> bool:
+async def active_is(r: RouterClient, name: str) -> bool:
     return bool((await told(r))["active"] == name)
 
 
@@ -251,11 +251,11 @@ async def test_put_activate_and_undo_under_load(router: Any) -> None:
         assert r.idle()
 
 
-async def put(r: Doors, path: str, text: str) -> Json:
+async def put(r: RouterClient, path: str, text: str) -> Json:
     return dict((await r.admin.put(path, content=text)).raise_for_status().json())
 
 
-async def undone(r: Doors) -> str:
+async def undone(r: RouterClient) -> str:
     """Who decides after one more undo."""
     (await r.admin.post("/admin/undo")).raise_for_status()
     return (await deciding(r))[0]

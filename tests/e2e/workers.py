@@ -11,18 +11,18 @@ from pathlib import Path
 import httpx
 
 from tests.e2e.chats import PATH, Said
-from tests.e2e.conftest import MODEL, Doors, Json, RouterProcess
+from tests.e2e.conftest import MODEL, Json, RouterClient, RouterProcess
 
 UP_WITHIN_S = 20.0
 LOOK_S = 0.02
 
 
-async def workers(router: Doors) -> list[Json]:
+async def workers(router: RouterClient) -> list[Json]:
     """As the admin page shows them, the leader first."""
     return list((await router.admin.get("/admin/workers")).raise_for_status().json()["workers"])
 
 
-async def all_up(router: Doors, but: Sequence[int] = ()) -> list[Json]:
+async def all_up(router: RouterClient, but: Sequence[int] = ()) -> list[Json]:
     """Every worker takes connections, in other processes than `but`."""
     async with asyncio.timeout(UP_WITHIN_S):
         while True:
@@ -36,11 +36,11 @@ TRIES = 100  # that all of so many connections go to one of two workers has a ch
 
 
 class Clients:
-    """Clients of the public door, each with one connection that stays with its worker. `by_run`: at least one for each
+    """Clients of the public API, each with one connection that stays with its worker. `by_run`: at least one for each
     worker, by the run that its records' ids begin with.
     """
 
-    def __init__(self, router: Doors) -> None:
+    def __init__(self, router: RouterClient) -> None:
         self._router = router
         self._opened = AsyncExitStack()
         self.by_run: dict[str, httpx.AsyncClient] = {}

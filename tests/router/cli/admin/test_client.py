@@ -37,20 +37,20 @@ def test_tokens_and_rights(guarded_router: Running, monkeypatch: pytest.MonkeyPa
     with pytest.raises(WarmrouteError, match=r"an admin token is needed.*\(see --token-env\)"):
         AdminClient(guarded_router.url).get("policies")
     monkeypatch.setenv("MY_TOKEN", "eye-token")
-    door = AdminClient(guarded_router.url, "MY_TOKEN")
-    assert door.get("policies")["active"] == "near"
+    client = AdminClient(guarded_router.url, "MY_TOKEN")
+    assert client.get("policies")["active"] == "near"
     with pytest.raises(WarmrouteError, match='this token has no right to "write"'):
-        door.post(None, "undo")
+        client.post(None, "undo")
 
 
 def test_what_was_typed_wrong_is_told_apart(router: Running) -> None:
-    door = AdminClient(router.url + "/")
+    client = AdminClient(router.url + "/")
     with pytest.raises(ConfigError, match='unknown policy "fra": did you mean "far"'):
-        door.text("policies", "fra")
+        client.text("policies", "fra")
     with pytest.raises(ConfigError, match="policy new:1: the text is empty"):
-        door.put("", "policies", "new")
+        client.put("", "policies", "new")
     with pytest.raises(WarmrouteError, match="there is no switch left to undo") as refused:
-        door.post(None, "undo")
+        client.post(None, "undo")
     assert not isinstance(refused.value, ConfigError)
 
 

@@ -1,4 +1,4 @@
-"""The operator's door: what it shows, who may come in, and that its OpenAPI tells the truth."""
+"""The admin API: what it shows, who may use it, and that its OpenAPI description is right."""
 
 from __future__ import annotations
 

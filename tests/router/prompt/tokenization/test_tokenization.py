@@ -1,4 +1,4 @@
-"""The room's door: who makes the ids, within what budget, and when our own are no longer believed."""
+"""Tokenization of prompts: who makes the ids, the router or an engine, and when ours are no longer used."""
 
 from __future__ import annotations
 

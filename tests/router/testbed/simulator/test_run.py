@@ -260,7 +260,7 @@ def test_nothing_is_sent_after_the_end_and_what_runs_is_finished() -> None:
     assert outcome.took_s >= 20.0 or len(outcome) < AGENTS.workload(4).turns
 
 
-# the door: 32 agents at once, whose contexts are twice what both caches hold, and computing is dear
+# admission control: 32 agents at once, whose contexts are twice what both caches hold, and computing is dear
 
 THRASHED = replace(FLEET, profile=replace(PROFILE, kv_tokens=60_000, us_per_token=600.0), instances=2)
 MANY_AGENTS = CODEX.scale(tokens=0.2, sessions=80 / 610, turns=24 / 33, think=0.1)
