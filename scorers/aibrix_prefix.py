@@ -14,9 +14,9 @@ Requests are this router's own in flight, which is what AIBrix's gateway counts 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import floor, sqrt
 
 from scorers.blocks import fill_credits, whole_tokens
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
@@ -53,6 +53,15 @@ class AibrixPrefix(Scorer):
             count / (most + 1) - match if match and count <= bound else count
             for match, count in zip(matches, requests, strict=True)
         ]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        """Return the requests, as a fraction of one per cent where a match decides, and the match in per cent."""
+        costs = self.score(view)
+        matches = [min(0, floor(cost)) for cost in costs]
+        return {
+            "requests": [cost - match for cost, match in zip(costs, matches, strict=True)],
+            "match": matches,
+        }
 
     def _bound(self, requests: Sequence[int]) -> float:
         mean = sum(requests) / len(requests)

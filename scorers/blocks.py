@@ -98,3 +98,14 @@ def whole_tokens(view: View) -> int:
 def used_tokens(load: Load) -> int:
     """Return the KV memory in use. Missing: the contexts of all requests, as if they shared nothing."""
     return load.context_tokens if load.live_tokens is None else load.live_tokens
+
+
+def split_prefill(rows: Sequence[Row], prefill: Sequence[float], weight: float) -> dict[str, list[float]]:
+    """Return the tokens of prefill ahead at each row, times `weight`, in parts: `queued_prefill`, and `own_prefill` of
+    this prompt less its credit, below 0 where the credit is for more than the prompt.
+    """
+    queued = [row.load.prefill_tokens for row in rows]
+    return {
+        "queued_prefill": [weight * tokens for tokens in queued],
+        "own_prefill": [weight * (ahead - tokens) for ahead, tokens in zip(prefill, queued, strict=True)],
+    }

@@ -15,7 +15,7 @@ construction cost. This package imports the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, Flag, auto
 from typing import ClassVar, Literal, NamedTuple
 
@@ -228,6 +228,14 @@ class Scorer(Plugin):
     def score(self, view: View) -> Sequence[float]:
         """Return finite costs, one per row of `view`, in its order; lower is better. Changes nothing."""
         raise NotImplementedError
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]] | None:
+        """Return the costs of `score` by what they consist of: a name (`wait`, `compute`) and a value per row each,
+        which add up to the row's cost. A part may be negative, such as a credit. None: the cost has no parts.
+
+        Called when somebody reads a record, never for a decision, so it may take its time. Changes nothing.
+        """
+        return None
 
     def settled_by(self) -> Measure | None:
         """Return the measure that decides among rows whose overlaps are equal in tokens, or None to get a row per

@@ -13,12 +13,12 @@ are overloaded, has no counterpart: here requests wait in the engines.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_above_0, check_at_least
-from scorers.ttft import prompt_of, ttfts_ms
+from scorers.ttft import prompt_of, split_ttfts_ms, ttfts_ms
 
 
 @dataclass(frozen=True)
@@ -49,3 +49,9 @@ class Dualmap(Scorer):
         if min([ttft for ttft, tokens in zip(ttfts, held, strict=True) if tokens == most]) > objective:
             return ttfts
         return [ttft if tokens == most else ttft + objective for ttft, tokens in zip(ttfts, held, strict=True)]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        prompt = prompt_of(view)
+        ttfts = ttfts_ms(view.rows, prompt, self.stale_s)
+        added = [cost - ttft for cost, ttft in zip(self.score(view), ttfts, strict=True)]
+        return {**split_ttfts_ms(view.rows, prompt, self.stale_s), "no_best_holder": added}

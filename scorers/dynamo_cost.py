@@ -17,10 +17,18 @@ it multiplies by "taints" of workers; its time-based estimate of prefill progres
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import Credit, block_tokens, fill_credits, pooled_tokens, used_tokens, whole_tokens
+from scorers.blocks import (
+    Credit,
+    block_tokens,
+    fill_credits,
+    pooled_tokens,
+    split_prefill,
+    used_tokens,
+    whole_tokens,
+)
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
@@ -57,6 +65,21 @@ class DynamoCost(Scorer):
             + per_request * row.load.requests
             for row, credit in zip(rows, self._credits(view, whole), strict=True)
         ]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        rows, whole = view.rows, whole_tokens(view)
+        unit, scale = block_tokens(rows), self.prefill_load_scale
+        floor = 0.0 if self.overlap_score_credit <= 1 else float("-inf")
+        ahead = [
+            max(floor, row.load.prefill_tokens + whole - credit)
+            for row, credit in zip(rows, self._credits(view, whole), strict=True)
+        ]
+        return {
+            **split_prefill(rows, ahead, scale / unit),
+            "kv_in_use": [used_tokens(row.load) / unit for row in rows],
+            "own_kv": [whole / unit] * len(rows),
+            "requests": [self.decode_active_request_weight * row.load.requests for row in rows],
+        }
 
     def _credits(self, view: View, whole: int) -> list[float]:
         """Tokens credited to each row."""

@@ -14,12 +14,12 @@ the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Measure, Needs, Scorer, Unit, View
 from scorers.parameters import check_above_0
-from scorers.ttft import prompt_of, ttfts_ms, work_left
+from scorers.ttft import prompt_of, split_ttfts_ms, ttfts_ms, work_left
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class ExpectedTtft(Scorer):
 
     def score(self, view: View) -> Sequence[float]:
         return ttfts_ms(view.rows, prompt_of(view, pool=self.pool), self.stale_s)
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        return split_ttfts_ms(view.rows, prompt_of(view, pool=self.pool), self.stale_s)
 
     def settled_by(self) -> Measure:
         return work_left(pool=self.pool)

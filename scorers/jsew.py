@@ -22,10 +22,10 @@ credit and the cost per active request, which are off by default.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scorers.blocks import Credit, block_tokens, used_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, split_prefill, used_tokens, whole_tokens
 from scorers.contract import Needs, Row, Scorer, Unit, View
 from scorers.parameters import check_above_0, check_at_least, check_shares
 
@@ -69,6 +69,18 @@ class Jsew(Scorer):
             scale * max(0.0, row.load.prefill_tokens + whole - spared) / unit + weight * blocks
             for row, spared, blocks in zip(rows, credits, self._charged(rows, whole, unit), strict=True)
         ]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        rows, whole, unit = view.rows, whole_tokens(view), block_tokens(view.rows)
+        credits = Credit.of(self).of_rows(view)
+        ahead = [max(0.0, row.load.prefill_tokens + whole - credit) for row, credit in zip(rows, credits, strict=True)]
+        charged = self._charged(rows, whole, unit)
+        owed = self.decode_work_scale * self._expected(view) / max(unit, whole)
+        return {
+            **split_prefill(rows, ahead, self.prefill_load_scale / unit),
+            "decode_footprint": [self.decode_footprint_weight * blocks for blocks in charged],
+            "decode_work": [owed * blocks for blocks in charged],
+        }
 
     def picked(self, view: View, row: Row) -> None:
         self._uncached_tokens = self._expected(view)

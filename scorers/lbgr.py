@@ -17,7 +17,7 @@ the first worker.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,6 +84,13 @@ class Lbgr(Scorer):
             max(1.0, base + self.alpha * self._queued_ms(row, view.now_s) + self._biases.get(row.target, Bias()).ms)
             for row, base in zip(view.rows, bases, strict=True)
         ]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        """Return compute and queue as priced; the bias is what the rest of the cost is, 1 ms at least in all."""
+        compute = self._bases_ms(view, view.rows)
+        queued = [self.alpha * self._queued_ms(row, view.now_s) for row in view.rows]
+        rest = zip(self.score(view), compute, queued, strict=True)
+        return {"queued": queued, "compute": compute, "bias": [cost - base - wait for cost, base, wait in rest]}
 
     def picked(self, view: View, row: Row) -> None:
         (base,) = self._bases_ms(view, [row])

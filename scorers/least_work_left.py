@@ -11,11 +11,11 @@ the requests of other clients: it is `warm` with w = 1 and only our own bookings
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Measure, Needs, Scorer, Unit, View
-from scorers.ttft import prompt_of, work_left, works_ms
+from scorers.ttft import prompt_of, split_works_ms, work_left, works_ms
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class LeastWorkLeft(Scorer):
         prompt = prompt_of(view, pool=self.pool)
         works = works_ms(view.rows, prompt)
         return [row.load.queued_ms + work for row, work in zip(view.rows, works, strict=True)]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        prompt = prompt_of(view, pool=self.pool)
+        return {"wait": [row.load.queued_ms for row in view.rows], **split_works_ms(view.rows, prompt)}
 
     def settled_by(self) -> Measure:
         return work_left(pool=self.pool)

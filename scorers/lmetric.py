@@ -16,10 +16,10 @@ unknown length at its longest holder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import Credit, block_tokens, used_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, split_prefill, used_tokens, whole_tokens
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
@@ -51,3 +51,14 @@ class Lmetric(Scorer):
             max(0.0, row.load.prefill_tokens + whole - credit) / unit * ((used_tokens(row.load) + whole) / unit + 1)
             for row, credit in zip(rows, credits, strict=True)
         ]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        """Return queued and own prefill, each multiplied as the whole is."""
+        rows, whole, unit = view.rows, whole_tokens(view), block_tokens(view.rows)
+        credits = Credit.of(self).of_rows(view)
+        ahead = [max(0.0, row.load.prefill_tokens + whole - credit) for row, credit in zip(rows, credits, strict=True)]
+        batches = [(used_tokens(row.load) + whole) / unit + 1 for row in rows]
+        return {
+            name: [blocks * batch for blocks, batch in zip(values, batches, strict=True)]
+            for name, values in split_prefill(rows, ahead, 1 / unit).items()
+        }

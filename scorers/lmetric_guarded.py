@@ -22,7 +22,7 @@ Differences: the window counts choices, as Dynamo's does, not seconds as the pap
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -71,6 +71,11 @@ class LmetricGuarded(Scorer):
             return costs
         most = max(costs)
         return [cost + most if holds else cost for cost, holds in zip(costs, holders, strict=True)]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        costs = self._costs(view)
+        guarded = zip(self.score(view), costs, strict=True)
+        return {"own_prefill_times_batch": costs, "hot_class": [whole - cost for whole, cost in guarded]}
 
     def picked(self, view: View, row: Row) -> None:
         watch = self._watch(view, self._costs(view), self._holders(view))

@@ -10,7 +10,7 @@ are our own in flight, the `request_stats` of its router.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorers.blocks import fill_credits, whole_tokens
@@ -41,6 +41,12 @@ class Loadaware(Scorer):
         whole = max(1, whole_tokens(view))
         held = fill_credits(view.rows, _held)
         return [worth * (count - mean) - min(1.0, tokens / whole) for count, tokens in zip(requests, held, strict=True)]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        requests = [row.load.requests for row in view.rows]
+        mean = sum(requests) / len(requests)
+        load = [self.beta / max(1.0, mean) * (count - mean) for count in requests]
+        return {"load": load, "held": [cost - own for cost, own in zip(self.score(view), load, strict=True)]}
 
 
 def _held(_row: Row, overlap: Overlap) -> float:

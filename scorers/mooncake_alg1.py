@@ -16,7 +16,7 @@ are outside a scorer's task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorers.blocks import fill_credits
@@ -58,6 +58,23 @@ class MooncakeAlg1(Scorer):
                 transfer_ms = link.base_ms + link.us_per_token * (best - held) / 1000
                 costs.append(transfer_ms + queued_ms + speed.prefill_ms(whole - best, best))
         return costs
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        own = [round(held) for held in fill_credits(view.rows, _held)]
+        pooled, longest = 0 if view.pool is None else view.pool.tokens, max(own)
+        best = max(longest, pooled)
+        name = "load_from_pool" if pooled >= longest else "load_from_peer"
+        whole = max(view.prompt_tokens or 0, best)
+        compute, load = [], []
+        for row, held in zip(view.rows, own, strict=True):
+            link = row.speed.pool if pooled >= longest else row.speed.peer
+            if link is None or held == best or best < self.balancing_threshold * held:
+                load.append(0.0)
+                compute.append(row.speed.prefill_ms(whole - held, held))
+            else:
+                load.append(link.base_ms + link.us_per_token * (best - held) / 1000)
+                compute.append(row.speed.prefill_ms(whole - best, best))
+        return {"wait": [row.load.queued_ms for row in view.rows], "compute": compute, name: load}
 
 
 def _held(_row: Row, overlap: Overlap) -> float:

@@ -11,8 +11,8 @@ match worth more than its share, so a long session stays where a short one may m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from scorers.contract import Needs, Overlap, Scorer, Unit, View
 from scorers.parameters import check_at_least, check_shares
@@ -56,6 +56,16 @@ class PrefixOverlap(Scorer):
             return shares
         lengths = [1 - min(1.0, tokens / self.length_tokens) ** 2 for tokens in tokens_of]
         return [(1 - weight) * share + weight * length for share, length in zip(shares, lengths, strict=True)]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]] | None:
+        """Return the share that is not held and what a match lacks in length; None where length does not count."""
+        if not self.length_weight:
+            return None
+        shares = [(1 - self.length_weight) * share for share in replace(self, length_weight=0.0).score(view)]
+        return {
+            "not_held": shares,
+            "short_match": [cost - share for cost, share in zip(self.score(view), shares, strict=True)],
+        }
 
     def _usable(self, overlap: Overlap) -> float:
         fast = overlap.expected_tokens if self.expected else overlap.gpu_tokens  # the first includes the second

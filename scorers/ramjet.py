@@ -18,7 +18,7 @@ tokens and the queued prefill of a target as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorers.blocks import fill_credits
@@ -60,6 +60,16 @@ class Ramjet(Scorer):
             - LONGER * blocks
             for row, blocks in zip(view.rows, held, strict=True)
         ]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        requests = [self.alpha * row.load.requests for row in view.rows]
+        queued = [self.alpha * row.load.prefill_tokens / self.load_unit_tokens for row in view.rows]
+        rest = zip(self.score(view), requests, queued, strict=True)
+        return {
+            "requests": requests,
+            "queued_prefill": queued,
+            "affinity": [cost - count - tokens for cost, count, tokens in rest],
+        }
 
 
 def _held(_row: Row, overlap: Overlap) -> float:

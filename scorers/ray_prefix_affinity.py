@@ -17,7 +17,7 @@ of ongoing requests makes it wait and draw again, which is a matter of admission
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
@@ -57,6 +57,11 @@ class RayPrefixAffinity(Scorer):
             candidates = _two_at_random(view)
         penalty = most + 1
         return [count if i in candidates else count + penalty for i, count in enumerate(requests)]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        requests = [row.load.requests for row in view.rows]
+        penalties = [cost - count for cost, count in zip(self.score(view), requests, strict=True)]
+        return {"requests": requests, "no_candidate": penalties}
 
     def _by_prefix(self, view: View) -> Collection[int] | None:
         """Return the candidates by match or by tree size; None if nothing is known of any target's cache."""

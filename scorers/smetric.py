@@ -21,7 +21,7 @@ uncached tokens, so its attention is that of requests of mean length there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scorers.blocks import whole_tokens
@@ -91,6 +91,19 @@ class Smetric(Scorer):
         if (home := self._home(view, whole, held, queues)) is not None:
             costs[home] = -1.0
         return costs
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        """Return the cost of the queue and of this request there, each times the load; neither counts where the session
+        stays.
+        """
+        whole, held, costs = whole_tokens(view), match_tokens(view.rows), self.score(view)
+        loads = [
+            0 if cost < 0 else row.load.requests if self.colocated else 1
+            for row, cost in zip(view.rows, costs, strict=True)
+        ]
+        queued = [load * self._queued(row.load) for row, load in zip(view.rows, loads, strict=True)]
+        own = [load * self._cost(whole, tokens) for load, tokens in zip(loads, held, strict=True)]
+        return {"queued_prefill": queued, "own_prefill": own, "session": [min(0.0, cost) for cost in costs]}
 
     def picked(self, view: View, row: Row) -> None:
         if view.session is not None:

@@ -92,3 +92,23 @@ def served_ms(
             ms += answer * step_ms * cost
         served.append(ms)
     return served
+
+
+def split_served_ms(
+    rows: Sequence[Row], works: Sequence[float], prompt_tokens: int, answer: float
+) -> dict[str, list[float]]:
+    """Return what `served_ms` adds to wait and work, in parts: `answers_held_up` by the work, `own_answer`, and
+    `memory_shortage`, what is lacking of memory for it.
+    """
+    parts: dict[str, list[float]] = {"answers_held_up": [], "own_answer": [], "memory_shortage": []}
+    for row, work in zip(rows, works, strict=True):
+        load, capacity_tokens, lacks = row.load, row.capacity_tokens, 0.0
+        answer_ms = answer * step_ms(load, row.speed)
+        if capacity_tokens:
+            grows = prompt_tokens + growth_tokens(load.requests, answer)
+            held_tokens = 0 if row.overlap is None else row.overlap.gpu_tokens
+            lacks = max(0.0, used_tokens(load) + grows - capacity_tokens - held_tokens) / capacity_tokens
+        parts["answers_held_up"].append(stall_cost(load) * work)
+        parts["own_answer"].append(STREAMED * answer_ms)
+        parts["memory_shortage"].append(SHORTAGE * lacks * answer_ms)
+    return parts

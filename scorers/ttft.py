@@ -24,6 +24,9 @@ from typing import NamedTuple
 from scorers.contract import Measure, Overlap, PoolHit, Row, Speed, Transfer, View
 from scorers.polled import fill_missing
 
+LINKS = ("load_from_host", "load_from_disk", "load_from_pool", "load_from_pool_disk")
+"""Names of the parts that are spent on fetching, in the order of the sources of a row."""
+
 Source = tuple[Transfer | None, int, int]
 """A link, and the range of prompt tokens it can load: certainly from the first number on (possibly from 0), up to the
 second.
@@ -66,6 +69,11 @@ def ttfts_ms(rows: Sequence[Row], prompt: PromptTokens, stale_s: float) -> list[
     """Return the milliseconds to the first token at each row: the wait plus the least work."""
     work = works_ms(rows, prompt)
     return [wait + own for wait, own in zip(waits_ms(rows, work, stale_s), work, strict=True)]
+
+
+def split_ttfts_ms(rows: Sequence[Row], prompt: PromptTokens, stale_s: float) -> dict[str, list[float]]:
+    """Return `ttfts_ms` in parts: `wait`, and those of `split_works_ms`."""
+    return {"wait": waits_ms(rows, works_ms(rows, prompt), stale_s), **split_works_ms(rows, prompt)}
 
 
 def waits_ms(rows: Sequence[Row], work: Sequence[float], stale_s: float) -> list[float]:
@@ -118,6 +126,13 @@ def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None)
             before, at, ms = held, speed, speed.prefill_ms(whole - held, held)
         works.append(ms)
     return works
+
+
+def split_works_ms(rows: Sequence[Row], prompt: PromptTokens) -> dict[str, list[float]]:
+    """Return `works_ms` by what the time is spent on: `compute`, and each link of `LINKS` that a row uses."""
+    ways = [_least_way(row.overlap, row.speed, prompt) for row in rows]
+    links = [link for link in LINKS if any(link in way for way in ways)]
+    return {part: [way.get(part, 0.0) for way in ways] for part in ("compute", *links)}
 
 
 class WorkAhead(NamedTuple):
@@ -195,3 +210,25 @@ def _least(speed: Speed, whole: int, reached: int, sources: Sequence[Source]) ->
             if fetching < least:  # else nothing that follows can compensate
                 least = min(least, fetching + _least(speed, whole, end, sources))
     return least
+
+
+def _least_way(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> dict[str, float]:
+    """Return the parts of `least_ms`, which is a function of its own because it runs for every request."""
+    whole, in_memory, pooled, unknown = prompt
+    if overlap is None:
+        held = on_host = on_disk = unknown
+    else:
+        held, on_host, on_disk = overlap.expected_tokens, overlap.cpu_tokens, overlap.disk_tokens
+    links = (speed.cpu, speed.disk, speed.pool, speed.pool_disk)
+    ranges = ((0, on_host), (on_host, on_disk), (0, in_memory), (in_memory, pooled))
+    sources = [(name, link, *span) for name, link, span in zip(LINKS, links, ranges, strict=True)]
+
+    def find_least(reached: int) -> dict[str, float]:
+        ways = [{"compute": speed.prefill_ms(whole - reached, reached)}]
+        for name, link, start, end in sources:
+            if start <= reached < end and link is not None:
+                fetching = link.base_ms + link.us_per_token * (end - reached) / 1000
+                ways.append({name: fetching, **find_least(end)})
+        return min(ways, key=lambda way: sum(way.values()))
+
+    return find_least(held)

@@ -17,10 +17,10 @@ approximate index stands in). Its temperature is 0, the picker `best`; its specu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import block_tokens, fill_credits, pooled_tokens, used_tokens, whole_tokens
+from scorers.blocks import block_tokens, fill_credits, pooled_tokens, split_prefill, used_tokens, whole_tokens
 from scorers.contract import Needs, Overlap, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
@@ -56,6 +56,17 @@ class VllmRouterKvAware(Scorer):
             + per_request * row.load.requests
             for row, credit in zip(rows, credits, strict=True)
         ]
+
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        rows, whole, pooled, unit = view.rows, whole_tokens(view), pooled_tokens(view), block_tokens(view.rows)
+        credits = fill_credits(rows, lambda _, overlap: self._credit(overlap, pooled))
+        ahead = [max(0.0, row.load.prefill_tokens + whole - credit) for row, credit in zip(rows, credits, strict=True)]
+        return {
+            **split_prefill(rows, ahead, self.prefill_load_scale / unit),
+            "kv_in_use": [used_tokens(row.load) / unit for row in rows],
+            "own_kv": [whole / unit] * len(rows),
+            "requests": [self.decode_active_request_weight * row.load.requests for row in rows],
+        }
 
     def _credit(self, overlap: Overlap, pooled: int) -> float:
         gpu = overlap.expected_tokens

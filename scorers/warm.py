@@ -35,13 +35,13 @@ late events, slow instances and late starts. Other variants that were tried, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scorers.contract import Measure, Needs, Scorer, Unit, View
 from scorers.parameters import check_above_0, check_at_least
-from scorers.streams import answer_tokens, served_ms
-from scorers.ttft import prompt_of, waits_ms, works_ms
+from scorers.streams import answer_tokens, served_ms, split_served_ms
+from scorers.ttft import prompt_of, split_works_ms, waits_ms, works_ms
 
 BEHIND = 2.0  # weight of a second of work behind this request, relative to one of its own
 
@@ -78,15 +78,30 @@ class Warm(Scorer):
         waits = waits_ms(rows, service, self.stale_s)
         answer = answer_tokens(view.answer_tokens, view.ask.output_tokens)
         own = served_ms(rows, waits, service, prompt.whole, answer)
-        extra = BEHIND * (self._work_cost(max(view.busy or 0.0, view.live_share or 0.0)) - 1)
+        extra = self._behind(view)
         if not extra:
             return own
         work = service if view.nominal is None else works_ms(rows, prompt, view.nominal)
         return [mine + extra * fleet for mine, fleet in zip(own, work, strict=True)]
 
+    def parts(self, view: View) -> Mapping[str, Sequence[float]]:
+        rows = view.rows
+        prompt = prompt_of(view, pool=self.pool)._replace(unknown=0)
+        service = works_ms(rows, prompt)
+        answer = answer_tokens(view.answer_tokens, view.ask.output_tokens)
+        work = service if view.nominal is None else works_ms(rows, prompt, view.nominal)
+        extra = self._behind(view)
+        return {
+            "wait": waits_ms(rows, service, self.stale_s),
+            **split_works_ms(rows, prompt),
+            **split_served_ms(rows, service, prompt.whole, answer),
+            "work_behind": [extra * fleet for fleet in work],
+        }
+
     def settled_by(self) -> Measure:
         return Measure.SERVED if self.pool else Measure.SERVED_BUT_POOL
 
-    def _work_cost(self, in_use: float) -> float:
-        """Return what a second of work costs all requests together, in seconds."""
-        return min(self.cap, 1 / (1 - in_use)) if in_use < 1 else self.cap
+    def _behind(self, view: View) -> float:
+        """Return what a second of work costs the requests behind it, in seconds."""
+        in_use = max(view.busy or 0.0, view.live_share or 0.0)
+        return BEHIND * ((min(self.cap, 1 / (1 - in_use)) if in_use < 1 else self.cap) - 1)

@@ -103,7 +103,7 @@ class Explain:
             raise NoTarget("no engine can serve this model now")
         policy = record.policy
         assert policy is not None, "placed"
-        description = describe_decision(decision)
+        description = describe_decision(decision, policy)
         notes = [
             placement.note,
             self._note_on_panic(decision),

@@ -47,7 +47,7 @@ class RecentRecords:
         """Return at most `limit` records as JSON, newest first. Requests go on meanwhile."""
         encoded: list[bytes] = []
         for record in self.latest(limit):
-            encoded.append(msgspec.json.encode(describe_record(record)))
+            encoded.append(msgspec.json.encode(describe_record(record, parts=False)))
             if len(encoded) % RECORDS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return encoded

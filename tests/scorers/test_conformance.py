@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scorers.admission.contract import AdmissionRule
 from scorers.contract import Filter, Outcome, Picker, Scorer, View
 from scorers.registry import BUILTINS, load_registry
-from tests.suites.scorers import check_filter, check_picker, check_scorer
+from tests.suites.scorers import check_filter, check_parts, check_picker, check_scorer
 from tests.suites.views import a_row, a_view, views
 
 REGISTRY = load_registry()
@@ -70,6 +70,48 @@ def test_every_picker(data: Any, view: Any) -> None:
     order = data.draw(st.permutations(range(count)))
     for picker in build_all(Picker):
         check_picker(picker, view, costs, order)
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("warm", {"pool": False}),
+    ("warm", {"cap": 1.0}),
+    ("expected_ttft", {"pool": False}),
+    ("least_work_left", {"pool": False}),
+    ("dynamo_cost", {"overlap_score_credit_decay": 0.5, "shared_cache_multiplier": 0.5}),
+    ("dynamo_cost", {"overlap_score_credit": 2.0, "decode_active_request_weight": 3.0, "prefill_load_scale": 0.3}),
+    ("vllm_router_kv_aware", {"decode_active_request_weight": 3.0, "prefill_load_scale": 0.0}),
+    ("lmetric", {"shared_cache_multiplier": 1.0}),
+    ("jsew", {"prefill_load_scale": 2.0, "decode_work_scale": 0.0}),
+    ("smetric", {"colocated": False}),
+    ("prefix_overlap", {"length_weight": 0.3}),
+    ("ray_prefix_affinity", {"imbalanced_threshold": 10.0}),
+    ("dualmap", {"ttft_ms": 50.0}),
+    ("mooncake_alg1", {"balancing_threshold": 1.0}),
+    ("ramjet", {"alpha": 0.0}),
+    ("loadaware", {"beta": 5.0}),
+    ("aibrix_prefix", {"imbalance": 10**9, "sigma": 0.1}),
+]
+
+
+@many
+@given(views(), st.none() | st.floats(1, 1e5))
+def test_parts_add_up_with_other_parameters(view: View, answer_tokens: float | None) -> None:
+    view = view._replace(answer_tokens=answer_tokens)
+    for name, parameters in VARIANTS:
+        note(name)
+        scorer = REGISTRY.build(Scorer, name, parameters)  # type: ignore[type-abstract]
+        assert scorer.parts(view) is not None
+        check_parts(scorer, view, scorer.score(view))
+
+
+def test_the_costs_that_are_sums_name_their_parts() -> None:
+    view = a_view(a_row("a"), a_row("b"), prompt_tokens=1000)
+    named = {name for name in REGISTRY.names(Scorer) if REGISTRY.build(Scorer, name, {}).parts(view) is not None}  # type: ignore[type-abstract]
+    assert named == {
+        "aibrix_prefix", "dualmap", "dynamo_cost", "expected_ttft", "jsew", "lbgr", "least_work_left", "lmetric",
+        "lmetric_guarded", "loadaware", "mooncake_alg1", "ramjet", "ray_prefix_affinity", "smetric",
+        "vllm_router_kv_aware", "warm",
+    }  # fmt: skip
 
 
 def test_the_suite_covers_every_kind() -> None:

@@ -12,6 +12,9 @@ from math import isclose, isfinite
 
 from scorers.contract import Filter, Picker, Scorer, Unit, View
 
+PARTS_TOLERANCE = 1e-9
+"""How far parts may add up to more or less than a cost, relative to the sum of their magnitudes: rounding."""
+
 
 def check_scorer(scorer: Scorer, view: View, order: Sequence[int]) -> None:
     """`order` is a permutation of the view's rows."""
@@ -23,11 +26,26 @@ def check_scorer(scorer: Scorer, view: View, order: Sequence[int]) -> None:
         assert all(0 <= cost <= 1 for cost in costs), costs
     assert list(scorer.score(view)) == costs, "the same view must give the same costs"
     assert list(deepcopy(state).score(deepcopy(view))) == costs, "costs must hang on parameters and view alone"
+    check_parts(scorer, view, costs)
     assert view == before, "a view is shared by everybody: hands off"
     assert scorer == state, "scoring must not change the scorer"
     if not scorer.order_matters:
         shuffled = list(scorer.score(view._replace(rows=tuple(view.rows[i] for i in order))))
         assert all(isclose(shuffled[k], costs[i], abs_tol=1e-9) for k, i in enumerate(order)), (costs, shuffled, order)
+
+
+def check_parts(scorer: Scorer, view: View, costs: Sequence[float]) -> None:
+    """Check the parts of `costs`, if the scorer names any."""
+    parts = scorer.parts(view)
+    if parts is None:
+        return
+    assert parts, "no parts is None"
+    assert all(len(values) == len(costs) for values in parts.values()), parts
+    for i, cost in enumerate(costs):
+        shares = [values[i] for values in parts.values()]
+        assert all(isfinite(share) for share in shares), parts
+        magnitude = max(1.0, sum(map(abs, shares)))
+        assert abs(sum(shares) - cost) <= PARTS_TOLERANCE * magnitude, (cost, {n: v[i] for n, v in parts.items()})
 
 
 def check_filter(a_filter: Filter, view: View, order: Sequence[int]) -> None:

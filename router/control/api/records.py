@@ -1,31 +1,24 @@
 """Admin endpoints that explain decisions: `/admin/records/{id}` for a past request, `/admin/explain` for a new one.
 
-A record is JSON for programs and an HTML page for a browser: one file without scripts or external resources, enforced
-by its Content-Security-Policy (the style sheet is allowed by digest). Records contain names from clients and engines,
-so every value is escaped.
+A record is JSON for programs and an HTML page for a browser (`record_page.py`).
 """
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from hashlib import sha256
-from importlib.resources import files
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
-import jinja2
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from router.control.api.policies import OpenShape, Responses
+from router.control.api.record_page import PAGE_HEADERS, render_page
 from router.control.explain import Explain, ExplainRequest
 from router.control.status import Status
 from router.errors import NotFound, TooLarge, quote_name
 from router.proxy.asgi import read_body
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED
-from router.scheduling.policy.rationale import format_amount
 
 HTML, JSON = "text/html", "application/json"
 
@@ -128,48 +121,3 @@ def _parse_range(text: str) -> tuple[str, float]:
     name, *parameters = (part.strip().lower() for part in text.split(";"))
     q = next((p[2:] for p in parameters if p.startswith("q=")), "1")
     return name, float(q) if QUALITY.fullmatch(q) else 0.0
-
-
-# the page
-
-
-def render_page(record: Mapping[str, Any]) -> str:
-    """Render a record, as `record_view.describe_record` describes it, as HTML."""
-    return _TEMPLATE.render(record=record)
-
-
-def _format(value: Any) -> Any:
-    if value is None:
-        return "\N{EN DASH}"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return format_amount(value)
-    return f"{value:,}" if isinstance(value, int) else value
-
-
-def _format_time(wall_s: float) -> str:
-    return datetime.fromtimestamp(wall_s, UTC).isoformat(" ", "milliseconds")
-
-
-def _compile(text: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"shown": _format, "moment": _format_time}
-    return environment.from_string(text)
-
-
-_TEXT = files("router.control.api").joinpath("record.html").read_text(encoding="utf-8")
-_TEMPLATE = _compile(_TEXT)
-_STYLE = b64encode(sha256(_TEXT.partition("<style>")[2].partition("</style>")[0].encode()).digest()).decode()
-
-PAGE_HEADERS = {
-    "content-security-policy": (
-        f"default-src 'none'; style-src 'sha256-{_STYLE}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-    "vary": "accept",
-}

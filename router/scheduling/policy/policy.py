@@ -123,6 +123,10 @@ class Policy:
             spec=self.spec,
         )
 
+    def profile(self, part: Part) -> Policy:
+        """Return the policy of filters, scorers and picker that decides this part of a request."""
+        return self._parts[part]
+
     def decide(self, view: View, part: Part = "whole") -> Decision:
         """Return the choice among `view.rows` (at least one) for this part of a request. Raises PolicyFault when a
         plug-in breaks the contract.

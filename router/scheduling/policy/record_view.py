@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
-from router.scheduling.policy.decision import Decision
+from router.scheduling.policy.cost_parts import CostParts, split_costs
+from router.scheduling.policy.decision import Decision, Term
+from router.scheduling.policy.policy import Policy
 from router.scheduling.policy.rationale import describe_omitted, explain_choice
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 
@@ -15,8 +17,10 @@ LINEAGE = "session", "parent", "program"  # pseudonyms, of the first attempt's v
 OMITTED = frozenset({"arrived_s", "unit", "blocks"})
 
 
-def describe_record(record: Record) -> dict[str, Any]:
-    """Return the record as plain JSON types: every candidate with each weighted term; the terms add up to its cost."""
+def describe_record(record: Record, *, parts: bool = True) -> dict[str, Any]:
+    """Return the record as plain JSON types: every candidate with each weighted term; the terms add up to its cost.
+    `parts`: also name the parts of each term, which takes about as long as its decisions took.
+    """
     fields: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name not in OMITTED}
     fields["policy"] = None if record.policy is None else record.policy.name
     fields["policy_digest"] = None if record.policy is None else record.policy.digest
@@ -27,7 +31,7 @@ def describe_record(record: Record) -> dict[str, Any]:
     for name in LINEAGE:
         fields[name] = getattr(view, name, None)
     fields["stages"] = msgspec.structs.asdict(record.stages)
-    fields["attempts"] = [_describe_attempt(attempt) for attempt in record.attempts]
+    fields["attempts"] = [_describe_attempt(attempt, record.policy if parts else None) for attempt in record.attempts]
     return fields
 
 
@@ -35,9 +39,9 @@ def _explain_attempt(attempt: Attempt) -> str:
     return f"{PANIC}; {explain_choice(attempt.decision)}" if attempt.panic else explain_choice(attempt.decision)
 
 
-def _describe_attempt(attempt: Attempt) -> dict[str, Any]:
+def _describe_attempt(attempt: Attempt, policy: Policy | None) -> dict[str, Any]:
     return {
-        **_describe_choice(attempt),
+        **_describe_choice(attempt, policy),
         "panic": attempt.panic,
         "served": attempt.served,
         "pool_tokens": attempt.pool_tokens,
@@ -45,28 +49,30 @@ def _describe_attempt(attempt: Attempt) -> dict[str, Any]:
         "match_ms": attempt.match_ms,
         "decide_ms": attempt.decide_ms,
         "duration_ms": attempt.duration_ms,
-        "prefill": None if attempt.prefill is None else _describe_leg(attempt.prefill),
+        "prefill": None if attempt.prefill is None else _describe_leg(attempt.prefill, policy),
     }
 
 
-def _describe_leg(leg: PrefillRecord) -> dict[str, Any]:
-    return {**_describe_choice(leg), "duration_ms": leg.duration_ms, "cached_tokens": leg.cached_tokens}
+def _describe_leg(leg: PrefillRecord, policy: Policy | None) -> dict[str, Any]:
+    return {**_describe_choice(leg, policy), "duration_ms": leg.duration_ms, "cached_tokens": leg.cached_tokens}
 
 
-def _describe_choice(choice: Attempt | PrefillRecord) -> dict[str, Any]:
+def _describe_choice(choice: Attempt | PrefillRecord, policy: Policy | None) -> dict[str, Any]:
     return {
         "end": choice.end,
         "predicted_tokens": choice.predicted_tokens,
         "expected_tokens": choice.expected_tokens,
         "token_id_passthrough": choice.token_id_passthrough,
-        **describe_decision(choice.decision),
+        **describe_decision(choice.decision, policy),
     }
 
 
-def describe_decision(decision: Decision) -> dict[str, Any]:
+def describe_decision(decision: Decision, policy: Policy | None = None) -> dict[str, Any]:
     """Return one choice as plain JSON types: `why` in a sentence, and every candidate that the filters kept with its
-    terms. Candidates without a row (`left_out`) are only counted.
+    terms. Candidates without a row (`left_out`) are only counted. With the `policy` that made it, each term has its
+    parts, or None where its scorer names none; `parts_missing` says of which terms they are not known, and why.
     """
+    split = None if policy is None else split_costs(decision, policy)
     view: dict[str, Any] = to_plain(decision.view._replace(rows=()))
     del view["rows"]  # see `candidates`
     kept = {row.target for row in decision.rows}
@@ -79,22 +85,24 @@ def describe_decision(decision: Decision) -> dict[str, Any]:
         "left_out": describe_omitted(decision.view),
         "filtered_out": [row.target for row in decision.view.rows if row.target not in kept],
         "skipped_filters": list(decision.skipped_filters),
+        "parts_missing": {} if split is None else dict(split.missing),
         "view": view,
-        "candidates": [_describe_candidate(decision, i) for i in range(len(decision.costs))],
+        "candidates": [_describe_candidate(decision, split, i) for i in range(len(decision.costs))],
     }
 
 
-def _describe_candidate(decision: Decision, i: int) -> dict[str, Any]:
-    terms = {
-        term.name: {
-            "unit": term.unit,
-            "weight": term.weight,
-            "cost": term.costs[i],
-            "weighted": term.weight * term.costs[i],
-        }
-        for term in decision.terms
-    }
+def _describe_candidate(decision: Decision, split: CostParts | None, i: int) -> dict[str, Any]:
+    terms = {term.name: _describe_term(term, split, i) for term in decision.terms}
     return {"cost": decision.costs[i], "terms": terms, **to_plain(decision.rows[i])}
+
+
+def _describe_term(term: Term, split: CostParts | None, i: int) -> dict[str, Any]:
+    cost = term.costs[i]
+    described = {"unit": term.unit, "weight": term.weight, "cost": cost, "weighted": term.weight * cost}
+    if split is not None:
+        parts = split.by_term.get(term.name)
+        described["parts"] = None if parts is None else {name: values[i] for name, values in parts.items()}
+    return described
 
 
 def to_plain(value: Any) -> Any:

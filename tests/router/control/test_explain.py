@@ -160,8 +160,9 @@ async def test_what_would_happen_is_what_then_happens(policy: str) -> None:
     for n in range(10):
         asked = about(session=f"s{n % 2}")
         told = await house.explain.explain(asked)
-        (attempt,) = house.request(asked).attempts
-        assert but_sampled(told["decision"]) == but_sampled(describe_decision(attempt.decision))
+        record = house.request(asked)
+        (attempt,) = record.attempts
+        assert but_sampled(told["decision"]) == but_sampled(describe_decision(attempt.decision, record.policy))
         assert (told["target"], told["why"]) == (attempt.decision.target, told["decision"]["why"])
         house.clock.advance(1.0)
 
@@ -321,7 +322,9 @@ async def test_the_arm_of_a_session_is_the_one_it_would_be_on() -> None:
         record = house.request(asked)
         assert record.policy is not None
         assert (told["arm"], told["policy"]) == (record.arm, record.policy.name)
-        assert but_sampled(told["decision"]) == but_sampled(describe_decision(record.attempts[0].decision))
+        assert but_sampled(told["decision"]) == but_sampled(
+            describe_decision(record.attempts[0].decision, record.policy)
+        )
         assert told["notes"] == []
         arms.add(told["arm"])
     assert arms == {"warm", "turns"}

@@ -1,0 +1,130 @@
+"""A record as an HTML page: one file without scripts or external resources.
+
+Its Content-Security-Policy enforces that: the style sheet is allowed by digest, and charts are SVG without style
+attributes. Every chart stands beside a table with the same figures, so screen readers skip it. Records contain names
+from clients and engines, so every value is escaped.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import jinja2
+
+from router.scheduling.policy.rationale import format_amount
+
+COLOURS = 10  # classes c0 to c9 of the style sheet
+
+
+class Segment(NamedTuple):
+    """A part of a bar, in per cent of the chart's width."""
+
+    x: float
+    width: float
+    colour: int
+
+
+class Bar(NamedTuple):
+    """One candidate's cost in parts."""
+
+    target: str
+    values: Sequence[float]
+    segments: Sequence[Segment]
+
+
+class BarChart(NamedTuple):
+    """Costs as stacked bars, cheapest first. Parts below 0 are to the left of `zero`, in per cent of the width."""
+
+    names: Sequence[str]
+    bars: Sequence[Bar]
+    zero: float
+
+
+def render_page(record: Mapping[str, Any]) -> str:
+    """Render a record, as `record_view.describe_record` describes it, as HTML."""
+    return _TEMPLATE.render(record=record)
+
+
+def stack_bars(choice: Mapping[str, Any]) -> BarChart | None:
+    """Return the costs of a choice as bars of weighted terms, or of their parts where they have some, without
+    those that are 0 everywhere. None if fewer than two are left.
+    """
+    candidates = sorted(choice["candidates"], key=lambda candidate: candidate["cost"])
+    splits = [dict(_weighted_parts(candidate["terms"])) for candidate in candidates]
+    names = [name for name in splits[0] if any(split[name] for split in splits)]
+    if len(names) < 2:
+        return None
+    most = max(sum(max(0.0, value) for value in split.values()) for split in splits)
+    least = min(sum(min(0.0, value) for value in split.values()) for split in splits)
+    scale = 100 / ((most - least) or 1.0)
+    bars = [
+        Bar(candidate["target"], values, list(_stack(values, least, scale)))
+        for candidate, split in zip(candidates, splits, strict=True)
+        for values in [[split[name] for name in names]]
+    ]
+    return BarChart(names, bars, -least * scale)
+
+
+def _weighted_parts(terms: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, term in terms.items():
+        parts = term.get("parts")
+        if parts is None:
+            yield name, term["weighted"]
+            continue
+        prefix = f"{name}: " if len(terms) > 1 else ""
+        for part, value in parts.items():
+            yield f"{prefix}{part}".replace("_", " "), term["weight"] * value
+
+
+def _stack(values: Sequence[float], least: float, scale: float) -> Iterator[Segment]:
+    """Yield a segment per value: those above 0 from 0 to the right, those below to the left."""
+    right = left = -least * scale
+    for i, value in enumerate(values):
+        width = abs(value) * scale
+        if value < 0:
+            left -= width
+        if width > 0:
+            yield Segment(round(left if value < 0 else right, 3), round(width, 3), i % COLOURS)
+        right += width if value > 0 else 0.0
+
+
+def _format(value: Any) -> Any:
+    if value is None:
+        return "\N{EN DASH}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return format_amount(value)
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def _format_time(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(" ", "milliseconds")
+
+
+def _compile(text: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"shown": _format, "moment": _format_time, "stacked": stack_bars}
+    return environment.from_string(text)
+
+
+_TEXT = files("router.control.api").joinpath("record.html").read_text(encoding="utf-8")
+_TEMPLATE = _compile(_TEXT)
+_STYLE = b64encode(sha256(_TEXT.partition("<style>")[2].partition("</style>")[0].encode()).digest()).decode()
+
+PAGE_HEADERS = {
+    "content-security-policy": (
+        f"default-src 'none'; style-src 'sha256-{_STYLE}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "vary": "accept",
+}
