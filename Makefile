@@ -36,7 +36,7 @@ test-stack: $(VENV)/.installed-test  ## run the tests that need real vLLM engine
 	$(BIN)/python -m router.testbed.local_stack.install
 	$(BIN)/python -m pytest -m stack
 
-test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kubernetes API server (built once: 7 minutes of CPU time) or Envoy
+test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kubernetes API server (built once: 7 minutes of CPU time), Envoy or promtool
 	$(BIN)/python -m tests.gateway.install
 	$(BIN)/python -m pytest -m gateway tests/gateway
 

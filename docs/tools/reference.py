@@ -86,7 +86,7 @@ def metrics() -> Iterator[str]:
     yield "# Metrics reference\n"
     yield "Everything that `GET /metrics` can show, in the order in which it appears there. Metrics of the router's"
     yield "process (`process_*`) come from the Prometheus client library. Alerts, and what to do about each, are in"
-    yield "[Metrics and alerts](../operate/metrics.md).\n"
+    yield "[Alerts](../operate/alerts.md).\n"
     page = Metrics(lambda: RouterSnapshot(), lambda model: True).page()
     rows = []
     for family in page.collect():

@@ -1,4 +1,4 @@
-"""The pages: links and paths in them lead somewhere, alerts have a runbook line, and the site builds."""
+"""The pages: links and paths in them lead somewhere, and the site builds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from docs.tools.pages import DOCS, OUTSIDE, ROOT, list_pages, strip_code
-from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import RouterSnapshot
-from tests.paths import CONFIGS
+from docs.tools.pages import OUTSIDE, ROOT, list_pages, strip_code
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 REPOSITORY_PATH = re.compile(r"`((?:router|scorers|tests|configs|docs)/[\w./-]+)`")
@@ -44,34 +40,6 @@ def test_paths_of_the_repository_that_pages_name(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 250
-
-
-def rules() -> list[dict[str, Any]]:
-    """Every alerting rule."""
-    loaded = yaml.safe_load((CONFIGS / "prometheus/alerts.yaml").read_text(encoding="utf-8"))
-    return [rule for group in loaded["groups"] for rule in group["rules"]]
-
-
-def test_every_alert_has_a_runbook_line() -> None:
-    page = (DOCS / "operate/metrics.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(Warmroute\w+)` \| (\w+) \| .{40,} \|$", page, flags=re.MULTILINE)
-    assert rows == [(rule["alert"], rule["labels"]["severity"]) for rule in rules()]
-
-
-def test_alerts_use_metrics_and_labels_that_exist() -> None:
-    families = {}
-    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
-    for family in Metrics(lambda: RouterSnapshot(), lambda model: True).page().collect():
-        for suffix in suffixes.get(family.type, ("",)):
-            families[family.name + suffix] = {*getattr(family, "_labelnames", ()), "le"}
-    assert len(rules()) > 15
-    for rule in rules():
-        names = re.findall(r"warmroute_\w+", rule["expr"])
-        assert names, rule["alert"]
-        assert set(names) <= families.keys(), rule["alert"]
-        labels = set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", rule["expr"]))
-        labels |= set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
-        assert labels <= set().union(*(families[name] for name in names)), rule["alert"]
 
 
 def build(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

