@@ -145,6 +145,8 @@ class App:
         if self._leader is not None:
             self._control.wait_for_workers_with(self._leader.wait_until_applied)
         self._decision_log = wiring.build_decision_log(self._config, self._secret, self._run_id, self._clock)
+        self._tracing = wiring.build_tracing(self._config, self._scheduler.fleet, self._run_id, self._clock)
+        self._exports = [export for export in (self._decision_log, self._tracing) if export is not None]
 
     def _build_status(self) -> None:
         """Build admission control and all that reports: status, metrics, and this worker's part for the others."""
@@ -211,6 +213,7 @@ class App:
             recent_records=self._recent_records,
             decision_log=self._decision_log,
             metrics=self._metrics,
+            tracing=self._tracing,
             admin_tokens=AdminTokens(config.admin.tokens),
             run_id=self._run_id,
         )
@@ -236,8 +239,8 @@ class App:
             self._metrics_listener = HttpListener(configure_server(metrics_app(metrics), address))
 
     def _snapshot(self) -> RouterSnapshot:
-        connections = ConnectionState(self._listener.connections, self._listener.refused)
-        return self._status.snapshot()._replace(connections=connections)
+        now = ConnectionState(self._listener.connections, self._listener.refused)
+        return self._status.snapshot()._replace(connections=now, tracing=self._tracing.stats if self._tracing else None)
 
     @property
     def port(self) -> int:
@@ -280,8 +283,8 @@ class App:
             if self._picker is not None:
                 await self._picker.start()
             background.start(self._control, self._scheduler, self._clock, self._tasks, watch=self._config.watch)
-        if self._decision_log is not None:
-            self._decision_log.start()
+        for export in self._exports:
+            export.start()
         if self._snapshots is not None:
             self._snapshots.start()
         self._pool.start()
@@ -349,8 +352,8 @@ class App:
         await self._pool.close()
         await self._tasks.close()
         await self._control.audit.flush()
-        if self._decision_log is not None:
-            await asyncio.to_thread(self._decision_log.close)
+        for export in self._exports:
+            await asyncio.to_thread(export.close)
         self._tokenization.close()
         self._upstreams.close()
 

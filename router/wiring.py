@@ -29,6 +29,7 @@ from router.backends.vllm.disaggregation import PARAMS
 from router.clock import Clock
 from router.config import schema
 from router.config.reader import load_policies
+from router.config.sections.base import split_base_url
 from router.control.workers.follower import FollowerWorker
 from router.control.workers.leader import LeaderWorker
 from router.control.workers.scheduler import SyncedScheduler
@@ -53,6 +54,9 @@ from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.tasks import Tasks
 from router.telemetry.decision_log.writer import DecisionLogWriter
+from router.telemetry.tracing import build
+from router.telemetry.tracing.spans import Address
+from router.telemetry.tracing.tracing import Tracing
 
 log = logging.getLogger("warmroute.app")
 
@@ -117,6 +121,19 @@ def build_read_options(config: schema.Config, *, want_source: bool = False) -> R
 def build_decision_log(config: schema.Config, secret: int, run_id: str, clock: Clock) -> DecisionLogWriter | None:
     decision_log = config.records.decision_log
     return None if decision_log is None else DecisionLogWriter(decision_log, secret, run_id, clock)
+
+
+def build_tracing(config: schema.Config, fleet: Fleet, run_id: str, clock: Clock) -> Tracing | None:
+    """Build tracing, if configured. Raises `ConfigError` where its packages are missing or a setting has no meaning."""
+    if config.tracing is None:
+        return None
+
+    def address(target: str) -> Address | None:
+        instance = fleet.get(target.rpartition("/")[0])  # called in a thread, where nothing may be built
+        return None if instance is None else split_base_url(instance.config.url)
+
+    continues = "traceparent" not in {name.lower() for name in config.edge.strip_headers}
+    return build.build_tracing(config.tracing, os.environ, address, clock, instance=run_id, continues=continues)
 
 
 def build_kv_store(

@@ -93,6 +93,8 @@ def _check_paths(config: Config) -> Iterator[YamlProblem]:
         yield from _check_file(("listen", "tls", "key_file"), config.listen.tls.key_file)
     yield from _check_file(("clients", "keys_file"), config.clients.keys_file)
     yield from _check_file(("fleet", "file"), config.fleet.file)
+    if config.tracing is not None:
+        yield from _check_file(("tracing", "headers_file"), config.tracing.headers_file)
     if config.policies_dir is not None and not Path(config.policies_dir).is_dir():
         yield YamlProblem(("policies_dir",), f"no such folder: {config.policies_dir}")
 

@@ -35,6 +35,7 @@ from router.config.sections.listeners import (
     PickerConfig,
 )
 from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
+from router.config.sections.tracing import TracingConfig
 
 MAX_PLUGINS = 64
 """Limit of filters and of scorers in one profile: each costs some microseconds per decision, the shipped policies have
@@ -324,6 +325,8 @@ class Config(Section):
     """inject: ask the engine for token usage on every stream and hide it from clients that did not ask; observe: use
     what the client asked for"""
     records: RecordsConfig = RecordsConfig()
+    tracing: TracingConfig | None = None
+    """export OpenTelemetry spans of requests; null: no tracing"""
     pool: PoolConfig | None = None
     """the Mooncake Store that the fleet shares; null: no shared pool"""
     stack: LocalStackConfig | None = None

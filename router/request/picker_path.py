@@ -45,6 +45,7 @@ from router.request.data_path import AttemptWatch
 from router.request.prepared_request import PreparedRequest
 from router.request.token_ids import AttemptPassthrough, offer_token_ids
 from router.scheduling.ticket import Ticket
+from router.telemetry.tracing.context import attempt_number
 
 log = logging.getLogger("warmroute.picker")
 
@@ -128,8 +129,12 @@ class PickerPath:
             added.append(("authorization", credentials))
         if ticket.prefill is not None and (prefiller := self._endpoint(ticket.prefill.target)) is not None:
             added.append((PREFILLER, prefiller.encode()))
+        if (trace := request.trace) is not None:
+            added.append(("traceparent", trace.traceparent(attempt_number(len(record.attempts) - 1))))
         named = {name for name, _ in added}
         removed = [name for name in edits.removed if name not in named]
+        if trace is not None and trace.begun and b"tracestate" in call.fields:
+            removed.append("tracestate")
         if offered is not None and target.instance.id in offered.instances and ticket.prefill is None:
             body = add_ids(body, offered.ids)
         elif offered is not None:

@@ -9,6 +9,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Prompt, UnknownIds
 from router.request.admin_tokens import PolicyOverride
 from router.request.admission.lease import AdmissionLease
+from router.telemetry.tracing.context import TraceContext
 from scorers.contract import PoolHit
 
 
@@ -28,3 +29,4 @@ class PreparedRequest(NamedTuple):
     pool_hit: PoolHit | None = None
     override: PolicyOverride | None = None
     lease: AdmissionLease | None = None  # None: sessions are not counted
+    trace: TraceContext | None = None  # None: no tracing

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from contextlib import nullcontext
+from typing import NamedTuple
 
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
 from router.prompt.prompt import Prompt
 from router.proxy.call import ClientRequest
 from router.proxy.disaggregated import PrefillLeg, relay_after, relay_beside
-from router.proxy.headers import ForwardedHeaders, HeaderRules
+from router.proxy.headers import TRACE_CONTEXT, TRACEPARENT, ForwardedHeaders, HeaderRules
 from router.proxy.relay import OutgoingRequest, RelayEnd, relay
 from router.proxy.token_ids import TokenIdUpstreams
 from router.proxy.upstreams import Upstream, UpstreamRequest, Upstreams, UpstreamTimeouts
@@ -21,6 +22,14 @@ from router.request.prepared_request import PreparedRequest
 from router.request.token_ids import offer_token_ids
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.ticket import PrefillBooking, Ticket
+from router.telemetry.tracing.context import PREFILL, attempt_number
+
+
+class AttemptHeaders(NamedTuple):
+    """The headers for the engine that answers, and for the one that computes the prompt, where there is one."""
+
+    answer: ForwardedHeaders
+    prefill: ForwardedHeaders
 
 
 class RelayPath:
@@ -46,8 +55,8 @@ class RelayPath:
     async def run(
         self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
     ) -> RelayEnd:
-        headers = self._header_rules.forward(call.headers, ticket.record.id)
-        outgoing = build_outgoing(call, request.prompt, headers, ticket)
+        headers = self._build_headers(call, request, ticket)
+        outgoing = build_outgoing(call, request.prompt, headers.answer, ticket)
         offered = offer_token_ids(request, ticket, self._passthrough)
         upstreams: Upstream = self._upstreams
         with offered or nullcontext(), watch:
@@ -56,14 +65,28 @@ class RelayPath:
                 upstreams = TokenIdUpstreams(
                     upstreams, outgoing.body, answering, offered.ids, offered.instances, offered.on_refusal
                 )
-            end = await self._send(call, outgoing, ticket, handed, upstreams, watch)
+            end = await self._send(call, outgoing, headers.prefill, ticket, handed, upstreams, watch)
             watch.on_end(end)
         return end
+
+    def _build_headers(self, call: ClientRequest, request: PreparedRequest, ticket: Ticket) -> AttemptHeaders:
+        """Return the headers of the attempt; with tracing each call to an engine gets a `traceparent` of its own."""
+        record, trace = ticket.record, request.trace
+        if trace is None:
+            headers = self._header_rules.forward(call.headers, record.id)
+            return AttemptHeaders(headers, headers)
+        headers = self._header_rules.forward(call.headers, record.id, TRACE_CONTEXT if trace.begun else TRACEPARENT)
+        number = attempt_number(len(record.attempts) - 1)
+        answer = headers.trace(trace.traceparent(number))
+        if ticket.prefill is None:
+            return AttemptHeaders(answer, answer)
+        return AttemptHeaders(answer, headers.trace(trace.traceparent(number + PREFILL)))
 
     def _send(
         self,
         call: ClientRequest,
         outgoing: OutgoingRequest,
+        prefill_headers: ForwardedHeaders,
         ticket: Ticket,
         handed: bytes | None,
         upstreams: Upstream,
@@ -76,10 +99,11 @@ class RelayPath:
                 outgoing = outgoing._replace(body=decode_body(outgoing.body, handed))
             return relay(call, upstreams, outgoing, limits, watch)
         if (peer := self._peers.mooncake_peer(half.target)) is None:
-            return relay_after(call, upstreams, build_prefill(outgoing, half, NIXL_PREFILL), outgoing, limits, watch)
+            prefill = build_prefill(outgoing, prefill_headers, half, NIXL_PREFILL)
+            return relay_after(call, upstreams, prefill, outgoing, limits, watch)
         transfer_id = f"xfer-{ticket.record.id}-{len(ticket.record.attempts)}"  # of this attempt only
         params = mooncake_params(transfer_id, peer.bootstrap_url, peer.engine_id)
-        prefill = build_prefill(outgoing, half, params.prefill)
+        prefill = build_prefill(outgoing, prefill_headers, half, params.prefill)
         outgoing = outgoing._replace(body=decode_body(outgoing.body, params.decode))
         return relay_beside(call, upstreams, prefill, outgoing, limits, watch)
 
@@ -101,10 +125,12 @@ def build_outgoing(call: ClientRequest, prompt: Prompt, headers: ForwardedHeader
     )
 
 
-def build_prefill(outgoing: OutgoingRequest, half: PrefillBooking, params: bytes) -> PrefillLeg:
+def build_prefill(
+    outgoing: OutgoingRequest, headers: ForwardedHeaders, half: PrefillBooking, params: bytes
+) -> PrefillLeg:
     """Return the prefill half of the request that goes out to the answering target."""
     target = half.target
     rank = target.rank if target.instance.has_ranks else None
     body = prefill_body(outgoing.endpoint, outgoing.body, params)
-    request = UpstreamRequest(outgoing.method, outgoing.path, outgoing.headers, body, rank)
+    request = UpstreamRequest(outgoing.method, outgoing.path, headers, body, rank)
     return PrefillLeg(target.instance.id, target.id, outgoing.record, outgoing.endpoint, request)

@@ -39,6 +39,7 @@ from router.request.retry_budget import RetryBudget
 from router.request.services import Services
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.scheduling.scheduler import Scheduler
+from router.telemetry.tracing.context import TraceContext
 from scorers.contract import Needs, PoolHit
 
 STORED = "/v1/responses/{id}"  # the endpoint's name in records and metrics
@@ -59,7 +60,8 @@ async def route(call: ClientRequest, services: Services) -> None:
         tokens = await tokenize(prompt, served, override, services)
         with await services.admission.acquire(prompt, served, tokens) as lease:
             pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
-            request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease)
+            trace = begin_trace(call, services)
+            request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease, trace)
             await run_recorded(call, request, stages, RequestTimes(arrived_s, read_s), services)
 
 
@@ -76,7 +78,8 @@ async def route_stored(call: ClientRequest, response_id: str, services: Services
         times = RequestTimes(arrived_s, services.clock.now())
         unknown = UnknownIds("endpoint")
         prompt = Prompt(Endpoint.OTHER, STORED, None, body, unknown, previous_response_id=response_id)
-        await run_recorded(call, PreparedRequest(prompt, None, unknown), Stages(), times, services)
+        request = PreparedRequest(prompt, None, unknown, trace=begin_trace(call, services))
+        await run_recorded(call, request, Stages(), times, services)
 
 
 async def run_recorded(
@@ -88,7 +91,7 @@ async def run_recorded(
         assign_policy(request, record, services)
         await place_and_relay(call, request, record, services)
     finally:
-        close_record(record, services)
+        close_record(record, request.trace, services)
 
 
 async def place_and_relay(call: ClientRequest, request: PreparedRequest, record: Record, services: Services) -> None:
@@ -120,6 +123,11 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
             break
     if not call.started:
         refuse(call, last, record)
+
+
+def begin_trace(call: ClientRequest, services: Services) -> TraceContext | None:
+    """Return the request's place in a trace, continued from the client's where it sent one; None without tracing."""
+    return None if services.tracing is None else services.tracing.begin(call.fields)
 
 
 async def parse(call: ClientRequest, body: bytes, services: Services) -> Prompt:
@@ -267,6 +275,7 @@ def open_record(
         stages=stages,
         body_ms=(times.read_s - times.arrived_s) * 1e3,
         prepared_ms=(services.clock.now() - times.arrived_s) * 1e3,
+        trace_id=None if request.trace is None else request.trace.trace_id,
     )
     if lease is not None:
         lease.record, record.admission_rule = record, lease.rule
@@ -281,10 +290,12 @@ def open_record(
     return record
 
 
-def close_record(record: Record, services: Services) -> None:
+def close_record(record: Record, trace: TraceContext | None, services: Services) -> None:
     record.duration_ms = (services.clock.now() - record.arrived_s) * 1e3
     record.done = True
     services.metrics.on_request_end(record)
     services.scheduler.complete(record)
     if services.decision_log is not None:
         services.decision_log.add(record)
+    if services.tracing is not None and trace is not None:
+        services.tracing.end(trace, record)

@@ -20,6 +20,7 @@ from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.recent_records import RecentRecords
+from router.telemetry.tracing.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +42,6 @@ class Services:
     recent_records: RecentRecords
     decision_log: DecisionLogWriter | None
     metrics: Metrics
+    tracing: Tracing | None
     admin_tokens: AdminTokens
     run_id: str  # prefix of the ids of all records of this process

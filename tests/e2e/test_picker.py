@@ -21,6 +21,7 @@ from tests.e2e.conftest import LOCAL, MODEL, Router
 from tests.e2e.test_admission import ON, SMALL, a_full_house, until_waiting
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.fakes.gateway import BUFFERED, STREAMED, Choice, Exchange, Gateway, Refusal
+from tests.fakes.otlp import receiver
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 PICKER = LOCAL | {"health_port": 0, "tls": "off"}
@@ -182,6 +183,20 @@ async def test_refusals_are_those_of_the_proxy(picker: Any) -> None:
         assert (listed.status, listed.json["data"]) == (200, proxied.json()["data"])
         for path in ("/health", "/metrics", "/load"):
             assert (await p.refused(path)).status == 404
+
+
+async def test_the_engine_continues_the_router_s_trace(picker: Any) -> None:
+    client = f"00-{'a' * 32}-{'b' * 16}-01"
+    with receiver() as traces:
+        async with picker(tracing={"endpoint": traces.url, "sample_ratio": 0}) as p:
+            exchange, choice = await p.choose(headers=[("traceparent", client), ("tracestate", "v=1")])
+            await exchange.answer(200, [JSON_ANSWER], choice.endpoint)
+            spans = {span.name: span for span in await traces.wait(len)}
+            assert choice.headers["traceparent"] == f"00-{'a' * 32}-{spans['attempt'].span_id}-01".encode()
+            assert spans[f"chat {MODEL}"].parent_id == "b" * 16
+            assert "tracestate" not in choice.removed
+            _, choice = await p.choose(headers=[("traceparent", "nonsense"), ("tracestate", "v=1")])
+            assert (choice.headers["traceparent"][-3:], "tracestate" in choice.removed) == (b"-00", True)
 
 
 async def test_a_get_that_is_listed_goes_to_an_engine(picker: Any) -> None:

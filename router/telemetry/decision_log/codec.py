@@ -117,6 +117,7 @@ class RecordEncoder:
             output_tokens=record.output_tokens,
             tool_call=record.tool_call,
             poison=record.poison,
+            trace_id=record.trace_id,
         )
 
     def _attempt(self, attempt: Attempt) -> LoggedChoice:

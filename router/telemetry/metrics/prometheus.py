@@ -28,6 +28,7 @@ from router.errors import (
     Unauthorized,
 )
 from router.scheduling.policy.record import Attempt, Record, Stages
+from router.telemetry.failure import ENDS, failure_reason
 from router.telemetry.metrics.series import Counter, Histogram, HistogramBuckets
 from router.telemetry.metrics.snapshot import TIERS, RouterSnapshot
 from router.telemetry.metrics.state import families
@@ -37,7 +38,6 @@ MAX_MODELS = 256  # adapters come and go; their counters stay
 MAX_ENDPOINTS = 64
 MAX_TOKEN_SOURCES = 32
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.__struct_fields__)
-ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "prefill"})
 REASONS: dict[type[RequestRefused], str] = {
     BadRequest: "bad_request",
     Unauthorized: "unauthorized",
@@ -140,7 +140,7 @@ class Metrics:
         endpoint, _, status = counters.requests
         self._requests[counters.requests] += 1
         self._token_ids[counters.source] += 1
-        if (reason := _reason(record)) is not None:
+        if (reason := failure_reason(record)) is not None:
             self._errors[endpoint, reason] += 1
         if record.ttft_ms is not None:
             counters.ttft.observe(record.ttft_ms / 1000)
@@ -284,18 +284,3 @@ class Metrics:
         for tier, tokens in zip(TIERS, overlap[:3], strict=True):
             self._predicted[model, tier] += tokens - slower
             slower = tokens
-
-
-def _reason(record: Record) -> str | None:
-    """Return why the request failed, or `None`. A 4xx is the engine's verdict on what the client sent."""
-    if record.poison:
-        return "poison"
-    if record.attempts and (end := record.attempts[-1].end) in ENDS:
-        return end
-    if record.status is None:
-        return "client_gone"
-    if not record.attempts:
-        return "no_target"
-    if record.status >= 400:
-        return "engine_5xx" if record.status >= 500 else "engine_4xx"
-    return None

@@ -15,6 +15,7 @@ from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import TokenizationReport
 from router.scheduling.experiments.regret import ChoiceComparison
 from router.telemetry.decision_log.writer import WriterStats
+from router.telemetry.tracing.tracing import TracingStats
 from scorers.contract import Speed
 
 TIERS = ("gpu", "cpu", "disk")
@@ -127,4 +128,5 @@ class RouterSnapshot(NamedTuple):
     passthrough: PassthroughReport = PassthroughReport({}, {}, {})
     prefix_cache: PrefixCacheState | None = None
     admission: Sequence[ModelAdmissionState] = ()  # by model, where sessions are admitted
+    tracing: TracingStats | None = None  # None: no tracing
     connections: ConnectionState | None = None

@@ -106,6 +106,8 @@ HELP = {
     "client_connections": "open connections of clients",
     "client_connections_refused_total": "connections closed at once, by reason: total (as many are open as may be), "
     "share (its client has its share of them), handshake (of TLS)",
+    "traces_total": "requests whose spans were to be exported, by end: exported, dropped (the queue was full), failed "
+    "(the receiver did not take them)",
     "admission_waiting_requests": "requests that wait for admission, by queue",
     "admission_live_sessions": "sessions expected to come back",
     "admission_context_tokens": "tokens of the contexts of those sessions",
@@ -175,6 +177,7 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     yield from _prefix_cache(now.prefix_cache, now.tokenizers)
     yield from _admission(now.admission)
     yield from _connections(now.connections)
+    yield build_family("traces_total", ("end",), by_label({} if now.tracing is None else now.tracing._asdict()))
 
 
 def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:

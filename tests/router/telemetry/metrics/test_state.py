@@ -18,6 +18,7 @@ from router.telemetry.metrics.snapshot import (
     TargetState,
 )
 from router.telemetry.metrics.state import HELP, families
+from router.telemetry.tracing.tracing import TracingStats
 from scorers.contract import Speed, Transfer
 
 READY = TargetState(
@@ -223,3 +224,13 @@ def test_the_prefix_cache_and_the_tokens_of_each_model() -> None:
         ("warmroute_tokenizer_incremental", "m"): 1,
         ("warmroute_tokenizer_incremental", "n"): 0,
     }
+
+
+def test_traces_by_what_became_of_them() -> None:
+    now = RouterSnapshot(tracing=TracingStats(exported=5, dropped=2, failed=1))
+    assert samples(now, "traces") == {
+        ("warmroute_traces_total", "exported"): 5,
+        ("warmroute_traces_total", "dropped"): 2,
+        ("warmroute_traces_total", "failed"): 1,
+    }
+    assert samples(RouterSnapshot(), "traces") == {}

@@ -1,0 +1,24 @@
+"""Why a request failed, in one word: a label of metrics, and `error.type` of spans."""
+
+from __future__ import annotations
+
+from router.scheduling.policy.record import Record
+
+ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "prefill"})
+CLIENTS_OWN = frozenset({"client_gone", "engine_4xx"})
+"""Reasons that say nothing of the router or of an engine: the client left, or sent what an engine finds fault with."""
+
+
+def failure_reason(record: Record) -> str | None:
+    """Return why the request failed, or `None`. A 4xx is the engine's verdict on what the client sent."""
+    if record.poison:
+        return "poison"
+    if record.attempts and (end := record.attempts[-1].end) in ENDS:
+        return end
+    if record.status is None:
+        return "client_gone"
+    if not record.attempts:
+        return "no_target"
+    if record.status >= 400:
+        return "engine_5xx" if record.status >= 500 else "engine_4xx"
+    return None

@@ -1,0 +1,89 @@
+"""Builds the tracing of a process from its configuration and the OTEL_* variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from router.clock import Clock
+from router.config.sections.tracing import TracingConfig
+from router.config.yaml_source import read_text
+from router.errors import ConfigError, quote_name
+from router.telemetry.tracing.context import HeadSampler, draw_ids
+from router.telemetry.tracing.spans import Address
+from router.telemetry.tracing.tracing import Tracing
+
+TRACES_PATH = "/v1/traces"
+DEFAULT_RATIO = 0.1
+FIXED_RATIOS = {"always_on": 1.0, "always_off": 0.0}
+
+
+def build_tracing(
+    config: TracingConfig,
+    environment: Mapping[str, str],
+    address: Callable[[str], Address | None],
+    clock: Clock,
+    *,
+    instance: str,
+    continues: bool,
+) -> Tracing:
+    """Build the tracing of the process `instance`. With `continues` off, the `traceparent` of clients is ignored.
+    `address` says where a target is. Raises `ConfigError` when the SDK is not installed, or a setting cannot be used.
+    """
+    ratio = read_ratio(environment) if config.sample_ratio is None else config.sample_ratio
+    headers = None if config.headers_file is None else read_headers(Path(config.headers_file))
+    try:
+        from router.telemetry.tracing.otlp import OtlpSender
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing: {error}; the packages of OpenTelemetry are an extra: pip install 'warmroute[otel]', or remove "
+            "the section"
+        ) from error
+    endpoint = None if config.endpoint is None else complete_endpoint(config.endpoint)
+    sender = OtlpSender(endpoint, headers, config.resource, version=version("warmroute"), instance=instance)
+    sampler = HeadSampler(ratio, draw_ids().__next__, continues=continues)
+    return Tracing(sampler, sender, address, clock, slow_s=config.slow_s, queue=config.queue)
+
+
+def complete_endpoint(endpoint: str) -> str:
+    """Return the URL that spans are posted to: one without a path is a receiver's base URL."""
+    return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
+
+
+def read_ratio(environment: Mapping[str, str]) -> float:
+    """Return the share of new traces that OpenTelemetry's variables say is sampled. Clients decide about theirs with
+    any sampler. Raises `ConfigError` for a name or a number that means nothing.
+    """
+    name = environment.get("OTEL_TRACES_SAMPLER", "").strip()
+    sampler = name.removeprefix("parentbased_")
+    text = environment.get("OTEL_TRACES_SAMPLER_ARG", "").strip()
+    if sampler in FIXED_RATIOS:
+        return FIXED_RATIOS[sampler]
+    if sampler not in ("", "traceidratio"):
+        raise ConfigError(f"OTEL_TRACES_SAMPLER: {quote_name(name)} is not known; set tracing.sample_ratio")
+    if not text:
+        return 1.0 if sampler else DEFAULT_RATIO
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG: {quote_name(text)} is not a number from 0 to 1")
+    return ratio
+
+
+def read_headers(path: Path) -> dict[str, str]:
+    """Read a file of `NAME: VALUE` lines; empty ones and those that begin with # are comments. Raises `ConfigError`; no
+    value is in its message, as it may be a secret.
+    """
+    headers: dict[str, str] = {}
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not (text := line.strip()) or text.startswith("#"):
+            continue
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip().isascii() or " " in name.strip() or not name.strip():
+            raise ConfigError(f"{path}:{number}: not NAME: VALUE")
+        headers[name.strip().lower()] = value.strip()
+    return headers

@@ -1,0 +1,94 @@
+"""Sends spans by OpenTelemetry's SDK: its resource, its encoding, and its OTLP exporter over HTTP.
+
+The only module that imports the SDK, loaded where tracing is configured (`warmroute[otel]`). Spans have ended when they
+get here, so the SDK's tracer is not needed: its spans take locks and look for samplers, processors and limits, which
+costs as much again as all of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace.span import TraceState
+
+from router.telemetry.tracing.context import TraceContext
+from router.telemetry.tracing.spans import RequestSpan
+
+SCOPE = "warmroute"
+KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+FAILED, UNSET = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
+
+
+class OtlpSender:
+    """Sends spans to `endpoint`, the whole URL; None: where the OTEL_* variables say. `resource`: attributes of this
+    process beside the variables' and those of the service.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None,
+        headers: Mapping[str, str] | None,
+        resource: Mapping[str, str],
+        *,
+        version: str,
+        instance: str,
+    ) -> None:
+        self._exporter = OTLPSpanExporter(endpoint, headers=headers)
+        own = {SERVICE_VERSION: version, SERVICE_INSTANCE_ID: instance}
+        found = Resource({SERVICE_NAME: "warmroute"}).merge(_detect()).merge(Resource({**own, **resource}))
+        self._resource = found
+        self._scope = InstrumentationScope(SCOPE, version)
+
+    def build(self, trace: TraceContext, spans: Sequence[RequestSpan]) -> list[ReadableSpan]:
+        """Return the SDK's form of one trace's spans."""
+        trace_id = int(trace.trace_id, 16)
+        state = None if trace.state is None else TraceState.from_header([trace.state.decode("latin-1")])
+
+        def context(span_id: str, *, remote: bool = False) -> SpanContext:
+            return SpanContext(trace_id, int(span_id, 16), remote, SAMPLED, state)
+
+        own = {span.span_id: context(span.span_id) for span in spans}
+        return [
+            ReadableSpan(
+                span.name,
+                own[span.span_id],
+                None if span.parent_id is None else own.get(span.parent_id) or context(span.parent_id, remote=True),
+                self._resource,
+                {name: value for name, value in span.attributes.items() if value is not None},
+                () if span.first_byte_s is None else (Event("first byte", timestamp=_nanoseconds(span.first_byte_s)),),
+                () if span.link is None else (Link(context(span.link)),),
+                KINDS[span.kind],
+                None,
+                FAILED if span.error else UNSET,
+                _nanoseconds(span.start_s),
+                _nanoseconds(span.end_s),
+                self._scope,
+            )
+            for span in spans
+        ]
+
+    def send(self, spans: Sequence[ReadableSpan]) -> bool:
+        """Post spans; blocks up to the exporter's timeout, its repetitions included. Return whether they were taken."""
+        return self._exporter.export(spans) is SpanExportResult.SUCCESS
+
+    def close(self) -> None:
+        """End a `send` that is waiting to repeat."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _detect() -> Resource:
+    """Return what the variables say of this service, and nothing where they do not."""
+    found = Resource.create().attributes
+    unknown = str(found.get(SERVICE_NAME, "")).startswith("unknown_service")
+    return Resource({name: value for name, value in found.items() if name != SERVICE_NAME or not unknown})
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,218 @@
+"""The spans of a request, from its finished record: plain values, without OpenTelemetry's SDK.
+
+    chat qwen                  the request, from its arrival to its end
+      tokens, admission, pool  before the first choice
+      match, decide            of each choice
+      attempt                  at one engine, whose own spans hang below it; a retry links to the attempt before
+        prefill                the half of a pair that another engine computes
+
+Names and attributes are those of the GenAI semantic conventions (https://github.com/open-telemetry/semantic-conventions
+-genai) where they have one, else `warmroute.*`. No attribute has anything of a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from router.scheduling.policy.decision import Decision
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record
+from router.telemetry.failure import CLIENTS_OWN, failure_reason
+from router.telemetry.tracing.context import (
+    ADMISSION,
+    DECIDE,
+    MATCH,
+    POOL,
+    PREFILL,
+    TOKENS,
+    TraceContext,
+    attempt_number,
+)
+from scorers.expected_ttft import ExpectedTtft
+from scorers.ttft import prompt_of, ttfts_ms
+
+Attributes = Mapping[str, str | int | float | bool | None]
+"""None: unknown, not exported."""
+
+Address = tuple[str, int]
+"""Host and port."""
+
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+PROVIDER = "vllm"
+UNTOKENIZED = frozenset({"endpoint", "no_model", "not_needed"})  # values of `tokens_from`: no ids were wanted
+UNFAILED_ENDS = frozenset({"ok", "running", "client_gone", "cancelled", "rejected"})
+STALE_S = ExpectedTtft().stale_s
+
+
+class RequestSpan(NamedTuple):
+    """One span. Ids are in hex, times in seconds since the epoch."""
+
+    name: str
+    span_id: str
+    parent_id: str | None
+    kind: Literal["server", "client", "internal"]
+    start_s: float
+    end_s: float
+    attributes: Attributes = {}
+    error: bool = False
+    link: str | None = None  # to another span of the same trace
+    first_byte_s: float | None = None
+
+
+def build_spans(trace: TraceContext, record: Record, address: Callable[[str], Address | None]) -> list[RequestSpan]:
+    """Return the spans of a finished record, that of the request first. `address` says where a target is."""
+    return _SpanBuilder(trace, record, address).build()
+
+
+class _SpanBuilder:
+    def __init__(self, trace: TraceContext, record: Record, address: Callable[[str], Address | None]) -> None:
+        self._trace, self._record, self._address = trace, record, address
+        self._prepared_ms = record.prepared_ms or 0.0
+        self._arrived_s = record.at_wall_s - self._prepared_ms / 1e3
+        self._operation = OPERATIONS.get(record.endpoint)
+        self._spans: list[RequestSpan] = []
+
+    def build(self) -> list[RequestSpan]:
+        self._add_request()
+        self._add_preparation()
+        for number, attempt in enumerate(self._record.attempts):
+            self._add_attempt(number, attempt)
+        return self._spans
+
+    def _add(self, number: int, name: str, start_ms: float, end_ms: float, attributes: Attributes) -> None:
+        """Add an internal span below that of the request. Milliseconds are those since the arrival."""
+        span_id, parent = self._trace.span_id(number), self._trace.span
+        self._spans.append(
+            RequestSpan(name, span_id, parent, "internal", self._at(start_ms), self._at(end_ms), attributes)
+        )
+
+    def _at(self, ms: float) -> float:
+        return self._arrived_s + ms / 1e3
+
+    def _add_request(self) -> None:
+        record = self._record
+        reason = failure_reason(record)
+        last = record.attempts[-1] if record.attempts else None
+        attributes: Attributes = {
+            "gen_ai.operation.name": self._operation,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": record.model or None,
+            "gen_ai.request.stream": record.stream,
+            "gen_ai.conversation.id": None if last is None else last.decision.view.session,  # a pseudonym
+            "gen_ai.response.time_to_first_chunk": None if record.ttft_ms is None else record.ttft_ms / 1e3,
+            "gen_ai.usage.input_tokens": record.prompt_tokens,
+            "gen_ai.usage.output_tokens": record.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+            "url.path": record.endpoint,
+            "http.response.status_code": record.status,
+            "error.type": reason,
+            "warmroute.record": record.id,
+            "warmroute.policy": None if record.policy is None else record.policy.name,
+            "warmroute.arm": record.arm,
+            "warmroute.target": record.target,
+            "warmroute.attempts": len(record.attempts),
+        }
+        name = " ".join(filter(None, (self._operation or record.endpoint, record.model)))
+        end_s, failed = self._at(record.duration_ms or self._prepared_ms), reason not in (None, *CLIENTS_OWN)
+        self._spans.append(
+            RequestSpan(
+                name, self._trace.span, self._trace.parent, "server", self._arrived_s, end_s, attributes, error=failed,
+                first_byte_s=None if record.ttft_ms is None else self._at(record.ttft_ms),
+            )
+        )  # fmt: skip
+
+    def _add_preparation(self) -> None:
+        """Add what came before the first choice. It ran one after the other, so where each part lies follows from how
+        long the parts took; only the wait for token ids has no length of its own, as it may end without ids.
+        """
+        record, stages = self._record, self._record.stages
+        pool_ms = self._prepared_ms - (stages.pool_ms or 0.0)
+        admission_ms = pool_ms - (stages.admission_ms or 0.0)
+        tokens_ms = min((record.body_ms or 0.0) + (stages.parse_ms or 0.0), admission_ms)
+        if record.tokens_from not in UNTOKENIZED:
+            counted = {"warmroute.tokens_from": record.tokens_from, "warmroute.tokens": record.prompt_tokens_counted}
+            self._add(TOKENS, "tokens", tokens_ms, admission_ms, counted)
+        if stages.admission_ms is not None:
+            rule = {"warmroute.admission_rule": record.admission_rule}
+            self._add(ADMISSION, "admission", admission_ms, pool_ms, rule)
+        if stages.pool_ms is not None:
+            pooled = record.attempts[0].decision.view.pool if record.attempts else None
+            self._add(POOL, "pool", pool_ms, self._prepared_ms, {"warmroute.pool_tokens": pooled and pooled.tokens})
+
+    def _add_attempt(self, index: int, attempt: Attempt) -> None:
+        record, number, decision = self._record, attempt_number(index), attempt.decision
+        start_ms = self._prepared_ms if attempt.start_ms is None else attempt.start_ms
+        matched_ms = start_ms + (attempt.match_ms or 0.0)
+        chosen_ms = matched_ms + (attempt.decide_ms or 0.0)
+        if attempt.match_ms is not None:
+            self._add(number + MATCH, "match", start_ms, matched_ms, {"warmroute.candidates": len(decision.view.rows)})
+        self._add(number + DECIDE, "decide", matched_ms, chosen_ms, self._describe_decision(decision))
+        last = index == len(record.attempts) - 1
+        span = self._call_engine("attempt", number, self._trace.span, decision, attempt, chosen_ms)
+        end_ms = chosen_ms if attempt.duration_ms is None else start_ms + attempt.duration_ms
+        self._spans.append(
+            span._replace(
+                end_s=self._at(end_ms),
+                attributes={
+                    **span.attributes,
+                    "warmroute.pool_tokens": attempt.pool_tokens,
+                    "warmroute.served": attempt.served,
+                    "gen_ai.usage.cache_read.input_tokens": record.cached_tokens if last else None,
+                    "http.response.status_code": record.status if last and attempt.end == "ok" else None,
+                },
+                link=self._trace.span_id(attempt_number(index - 1)) if index else None,
+                first_byte_s=self._at(record.ttft_ms) if last and record.ttft_ms is not None else None,
+            )
+        )
+        leg = attempt.prefill
+        if leg is not None and all(leg is not earlier.prefill for earlier in record.attempts[:index]):
+            half = self._call_engine("prefill", number + PREFILL, span.span_id, leg.decision, leg, chosen_ms)
+            end_ms = chosen_ms if leg.duration_ms is None else start_ms + leg.duration_ms
+            delivered = {**half.attributes, "gen_ai.usage.cache_read.input_tokens": leg.cached_tokens}
+            self._spans.append(half._replace(end_s=self._at(end_ms), attributes=delivered))
+
+    def _call_engine(
+        self,
+        name: str,
+        number: int,
+        parent_id: str,
+        decision: Decision,
+        attempt: Attempt | PrefillRecord,
+        start_ms: float,
+    ) -> RequestSpan:
+        """Return the span of a call to an engine, which does not end yet."""
+        address = self._address(decision.target)
+        failed = attempt.end not in UNFAILED_ENDS
+        attributes: Attributes = {
+            "gen_ai.operation.name": self._operation,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": self._record.model or None,
+            "server.address": None if address is None else address[0],
+            "server.port": None if address is None else address[1],
+            "error.type": attempt.end if failed else None,
+            "warmroute.target": decision.target,
+            "warmroute.end": attempt.end,
+            "warmroute.overlap_tokens": attempt.predicted_tokens,
+        }
+        start_s = self._at(start_ms)
+        return RequestSpan(
+            name, self._trace.span_id(number), parent_id, "client", start_s, start_s, attributes, error=failed
+        )
+
+    def _describe_decision(self, decision: Decision) -> Attributes:
+        """Return why this target was chosen. The prediction is the yardstick's, whatever the policy minimises."""
+        chosen = (decision.row,)
+        (ttft_ms,) = ttfts_ms(chosen, prompt_of(decision.view, chosen), STALE_S)
+        return {
+            "warmroute.policy": decision.policy,
+            "warmroute.target": decision.target,
+            "warmroute.candidates": len(decision.rows),
+            "warmroute.margin": decision.margin,
+            "warmroute.predicted_ttft_ms": ttft_ms,
+        }

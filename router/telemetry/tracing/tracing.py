@@ -1,0 +1,143 @@
+"""Decides which requests are traced, and exports their spans from a thread of its own.
+
+    begin() when a request arrives -> end() with its record -> a bounded queue -> the thread: build spans, post them
+
+A request that is not sampled costs the decision, and a header where it goes to an engine. Spans are built by the
+thread, from records that are complete, in batches with rests between them. A receiver that is away is tried again after
+a pause and named in the log once; meanwhile the queue fills up, and what does not fit is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event, Thread
+from typing import Any, NamedTuple, Protocol
+
+from router.clock import Clock
+from router.scheduling.policy.record import Record
+from router.telemetry.failure import CLIENTS_OWN, failure_reason
+from router.telemetry.tracing.context import HeadSampler, TraceContext
+from router.telemetry.tracing.spans import Address, RequestSpan, build_spans
+
+log = logging.getLogger("warmroute.tracing")
+
+BATCH = 32  # requests in one post
+REST_S = 0.0005  # between two requests' spans: long enough for a waiting thread to get the interpreter
+IDLE_S = 0.25  # how long an ended request may wait for others
+RETRY_S = 10.0  # after a failed post
+
+
+class SpanSender(Protocol):
+    """Posts spans; `otlp.py` has the one there is."""
+
+    def build(self, trace: TraceContext, spans: Sequence[RequestSpan]) -> list[Any]:
+        """Return one trace's spans in the form that `send` takes."""
+
+    def send(self, spans: Sequence[Any]) -> bool:
+        """Post spans, and return whether they were taken. Blocks, for 10 seconds perhaps."""
+
+    def close(self) -> None:
+        """Make a `send` that waits give up."""
+
+
+class TracingStats(NamedTuple):
+    """Requests whose spans were to be exported, since the start."""
+
+    exported: int
+    dropped: int  # the queue was full
+    failed: int  # the receiver did not take them
+
+
+class Tracing:
+    """The traces of one process. Requests slower than `slow_s` are exported in any case; None: no bound."""
+
+    def __init__(
+        self,
+        sampler: HeadSampler,
+        sender: SpanSender,
+        address: Callable[[str], Address | None],
+        clock: Clock,
+        *,
+        slow_s: float | None,
+        queue: int,
+    ) -> None:
+        self.begin: Callable[[Mapping[bytes, bytes]], TraceContext] = sampler.begin
+        self._sender, self._address, self._clock = sender, address, clock
+        self._slow_ms = float("inf") if slow_s is None else slow_s * 1e3
+        self._queue: deque[tuple[TraceContext, Record]] = deque()
+        self._queue_limit = queue
+        self._dropped = 0  # set by the event loop; all that follow by the thread
+        self._exported = self._failed = 0
+        self._unreachable = False
+        self._closing = Event()
+        self._close_by = 0.0
+        self._thread = Thread(target=self._run, name="warmroute-tracing", daemon=True)
+
+    # called on the event loop
+
+    def start(self) -> None:
+        """Start the thread, once."""
+        self._thread.start()
+
+    def end(self, trace: TraceContext, record: Record) -> bool:
+        """Take the record of a request that has ended; it must not change any more. Return whether it is exported."""
+        if not trace.sampled and (record.duration_ms or 0.0) <= self._slow_ms:
+            reason = failure_reason(record)
+            if reason is None or reason in CLIENTS_OWN:
+                return False
+        if len(self._queue) >= self._queue_limit:
+            self._dropped += 1
+            return False
+        self._queue.append((trace, record))
+        return True
+
+    def close(self, within_s: float = 2.0) -> None:
+        """Send what waits and end the thread; blocks, but hardly longer than `within_s`."""
+        self._queue_limit = 0
+        self._close_by = self._clock.now() + within_s
+        self._closing.set()
+        self._thread.join(within_s)
+        self._sender.close()
+
+    @property
+    def stats(self) -> TracingStats:
+        return TracingStats(self._exported, self._dropped, self._failed)
+
+    # run by the thread
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._closing.wait(pause_s):
+            pause_s = self._export()
+        while self._queue and not self._unreachable and self._clock.now() < self._close_by:
+            self._export()
+
+    def _export(self) -> float:
+        """Export a batch; return how long to wait before the next one, in seconds."""
+        spans: list[Any] = []
+        taken = 0
+        while self._queue and taken < BATCH:
+            trace, record = self._queue.popleft()
+            taken += 1
+            try:
+                spans += self._sender.build(trace, build_spans(trace, record, self._address))
+            except Exception:  # values may come from a plug-in; one without a span's form must not stop the rest
+                self._failed += 1
+                taken -= 1
+                log.exception("the spans of record %s cannot be built and are dropped", record.id)
+            self._closing.wait(REST_S)
+        if not spans:
+            return IDLE_S
+        if self._sender.send(spans):
+            self._exported += taken
+            if self._unreachable:
+                self._unreachable = False
+                log.warning("the receiver of traces works again; %d were dropped so far", self._dropped + self._failed)
+            return 0.0 if len(self._queue) >= BATCH else IDLE_S
+        self._failed += taken
+        if not self._unreachable:
+            self._unreachable = True
+            log.error("the receiver of traces takes none; trying again every %g s", RETRY_S)
+        return RETRY_S
