@@ -44,7 +44,7 @@ from router.telemetry.metrics.snapshot import (
     RouterSnapshot,
     TargetState,
 )
-from router.telemetry.recent_records import RecentRecords
+from router.telemetry.recent_records import RecentRecords, RecordQuery
 
 WAITING_LISTED = 100  # requests that wait for admission, in an answer
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
@@ -123,12 +123,16 @@ class Status:
             return describe_record(record)
         return None if self.leader is None else await self.leader.fetch_record(record_id)
 
-    async def list_records(self, limit: int) -> list[bytes]:
-        """Return the newest records as JSON, newest first."""
-        own = await self.recent_records.encode_latest(limit)
+    async def find_records(self, query: RecordQuery) -> list[bytes]:
+        """Return the records of all workers that match as JSON, newest first. A session may be given by the name that
+        the client gave it, too.
+        """
+        named = tuple(map(self.scheduler.view_builder.session_pseudonym, query.sessions))
+        query = msgspec.structs.replace(query, sessions=query.sessions + named)
+        own = await self.recent_records.encode(query)
         if self.leader is None:
             return own
-        return await asyncio.to_thread(sort_records, own + await self.leader.fetch_records(limit), limit)
+        return await asyncio.to_thread(sort_records, own + await self.leader.fetch_records(query), query.limit)
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, this one first, and the policies in force in each."""

@@ -214,13 +214,17 @@ class ViewBuilder:
             digest = conversation_digest(prompt)
             opening = None if digest is None else self._digest(digest, b"opening")
             return opening, None, opening
-        session = self._pseudonym(prompt.session, b"session")
-        parent = None if prompt.parent is None else self._pseudonym(prompt.parent, b"session")
+        session = self.session_pseudonym(prompt.session)
+        parent = None if prompt.parent is None else self.session_pseudonym(prompt.parent)
         if prompt.program is None or prompt.program == prompt.session:
             return session, parent, session
         if prompt.program == prompt.parent:
             return session, parent, parent
-        return session, parent, self._pseudonym(prompt.program, b"session")
+        return session, parent, self.session_pseudonym(prompt.program)
+
+    def session_pseudonym(self, name: str) -> str:
+        """Return the name of a client's session in views and records."""
+        return self._digest(name.encode(errors="surrogatepass"), b"session")
 
     def _pseudonym(self, name: str | None, kind: bytes) -> str | None:
         """Return a pseudonym, equal wherever the deployment's secret is. Clients often name sessions after people, and

@@ -58,6 +58,11 @@ async def test_counters_records_and_models_are_of_all_workers(router_process, fl
             assert shown == {one.record for one in said}
             for one in said:
                 assert (await r.record(one.record))["target"] == one.target
+                found = (await r.admin.get("/admin/records", params={"id": one.record, "target": one.target})).json()
+                assert one.record in {record["id"] for record in found["records"]}
+            latest = await r.records(limit=3)
+            since = (await r.admin.get("/admin/records", params={"since": latest[-1]["at_wall_s"]})).json()
+            assert since["records"] == latest
             assert (await r.admin.get("/admin/records/ffffffff-1")).status_code == 404
         await until(lambda: nothing_under_way(r))
 

@@ -18,13 +18,13 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Path, Request, Response
 from pydantic import BaseModel
 from starlette.routing import Match
 
 from router.config.sections.listeners import AdminTokenConfig, is_loopback
 from router.control.api.policies import ErrorDescriptions, OpenShape, add_policy_routes
-from router.control.api.records import JSON, RecordShape, add_record_routes
+from router.control.api.records import JSON, add_record_routes
 from router.control.control import Control
 from router.control.explain import Explain
 from router.control.status import Status
@@ -73,10 +73,6 @@ class WorkerShape(OpenShape):
 
 class WorkerList(BaseModel):
     workers: list[WorkerShape]
-
-
-class RecordList(BaseModel):
-    records: list[RecordShape]
 
 
 class DrainAnswer(BaseModel):
@@ -154,11 +150,6 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
         """
         found = {"instances": status.describe_instances(), "discovery": status.describe_discovery()}
         return Response(msgspec.json.encode(found), media_type=JSON)
-
-    @app.get("/admin/records", dependencies=read, response_model=RecordList)
-    async def records(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
-        """Return the newest decision records, newest first."""
-        return Response(b'{"records":[%b]}' % b",".join(await status.list_records(limit)), media_type=JSON)
 
     @app.get("/admin/workers", dependencies=read)
     async def workers() -> WorkerList:

@@ -1,4 +1,4 @@
-"""Admin endpoints that explain decisions: `/admin/records/{id}` for a past request, `/admin/explain` for a new one.
+"""Admin endpoints that explain decisions: `/admin/records` for past requests, `/admin/explain` for a new one.
 
 A record is JSON for programs and an HTML page for a browser (`record_page.py`).
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from math import isfinite
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
 
 from router.control.api.policies import OpenShape, Responses
 from router.control.api.record_page import PAGE_HEADERS, render_page
@@ -18,7 +21,9 @@ from router.control.explain import Explain, ExplainRequest
 from router.control.status import Status
 from router.errors import NotFound, TooLarge, quote_name
 from router.proxy.asgi import read_body
+from router.request.error_body import InvalidRequest
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED
+from router.telemetry.recent_records import RecordQuery
 
 HTML, JSON = "text/html", "application/json"
 
@@ -39,6 +44,10 @@ class RecordShape(OpenShape):
     target: str | None
 
 
+class RecordList(BaseModel):
+    records: list[RecordShape]
+
+
 class ExplanationShape(OpenShape):
     target: str
     why: str
@@ -48,7 +57,8 @@ class ExplanationShape(OpenShape):
 def add_record_routes(
     app: FastAPI, status: Status, explainer: Explain, read: Sequence[Any], describe_errors: Callable[..., Responses]
 ) -> None:
-    """Add both endpoints to `app`, behind the dependencies `read`. `describe_errors` makes OpenAPI error answers."""
+    """Add the endpoints to `app`, behind the dependencies `read`. `describe_errors` makes OpenAPI error answers."""
+    _add_search(app, status, read)
     _add_record(app, status, read, describe_errors(_404="no such record"))
     refusals = describe_errors(
         _400="invalid request, as the public API answers it",
@@ -57,6 +67,51 @@ def add_record_routes(
         _503="no engine",
     )
     _add_explain(app, explainer, read, refusals)
+
+
+def _add_search(app: FastAPI, status: Status, read: Sequence[Any]) -> None:
+    @app.get("/admin/records", dependencies=read, response_model=RecordList)
+    async def records(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+        id: OptionalText = None,
+        session: OptionalText = None,
+        client: OptionalText = None,
+        model: OptionalText = None,
+        target: OptionalText = None,
+        since: OptionalText = None,
+        until: OptionalText = None,
+    ) -> Response:
+        """Return the newest decision records that match all parameters, newest first, without the parts of their costs.
+
+        `id`: the beginning of the id. `session`: its pseudonym as records have it, or the name that the client gave.
+        `client`: the name of the API key, or the sender. `model`: as the request named it. `target`: of any attempt, or
+        of a prefill half. `since` and `until`: seconds since 1970, or a time in ISO 8601, UTC if it has no offset.
+        """
+        since_s, until_s = read_time(since, "since"), read_time(until, "until")
+        if since_s is not None and until_s is not None and since_s > until_s:
+            raise InvalidRequest("since is later than until", param="since", code="invalid_value")
+        sessions = () if session is None else (session,)
+        query = RecordQuery(limit, id, sessions, client, model, target, since_s, until_s)
+        return Response(b'{"records":[%b]}' % b",".join(await status.find_records(query)), media_type=JSON)
+
+
+def read_time(text: str | None, name: str) -> float | None:
+    """Return the parameter `name` as wall seconds: such a number, or a time in ISO 8601. Raises InvalidRequest."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        pass
+    else:
+        if isfinite(seconds):
+            return seconds
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        hint = "seconds since 1970, or a time in ISO 8601 such as 2026-11-23T03:00:00Z"
+        raise InvalidRequest(f"{name}: {quote_name(text)}: not {hint}", param=name, code="invalid_value") from None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _add_record(app: FastAPI, status: Status, read: Sequence[Any], not_there: Responses) -> None:

@@ -27,7 +27,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.record_view import describe_record
 from router.tasks import Tasks
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.recent_records import RecentRecords
+from router.telemetry.recent_records import RecentRecords, RecordQuery
 from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.workers")
@@ -61,9 +61,9 @@ class LocalState(NamedTuple):
         record = self.recent_records.get(id)
         return b"" if record is None else msgspec.json.encode(describe_record(record))
 
-    async def encode_records(self, limit: int) -> bytes:
-        """Encode the newest records as a JSON list, the newest first."""
-        return b"[%b]" % b",".join(await self.recent_records.encode_latest(limit))
+    async def encode_records(self, query: RecordQuery) -> bytes:
+        """Encode the records that match as a JSON list, the newest first."""
+        return b"[%b]" % b",".join(await self.recent_records.encode(query))
 
 
 class FollowerWorker:
@@ -182,7 +182,8 @@ class FollowerWorker:
             case "record":
                 payload = local.encode_record(message.argument)
             case "records":
-                payload = await local.encode_records(int(message.argument))
+                query = msgspec.json.decode(message.argument, type=RecordQuery)
+                payload = await local.encode_records(query)
             case "local_tokens":
                 payload = self._admission.encode_local_tokens(int(message.argument))
             case "scrape":

@@ -34,6 +34,7 @@ from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.request.admission.waiting import AdmissionQueues
 from router.tasks import Tasks
+from router.telemetry.recent_records import RecordQuery
 
 log = logging.getLogger("warmroute.workers")
 
@@ -180,9 +181,10 @@ class LeaderWorker:
         payload = None if owner is None else await owner.channel.ask("record", id)
         return msgspec.json.decode(payload, type=dict[str, Any]) if payload else None
 
-    async def fetch_records(self, limit: int) -> list[bytes]:
-        """Return the newest `limit` records of each follower as JSON, unsorted."""
-        payloads = await asyncio.gather(*(member.channel.ask("records", str(limit)) for member in self._up()))
+    async def fetch_records(self, query: RecordQuery) -> list[bytes]:
+        """Return the records of each follower that match, at most `query.limit` of each, as JSON, unsorted."""
+        asked = msgspec.json.encode(query).decode()
+        payloads = await asyncio.gather(*(member.channel.ask("records", asked) for member in self._up()))
         lists = (msgspec.json.decode(payload, type=list[msgspec.Raw]) for payload in payloads if payload)
         return [bytes(record) for records in lists for record in records]
 

@@ -27,8 +27,9 @@ HEAD_BYTES = 4
 ShareOf = Callable[[TargetId], WorkerShare]
 
 Query = Literal["families", "scrape", "record", "records", "local_tokens"]
-"""families: the counters of one worker; scrape: the metrics page of all; records: the newest; record: one by its id;
-local_tokens: what instances hold of the prompt of a request that asks for admission, by its number."""
+"""families: the counters of one worker; scrape: the metrics page of all; records: those that match a `RecordQuery`;
+record: one by its id; local_tokens: what instances hold of the prompt of a request that asks for admission, by its
+number."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -32,7 +32,7 @@ from router.scheduling.policy.record import Record, Stages
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.state import families
-from router.telemetry.recent_records import RecentRecords
+from router.telemetry.recent_records import RecentRecords, RecordQuery
 from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 
@@ -89,10 +89,10 @@ class RouterParts:
     ) -> HttpAnswer | None:
         return None
 
-    def request(self) -> Record:
+    def request(self, session: str | None = None) -> Record:
         number = self.core.selector.next_number()
         record = Record(f"r-{number}", number, 1000.0, 5000.0, "/v1/completions", "m", True, "local", 20, Stages())
-        prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True)
+        prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, session=session)
         assert self.core.admit(record, prompt, self.core.fleet.resolve("m"), prompt_of(IDS)) is not None
         self.ring.add(record)
         return record
@@ -194,10 +194,24 @@ def test_draining_and_undraining(router: RouterParts) -> None:
     assert not router.status.drain("nobody", True)
 
 
+async def test_a_session_is_found_by_its_pseudonym_and_by_the_name_that_the_client_gave(router: RouterParts) -> None:
+    ana, _ = router.request("ana"), router.request("bea")
+    pseudonym = ana.attempts[0].decision.view.session
+    assert pseudonym not in (None, "ana")
+    for text in ("ana", pseudonym):
+        assert [
+            json.loads(found)["id"] for found in await router.status.find_records(RecordQuery(sessions=(text,)))
+        ] == [ana.id]
+    assert await router.status.find_records(RecordQuery(sessions=("cleo",))) == []
+
+
 async def test_records_newest_first_and_one_by_its_id(router: RouterParts) -> None:
     first, second = router.request(), router.request()
-    assert [json.loads(shown)["id"] for shown in await router.status.list_records(5)] == [second.id, first.id]
-    assert [json.loads(shown)["id"] for shown in await router.status.list_records(1)] == [second.id]
+    assert [json.loads(shown)["id"] for shown in await router.status.find_records(RecordQuery(5))] == [
+        second.id,
+        first.id,
+    ]
+    assert [json.loads(shown)["id"] for shown in await router.status.find_records(RecordQuery(1))] == [second.id]
     shown = await router.status.find_record(first.id)
     assert shown is not None
     assert (shown["id"], shown["target"]) == (first.id, "a/0")

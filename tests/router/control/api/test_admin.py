@@ -15,6 +15,7 @@ from router.config.sections.listeners import AdminTokenConfig
 from router.control.api.admin import admin_app
 from router.control.explain import ExplainRequest
 from router.errors import NoTarget
+from router.telemetry.recent_records import RecordQuery
 from tests.router.control.control_plane import ControlPlane
 
 LOOPBACK = "http://127.0.0.1:8001"
@@ -44,8 +45,9 @@ class Rooms:
     async def find_record(self, record_id: str) -> dict[str, Any] | None:
         return {"id": "r1", "target": "a/0", "attempts": []} if record_id == "r1" else None
 
-    async def list_records(self, limit: int) -> list[bytes]:
-        return [b'{"id":"r%d","target":null}' % n for n in range(limit)]
+    async def find_records(self, query: RecordQuery) -> list[bytes]:
+        self.query = query
+        return [b'{"id":"r%d","target":null}' % n for n in range(query.limit)]
 
     def describe_workers(self) -> list[dict[str, Any]]:
         return [{"number": n, "pid": 100 + n, "up": n == 0, "policies": {"warm": "0a"}} for n in range(2)]
@@ -125,6 +127,51 @@ def test_records_up_to_a_limit() -> None:
     for wrong in ("0", "1001", "many"):
         answer = open_door().get(f"/admin/records?limit={wrong}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (422, "limit")
+
+
+def test_records_by_what_is_known_of_them() -> None:
+    rooms = Rooms()
+    given = {
+        "id": "3f-", "session": "ana", "client": "team", "model": "m", "target": "a/0",
+        "since": "2026-11-23T03:00:00Z", "until": "1795403000.5", "limit": 7,
+    }  # fmt: skip
+    assert open_door(rooms).get("/admin/records", params=given).status_code == 200
+    assert rooms.query == RecordQuery(7, "3f-", ("ana",), "team", "m", "a/0", 1795402800.0, 1795403000.5)
+    assert open_door(rooms).get("/admin/records").status_code == 200
+    assert rooms.query == RecordQuery()
+
+
+@pytest.mark.parametrize(
+    ("text", "wall_s"),
+    [
+        ("0", 0.0), ("1795402800.25", 1795402800.25), ("-1", -1.0),
+        ("2026-11-23T03:00:00Z", 1795402800.0), ("2026-11-23T04:00:00+01:00", 1795402800.0),
+        ("2026-11-23T03:00:00.250", 1795402800.25), ("2026-11-23 03:00", 1795402800.0), ("2026-11-23", 1795392000.0),
+    ],
+)  # fmt: skip
+def test_times_are_seconds_or_iso_8601_in_utc_unless_they_say_otherwise(text: str, wall_s: float) -> None:
+    rooms = Rooms()
+    assert open_door(rooms).get("/admin/records", params={"since": text}).status_code == 200
+    assert rooms.query.since_s == wall_s
+
+
+@pytest.mark.parametrize("name", ["since", "until"])
+@pytest.mark.parametrize("text", ["", "yesterday", "nan", "inf", "2026-13-01", "2026-11-23T03:00:00 01:00"])
+def test_what_is_no_time_is_refused_with_its_name(name: str, text: str) -> None:
+    answer = open_door().get("/admin/records", params={name: text})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (422, name, "invalid_value")
+    assert error["message"].startswith(f"{name}: {text}: not seconds since 1970, or a time in ISO 8601")
+
+
+def test_an_end_before_the_beginning_is_refused() -> None:
+    answer = open_door().get("/admin/records", params={"since": "2", "until": "1"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, "since is later than until")
+    assert open_door().get("/admin/records", params={"since": "2", "until": "2"}).status_code == 200
+
+
+def test_a_filter_is_not_longer_than_a_name() -> None:
+    assert open_door().get("/admin/records", params={"session": "x" * 513}).status_code == 422
 
 
 # who may come in
@@ -212,8 +259,8 @@ schema = schemathesis.openapi.from_asgi(
 @schema.parametrize()
 @settings(max_examples=40)
 def test_openapi_tells_the_truth(case: schemathesis.Case) -> None:
-    # A policy is text: what stands in it no JSON schema can say.
-    of_text = case.method == "PUT"
+    # A policy is text, and so is a time: what stands in it no JSON schema can say.
+    of_text = case.method == "PUT" or case.path == "/admin/records"
     case.call_and_validate(headers=bearer("hand"), excluded_checks=[positive_data_acceptance] if of_text else [])
 
 

@@ -31,7 +31,7 @@ TOLD = [
     PolicyRule(7, {"warm": "{}"}, "warm", None, ["b"], "{}"),
     RequestBegan(7, 10**12 + 5, "warm", b"\x00\xff", 12.25),
     RequestEnded(10**12 + 5, None, None, None, None, 3.5, None, 0),
-    AskMessage(0, "records", "50"),
+    AskMessage(0, "records", '{"limit":7}'),
     AnswerMessage(0, b"[]"),
     StopMessage(),
 ]
