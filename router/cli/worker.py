@@ -38,9 +38,10 @@ async def follow(sock: socket.socket) -> None:
         start = await follower.connect(sock)
     except ConnectionError:
         return
-    log_to_stderr(parse_config(start).log.level, f"worker {start.number}: ")
+    config = parse_config(start)
+    log_to_stderr(config.log.level, config.log.format, access=config.log.access, worker=start.number)
     raise_open_file_limit()
-    app = App(parse_config(start), role=WorkerRole(start.number, start.secret, follower))
+    app = App(config, role=WorkerRole(start.number, start.secret, follower))
     await app.start()
     tune_interpreter()
     await follower.stopping.wait()

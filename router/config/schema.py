@@ -295,6 +295,12 @@ class PolicyConfig(SchedulingProfileConfig):
 class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """lowest severity that is logged"""
+    format: Literal["text", "json"] = "text"
+    """text: a line per message; json: a JSON object per line, with time, level, logger, message and what the message is
+    about as keys"""
+    access: bool = False
+    """log a line for every request when it has ended, whatever `level` is: status, target, times, tokens, and the ids
+    of its record and trace"""
 
 
 ONE_PICKER_PROCESS = "a picker runs in one process: the access logs of a gateway arrive at one; set workers to 1"

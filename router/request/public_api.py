@@ -31,6 +31,7 @@ from router.proxy.client_exchange import ClientExchange
 from router.request.error_body import ErrorBody, encode_error, install_error_handlers
 from router.request.route import route, route_stored
 from router.request.services import Services
+from router.telemetry.access_log import log_unrecorded
 
 CACHE_ROUTED = {endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 LOAD_ROUTED = frozenset(
@@ -72,11 +73,17 @@ class RequestApi:
         except RequestRefused as refusal:
             if not call.recorded:
                 self._services.metrics.on_refusal(self._label(call), refusal)
+                self._log_unrecorded(call, refusal)
             if not call.started:
                 call.answer(*self.encode_refusal(refusal, call.path))
         except ClientDisconnected:
             if not call.recorded:
                 self._services.metrics.on_disconnect(self._label(call))
+                self._log_unrecorded(call, None)
+
+    def _log_unrecorded(self, call: ClientRequest, refusal: RequestRefused | None) -> None:
+        if self._services.config.log.access:
+            log_unrecorded(call.path, call.sender, refusal)
 
     def encode_refusal(self, refusal: RequestRefused, path: str) -> ErrorBody:
         """Return the answer to a refused request, in the client's dialect."""

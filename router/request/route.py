@@ -39,6 +39,7 @@ from router.request.retry_budget import RetryBudget
 from router.request.services import Services
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.scheduling.scheduler import Scheduler
+from router.telemetry.access_log import log_request
 from router.telemetry.tracing.context import TraceContext
 from scorers.contract import Needs, PoolHit
 
@@ -299,3 +300,5 @@ def close_record(record: Record, trace: TraceContext | None, services: Services)
         services.decision_log.add(record)
     if services.tracing is not None and trace is not None:
         services.tracing.end(trace, record)
+    if services.config.log.access:
+        log_request(record)

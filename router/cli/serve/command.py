@@ -85,7 +85,7 @@ def serve(
     from router.app import serve as serve_router
 
     settings = _override(_settings_of(urls or [], config, tokenizer or []), policy, port, admin_port, workers)
-    log_to_stderr(settings.log.level)
+    log_to_stderr(settings.log.level, settings.log.format, access=settings.log.access)
     uvloop.run(serve_router(settings, file=config))
 
 
@@ -103,7 +103,7 @@ def picker(
 
     settings = _override(_settings_of([], config, []), policy, port, admin_port, 1)
     settings = settings.model_copy(update={"picker": settings.picker or PickerConfig()})
-    log_to_stderr(settings.log.level)
+    log_to_stderr(settings.log.level, settings.log.format, access=settings.log.access)
     uvloop.run(serve_router(settings, file=config, only_picker=True))
 
 
@@ -127,7 +127,7 @@ def fleet(
         records = settings.records.model_copy(update={"decision_log": DecisionLogConfig(folder=str(decision_log))})
         settings = settings.model_copy(update={"records": records})
     settings = _override(settings, policy, port, admin_port)
-    log_to_stderr(settings.log.level)
+    log_to_stderr(settings.log.level, settings.log.format, access=settings.log.access)
     uvloop.run(_serve_simulated(settings, engines, config))
 
 
@@ -142,7 +142,7 @@ def stack(config: StackConfig, policy: PolicyOption = None) -> None:
 
     settings = _override(read_config(config), policy)
     spec = _require(settings.stack, "stack", config, "stack")
-    log_to_stderr(settings.log.level)
+    log_to_stderr(settings.log.level, settings.log.format, access=settings.log.access)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the start as Ctrl-C does, until the router runs
     check_ports({"listen.port": settings.listen.port, "admin.port": settings.admin.port})
     with ExitStack() as opened:

@@ -2,13 +2,16 @@
 
 Messages quote what strangers send: paths, names, texts of engines. So every record is written as printable text: no
 terminal escape gets through, and a line break inside a record cannot pass for a record of its own, because all lines
-but the first are indented.
+but the first are indented. In a JSON log each record is one line by itself.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from datetime import UTC, datetime
+from typing import Any
 
 from router.errors import quote_lines
 
@@ -24,9 +27,38 @@ class PrintableFormatter(logging.Formatter):
         return quote_lines(super().format(record), MAX_RECORD_LINES, MAX_RECORD_LINE_CHARS).replace("\n", "\n    ")
 
 
-def log_to_stderr(level: str, origin: str = "") -> None:
-    """Write log lines of this level and above to standard error; `origin` is put in front of the logger's name."""
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON; what is not ASCII is escaped, so that no terminal obeys it."""
+
+    def __init__(self, worker: int | None) -> None:
+        super().__init__()
+        self._own = {} if worker is None else {"worker": worker}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return an object with time (UTC), level, logger and message, then `worker`, what the message is about
+        (`extra={"fields": ...}`), and the traceback as `error_trace`.
+        """
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line: dict[str, Any] = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+        line |= {"message": self._bound(record.getMessage()), **self._own, **getattr(record, "fields", {})}
+        if record.exc_info:
+            line["error_trace"] = self._bound(self.formatException(record.exc_info))
+        return json.dumps(line)
+
+    def _bound(self, text: str) -> str:
+        return quote_lines(text, MAX_RECORD_LINES, MAX_RECORD_LINE_CHARS)
+
+
+def log_to_stderr(level: str, form: str = "text", *, access: bool = False, worker: int | None = None) -> None:
+    """Write log lines of this level and above to standard error, as "text" or "json"; with `access` those of requests
+    too. `worker` is the number of a follower's process.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter(f"%(asctime)s %(levelname)-7s {origin}%(name)s: %(message)s"))
+    origin = "" if worker is None else f"worker {worker}: "
+    text = PrintableFormatter(f"%(asctime)s %(levelname)-7s {origin}%(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter(worker) if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every request at info
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs every failed post, the router one of many
+    if access:
+        logging.getLogger("warmroute.access").setLevel(logging.INFO)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
 import sys
 
-from router.cli.terminal.logs import PrintableFormatter
+from router.cli.terminal.logs import JsonFormatter, PrintableFormatter
 
 
 def formatted(message: str, *args: object, error: BaseException | None = None) -> str:
@@ -41,3 +43,48 @@ def test_a_record_is_bounded() -> None:
     lines = formatted("%s", "x\n" * 70_000).split("\n")
     assert (len(lines), lines[-1]) == (201, "    and 69,801 more")
     assert sys.getsizeof(formatted("%s", ("x" * 5_000 + "\n") * 1_000)) < 500_000
+
+
+def as_json(message: str, *args: object, worker: int | None = None, **extra: object) -> dict[str, object]:
+    record = logging.LogRecord("warmroute.web", logging.ERROR, __file__, 1, message, args, None)
+    vars(record).update(extra)
+    line = JsonFormatter(worker).format(record)
+    assert line.isascii()
+    assert "\n" not in line
+    found: dict[str, object] = json.loads(line)
+    return found
+
+
+def test_a_json_line() -> None:
+    line = as_json("POST %s failed", "/v1/größe\x1b[2J\nERROR", created=1_700_000_000.25)
+    assert line == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "error",
+        "logger": "warmroute.web",
+        "message": "POST /v1/größe\\x1b[2J\nERROR failed",
+    }
+
+
+def test_a_json_line_has_what_it_is_about_and_who_says_it() -> None:
+    line = as_json("x", worker=2, fields={"status": 200, "target": "a/0"})
+    assert (line["worker"], line["status"], line["target"]) == (2, 200, "a/0")
+
+
+def test_a_json_line_has_the_traceback() -> None:
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        line = as_json("it failed", exc_info=(ValueError, error, error.__traceback__))
+    assert str(line["error_trace"]).endswith("ValueError: no")
+
+
+def test_access_lines_are_written_at_any_level() -> None:
+    code = (
+        "import logging; from router.cli.terminal.logs import log_to_stderr;"
+        "log_to_stderr('error', 'json', access=True);"
+        "logging.getLogger('warmroute.access').info('%s', 'here', extra={'fields': {'status': 200}});"
+        "logging.getLogger('warmroute.web').info('not here')"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    (line,) = said.splitlines()
+    assert (json.loads(line)["message"], json.loads(line)["status"]) == ("here", 200)

@@ -1,0 +1,74 @@
+"""One line per request, when its answer has ended: logger `warmroute.access`, with `log.access`.
+
+The facts of a line are its fields: `name=value` behind one another in a text log, keys of the object in a JSON log
+(`log.format`). Nothing of a prompt is in it. Only what is logged is built.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from router.errors import RequestRefused, quote_name
+from router.scheduling.policy.record import Record
+from router.telemetry.failure import failure_reason
+
+Field = str | int | float | bool
+
+log = logging.getLogger("warmroute.access")
+
+
+def log_request(record: Record) -> None:
+    """Log a request that ended with a record."""
+    _log(
+        {
+            "path": record.endpoint,
+            "status": record.status,
+            "error": failure_reason(record),
+            "model": quote_name(record.model) or None,
+            "client": record.sender,
+            "target": record.target,
+            "policy": None if record.policy is None else record.policy.name,
+            "attempts": len(record.attempts),
+            "stream": record.stream,
+            "ttft_ms": _round(record.ttft_ms),
+            "duration_ms": _round(record.duration_ms),
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.cached_tokens,
+            "output_tokens": record.output_tokens,
+            "record": record.id,
+            "trace": record.trace_id,
+        }
+    )
+
+
+def log_unrecorded(path: str, sender: str, refusal: RequestRefused | None) -> None:
+    """Log a request that was refused before it had a record, or whose client left before (`refusal` None)."""
+    status, error = (None, "client_gone") if refusal is None else (refusal.status, refusal.code or refusal.kind)
+    _log({"path": quote_name(path), "status": status, "error": error, "client": sender})
+
+
+def _log(facts: dict[str, Field | None]) -> None:
+    known = {name: value for name, value in facts.items() if value is not None}
+    log.info("%s", _Fields(known), extra={"fields": known})
+
+
+class _Fields:
+    """Facts as text, written out only where a text log asks."""
+
+    def __init__(self, fields: dict[str, Field]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={_quote(value)}" for name, value in self._fields.items())
+
+
+def _quote(value: Field) -> str:
+    """Return a value that ends at the next space: clients choose names of models and paths."""
+    text = str(value)
+    return msgspec.json.encode(text).decode() if '"' in text or any(map(str.isspace, text)) else text
+
+
+def _round(ms: float | None) -> float | None:
+    return None if ms is None else round(ms, 3)
