@@ -12,7 +12,7 @@ MINUTES ?= 10
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack test-gateway abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve clean
+.PHONY: help run stack test check test-stack test-gateway test-doctor abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ stack: $(VENV)/.installed  ## start two real vLLM engines over a real Mooncake S
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
 test: check  ## run `check` and every test that needs no real engine
-	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
 	$(BIN)/ruff check .
@@ -39,6 +39,9 @@ test-stack: $(VENV)/.installed-test  ## run the tests that need real vLLM engine
 test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kubernetes API server (built once: 7 minutes of CPU time), Envoy or promtool
 	$(BIN)/python -m tests.gateway.install
 	$(BIN)/python -m pytest -m gateway tests/gateway
+
+test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute doctor` knows in a fleet of emulated engines (2 minutes)
+	$(BIN)/python -m pytest -m doctor -n $(WORKERS) tests/router/testbed/doctor
 
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (10 minutes)
 	$(BIN)/python -m pytest tests/abuse

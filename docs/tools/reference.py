@@ -19,6 +19,7 @@ from router.control.api.admin import admin_app
 from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED, OPS
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
+from router.testbed.doctor.suite import CHECKS as DOCTOR_CHECKS
 from router.testbed.picker_conformance.report import PROTOCOL_VERSION, SUITE_VERSION
 from router.testbed.picker_conformance.suite import CASES
 from scorers.admission.contract import AdmissionRule
@@ -40,6 +41,7 @@ def render_pages() -> dict[str, str]:
         "policies": policies,
         "plugins": plugins,
         "picker-conformance": picker_conformance,
+        "doctor": doctor,
         "modules": modules,
     }
     return {name: "\n".join([NOTICE, *lines()]).rstrip() + "\n" for name, lines in made.items()}
@@ -325,6 +327,15 @@ def picker_conformance() -> Iterator[str]:
 
 
 # modules
+
+
+def doctor() -> Iterator[str]:
+    """Yield the page of the doctor's checks."""
+    yield "# Checks of the doctor\n"
+    yield "What `warmroute doctor` makes sure of, in the order in which it matters. Prompts are sent unless it is run"
+    yield "with `--passive`; a router's state is read from the admin listeners given by `--url`.\n"
+    rows = ((f"`{check.name}`", check.asserts, check.needs) for check in DOCTOR_CHECKS)
+    yield from table(("check", "a healthy fleet", "looks at"), rows)
 
 
 def modules() -> Iterator[str]:

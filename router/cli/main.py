@@ -17,6 +17,7 @@ import typer
 from router.cli.admin.commands import experiment as experiment_commands
 from router.cli.admin.commands import policy as policy_commands
 from router.cli.advise.command import advise as advise_command
+from router.cli.doctor.command import doctor as doctor_command
 from router.cli.init.command import init as init_command
 from router.cli.picker_conformance.command import picker_conformance as picker_conformance_command
 from router.cli.policies import policies as policies_commands
@@ -38,6 +39,7 @@ app = typer.Typer(name="warmroute", no_args_is_help=True, pretty_exceptions_enab
 app.command()(serve_command.serve)
 app.command()(serve_command.picker)
 app.command("init")(init_command)
+app.command("doctor")(doctor_command)
 app.command()(serve_command.fleet)
 app.command()(serve_command.stack)
 app.add_typer(policies_commands, name="policies")

@@ -34,7 +34,7 @@ class HashDetection:
         """`name` as in the configuration's `pool.models`."""
         self._where = f"pool.models.{name}"
         self._config = config
-        self._candidates = list(_candidates(config))
+        self._candidates = list(list_candidates(config))
         self._fitting: list[EngineChain] = []  # candidates that fit all events since the last disagreement
         self._block_tokens: int | None = None  # block size of those events; None: no event yet
         self._before = ""  # description of the hashing before the last disagreement
@@ -55,7 +55,7 @@ class HashDetection:
         if event.adapter is not None or not event.hashes or (event.extras is not None and event.extras[0]):
             return  # the event lacks hashed values: an adapter's path, media
         alike = self._block_tokens in (None, event.block_tokens)
-        fitting = [chain for chain in self._fitting if alike and _fits(chain, event)]
+        fitting = [chain for chain in self._fitting if alike and fits(chain, event)]
         if fitting:
             if fitting == self._fitting and not self._doubts:
                 return
@@ -63,7 +63,7 @@ class HashDetection:
         else:
             if self._block_tokens is not None:
                 self._before, self._doubts = self._describe(), AGREE
-            fitting = [chain for chain in self._candidates if _fits(chain, event)]
+            fitting = [chain for chain in self._candidates if fits(chain, event)]
         self._fitting, self._block_tokens = fitting, event.block_tokens
         self._evaluate()
 
@@ -136,8 +136,8 @@ class HashDetection:
         return f"{blocks} by {chain.algo} {_seeded(chain)}{salts}"
 
 
-def _candidates(config: PoolModelConfig) -> Iterator[EngineChain]:
-    """Yield all chains, the configured and likeliest ones first."""
+def list_candidates(config: PoolModelConfig) -> Iterator[EngineChain]:
+    """Yield all chains that are tried, the configured and likeliest ones first."""
     algos = sorted(get_args(HashAlgo), key=lambda algo: algo != config.hash_algo)
     for seed in dict.fromkeys((config.hash_seed, *SEEDS)):
         for algo in algos:
@@ -146,7 +146,8 @@ def _candidates(config: PoolModelConfig) -> Iterator[EngineChain]:
                     yield chain
 
 
-def _fits(chain: EngineChain, event: BlocksStored) -> bool:
+def fits(chain: EngineChain, event: BlocksStored) -> bool:
+    """Return whether `chain` gives the hash under which an engine stored a prompt's first block."""
     first = chain.chain(None, event.token_ids[: event.block_tokens], event.block_tokens, salt=event.salt)
     return [chain.event_hash(digest) for digest in first] == event.hashes[:1]
 

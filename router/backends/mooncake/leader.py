@@ -92,11 +92,11 @@ class MasterLeader:
 
     async def _query(self, instance: str) -> MasterState:
         answer = await self._fetch(instance, "GET", "/health", timeout_s=self._interval_s)
-        leads, trouble = _read(answer)
+        leads, trouble = read_health(answer)
         return MasterState(instance, leads, trouble, self._clock.now())
 
 
-def _read(answer: HttpAnswer | None) -> tuple[bool, str | None]:
+def read_health(answer: HttpAnswer | None) -> tuple[bool, str | None]:
     """Return whether the master leads, and its problem if it has one."""
     if answer is None:
         return False, "GET /health: no answer"

@@ -14,7 +14,7 @@ import typer
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
-    from router.cli.init.survey import EngineSurvey
+    from router.testbed.doctor.survey import EngineSurvey
 
 TokenizerOption = Annotated[
     list[str] | None,
@@ -66,9 +66,9 @@ def _check_absent(output: Path | None) -> None:
 
 async def _survey_all(urls: Sequence[str], api_key: str | None) -> list[EngineSurvey]:
     """Ask all engines at once. Raises WarmrouteError when none of them can be used."""
-    from router.cli.init.survey import survey_engine
+    from router.testbed.doctor.survey import survey_url
 
-    surveys = await asyncio.gather(*(survey_engine(url, api_key) for url in urls))
+    surveys = await asyncio.gather(*(survey_url(url, api_key) for url in urls))
     if all(survey.error is not None for survey in surveys):
         errors = [f"{survey.url}: {survey.error}" for survey in surveys]
         raise WarmrouteError("\n".join(["init: no engine can be used, nothing is written", *errors]))

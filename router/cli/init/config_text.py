@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from router.cli.init.survey import EngineSurvey, describe_engine, recommend
+from router.cli.init.survey import describe_engine, recommend
 from router.config.lookup import SHIPPED
 from router.config.reader import parse_config
 from router.config.schema import Config
 from router.errors import MAX_LINE_CHARS, ConfigError, quote_name
+from router.testbed.doctor.survey import EngineSurvey
 
 HEADER = """\
 # Warmroute configuration, written by `warmroute init`. All keys and defaults: warmroute check FILE

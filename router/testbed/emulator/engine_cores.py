@@ -224,7 +224,9 @@ class EngineCores:
         self.all: list[EngineCore] = []
         for rank in range(options.ranks):
             publisher = (
-                KvPublisher(self._context, options, rank, clock, lambda: self.faults) if options.events else None
+                KvPublisher(self._context, options, rank, clock, lambda: self.faults)
+                if options.events and options.prefix_caching
+                else None
             )
             self.all.append(EngineCore(rank, shape, clock, publisher, store, self._tasks))
         self.apply_faults(options.faults)

@@ -99,7 +99,13 @@ class KvConnectors:
             return None
         tokens, engine_id = len(params.sequences[0].token_ids), bootstrap.engine_ids[stream.core.rank]
         return nixl_params(
-            transfer.name, engine_id, bootstrap.host, bootstrap.port, tokens, options.block_tokens, cached_tokens
+            transfer.name,
+            engine_id,
+            options.side_channel_host or bootstrap.host,
+            bootstrap.port,
+            tokens,
+            options.block_tokens,
+            cached_tokens,
         )
 
     async def _find_in_pool(self, request: SequenceRequest, core: EngineCore) -> SequenceRequest:

@@ -34,6 +34,15 @@ Fields = dict[str, Any]
 MEDIUM = "GPU"
 POOL_MEDIUM = "cpu"
 KIND = "full_attention"
+NEWEST = (1 << 31, 0)
+SINCE = {  # vLLM's first version with a field
+    "medium": (0, 11),
+    "lora_name": (0, 16),
+    "extra_keys": (0, 19),
+    "group_idx": (0, 20),
+    "kv_cache_spec_kind": (0, 22),
+    "kv_cache_spec_sliding_window": (0, 22),
+}
 ALWAYS = frozenset(
     ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name")
 )  # in a map even when nil; the others are left out then
@@ -64,13 +73,18 @@ class KvPublisher:
         self._delayed: Frames | None = None  # a message that the next one is to overtake
         self._live: zmq.Socket[bytes] = context.socket(zmq.PUB)
         self._replay = zmq.asyncio.Socket(context, zmq.ROUTER)
-        self.endpoint = self._bind(self._live, options.events_port)
-        self.replay_endpoint = self._bind(self._replay, options.replay_port)
+        self.endpoint = self._open_live(options.events_endpoint)
+        self.replay_endpoint = self._bind(self._replay, options.replay_port) if options.replay else None
 
     def publish(self, events: Sequence[Event]) -> None:
         """Give these events the next sequence number, store them for replays, and send them as the faults allow."""
         payload = encode_batch(
-            events, self._clock.wall(), self.rank, form=self._options.events_format, adapter_ids=self._adapter_ids
+            events,
+            self._clock.wall(),
+            self.rank,
+            form=self._options.events_format,
+            adapter_ids=self._adapter_ids,
+            version=self._options.release,
         )
         self._replay_buffer.append((self._sequence, payload))
         frames = [self._topic, self._sequence.to_bytes(8, "big"), payload]
@@ -95,7 +109,7 @@ class KvPublisher:
         """Answer replay requests until cancelled; like vLLM it ignores malformed ones."""
         while True:
             request = await self._replay.recv_multipart()
-            if len(request) != 3 or len(request[2]) != 8:
+            if self._faults().silent_replays or len(request) != 3 or len(request[2]) != 8:
                 continue
             peer, start = request[0], int.from_bytes(request[2], "big")
             topic = [self._topic] if self._options.replay_format == "topic" else []
@@ -140,6 +154,14 @@ class KvPublisher:
         if not self._live.closed:
             self._live.send_multipart(frames)
 
+    def _open_live(self, endpoint: str | None) -> str:
+        """Bind, or connect where vLLM connects: to an endpoint without a wildcard (`protocol.md` 1.1)."""
+        if endpoint is None or "*" in endpoint:
+            port = 0 if endpoint is None else int(endpoint.rpartition(":")[2])
+            return self._bind(self._live, port or self._options.events_port)
+        self._live.connect(endpoint)
+        return endpoint
+
     def _bind(self, socket: zmq.Socket[Any], port: int) -> str:
         """Bind, and return the endpoint as the engine reports it: a wildcard host stays `*`."""
         host = "*" if self._options.host in ("0.0.0.0", "::") else self._options.host
@@ -150,11 +172,24 @@ class KvPublisher:
 
 
 def encode_batch(
-    events: Sequence[Event], wall_s: float, rank: int, *, form: Format, adapter_ids: Mapping[str, int]
+    events: Sequence[Event],
+    wall_s: float,
+    rank: int,
+    *,
+    form: Format,
+    adapter_ids: Mapping[str, int],
+    version: tuple[int, int] = NEWEST,
 ) -> bytes:
-    """Encode one message's payload. `adapter_ids` are the engine's own numbers for its LoRA adapters."""
+    """Encode one message's payload. `adapter_ids` are the engine's own numbers for its LoRA adapters; fields that
+    `version` of vLLM does not have yet are left out.
+    """
     format_event = _FORMATS[form]
-    return _encode([wall_s, [format_event(*_fields(event, adapter_ids)) for event in events], rank])
+    unknown = {name for name, since in SINCE.items() if version < since}
+    encoded = []
+    for event in events:
+        tag, fields = _fields(event, adapter_ids)
+        encoded.append(format_event(tag, {name: fields[name] for name in fields if name not in unknown}))
+    return _encode([wall_s, encoded, rank])
 
 
 def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:

@@ -60,9 +60,11 @@ POOL_LOAD_METRICS = (  # vLLM exposes none of them before the first load
 )
 
 
-def render_metrics(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> bytes:
+def render_metrics(
+    options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float, started_wall_s: float = 0.0
+) -> bytes:
     """Return the page; `gauges` are by rank."""
-    lines = [*_samples(options, METRICS, gauges), *_cache_config(options)]
+    lines = [*_samples(options, METRICS, gauges), *_created(options, started_wall_s), *_cache_config(options)]
     if any(each.pool_loads for each in gauges):
         lines += _samples(options, POOL_LOAD_METRICS, gauges)
     if options.loras:
@@ -81,6 +83,14 @@ def _samples(options: EngineOptions, lines: Sequence[MetricLine], gauges: Sequen
             yield f"{line.name}{line.part}{{{labels}}} {float(line.value(each))}"
 
 
+def _created(options: EngineOptions, started_wall_s: float) -> Iterator[str]:
+    """Yield when a counter of each rank began: on a real page every counter has such a line."""
+    name = "vllm:prefix_cache_queries_created"
+    yield f"# TYPE {name} gauge"
+    for rank in range(options.ranks):
+        yield f"{name}{{{_labels({'engine': rank, 'model_name': options.model})}}} {started_wall_s + rank * 1e-6!r}"
+
+
 def _cache_config(options: EngineOptions) -> Iterator[str]:
     yield "# TYPE vllm:cache_config_info gauge"
     for rank in range(options.ranks):
@@ -88,7 +98,7 @@ def _cache_config(options: EngineOptions) -> Iterator[str]:
             "block_size": options.block_tokens,
             "cache_dtype": "auto",
             "effective_attention_block_size": options.block_tokens,
-            "enable_prefix_caching": True,
+            "enable_prefix_caching": options.prefix_caching,
             "engine": rank,
             "hash_block_size": None,  # so it reads on a real engine, too
             "kv_cache_size_tokens": options.blocks * options.block_tokens,

@@ -30,6 +30,7 @@ class EngineFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     freeze: bool = False  # accept connections and requests, answer none, step and publish nothing
     refuse_ids: bool = False  # chats that carry token ids: 400
     ignore_ids: bool = False  # token ids of chats are not read, as by engines before 0.32
+    silent_replays: bool = False  # replay requests are taken and not answered
     slow: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on every step's duration
     die_before_first_byte: Probability = 0.0  # connection cut after the request was read
     die_mid_stream: Probability = 0.0  # connection cut inside the answer
@@ -49,6 +50,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     version: Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+\.")] = "0.32.0"  # of vLLM: reported, and emulated
     model: str = "warm-tiny"
     tokenizer: str | None = None  # model directory; default: the one that ships
+    chat_template: str | None = None  # file, instead of the model's own
+    prefix_caching: bool = True
     loras: tuple[str, ...] = ()  # adapter names, or name=path
     block_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
     blocks: Annotated[int, msgspec.Meta(ge=1)] = 4096  # per rank
@@ -66,6 +69,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     transfer: Literal["mooncake", "nixl"] | None = None  # the connector between prefill and decode engines
     bootstrap_port: Port = 0  # of a prefill engine: Mooncake's bootstrap server, Nixl's side channel
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # for KV that a peer did not send
+    side_channel_host: str | None = None  # VLLM_NIXL_SIDE_CHANNEL_HOST; default: `host` (vLLM: localhost)
     transfer_timeout_s: float = 2.0  # how long a decode engine waits for its peer (vLLM: 480 s)
     lease_s: float = 30.0  # blocks held for a peer are freed after it (vLLM: Nixl 30 s, Mooncake 480 s)
     ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -75,8 +79,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     events: bool = True
     events_format: Literal["map", "array"] = "map"  # vLLM >= 0.24, or before
     replay_format: Literal["topic", "bare"] = "topic"  # vLLM >= 0.26, or before
+    events_endpoint: str | None = None  # of rank 0: bound if it has a `*`, else connected to, as by vLLM
     events_port: Port = 0  # rank r publishes on events_port + r, as vLLM does
     replay_port: Port = 0
+    replay: bool = True  # False: no `replay_endpoint`
     replay_steps: Annotated[int, msgspec.Meta(ge=1)] = 10_000  # batches stored for replays
     topic: str = ""
     cached_tokens: bool = True  # vLLM's --enable-prompt-tokens-details
@@ -86,6 +92,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     seed: int = 0
     faults: EngineFaults = EngineFaults()
     parent_pid: int | None = None  # the parent process to die with
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """The first two numbers of `version`."""
+        major, minor = self.version.split(".")[:2]
+        return int(major), int(minor)
 
     @property
     def context_tokens(self) -> int:

@@ -9,7 +9,9 @@ must be called.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from router.clock import Clock
@@ -64,7 +66,8 @@ class RequestParamsReader:
         self._faults = faults
         self._vocabulary = vocabulary
         self._adapters = options.adapters()
-        self._template = ChatTemplate(vocabulary.config["chat_template"], clock.wall)
+        own = None if options.chat_template is None else Path(options.chat_template).read_text(encoding="utf-8")
+        self._template = ChatTemplate(own or vocabulary.config["chat_template"], clock.wall)
         tokens = ("bos_token", "eos_token", "pad_token", "unk_token")
         self._variables = {name: vocabulary.config[name] for name in tokens if name in vocabulary.config}
 
@@ -155,7 +158,7 @@ class RequestParamsReader:
             natural_tokens=None if body.get("ignore_eos") else natural,
             script=script,
             adapter=adapter,
-            salt=body.get("cache_salt"),
+            salt=body.get("cache_salt") if self._options.prefix_caching else uuid.uuid4().hex,  # off: nothing hits
             seed=(body.get("seed") or 0) + copy,
         )
 
@@ -169,8 +172,7 @@ def read_prompt_token_ids(options: EngineOptions, faults: EngineFaults, body: Bo
     """
     params = body.get("kv_transfer_params")
     ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
-    major, minor = options.version.split(".")[:2]
-    if ids is None or faults.ignore_ids or (int(major), int(minor)) < IDS_VERSION:
+    if ids is None or faults.ignore_ids or options.release < IDS_VERSION:
         return None
     if body.get("echo") or has_media(normalise(body["messages"]) or []):
         return None

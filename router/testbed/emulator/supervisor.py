@@ -125,10 +125,10 @@ def _pin_ports(options: EngineOptions, announcement: dict[str, Any]) -> EngineOp
     pinned = msgspec.structs.replace(options, port=_port(announcement["url"]))
     if announcement["bootstrap_url"] is not None:
         pinned = msgspec.structs.replace(pinned, bootstrap_port=_port(announcement["bootstrap_url"]))
-    if options.ranks == 1 and options.events:
-        source = announcement["events"]["0"]
-        events_port, replay_port = _port(source["endpoint"]), _port(source["replay_endpoint"])
-        pinned = msgspec.structs.replace(pinned, events_port=events_port, replay_port=replay_port)
+    if options.ranks == 1 and (source := announcement["events"].get("0")) is not None:
+        pinned = msgspec.structs.replace(pinned, events_port=_port(source["endpoint"]))
+        if source["replay_endpoint"] is not None:
+            pinned = msgspec.structs.replace(pinned, replay_port=_port(source["replay_endpoint"]))
     return pinned
 
 

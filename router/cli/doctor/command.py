@@ -1,0 +1,87 @@
+"""`warmroute doctor`: what is wrong with a configuration, a fleet and its routers, and the line to change.
+
+Exit codes: 0 without a fault (warnings do not count), 1 with one, 2 for wrong usage or a configuration that is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from router.errors import ConfigError
+
+if TYPE_CHECKING:  # imported where it is needed: commands start faster
+    from router.testbed.doctor.gather import DoctorOptions
+
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[CONFIG]", help="main configuration file", exists=True, dir_okay=False, readable=True),
+]
+UrlOption = Annotated[
+    list[str] | None, typer.Option("--url", metavar="URL", help="admin listener of a running router; repeatable")
+]
+
+
+def doctor(
+    config: ConfigArgument = None,
+    url: UrlOption = None,
+    passive: Annotated[
+        bool, typer.Option("--passive", help="send no prompts; without it every engine computes some small ones")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    token_env: Annotated[
+        str | None, typer.Option("--token-env", metavar="NAME", help="environment variable with the admin token")
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="environment variable with the API key of engines that only a router names"),
+    ] = None,
+) -> None:
+    """Name what is wrong with a fleet: a configuration, running routers, or both. It changes nothing.
+
+    Each engine gets about seven small prompts (three cache blocks, one token of answer), twice each, to prove that what
+    its events promise is what it delivers; --passive leaves them out. It may run anywhere that reaches engines and
+    routers, and takes less than 30 seconds. Exit code 1 when there is a fault.
+    """
+    from router.cli.doctor.report import print_report, to_json
+    from router.cli.terminal.output import readable_console
+    from router.clock import SystemClock
+    from router.testbed.doctor.suite import examine
+
+    logging.getLogger("warmroute").addHandler(logging.NullHandler())  # what parts of the router log is in the findings
+    options = _read_options(config, url or [], token_env, api_key_env, passive)
+    examination = asyncio.run(examine(options, SystemClock()))
+    if json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(to_json(examination)), indent=2).decode() + "\n")
+    else:
+        print_report(readable_console(), examination)
+    sys.exit(1 if examination.faults else 0)
+
+
+def _read_options(
+    config: Path | None, urls: list[str], token_env: str | None, api_key_env: str | None, passive: bool
+) -> DoctorOptions:
+    """Return what to examine. Raises ConfigError when that is nothing, or a variable is not set."""
+    from router.testbed.doctor.gather import DoctorOptions
+
+    if config is None and not urls:
+        raise ConfigError("doctor: give a configuration, --url of a running router, or both")
+    token, api_key = _read_variable("--token-env", token_env), _read_variable("--api-key-env", api_key_env)
+    return DoctorOptions(config, tuple(url.rstrip("/") for url in urls), token, api_key, passive)
+
+
+def _read_variable(option: str, name: str | None) -> str | None:
+    """Return the variable's value. Raises ConfigError when it is named and not set."""
+    if name is None:
+        return None
+    if not (value := os.environ.get(name)):
+        raise ConfigError(f"{option}: the environment variable {name} is not set")
+    return value

@@ -1,0 +1,70 @@
+"""HTTP clients of the engines, masters and routers that are examined, each with its API key and authority."""
+
+from __future__ import annotations
+
+import ssl
+
+import httpx
+
+from router.backends.fetch import ANSWER_BYTES, HttpAnswer
+from router.errors import ConfigError
+
+
+class HttpClients:
+    """Clients by name, used for one examination. `fetch` is what parts of the router call (`backends.fetch.Fetch`)."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._clients: dict[str, httpx.AsyncClient] = {}
+        self._tls: dict[str | None, ssl.SSLContext] = {}
+
+    def add(self, name: str, url: str, *, token: str | None = None, ca_file: str | None = None) -> httpx.AsyncClient:
+        """Return the client for `url`; `token` is sent as a bearer token. Raises ConfigError for a bad `ca_file`."""
+        if name not in self._clients:
+            self._clients[name] = httpx.AsyncClient(
+                base_url=url,
+                headers={} if token is None else {"authorization": f"Bearer {token}"},
+                timeout=self._timeout_s,
+                verify=self._context(ca_file) if url.startswith("https") else False,
+                trust_env=False,
+            )
+        return self._clients[name]
+
+    def get(self, name: str) -> httpx.AsyncClient:
+        """Return the client that was added under this name (KeyError otherwise)."""
+        return self._clients[name]
+
+    async def fetch(
+        self,
+        instance: str,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        limit_bytes: int = ANSWER_BYTES,
+    ) -> HttpAnswer | None:
+        """Return the whole answer; None when none came in time."""
+        headers = {"content-type": "application/json"} if body else {}
+        try:
+            answer = await self._clients[instance].request(
+                method, path, content=body, headers=headers, timeout=timeout_s
+            )
+        except httpx.HTTPError:
+            return None
+        if len(answer.content) > limit_bytes:
+            return HttpAnswer(answer.status_code, b"", oversized=True)
+        return HttpAnswer(answer.status_code, answer.content)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.aclose()
+
+    def _context(self, ca_file: str | None) -> ssl.SSLContext:
+        if ca_file not in self._tls:
+            try:
+                self._tls[ca_file] = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                raise ConfigError(f"ca_file {ca_file}: {error}") from error
+        return self._tls[ca_file]

@@ -1,0 +1,273 @@
+"""Gather what the checks read: from the configuration, routers, engines, masters and this machine, all at once.
+
+    routers                  their admin APIs, which also name engines that the configuration does not
+    engines                  what they say of themselves; then their tokenizers against ours; then real prompts
+    masters, bootstrap       whether they answer, and who leads
+    this machine             its limits
+
+Every question has a time limit of its own, so that the whole takes less than half a minute whatever hangs. What was not
+answered in time is kept as unfinished, and is reported as not examined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from router.backends.discovery.discovery import DiscoveredInstance
+from router.backends.discovery.dns import DnsDiscovery
+from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
+from router.backends.feeds.jitter import Jitter
+from router.backends.mooncake.leader import read_health
+from router.backends.mooncake.query import KEY_COUNT, LISTING_BYTES, MAX_LISTED_KEYS
+from router.backends.remote_tokenizer import EngineTokenizer
+from router.backends.vllm.disaggregation import read_engine_ids
+from router.clock import Clock
+from router.config.reader import load_instances, read_all
+from router.config.schema import Config, InstanceConfig, TokensConfig
+from router.config.yaml_source import load, read_text
+from router.kvcache.block_keys import Keyring
+from router.prompt.tokenization import local_tokenizer
+from router.prompt.tokenization.probes import TEXTS
+from router.prompt.tokenization.tokenization import Tokenization
+from router.testbed.doctor.clients import HttpClients
+from router.testbed.doctor.host import read_host
+from router.testbed.doctor.listener import EventListener
+from router.testbed.doctor.probe import EngineProber
+from router.testbed.doctor.router_answers import ask_router, scrape
+from router.testbed.doctor.subject import ExaminedEngine, MasterAnswers, Subject, TokenizerProof
+from router.testbed.doctor.survey import EngineSurvey, read_starts, survey_engine
+
+T = TypeVar("T")
+
+ASK_TIMEOUT_S = 5.0  # for one answer
+LIST_TIMEOUT_S = 5.0  # for a source of engines
+SURVEY_TIMEOUT_S = 7.0
+PROBE_TIMEOUT_S = 12.0
+PROBES_AT_ONCE = 32  # engines
+
+
+class DoctorOptions(NamedTuple):
+    """What to examine, and how."""
+
+    config: Path | None
+    urls: tuple[str, ...] = ()  # admin listeners of running routers
+    token: str | None = None  # for them
+    api_key: str | None = None  # for engines that only a router names
+    passive: bool = False  # send no prompts
+
+
+class _Work(NamedTuple):
+    """What the steps share."""
+
+    subject: Subject
+    clients: HttpClients
+    clock: Clock
+
+
+async def gather_facts(options: DoctorOptions, clock: Clock) -> Subject:
+    """Gather everything. Raises ConfigError for a configuration that cannot be read."""
+    subject = Subject(passive=options.passive, host=read_host())
+    if options.config is not None:
+        subject.text = read_text(options.config)
+        subject.document = load(options.config)
+        subject.read = read_all(options.config)
+    clients = HttpClients(ASK_TIMEOUT_S)
+    work = _Work(subject, clients, clock)
+    try:
+        await asyncio.gather(_ask_routers(work, options), _list_engines(work))
+        _add_engines_of_routers(work, options.api_key)
+        await asyncio.gather(
+            *(_within(work, engine.name, SURVEY_TIMEOUT_S, _survey(work, engine)) for engine in subject.engines),
+            _ask_masters(work),
+        )
+        await _examine_usable(work)
+        await asyncio.gather(*(_scrape_again(work, i) for i in range(len(subject.routers))))
+    finally:
+        await clients.close()
+    return subject
+
+
+async def _within(work: _Work, name: str, timeout_s: float, question: Awaitable[T]) -> T | None:
+    """Return the answer; None, and a note of it, when there is none in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await question
+    except TimeoutError:
+        work.subject.unfinished.append(name)
+        return None
+
+
+# routers
+
+
+async def _ask_routers(work: _Work, options: DoctorOptions) -> None:
+    for url in options.urls:
+        work.clients.add(url, url, token=options.token)
+        work.clients.add(f"{url} open", url)
+    config = work.subject.config
+    ask = partial(ask_router, work.clients, config=config, has_token=options.token is not None)
+    work.subject.routers = list(await asyncio.gather(*map(ask, options.urls)))
+
+
+async def _scrape_again(work: _Work, number: int) -> None:
+    router = work.subject.routers[number]
+    if router.metrics is not None:
+        later = await scrape(work.clients, router.url, work.subject.config)
+        work.subject.routers[number] = router._replace(later_metrics=later)
+
+
+# engines
+
+
+async def _list_engines(work: _Work) -> None:
+    """List the engines of the configuration, with the lines that name them."""
+    subject, config = work.subject, work.subject.config
+    if config is None:
+        return
+    for i, instance in enumerate(config.fleet.instances):
+        path = ("fleet", "instances", i)
+        _add_engine(work, ExaminedEngine(instance, subject.document, path), _key_of(instance))
+    if config.fleet.file is not None:
+        listed = load_instances(config.fleet.file)
+        for i, instance in enumerate(listed.instances):
+            _add_engine(work, ExaminedEngine(instance, listed.document, (i,)), _key_of(instance))
+    sources: list[tuple[str, AsyncIterator[list[DiscoveredInstance]]]] = []
+    if config.fleet.dns is not None:
+        sources.append(("dns", DnsDiscovery(config.fleet.dns, work.clock).watch()))
+    if config.fleet.kubernetes is not None:
+        found = KubernetesDiscovery(config.fleet.kubernetes, work.clock, Jitter(secrets.randbits(32) / 2**32))
+        sources.append(("kubernetes", found.watch()))
+    for name, source in sources:
+        first: Awaitable[list[DiscoveredInstance]] = anext(source)
+        listed_there = await _within(work, f"fleet.{name}", LIST_TIMEOUT_S, first)
+        for discovered in listed_there or ():
+            engine = ExaminedEngine(discovered.config, subject.document, ("fleet", name))
+            _add_engine(work, engine, _key_of(discovered.config))
+
+
+def _add_engines_of_routers(work: _Work, api_key: str | None) -> None:
+    """List the engines that only routers name."""
+    known = {engine.config.url for engine in work.subject.engines}
+    for router in work.subject.routers:
+        for instance in router.instances:
+            if instance["url"] not in known:
+                known.add(instance["url"])
+                config = InstanceConfig(url=instance["url"], name=instance["id"])
+                _add_engine(work, ExaminedEngine(config), api_key)
+
+
+def _add_engine(work: _Work, engine: ExaminedEngine, api_key: str | None) -> None:
+    work.subject.engines.append(engine)
+    work.clients.add(engine.name, engine.config.url, token=api_key, ca_file=engine.config.ca_file)
+    if engine.config.transfer is not None and engine.config.transfer.bootstrap_url is not None:
+        work.clients.add(f"{engine.name} bootstrap", engine.config.transfer.bootstrap_url)
+
+
+def _key_of(instance: InstanceConfig) -> str | None:
+    return None if instance.api_key_env is None else os.environ.get(instance.api_key_env)
+
+
+async def _survey(work: _Work, engine: ExaminedEngine) -> None:
+    client = work.clients.get(engine.name)
+    survey, starts = await asyncio.gather(survey_engine(client, engine.config.url), read_starts(client))
+    engine.survey = survey._replace(starts=survey.starts | starts)
+    if engine.config.transfer is not None and engine.config.transfer.bootstrap_url is not None:
+        answer = await work.clients.fetch(f"{engine.name} bootstrap", "GET", "/query", timeout_s=2.0)
+        ids = None if answer is None or answer.status != 200 else read_engine_ids(answer.body)
+        no_answer = "no answer" if answer is None else f"GET /query: {answer.status}"
+        engine.bootstrap = "" if ids else no_answer if ids is None else "GET /query names no engine"
+
+
+async def _examine_usable(work: _Work) -> None:
+    """Prove the tokenizers, and send prompts unless that is not wanted."""
+    subject, config = work.subject, work.subject.config or Config()
+    loaded = await asyncio.to_thread(_load_tokenizers, config, work.clock)
+    secret = secrets.randbits(64)
+    settings = TokensConfig(budget_ms=ASK_TIMEOUT_S * 1000)  # the router's own may be too short beside all the others
+    tokenization = Tokenization(settings, loaded, Keyring(secret), EngineTokenizer(work.clients.fetch), work.clock)
+    listener = EventListener(work.clock, secret)
+    prober = EngineProber(listener, tokenization, work.clock)
+    turn = asyncio.Semaphore(PROBES_AT_ONCE)
+    try:
+        if not subject.passive:
+            for engine in subject.usable:
+                if engine.usable is not None:
+                    prober.subscribe(engine.config, engine.usable)
+        probes = (_examine(work, engine, tokenization, prober, turn) for engine in subject.usable)
+        await asyncio.gather(
+            *(
+                _within(work, one[0], PROBE_TIMEOUT_S, one[1])
+                for one in zip((engine.name for engine in subject.usable), probes, strict=True)
+            )
+        )
+    finally:
+        await listener.close()
+        tokenization.close()
+
+
+def _load_tokenizers(config: Config, clock: Clock) -> dict[str, local_tokenizer.LocalTokenizer]:
+    return {
+        model: local_tokenizer.load(source, f"tokenizers.{model}", clock.wall)
+        for model, source in config.tokenizers.items()
+        if source.path is not None
+    }
+
+
+async def _examine(
+    work: _Work, engine: ExaminedEngine, tokenization: Tokenization, prober: EngineProber, turn: asyncio.Semaphore
+) -> None:
+    if (survey := engine.usable) is None or survey.model is None:
+        return
+    async with turn:
+        engine.proof = await _prove(engine, survey, survey.model, tokenization)
+        if not work.subject.passive:
+            engine.probe = await prober.probe(engine.config, survey, work.clients.get(engine.name))
+
+
+async def _prove(
+    engine: ExaminedEngine, survey: EngineSurvey, model: str, tokenization: Tokenization
+) -> TokenizerProof | None:
+    """Compare our ids with the engine's; None: no tokenizer is configured for its model."""
+    if tokenization.local_tokenizer(model) is None:
+        return None
+    agrees = await tokenization.verify(engine.name, model)
+    if agrees is None:
+        return TokenizerProof(0, engine_fails="POST /tokenize is not answered")
+    differing = tokenization.report()[model].refuted.get(engine.name)
+    return TokenizerProof(1, differing, differing is not None and differing not in TEXTS)
+
+
+# masters
+
+
+async def _ask_masters(work: _Work) -> None:
+    config = work.subject.config
+    if config is not None and config.pool is not None:
+        work.subject.masters = list(await asyncio.gather(*(_ask_master(work, url) for url in config.pool.masters)))
+
+
+async def _ask_master(work: _Work, url: str) -> MasterAnswers:
+    work.clients.add(url, url)
+    leads, trouble = read_health(await work.clients.fetch(url, "GET", "/health", timeout_s=ASK_TIMEOUT_S))
+    return MasterAnswers(url, leads, trouble)
+
+
+async def list_pool_keys(clients: HttpClients, url: str) -> tuple[str, ...] | None:
+    """Return all keys that the master lists; None when it does not answer, or has too many for that."""
+    page = await clients.fetch(url, "GET", "/metrics", timeout_s=ASK_TIMEOUT_S)
+    count = None if page is None else KEY_COUNT.search(page.body)
+    if count is None or int(count[1]) > MAX_LISTED_KEYS:
+        return None
+    listing = await clients.fetch(url, "GET", "/get_all_keys", timeout_s=ASK_TIMEOUT_S, limit_bytes=LISTING_BYTES)
+    return None if listing is None or listing.status != 200 else tuple(listing.body.decode(errors="replace").split())
+
+
+def unique(values: Sequence[Any]) -> list[Any]:
+    """Return the values without repetitions, in order."""
+    return list(dict.fromkeys(values))

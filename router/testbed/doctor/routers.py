@@ -1,0 +1,110 @@
+"""Running routers: whether they answer, and what they themselves report to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from router.testbed.doctor.check import Check
+from router.testbed.doctor.finding import FleetFinding
+from router.testbed.doctor.subject import Json, RouterAnswers, Subject
+
+DISTRUSTED = "its events are ignored, so hits there are guesses"
+
+
+def check_reachable(subject: Subject) -> Iterator[FleetFinding]:
+    """Every admin listener answers."""
+    for router in subject.routers:
+        if router.error is not None:
+            wants_token = "token" in router.error
+            change = (
+                "--token-env NAME  # variable with an admin token that may read"
+                if wants_token
+                else ("start the router, or mend --url: scheme, host and port of its admin listener")
+            )
+            why = "nothing is known of what it does"
+            yield FleetFinding("unchecked" if wants_token else "fault", router.error, why, change, (router.url,))
+
+
+def check_instances(subject: Subject) -> Iterator[FleetFinding]:
+    """Every engine is ready, takes requests, and keeps to the bounds."""
+    for router, one in _instances(subject):
+        at = (str(one["id"]),)
+        if one["state"] == "draining" or not one.get("accepting", True):
+            why, change = "it gets no new requests", f"POST {router.url}/admin/instances/{one['id']}/undrain"
+            yield FleetFinding("warning", "is draining in the router", why, change, at)
+        elif one["state"] != "ready":
+            reason = one.get("trouble") or "its health probes fail"
+            why, change = (
+                "it gets no requests",
+                "see engines.reachable; the router must reach it, not only this machine",
+            )
+            yield FleetFinding("fault", f"is {one['state']} in the router: {reason}", why, change, at)
+        if one.get("distrusted"):
+            change = "restart it, or look who writes to its ports; see docs/operate/security.md"
+            yield FleetFinding(
+                "fault", f"sent more than the router takes in: {one['distrusted']}", DISTRUSTED, change, at
+            )
+
+
+def check_targets(subject: Subject) -> Iterator[FleetFinding]:
+    """Breakers are closed, event streams trusted, and the hits of real requests predicted."""
+    for _, one in _instances(subject):
+        for target in one.get("targets", ()):
+            at = (str(target["id"]),)
+            stream, promises = target.get("stream"), target.get("promises") or {}
+            if target.get("breaker") == "open":
+                why, change = "it gets no requests", "look at its log: three requests in a row failed there"
+                yield FleetFinding("fault", "its circuit breaker is open", why, change, at)
+            if stream is not None and stream["state"] == "lost" and one["state"] == "ready":
+                why = "the router guesses from what it sent there, and loses hits"
+                change = "see events.reachable, events.arriving; the router must reach the ports"
+                yield FleetFinding("fault", f"its event stream is {stream['state']} in the router", why, change, at)
+            if promises.get("alarm"):
+                change = "see tokens.agree, events.arriving and hits.agree"
+                yield FleetFinding("fault", str(promises["alarm"]), "its hits are not used", change, at)
+            elif promises.get("trusted") is False:
+                why = "requests are sent for hits that do not happen; now it is guessed what is cached there"
+                change = "see events.replay; if its cache is too small, docs/plan/capacity.md"
+                yield FleetFinding(
+                    "fault", "delivers less than its events promise, so they are not trusted", why, change, at
+                )
+
+
+def check_sources(subject: Subject) -> Iterator[FleetFinding]:
+    """The lists of engines are current."""
+    for router in subject.routers:
+        for source, trouble in router.discovery.items():
+            if trouble is not None:
+                why, change = "engines that come and go are not noticed", f"fleet.{source}: mend the source"
+                place = subject.place("fleet", source) if source != "config" else None
+                yield FleetFinding(
+                    "fault", f"the list of {source} is out of date: {trouble}", why, change, (router.url,), place
+                )
+
+
+def check_workers(subject: Subject) -> Iterator[FleetFinding]:
+    """All processes are up and decide by the same policies."""
+    for router in subject.routers:
+        for worker in router.workers:
+            at = (f"{router.url} worker {worker['number']}",)
+            if not worker["up"]:
+                why, change = "the others do its work", "look at the router's log; it is started again by itself"
+                yield FleetFinding("fault", "a worker is down", why, change, at)
+            if worker.get("trouble"):
+                why = "it decides by other policies than the others"
+                yield FleetFinding("fault", str(worker["trouble"]), why, "restart the router", at)
+
+
+def _instances(subject: Subject) -> Iterator[tuple[RouterAnswers, Json]]:
+    for router in subject.routers:
+        for one in router.instances:
+            yield router, one
+
+
+CHECKS = (
+    Check("routers.reachable", "every admin listener answers", "router", check_reachable),
+    Check("routers.instances", "every engine is ready and takes requests", "router", check_instances),
+    Check("routers.targets", "breakers closed, events trusted, hits predicted", "router", check_targets),
+    Check("routers.sources", "the lists of engines are current", "router", check_sources),
+    Check("routers.workers", "all workers are up, with the same policies", "router", check_workers),
+)
