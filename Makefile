@@ -8,11 +8,13 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 # of `make fuzz`
 TARGETS ?= client engine gateway events snapshot body answer metrics engine_json config
 MINUTES ?= 10
+# JavaScript libraries of the live page, copied into the repository by `make vendor`
+VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 # Tests start hundreds of interpreters: each would compile all modules again where the environment forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack test-gateway test-doctor abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve clean
+.PHONY: help run stack test check test-stack test-gateway test-doctor test-browser abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve vendor clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +26,7 @@ stack: $(VENV)/.installed  ## start two real vLLM engines over a real Mooncake S
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
 test: check  ## run `check` and every test that needs no real engine
-	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor and not browser" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
 	$(BIN)/ruff check .
@@ -42,6 +44,11 @@ test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kuberne
 
 test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute doctor` knows in a fleet of emulated engines (2 minutes)
 	$(BIN)/python -m pytest -m doctor -n $(WORKERS) tests/router/testbed/doctor
+
+# Playwright drives Debian's browser, not one of its own.
+test-browser: $(VENV)/.installed-test  ## run the tests of the live page in Chromium, which is installed from Debian where it is not there
+	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
+	$(BIN)/python -m pytest -m browser tests/browser
 
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (10 minutes)
 	$(BIN)/python -m pytest tests/abuse
@@ -85,6 +92,9 @@ protos: $(VENV)/.installed-test  ## generate the Python code of router/picker/*.
 
 docs: $(VENV)/.installed-test  ## build the pages into build/site; fails on dead links, unlisted pages and wrong examples
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+vendor:  ## copy the live page's JavaScript libraries, with licences, from npm into router/control/page/vendor
+	tests/browser/vendor.sh $(VENDORED)
 
 docs-serve: $(VENV)/.installed-test  ## serve the pages on http://127.0.0.1:8080 and rebuild them when one changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8080

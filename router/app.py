@@ -33,6 +33,7 @@ from router.control import background
 from router.control.api.admin import admin_app
 from router.control.control import Control
 from router.control.explain import Explain
+from router.control.live.feed import LiveFeed
 from router.control.membership import Membership
 from router.control.process import raise_open_file_limit, tune_interpreter
 from router.control.status import Status
@@ -180,7 +181,7 @@ class App:
         )
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
-            local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics)
+            local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
             if self._leader is not None:
                 self._leader.attach(local, queues)
             if follower is not None and synced is not None:
@@ -230,7 +231,8 @@ class App:
         remote = EngineTokenizer(self._upstreams.fetch)
         read_options = wiring.build_read_options(config, want_source=True)
         explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, read_options)
-        operator = admin_app(self._status, self._control, explain, config.admin.tokens)
+        self._live = LiveFeed(self._status, self._tasks)
+        operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(operator, address))
         self._metrics_listener: HttpListener | None = None
@@ -328,9 +330,8 @@ class App:
         self._listener.stop_accepting()
 
     async def stop(self) -> None:
-        """Stop within the grace time. `/ready` answers 503 at once, so that load balancers send no new requests.
-
-        Requests in progress, and those that arrive all the same, have the grace time to finish.
+        """Stop within the grace time, in which requests in progress, and those that arrive all the same, may finish.
+        `/ready` answers 503 at once, so that load balancers send no new requests.
         """
         self._stopping = True
         if self._leader is not None:
@@ -343,6 +344,7 @@ class App:
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
         if self._leader is not None:
             await self._leader.stop(max(0.1, give_up_at - self._clock.now()))
+        self._live.close()
         await self._admin_listener.stop(0.5)
         if self._metrics_listener is not None:
             await self._metrics_listener.stop(0.5)
@@ -365,11 +367,9 @@ async def serve(
     *,
     only_picker: bool = False,
 ) -> None:
-    """Run a router until SIGTERM or SIGINT; SIGHUP applies changed configuration files, watched or not. Raises
-    `ConfigError` when a port is not available.
-
-    `when_ready` is called once, when an instance is ready for requests. `file` is where `config` was read; its changes
-    take effect while the router runs, as far as they can. `only_picker`: as for `App`.
+    """Run a router until SIGTERM or SIGINT; SIGHUP applies changed configuration files, watched or not. `when_ready` is
+    called once, when an instance is ready for requests. `file` is where `config` was read: its changes take effect as
+    far as they can. `only_picker`: as for `App`. Raises `ConfigError` when a port is not available.
     """
     raise_open_file_limit()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its default ends the process

@@ -201,7 +201,7 @@ def _admin() -> Iterator[str]:
     yield "[Security](../operate/security.md). The listener describes itself at `/admin/openapi.json`, from which this"
     yield "section is made.\n"
     unused: Any = _Unused()
-    described = admin_app(unused, unused, unused, []).openapi()
+    described = admin_app(unused, unused, unused, unused, []).openapi()
     for path, methods in described["paths"].items():
         for method, endpoint in methods.items():
             yield f"### `{method.upper()} {path}`\n"

@@ -45,6 +45,7 @@ from router.telemetry.metrics.snapshot import (
     TargetState,
 )
 from router.telemetry.recent_records import RecentRecords, RecordQuery
+from router.telemetry.request_flow import TargetRequest, list_target_requests
 
 WAITING_LISTED = 100  # requests that wait for admission, in an answer
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
@@ -73,25 +74,30 @@ class Status:
         """State, sources, load, index size, stream health and tokenizer of each instance: at least `id`, `url` and
         `state`.
         """
+        return [self._describe_instance(instance) for instance in self.scheduler.fleet]
+
+    def describe_instance(self, id: str) -> dict[str, Any] | None:
+        """Describe one instance as `describe_instances` does; None when there is none."""
+        instance = self.scheduler.fleet.get(id)
+        return None if instance is None else self._describe_instance(instance)
+
+    def _describe_instance(self, instance: Instance) -> dict[str, Any]:
         support, tokenizers = self.passthrough.report().instances, self.tokenization.report()
-        return [
-            {
-                "id": instance.id,
-                "url": instance.config.url,
-                "state": instance.state.value,
-                "accepting": instance.accepting,
-                "sources": self.describe_sources(instance.id),
-                "revision": instance.config.revision,
-                "trouble": self.health.trouble(instance.id),
-                "distrusted": None if instance.limits.distrust is None else instance.limits.distrust.detail,
-                "over_limit": dict(instance.limits.counts),
-                "models": [card.id for card in instance.cards],
-                "tokenizer": self._describe_tokenizer(tokenizers.get(instance.base or "")),
-                "token_ids": support[instance.id]._asdict() if instance.id in support else None,
-                "targets": [self._describe_target(target) for target in instance.targets.values()],
-            }
-            for instance in self.scheduler.fleet
-        ]
+        return {
+            "id": instance.id,
+            "url": instance.config.url,
+            "state": instance.state.value,
+            "accepting": instance.accepting,
+            "sources": self.describe_sources(instance.id),
+            "revision": instance.config.revision,
+            "trouble": self.health.trouble(instance.id),
+            "distrusted": None if instance.limits.distrust is None else instance.limits.distrust.detail,
+            "over_limit": dict(instance.limits.counts),
+            "models": [card.id for card in instance.cards],
+            "tokenizer": self._describe_tokenizer(tokenizers.get(instance.base or "")),
+            "token_ids": support[instance.id]._asdict() if instance.id in support else None,
+            "targets": [self._describe_target(target) for target in instance.targets.values()],
+        }
 
     def _describe_tokenizer(self, report: TokenizationReport | None) -> dict[str, Any] | None:
         """Describe a model's tokenizer, with the memory of all models; None when the router has no tokenizer for it."""
@@ -133,6 +139,13 @@ class Status:
         if self.leader is None:
             return own
         return await asyncio.to_thread(sort_records, own + await self.leader.fetch_records(query), query.limit)
+
+    async def list_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
+        """Return the newest requests whose last attempt was at `target`, newest first."""
+        found = await list_target_requests(self.recent_records, target, limit)
+        if self.leader is not None:
+            found += await self.leader.fetch_target_requests(target, limit)
+        return sorted(found, key=lambda request: request.at_s, reverse=True)[:limit]
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, this one first, and the policies in force in each."""

@@ -178,26 +178,26 @@ class KvIndexer:
 
     def on_connected(self, target: TargetId) -> int | None:
         """Handle a connect or reconnect of the stream of `target`."""
-        sequencer = self._sequencer(target)
+        sequencer = self.sequencer(target)
         return None if sequencer is None else self._execute(target, sequencer.on_connected(self._clock.now()))
 
     def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
         """Handle a live batch of `target`."""
-        if (sequencer := self._sequencer(target)) is None:
+        if (sequencer := self.sequencer(target)) is None:
             return None
         self._states[target].count(batch)
         return self._execute(target, sequencer.on_live(batch, self._clock.now(), self._clock.wall()))
 
     def on_replayed(self, target: TargetId, batch: EventBatch) -> int | None:
         """Handle a batch of the running replay, which a number returned replaces."""
-        if (sequencer := self._sequencer(target)) is None:
+        if (sequencer := self.sequencer(target)) is None:
             return None
         self._states[target].count(batch)
         return self._execute(target, sequencer.on_replayed(batch, self._clock.now()))
 
     def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
         """Handle the end of a replay; `complete`: with the engine's end marker."""
-        if (sequencer := self._sequencer(target)) is None:
+        if (sequencer := self.sequencer(target)) is None:
             return None
         return self._execute(target, sequencer.on_replay_end(complete, self._clock.now()))
 
@@ -289,11 +289,12 @@ class KvIndexer:
         stats = self._index.stats(target)
         return EventStream(state.sequencer, stats, state.batches, state.malformed, state.skipped, state.turned_over)
 
-    # internals
-
-    def _sequencer(self, target: TargetId) -> EventSequencer | None:
-        state = self._states.get(target)  # None: a late message of a target that has left
+    def sequencer(self, target: TargetId) -> EventSequencer | None:
+        """Return the state of the event stream without its sizes; `None`: no stream, or the target has left."""
+        state = self._states.get(target)
         return state.sequencer if state is not None else None
+
+    # internals
 
     def _execute(self, target: TargetId, steps: Sequence[Step]) -> int | None:
         """Apply the first piece of `steps`; `resume` applies the others. Return where a replay must begin."""

@@ -62,6 +62,7 @@ class RecentRecords:
     """The newest `keep` records."""
 
     def __init__(self, keep: int) -> None:
+        self.added = 0  # since the start
         self._keep = keep
         self._order: deque[Record] = deque()
         self._by_id: dict[str, Record] = {}
@@ -71,6 +72,7 @@ class RecentRecords:
 
     def add(self, record: Record) -> None:
         """Add a record with a new id; drop the oldest beyond the bound."""
+        self.added += 1
         self._order.append(record)
         self._by_id[record.id] = record
         if len(self._order) > self._keep:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,10 +23,12 @@ from pydantic import BaseModel
 from starlette.routing import Match
 
 from router.config.sections.listeners import AdminTokenConfig, is_loopback
+from router.control.api.live import add_live_routes
 from router.control.api.policies import ErrorDescriptions, OpenShape, add_policy_routes
 from router.control.api.records import JSON, add_record_routes
 from router.control.control import Control
 from router.control.explain import Explain
+from router.control.live.feed import LiveFeed
 from router.control.status import Status
 from router.errors import Forbidden, NotFound, RequestRefused, Unauthorized, quote_name
 from router.request.admin_tokens import AdminTokens
@@ -108,7 +110,9 @@ DESCRIBED = ErrorDescriptions(
 Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 
 
-def admin_app(status: Status, control: Control, explainer: Explain, tokens: Sequence[AdminTokenConfig]) -> FastAPI:
+def admin_app(
+    status: Status, control: Control, explainer: Explain, feed: LiveFeed, tokens: Sequence[AdminTokenConfig]
+) -> FastAPI:
     """Return the application of the admin listener. Without `tokens` it is open, and must be bound to loopback only."""
     app = FastAPI(
         title="Warmroute admin",
@@ -124,6 +128,7 @@ def admin_app(status: Status, control: Control, explainer: Explain, tokens: Sequ
     _add_drain_routes(app, status, [write])
     add_record_routes(app, status, explainer, [read], _describe_errors)
     add_policy_routes(app, control, read, write, DESCRIBED)
+    add_live_routes(app, feed, [read], guard.rights, NOT_THERE)
     _allow_all_methods(app)
     return app
 
@@ -209,10 +214,20 @@ class AdminGuard:
 
         return check
 
-    def _authenticate(self, request: Request, right: Right) -> str:
+    def rights(self, request: Request) -> list[str]:
+        """Return the rights of a caller who has passed; all of them when no token is required."""
+        if not self._tokens:
+            return list(get_args(Right))
+        holder = self._find_holder(request)
+        return [] if holder is None else sorted(holder.rights)
+
+    def _find_holder(self, request: Request) -> AdminTokenConfig | None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        holder = self._tokens.holder(token.encode())
-        if scheme.lower() != "bearer" or holder is None:
+        return self._tokens.holder(token.encode()) if scheme.lower() == "bearer" else None
+
+    def _authenticate(self, request: Request, right: Right) -> str:
+        holder = self._find_holder(request)
+        if holder is None:
             raise Unauthorized("an admin token is needed: Authorization: Bearer TOKEN", code="invalid_token")
         if right not in holder.rights:
             raise Forbidden(f'this token has no right to "{right}"', code="missing_right")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from router.clock import Clock
 from router.config.schema import Config
 from router.control.workers import messages, metrics_merge
 from router.control.workers.admission import SyncedAdmission
@@ -28,6 +29,7 @@ from router.scheduling.policy.record_view import describe_record
 from router.tasks import Tasks
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.recent_records import RecentRecords, RecordQuery
+from router.telemetry.request_flow import RequestFlow, list_target_requests
 from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.workers")
@@ -42,6 +44,7 @@ class LocalState(NamedTuple):
     scheduler: SyncedScheduler
     recent_records: RecentRecords
     metrics: Metrics
+    clock: Clock
 
     def apply(self, message: messages.SessionMoved | messages.SessionAnswered | messages.ResponseStored) -> None:
         match message:
@@ -60,6 +63,11 @@ class LocalState(NamedTuple):
         """Encode a record as JSON; empty when it is not kept."""
         record = self.recent_records.get(id)
         return b"" if record is None else msgspec.json.encode(describe_record(record))
+
+    async def encode_target_requests(self, argument: str) -> bytes:
+        """Encode the last requests of a target; `argument` is how many, a space and the target."""
+        limit, _, target = argument.partition(" ")
+        return msgspec.msgpack.encode(await list_target_requests(self.recent_records, target, int(limit)))
 
     async def encode_records(self, query: RecordQuery) -> bytes:
         """Encode the records that match as a JSON list, the newest first."""
@@ -80,6 +88,7 @@ class FollowerWorker:
         self._channel: Channel
         self._local: LocalState | None = None
         self._admission: SyncedAdmission
+        self._flow: RequestFlow | None = None  # None: nobody looks at the live page
         self._start: asyncio.Future[messages.StartMessage] = asyncio.get_running_loop().create_future()
         self._waiting: list[AnyMessage] = []
         self._registry = load_registry()
@@ -186,6 +195,15 @@ class FollowerWorker:
                 payload = await local.encode_records(query)
             case "local_tokens":
                 payload = self._admission.encode_local_tokens(int(message.argument))
+            case "flow":
+                self._flow = self._flow or RequestFlow(local.recent_records, local.clock)
+                payload = msgspec.msgpack.encode(await self._flow.update())
+            case "flow_end":
+                self._flow, payload = None, b""
+            case "target_requests":
+                payload = await local.encode_target_requests(message.argument)
+            case "prefixes":
+                payload = b""
             case "scrape":
                 payload = b""  # only the leader has the page of all workers
         self.send(messages.AnswerMessage(message.number, payload))

@@ -35,6 +35,7 @@ from router.kvcache.events import TargetId
 from router.request.admission.waiting import AdmissionQueues
 from router.tasks import Tasks
 from router.telemetry.recent_records import RecordQuery
+from router.telemetry.request_flow import FlowUpdate, TargetRequest
 
 log = logging.getLogger("warmroute.workers")
 
@@ -187,6 +188,24 @@ class LeaderWorker:
         payloads = await asyncio.gather(*(member.channel.ask("records", asked) for member in self._up()))
         lists = (msgspec.json.decode(payload, type=list[msgspec.Raw]) for payload in payloads if payload)
         return [bytes(record) for records in lists for record in records]
+
+    async def fetch_flow(self) -> dict[str, FlowUpdate]:
+        """Return what changed of each follower's sums of recent requests since the last call, by its run."""
+        members = self._up()
+        payloads = await asyncio.gather(*(member.channel.ask("flow") for member in members))
+        decode = msgspec.msgpack.Decoder(FlowUpdate).decode
+        return {str(m.run): decode(payload) for m, payload in zip(members, payloads, strict=True) if payload}
+
+    async def end_flow(self) -> None:
+        """Let the followers drop those sums."""
+        await asyncio.gather(*(member.channel.ask("flow_end") for member in self._up()))
+
+    async def fetch_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
+        """Return the newest `limit` requests of a target from each follower, unsorted."""
+        argument = f"{limit} {target}"
+        payloads = await asyncio.gather(*(member.channel.ask("target_requests", argument) for member in self._up()))
+        decode = msgspec.msgpack.Decoder(list[TargetRequest]).decode
+        return [request for payload in payloads if payload for request in decode(payload)]
 
     def _up(self) -> list[FollowerMember]:
         return [member for member in self._members.values() if member.run is not None]

@@ -14,8 +14,11 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from router.config.sections.listeners import AdminTokenConfig
 from router.control.api.admin import admin_app
 from router.control.explain import ExplainRequest
+from router.control.live.feed import LiveFeed
 from router.errors import NoTarget
+from router.tasks import Tasks
 from router.telemetry.recent_records import RecordQuery
+from router.telemetry.request_flow import TargetRequest
 from tests.router.control.control_plane import ControlPlane
 
 LOOPBACK = "http://127.0.0.1:8001"
@@ -42,6 +45,12 @@ class Rooms:
         self.draining[instance] = on
         return True
 
+    def describe_instance(self, id: str) -> dict[str, Any] | None:
+        return next((described for described in self.describe_instances() if described["id"] == id), None)
+
+    async def list_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
+        return []
+
     async def find_record(self, record_id: str) -> dict[str, Any] | None:
         return {"id": "r1", "target": "a/0", "attempts": []} if record_id == "r1" else None
 
@@ -60,6 +69,11 @@ class Rooms:
         return {"leader": "mooncake master a:9003", "models": []}
 
 
+def still_feed(rooms: Rooms | None = None) -> LiveFeed:
+    """A feed that nobody looks at."""
+    return LiveFeed(rooms or Rooms(), Tasks("test"))
+
+
 class Unexplained:
     """Nobody could serve anything."""
 
@@ -76,12 +90,14 @@ def token(name: str, *rights: str) -> AdminTokenConfig:
 
 
 def open_door(rooms: Rooms | None = None) -> TestClient:
-    return TestClient(admin_app(rooms or Rooms(), ControlPlane().control, Unexplained(), []), base_url=LOOPBACK)
+    return TestClient(
+        admin_app(rooms or Rooms(), ControlPlane().control, Unexplained(), still_feed(), []), base_url=LOOPBACK
+    )
 
 
 def guarded() -> TestClient:
     tokens = [token("eye", "read"), token("hand", "read", "write")]
-    return TestClient(admin_app(Rooms(), ControlPlane().control, Unexplained(), tokens))
+    return TestClient(admin_app(Rooms(), ControlPlane().control, Unexplained(), still_feed(), tokens))
 
 
 def bearer(name: str) -> dict[str, str]:
@@ -227,6 +243,7 @@ def test_tokens_are_enough_from_anywhere() -> None:
 # its description
 
 OWN_ERRORS = {
+    ("get", "/admin/live/target"): {"404"},
     ("get", "/admin/records/{id}"): {"404"},
     ("post", "/admin/instances/{id}/drain"): {"404"},
     ("post", "/admin/instances/{id}/undrain"): {"404"},
@@ -244,7 +261,7 @@ OWN_ERRORS = {
 
 def test_every_error_is_described() -> None:
     paths = open_door().get("/admin/openapi.json").json()["paths"]
-    assert len(paths) == 15
+    assert len(paths) == 16
     for path, methods in paths.items():
         for method, description in methods.items():
             wanted = {"200", "401", "403", "422"} | OWN_ERRORS.get((method, path), set())
@@ -252,7 +269,8 @@ def test_every_error_is_described() -> None:
 
 
 schema = schemathesis.openapi.from_asgi(
-    "/admin/openapi.json", admin_app(Rooms(), ControlPlane().control, Unexplained(), [token("hand", "read", "write")])
+    "/admin/openapi.json",
+    admin_app(Rooms(), ControlPlane().control, Unexplained(), still_feed(), [token("hand", "read", "write")]),
 )
 
 

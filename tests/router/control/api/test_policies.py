@@ -10,7 +10,7 @@ from httpx import Response
 
 from router.control.api.admin import admin_app
 from router.scheduling.experiments.results import Finding
-from tests.router.control.api.test_admin import LOOPBACK, Rooms, Unexplained, bearer, token
+from tests.router.control.api.test_admin import LOOPBACK, Rooms, Unexplained, bearer, still_feed, token
 from tests.router.control.control_plane import BROKEN, EXPERIMENT, TEXTS, ControlPlane, crowded_holder
 
 
@@ -26,7 +26,9 @@ class Wheel(NamedTuple):
 def wheel() -> Wheel:
     house = ControlPlane()
     house.decided(crowded_holder(), crowded_holder())
-    return Wheel(house, TestClient(admin_app(Rooms(), house.control, Unexplained(), []), base_url=LOOPBACK))
+    return Wheel(
+        house, TestClient(admin_app(Rooms(), house.control, Unexplained(), still_feed(), []), base_url=LOOPBACK)
+    )
 
 
 def error(answer: Response) -> tuple[int, str, str]:
@@ -190,7 +192,7 @@ def test_an_experiment_from_its_start_to_its_end(wheel: Wheel) -> None:
 
 def test_the_audit_log_says_who(wheel: Wheel) -> None:
     tokens = [token("eye", "read"), token("hand", "read", "write")]
-    http = TestClient(admin_app(Rooms(), wheel.house.control, Unexplained(), tokens))
+    http = TestClient(admin_app(Rooms(), wheel.house.control, Unexplained(), still_feed(), tokens))
     http.post("/admin/activate", json={"policy": "far"}, headers=bearer("hand"))
     entries = http.get("/admin/audit", params={"limit": 1}, headers=bearer("eye")).json()["entries"]
     assert [(entry["who"], entry["what"], entry["from"]["active"], entry["to"]["active"]) for entry in entries] == [
@@ -215,7 +217,7 @@ CHANGING = [
 @pytest.mark.parametrize(("method", "path"), [*[("GET", path) for path in LOOKING], *CHANGING])
 def test_rights(wheel: Wheel, method: str, path: str) -> None:
     tokens = [token("eye", "read"), token("pen", "write"), token("over", "override")]
-    http = TestClient(admin_app(Rooms(), wheel.house.control, Unexplained(), tokens))
+    http = TestClient(admin_app(Rooms(), wheel.house.control, Unexplained(), still_feed(), tokens))
     before = wheel.house.control.policy_set
     assert error(http.request(method, path))[:2] == (401, "invalid_token")
     allowed = "eye" if method == "GET" else "pen"

@@ -77,7 +77,7 @@ class LeaderSetup:
         self.core = cast(SyncedScheduler, core)
         metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
         queues = AdmissionQueues(config.admission, core, clock, lambda model, queue, end, s: None)
-        self.leader.attach(LocalState("run0", self.core, RecentRecords(10), metrics), queues)
+        self.leader.attach(LocalState("run0", self.core, RecentRecords(10), metrics, clock), queues)
         self.core.fleet.join(schema.InstanceConfig(name="a", url="http://a:8000"))
         self.core.add_instance("a", [ModelCard("m", None, None, None)], [])
         self.followers: list[FollowerEnd] = []

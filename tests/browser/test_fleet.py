@@ -1,0 +1,140 @@
+"""The page as a whole and the fleet's view, in a browser."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.e2e.workers import say
+from tests.fakes.engines import engine, engine_process, eventually
+
+pytestmark = pytest.mark.browser
+
+AXE = (Path(__file__).parent / "vendor/axe.min.js").read_text()
+SOON_MS = 2000  # after something happened it is to be seen
+HEALTH = {"interval_s": 0.2, "failures": 2}
+
+
+async def check_access(page: Page) -> None:
+    """No finding of axe-core, whose rules stand for WCAG 2 A and AA and best practice."""
+    await page.evaluate(AXE)
+    found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    told = [(v["id"], v["help"], [node["html"][:200] for node in v["nodes"][:3]]) for v in found["violations"]]
+    assert told == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+async def test_the_fleet_is_shown_and_usable_by_everybody(router, browse, scheme: str, width: int) -> None:
+    async with engine() as a, engine(ranks=2) as b, router([a, b]) as r:
+        await say(r.http, "one request")
+        look = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+        async with browse(r.admin_url, **look) as page:
+            await expect(page.locator(".cell")).to_have_count(3)
+            await expect(page.locator(".verdict", has_text="Engines")).to_contain_text("2 of 2 ready")
+            await expect(page.locator(".verdict", has_text="Pool")).to_contain_text("none configured")
+            await check_access(page)
+            if width == 360:
+                assert await page.evaluate("document.documentElement.scrollWidth") <= 360, "nothing sticks out"
+
+
+async def test_a_target_opens_with_its_facts_and_requests(router, browse) -> None:
+    async with engine() as a, router([a]) as r:
+        for n in range(3):
+            await say(r.http, f"question {n}")
+        async with browse(r.admin_url) as page:
+            await page.locator(".cell").focus()
+            await page.keyboard.press("Enter")
+            detail = page.get_by_role("complementary")
+            await expect(detail.get_by_role("heading", level=2)).to_be_focused()
+            await expect(detail).to_contain_text(a.url)
+            await expect(detail.locator("tbody tr")).to_have_count(3)
+            await check_access(page)
+            await detail.get_by_role("link", name=re.compile("Close")).click()
+            await expect(detail).to_have_count(0)
+
+
+async def test_a_join_is_seen(router, browse, tmp_path: Path) -> None:
+    listed = tmp_path / "fleet.yaml"
+    async with engine() as a, engine() as b:
+        listed.write_text(json.dumps([{"url": a.url}]))
+        fleet = {"file": str(listed), "file_poll_s": 0.02, "instances": []}
+        async with router(fleet=fleet) as r, browse(r.admin_url) as page:
+            await expect(page.locator(".cell")).to_have_count(1)
+            listed.write_text(json.dumps([{"url": a.url}, {"url": b.url}]))
+            await eventually(lambda: len(list(r.core.fleet)) == 2)
+            await expect(page.locator(".cell")).to_have_count(2, timeout=SOON_MS)
+            await expect(page.locator(".verdict", has_text="Engines")).to_contain_text("2 of 2", timeout=SOON_MS)
+
+
+async def test_a_killed_engine_is_seen(router, browse) -> None:
+    async with engine_process() as running:
+        fleet = {"instances": [{"url": running().url}], "health": HEALTH}
+        async with router([running()], fleet=fleet) as r, browse(r.admin_url) as page:
+            await expect(page.locator(".cell.ready")).to_have_count(1)
+            os.kill(running().pid, signal.SIGKILL)
+            await expect(page.locator(".cell.bad")).to_contain_text("down", timeout=SOON_MS)
+
+
+async def test_draining_is_confirmed_first(router, browse) -> None:
+    async with engine() as a, router([a]) as r, browse(f"{r.admin_url}/#fleet/{quote(a.address)}%2F0") as page:
+        await page.get_by_role("button", name="Drain …").click()
+        dialog = page.get_by_role("dialog")
+        await expect(dialog).to_contain_text("gets no new ones")
+        await check_access(page)
+        await dialog.get_by_role("button", name="Cancel").click()
+        assert (await r.instances())[a.address]["state"] == "ready"
+        await page.get_by_role("button", name="Drain …").click()
+        await dialog.get_by_role("button", name="Drain").click()
+        await expect(page.locator(".cell.draining")).to_have_count(1, timeout=SOON_MS)
+        assert (await r.instances())[a.address]["state"] == "draining"
+
+
+def token(name: str, *rights: str) -> dict[str, Any]:
+    return {"name": name, "hash": hashlib.sha256(name.encode()).hexdigest(), "rights": list(rights)}
+
+
+async def test_a_token_is_asked_for_and_decides_what_is_offered(router, browse) -> None:
+    admin = {"host": "127.0.0.1", "port": 0, "tokens": [token("eye", "read"), token("hand", "read", "write")]}
+    async with engine() as a, router([a], admin=admin, wait=False) as r:
+        await eventually(lambda: r.app.unready_reason() is None)
+        async with browse(r.admin_url, expected=("401",)) as page:
+            await check_access(page)
+            for text in ("wrong", "eye"):
+                await page.get_by_label("Admin token").fill(text)
+                await page.get_by_role("button", name="Enter").click()
+                if text == "wrong":
+                    await expect(page.get_by_role("alert")).to_contain_text("token is needed")
+            await page.locator(".cell").click()
+            await expect(page.get_by_role("complementary")).to_be_visible()
+            await expect(page.get_by_role("button", name="Drain …")).to_have_count(0)
+            await page.get_by_role("button", name="sign out").click()
+            await page.get_by_label("Admin token").fill("hand")
+            await page.get_by_role("button", name="Enter").click()
+            await expect(page.get_by_role("button", name="Drain …")).to_be_visible()
+            assert await page.evaluate("document.cookie") == ""
+
+
+async def test_the_page_outlives_the_router(router_process, fleet_config, browse, tmp_path: Path) -> None:
+    """The same page goes on with the next process on the same port."""
+    async with engine() as a:
+        async with router_process(fleet_config([a])) as first:
+            port = int(first.admin_url.rpartition(":")[2])
+            opened = browse(first.admin_url, expected=("ERR_", "Failed to load"))
+            page = await opened.__aenter__()
+            await expect(page.locator(".cell.ready")).to_have_count(1)
+        await expect(page.get_by_role("status")).to_contain_text("no connection since")
+        await expect(page.locator(".cell")).to_have_count(1)  # the last picture stays
+        async with router_process(fleet_config([a], admin={"host": "127.0.0.1", "port": port})):
+            await expect(page.get_by_role("status")).to_have_text("connected", timeout=10_000)
+            await expect(page.locator(".cell.ready")).to_have_count(1)
+            await opened.__aexit__(None, None, None)
