@@ -52,7 +52,7 @@ from router.request.admin_tokens import AdminTokens
 from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.public_api import MetricsAccess, PublicApi, metrics_app, ops_app
+from router.request.public_api import PublicApi, metrics_app, ops_app
 from router.request.relay_path import RelayPath
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
@@ -60,7 +60,6 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.shared_scrape import SharedScrape
 from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import WorkerRole
@@ -219,7 +218,7 @@ class App:
             run_id=self._run_id,
         )
         render = self._metrics.scrape if self._role is None else self._role.worker.scrape
-        metrics = MetricsAccess(SharedScrape(render, self._tasks, self._clock), config.metrics.token_hash)
+        metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
         api = ops if self._only_picker else PublicApi(services, ops, clients)
         self._picker = wiring.build_picker(

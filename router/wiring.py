@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -47,6 +47,7 @@ from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.client_address import TrustedProxies
 from router.proxy.headers import HeaderRules
 from router.proxy.upstreams import Upstreams
+from router.request.public_api import MetricsAccess
 from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policies
@@ -54,6 +55,8 @@ from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.tasks import Tasks
 from router.telemetry.decision_log.writer import DecisionLogWriter
+from router.telemetry.metrics.exposition import PageForm
+from router.telemetry.metrics.shared_scrape import SharedScrape
 from router.telemetry.tracing import build
 from router.telemetry.tracing.spans import Address
 from router.telemetry.tracing.tracing import Tracing
@@ -121,6 +124,13 @@ def build_read_options(config: schema.Config, *, want_source: bool = False) -> R
 def build_decision_log(config: schema.Config, secret: int, run_id: str, clock: Clock) -> DecisionLogWriter | None:
     decision_log = config.records.decision_log
     return None if decision_log is None else DecisionLogWriter(decision_log, secret, run_id, clock)
+
+
+def build_metrics_access(
+    config: schema.Config, render: Callable[[PageForm], Awaitable[bytes]], tasks: Tasks, clock: Clock
+) -> MetricsAccess:
+    has_exemplars = config.tracing is not None
+    return MetricsAccess(SharedScrape(render, tasks, clock), config.metrics.token_hash, has_exemplars)
 
 
 def build_tracing(config: schema.Config, fleet: Fleet, run_id: str, clock: Clock) -> Tracing | None:

@@ -20,7 +20,6 @@ from typing import Annotated, NamedTuple
 import msgspec
 from fastapi import FastAPI, Header, Response
 from fastapi.responses import JSONResponse
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp
 
 from router.errors import NotFound, RequestRefused, Unauthorized, quote_name
@@ -32,6 +31,7 @@ from router.request.error_body import ErrorBody, encode_error, install_error_han
 from router.request.route import route, route_stored
 from router.request.services import Services
 from router.telemetry.access_log import log_unrecorded
+from router.telemetry.metrics.exposition import CONTENT_TYPES, PageForm, choose_form
 
 CACHE_ROUTED = {endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 LOAD_ROUTED = frozenset(
@@ -131,8 +131,9 @@ class RequestApi:
 class MetricsAccess(NamedTuple):
     """The metrics page, and the sha256 (hex) of the bearer token that it takes; `None`: none."""
 
-    scrape: Callable[[], Awaitable[bytes]]
+    scrape: Callable[[PageForm], Awaitable[bytes]]
     token_hash: str | None = None
+    has_exemplars: bool = False  # so that OpenMetrics, which costs more to render, is worth it
 
 
 def ops_app(why_not_ready: Callable[[], str | None], metrics: MetricsAccess | None) -> FastAPI:
@@ -160,13 +161,14 @@ def metrics_app(access: MetricsAccess) -> FastAPI:
     app = _app()
 
     @app.get("/metrics")
-    async def metrics(authorization: Annotated[str, Header()] = "") -> Response:
+    async def metrics(authorization: Annotated[str, Header()] = "", accept: Annotated[str, Header()] = "") -> Response:
         scheme, _, token = authorization.partition(" ")
         digest = hashlib.sha256(token.strip().encode()).hexdigest()
         known = scheme.lower() == "bearer" and hmac.compare_digest(digest, (access.token_hash or "").lower())
         if access.token_hash is not None and not known:
             raise Unauthorized("the token of metrics.token_hash is needed: Authorization: Bearer TOKEN")
-        return Response(await access.scrape(), media_type=CONTENT_TYPE_LATEST)
+        form = choose_form(accept) if access.has_exemplars else "text"
+        return Response(await access.scrape(form), media_type=CONTENT_TYPES[form])
 
     return app
 

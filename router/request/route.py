@@ -298,7 +298,7 @@ def close_record(record: Record, trace: TraceContext | None, services: Services)
     services.scheduler.complete(record)
     if services.decision_log is not None:
         services.decision_log.add(record)
-    if services.tracing is not None and trace is not None:
-        services.tracing.end(trace, record)
+    if services.tracing is not None and trace is not None and services.tracing.end(trace, record):
+        services.metrics.on_trace(record)
     if services.config.log.access:
         log_request(record)

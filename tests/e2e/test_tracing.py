@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import MODEL, Router
 from tests.e2e.test_pairs import LONG, fleet
@@ -204,6 +205,26 @@ async def test_a_dead_receiver_costs_nothing_but_traces(router: Any, traces: Rec
         assert await r.metric("warmroute_traces_total", end="exported") == 0
         assert await r.metric("warmroute_traces_total", end="failed") == 1
         assert await r.metric("warmroute_traces_total", end="dropped") == 2
+
+
+async def test_exemplars_are_in_the_page_that_can_have_them(router: Any, traces: Receiver) -> None:
+    both = {"accept": "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3"}
+    async with engine() as fake, router([fake], tracing=traced(traces, sample_ratio=0)) as r:
+        await r.post(CHAT, chat(), headers={"traceparent": UNFLAGGED})
+        assert "trace_id" not in (await r.http.get("/metrics", headers=both)).text
+        record = await r.record(await r.post(CHAT, chat(), headers={"traceparent": FLAGGED}))
+        answer = await r.http.get("/metrics", headers=both)
+        assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+        for name, ms in (("ttft_seconds", "ttft_ms"), ("request_duration_seconds", "duration_ms")):
+            (exemplar,) = (s.exemplar for s in families[f"warmroute_{name}"].samples if s.exemplar is not None)
+            assert exemplar.labels == {"trace_id": TRACE}
+            assert exemplar.value == pytest.approx(record[ms] / 1e3, abs=1e-6)
+        plain = await r.http.get("/metrics")
+        assert plain.headers["content-type"].startswith("text/plain")
+        assert "trace_id" not in plain.text
+    async with engine() as fake, router([fake]) as r:
+        assert (await r.http.get("/metrics", headers=both)).headers["content-type"].startswith("text/plain")
 
 
 async def test_without_tracing_there_is_no_trace(router: Any) -> None:

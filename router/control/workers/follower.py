@@ -27,6 +27,7 @@ from router.kvcache.events import TargetId
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.record_view import describe_record
 from router.tasks import Tasks
+from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.recent_records import RecentRecords, RecordQuery
 from router.telemetry.request_flow import RequestFlow, list_target_requests
@@ -110,11 +111,11 @@ class FollowerWorker:
         assert self._local is not None
         self.send(messages.WorkerUp(self._local.run_id, os.getpid()))
 
-    async def scrape(self) -> bytes:
+    async def scrape(self, form: PageForm = "text") -> bytes:
         """Return the metrics page of all workers, or of this one alone when the leader does not answer."""
         assert self._local is not None
-        page = await self._channel.ask("scrape", timeout_s=SCRAPE_TIMEOUT_S)
-        return await asyncio.to_thread(self._local.metrics.page().render) if page is None else page
+        page = await self._channel.ask("scrape", form, timeout_s=SCRAPE_TIMEOUT_S)
+        return await asyncio.to_thread(self._local.metrics.page().render, form) if page is None else page
 
     def close(self) -> None:
         self._channel.close()

@@ -34,6 +34,7 @@ from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.request.admission.waiting import AdmissionQueues
 from router.tasks import Tasks
+from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.recent_records import RecordQuery
 from router.telemetry.request_flow import FlowUpdate, TargetRequest
 
@@ -164,12 +165,12 @@ class LeaderWorker:
             "trouble": member.trouble if member is not None else None,
         }
 
-    async def scrape(self) -> bytes:
+    async def scrape(self, form: PageForm = "text") -> bytes:
         """Return the metrics page of all workers."""
         page = self._local.metrics.page()
         await asyncio.gather(*(self._fetch_families(member) for member in self._up()))
         others = [member.families for member in self._up()]
-        return await asyncio.to_thread(metrics_merge.render_merged, page, [*others, self._ended])
+        return await asyncio.to_thread(metrics_merge.render_merged, page, [*others, self._ended], form)
 
     async def _fetch_families(self, member: FollowerMember) -> None:
         payload = await member.channel.ask("families")
@@ -316,4 +317,5 @@ class LeaderWorker:
                 log.error("unexpected message from worker %d, ignored: %s", number, type(message).__name__)
 
     async def _answer(self, member: FollowerMember, query: messages.AskMessage) -> None:
-        member.channel.send(messages.AnswerMessage(query.number, await self.scrape()))
+        page = await self.scrape("openmetrics" if query.argument == "openmetrics" else "text")
+        member.channel.send(messages.AnswerMessage(query.number, page))

@@ -12,8 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
-from prometheus_client import Metric, generate_latest
+from prometheus_client import Metric
+from prometheus_client.core import Exemplar, Sample
 from prometheus_client.registry import Collector
+
+from router.telemetry.metrics.exposition import PageForm, render_page
 
 SUMMED_GAUGES = frozenset(
     {
@@ -30,10 +33,17 @@ STREAM_PREFIX = "warmroute_stream_"
 SUMMED_KINDS = frozenset({"counter", "histogram"})
 
 
+class SampleExemplar(NamedTuple):
+    labels: dict[str, str]
+    value: float
+    at_wall_s: float
+
+
 class MetricSample(NamedTuple):
     name: str
     labels: dict[str, str]
     value: float
+    exemplar: SampleExemplar | None = None
 
 
 class MetricFamily(NamedTuple):
@@ -46,7 +56,7 @@ class MetricFamily(NamedTuple):
 
     @classmethod
     def of(cls, metric: Metric) -> MetricFamily:
-        samples = [MetricSample(s.name, s.labels, s.value) for s in metric.samples]
+        samples = [MetricSample(s.name, s.labels, s.value, _read_exemplar(s)) for s in metric.samples]
         return cls(metric.name, metric.type, metric.documentation, samples)
 
 
@@ -64,9 +74,9 @@ def select_counters(families: Iterable[MetricFamily]) -> list[MetricFamily]:
     return [family for family in families if family.kind in SUMMED_KINDS]
 
 
-def render_merged(leader: Collector, others: Iterable[Iterable[MetricFamily]]) -> bytes:
-    """Render the page of all workers in Prometheus text format. Takes tens of milliseconds with hundreds of targets."""
-    return generate_latest(MergedMetrics(leader, others))
+def render_merged(leader: Collector, others: Iterable[Iterable[MetricFamily]], form: PageForm = "text") -> bytes:
+    """Render the page of all workers. Takes tens of milliseconds with hundreds of targets."""
+    return render_page(MergedMetrics(leader, others), form)
 
 
 def merge_families(workers: Iterable[Iterable[MetricFamily]]) -> list[MetricFamily]:
@@ -98,20 +108,31 @@ class MergedMetrics(Collector):
 
 
 class _SeriesSums:
-    """Sums by series, in the order in which the series first appeared."""
+    """Sums by series, in the order in which the series first appeared, with the newest exemplar of each."""
 
     def __init__(self, metric: Metric) -> None:
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._exemplars: dict[tuple[str, tuple[tuple[str, str], ...]], SampleExemplar] = {}
         self.add(MetricFamily.of(metric).samples)
 
     def add(self, samples: Iterable[MetricSample]) -> None:
-        for name, labels, value in samples:
+        for name, labels, value, exemplar in samples:
             series = name, tuple(labels.items())
             self._values[series] = self._values.get(series, 0.0) + value
+            if exemplar is not None:
+                known = self._exemplars.get(series, exemplar)
+                self._exemplars[series] = max(known, exemplar, key=lambda one: one.at_wall_s)
 
     def write_to(self, metric: Metric) -> None:
         for (name, labels), value in self._values.items():
-            metric.add_sample(name, dict(labels), value)
+            found = self._exemplars.get((name, labels))
+            exemplar = None if found is None else Exemplar(*found)
+            metric.add_sample(name, dict(labels), value, exemplar=exemplar)
+
+
+def _read_exemplar(sample: Sample) -> SampleExemplar | None:
+    found = sample.exemplar
+    return None if found is None else SampleExemplar(dict(found.labels), found.value, float(found.timestamp or 0.0))
 
 
 def _is_summed(metric: Metric) -> bool:

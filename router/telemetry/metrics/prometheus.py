@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import astuple
-from prometheus_client import ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -29,7 +29,8 @@ from router.errors import (
 )
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.failure import ENDS, failure_reason
-from router.telemetry.metrics.series import Counter, Histogram, HistogramBuckets
+from router.telemetry.metrics.exposition import PageForm, render_page
+from router.telemetry.metrics.series import Counter, Exemplar, Histogram, HistogramBuckets
 from router.telemetry.metrics.snapshot import TIERS, RouterSnapshot
 from router.telemetry.metrics.state import families
 
@@ -100,9 +101,9 @@ class MetricsPage(Collector):
         yield from families(self._now)
         yield from ProcessCollector(registry=None).collect()
 
-    def render(self) -> bytes:
+    def render(self, form: PageForm = "text") -> bytes:
         """Return the text: tens of milliseconds with hundreds of targets. May be called in another thread."""
-        return generate_latest(self)
+        return render_page(self, form)
 
 
 class Metrics:
@@ -160,6 +161,15 @@ class Metrics:
         if record.arm is not None:
             self._count_arm(record, record.arm, status)
 
+    def on_trace(self, record: Record) -> None:
+        """Make a request that was counted, and whose spans are exported, the exemplar of its latencies' buckets."""
+        if record.trace_id is None:
+            return
+        counters = self._look_up(record.endpoint, record.model, record.status, record.tokens_from)
+        for buckets, ms in ((counters.ttft, record.ttft_ms), (counters.duration, record.duration_ms)):
+            if ms is not None:
+                buckets.exemplify(Exemplar(record.trace_id, ms / 1000, record.at_wall_s))
+
     def _look_up(self, endpoint: str, model: str, status: int | None, source: str) -> RequestCounters:
         labels = self._endpoint(endpoint), self._model(model), "none" if status is None else f"{status // 100}xx"
         by_endpoint = labels[:2]
@@ -196,11 +206,11 @@ class Metrics:
         """Return what a scrape would say now. Call it on the event loop's thread."""
         return MetricsPage(self._tables, self._in_flight, self._snapshot())
 
-    async def scrape(self) -> bytes:
+    async def scrape(self, form: PageForm = "text") -> bytes:
         """Return the metrics page, fixed now and rendered in a thread: the text of a large fleet takes longer than a
         first token may wait.
         """
-        return await asyncio.to_thread(self.page().render)
+        return await asyncio.to_thread(self.page().render, form)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         counter = Counter(f"warmroute_{name}", meaning, *labels)

@@ -12,34 +12,38 @@ from collections.abc import Awaitable, Callable
 
 from router.clock import Clock
 from router.tasks import Tasks
+from router.telemetry.metrics.exposition import PageForm
 
 
 class SharedScrape:
-    """Call it for a page whose values are not older than the call. `render` makes one."""
+    """Call it for a page whose values are not older than the call. `render` makes one; pages of different forms wait
+    for each other, too.
+    """
 
-    def __init__(self, render: Callable[[], Awaitable[bytes]], tasks: Tasks, clock: Clock) -> None:
+    def __init__(self, render: Callable[[PageForm], Awaitable[bytes]], tasks: Tasks, clock: Clock) -> None:
         self._render = render
         self._tasks = tasks
         self._clock = clock
         self._free_at = 0.0  # when the next rendering may begin
-        self._running: asyncio.Task[bytes] | None = None
-        self._next: asyncio.Task[bytes] | None = None  # it has not begun
+        self._last: asyncio.Task[bytes] | None = None  # of those that have not ended
+        self._next: dict[PageForm, asyncio.Task[bytes]] = {}  # they have not begun
 
-    async def __call__(self) -> bytes:
-        if self._next is None:
-            self._next = self._tasks.spawn("scrape", self._take_turn(self._running))
-        return await asyncio.shield(self._next)
+    async def __call__(self, form: PageForm = "text") -> bytes:
+        if (page := self._next.get(form)) is None:
+            page = self._tasks.spawn("scrape", self._take_turn(form, self._last))
+            self._next[form] = self._last = page
+        return await asyncio.shield(page)
 
-    async def _take_turn(self, before: asyncio.Task[bytes] | None) -> bytes:
+    async def _take_turn(self, form: PageForm, before: asyncio.Task[bytes] | None) -> bytes:
         if before is not None:
             await asyncio.wait((before,))
         await asyncio.sleep(max(0.0, self._free_at - self._clock.now()))
-        self._running, self._next = self._next, None
+        page = self._next.pop(form)
         began = self._clock.now()
         try:
-            return await self._render()
+            return await self._render(form)
         finally:
             now = self._clock.now()
             self._free_at = now + (now - began)
-            if self._next is None:
-                self._running = None
+            if self._last is page:
+                self._last = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from router.control.workers import metrics_merge
@@ -21,7 +21,8 @@ class Page(Collector):
         requests = CounterMetricFamily("warmroute_requests_total", "requests", labels=("model",))
         requests.add_metric((self.model,), self.n)
         waits = HistogramMetricFamily("warmroute_ttft_seconds", "waits", labels=("model",))
-        waits.add_metric((self.model,), [("0.1", self.n - 1), ("+Inf", self.n)], sum_value=self.n / 4)
+        slow = Exemplar({"trace_id": f"trace-{self.n}"}, 0.2, 1000.0 - self.n)
+        waits.add_metric((self.model,), [("0.1", self.n - 1), ("+Inf", self.n, slow)], sum_value=self.n / 4)
         events = CounterMetricFamily("warmroute_stream_events_total", "events", labels=("target",))
         events.add_metric(("a/0",), 40 + self.n)
         in_flight = GaugeMetricFamily("warmroute_in_flight_requests", "now", value=self.n)
@@ -51,6 +52,14 @@ def test_counters_and_histograms_add_up() -> None:
     assert 'warmroute_ttft_seconds_count{model="m"} 12.0' in page
     assert 'warmroute_ttft_seconds_sum{model="m"} 3.0' in page
     assert "warmroute_in_flight_requests 12.0" in page
+
+
+def test_the_newest_exemplar_of_all_workers_stays() -> None:
+    told = [metrics_merge.decode_families(metrics_merge.encode_families(Page(n))) for n in (4, 2, 5)]
+    page = metrics_merge.render_merged(Page(3), told, "openmetrics").decode()
+    assert 'warmroute_ttft_seconds_bucket{le="+Inf",model="m"} 14.0 # {trace_id="trace-2"} 0.2 998.0' in page
+    assert page.count("trace_id") == 1
+    assert "trace_id" not in metrics_merge.render_merged(Page(3), told).decode()
 
 
 def test_the_leader_knows_the_load_of_all_and_events_are_heard_by_all() -> None:

@@ -20,7 +20,7 @@ class Page:
         self.let = asyncio.Semaphore(0)
         self.fails = False
 
-    async def render(self) -> bytes:
+    async def render(self, form: str) -> bytes:
         self.begun += 1
         number = self.begun
         await self.let.acquire()
@@ -93,3 +93,14 @@ async def test_a_page_that_fails_is_not_the_last(tasks: Tasks, caplog: pytest.Lo
     page.let.release()
     assert await scrape() == b"2"
     assert "no page" in caplog.text
+
+
+async def test_pages_of_different_forms_are_two_and_wait_for_each_other(tasks: Tasks) -> None:
+    page = Page()
+    scrape = SharedScrape(page.render, tasks, ManualClock())
+    text, other = asyncio.create_task(scrape()), asyncio.create_task(scrape("openmetrics"))
+    await settle()
+    assert page.begun == 1
+    page.let.release()
+    page.let.release()
+    assert await asyncio.gather(text, other) == [b"1", b"2"]
