@@ -21,6 +21,7 @@ from router.backends.mooncake.report import PoolReport
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.control import Control
+from router.control.record_detail import Others, describe_in_full
 from router.control.workers.leader import LeaderWorker
 from router.fleet.instance import Instance, Target
 from router.kvcache.events import Tier
@@ -31,7 +32,7 @@ from router.request.admission.controller import QUEUES
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.policy.record_view import describe_record, to_plain
+from router.scheduling.policy.record_view import to_plain
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.snapshot import (
@@ -122,12 +123,14 @@ class Status:
         """Start or stop draining an instance. Return False when there is no such instance."""
         return self.scheduler.drain(instance, on)
 
-    async def find_record(self, record_id: str) -> dict[str, Any] | None:
-        """Return the record of a request; None when it is unknown or no longer kept."""
+    async def find_record(self, record_id: str, others: Others = "configured") -> dict[str, Any] | None:
+        """Return the record of a request, with what other policies would have chosen; None when it is unknown or no
+        longer kept.
+        """
         record = self.recent_records.get(record_id)
         if record is not None:
-            return describe_record(record)
-        return None if self.leader is None else await self.leader.fetch_record(record_id)
+            return await describe_in_full(record, self.scheduler.selector.policy_set.policies, others)
+        return None if self.leader is None else await self.leader.fetch_record(record_id, others)
 
     async def find_records(self, query: RecordQuery) -> list[bytes]:
         """Return the records of all workers that match as JSON, newest first. A session may be given by the name that

@@ -101,7 +101,7 @@ class RecentRecords:
         """Return the records that match as JSON, newest first. Requests go on meanwhile."""
         encoded: list[bytes] = []
         for record in await self.find(query):
-            encoded.append(msgspec.json.encode(describe_record(record, parts=False)))
+            encoded.append(msgspec.json.encode(describe_record(record, in_full=False)))
             if len(encoded) % RECORDS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return encoded

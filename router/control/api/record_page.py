@@ -21,6 +21,11 @@ from router.scheduling.policy.rationale import format_amount
 COLOURS = 10  # classes c0 to c9 of the style sheet
 
 
+LEAST_WIDTH = 0.4  # of a stage in the waterfall, in per cent, so that the shortest is seen
+# by whose time it is: 8 the client's, 0 the router's, 1 waiting for others, 2 the engine's
+STAGE_COLOURS = {"body": 8, "admission": 1, "pool": 1, "prefill": 2, "connect": 2, "first_token": 2, "stream": 2}
+
+
 class Segment(NamedTuple):
     """A part of a bar, in per cent of the chart's width."""
 
@@ -70,6 +75,32 @@ def stack_bars(choice: Mapping[str, Any]) -> BarChart | None:
     return BarChart(names, bars, -least * scale)
 
 
+class StageBar(NamedTuple):
+    """One stage of the waterfall; `segment` None: it did not run, or where it lies is unknown."""
+
+    name: str
+    attempt: int | None
+    start_ms: float | None
+    duration_ms: float | None
+    segment: Segment | None
+
+
+def draw_waterfall(record: Mapping[str, Any]) -> list[StageBar]:
+    """Return the timeline of a record as bars, over the time from its arrival to its last known moment."""
+    stages = record["timeline"]
+    ends = [stage["start_ms"] + (stage["duration_ms"] or 0.0) for stage in stages if stage["start_ms"] is not None]
+    whole_ms = max([record["duration_ms"] or 0.0, *ends]) or 1.0
+    return [StageBar(**stage, segment=_place(stage, whole_ms)) for stage in stages]
+
+
+def _place(stage: Mapping[str, Any], whole_ms: float) -> Segment | None:
+    if stage["start_ms"] is None:
+        return None
+    x = 100 * stage["start_ms"] / whole_ms
+    width = max(LEAST_WIDTH, 100 * (stage["duration_ms"] or 0.0) / whole_ms)
+    return Segment(round(min(x, 100 - LEAST_WIDTH), 3), round(width, 3), STAGE_COLOURS.get(stage["name"], 0))
+
+
 def _weighted_parts(terms: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, term in terms.items():
         parts = term.get("parts")
@@ -111,7 +142,8 @@ def _compile(text: str) -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"shown": _format, "moment": _format_time, "stacked": stack_bars}
+    environment.filters |= {"shown": _format, "moment": _format_time}
+    environment.filters |= {"stacked": stack_bars, "waterfall": draw_waterfall}
     return environment.from_string(text)
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from router.control.api.policies import OpenShape, Responses
 from router.control.api.record_page import PAGE_HEADERS, render_page
 from router.control.explain import Explain, ExplainRequest
+from router.control.record_detail import Others
 from router.control.status import Status
 from router.errors import NotFound, TooLarge, quote_name
 from router.proxy.asgi import read_body
@@ -118,9 +119,12 @@ def _add_record(app: FastAPI, status: Status, read: Sequence[Any], not_there: Re
     a_page: Responses = {200: {"description": "JSON, or an HTML page", "content": {HTML: {"schema": TEXT}}}}
 
     @app.get("/admin/records/{id}", dependencies=read, response_model=RecordShape, responses=not_there | a_page)
-    async def record(id: Identifier, request: Request, response: Response) -> Any:
-        """Return a record as JSON, or as an HTML page when the client prefers `text/html`."""
-        found = await status.find_record(id)
+    async def record(id: Identifier, request: Request, response: Response, others: Others = "configured") -> Any:
+        """Return a record as JSON, or as an HTML page when the client prefers `text/html`.
+
+        `others`: which other policies say what they would have chosen: those of the router, or also the shipped ones.
+        """
+        found = await status.find_record(id, others)
         if found is None:
             raise NotFound("no such record, or it is no longer kept", param="id", code="unknown_record")
         if prefers_html(request.headers.get("accept")):

@@ -16,6 +16,7 @@ import msgspec
 
 from router.clock import Clock
 from router.config.schema import Config
+from router.control.record_detail import Others, describe_in_full
 from router.control.workers import messages, metrics_merge
 from router.control.workers.admission import SyncedAdmission
 from router.control.workers.channel import Channel
@@ -25,7 +26,6 @@ from router.errors import ConfigError
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.policy.record_view import describe_record
 from router.tasks import Tasks
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.prometheus import Metrics
@@ -60,10 +60,13 @@ class LocalState(NamedTuple):
         """Encode the counters as of now; the encoding runs in a thread."""
         return await asyncio.to_thread(metrics_merge.encode_families, self.metrics.page())
 
-    def encode_record(self, id: str) -> bytes:
-        """Encode a record as JSON; empty when it is not kept."""
+    async def encode_record(self, id: str, others: Others) -> bytes:
+        """Encode a record in full as JSON; empty when it is not kept."""
         record = self.recent_records.get(id)
-        return b"" if record is None else msgspec.json.encode(describe_record(record))
+        if record is None:
+            return b""
+        policies = self.scheduler.selector.policy_set.policies
+        return msgspec.json.encode(await describe_in_full(record, policies, others))
 
     async def encode_target_requests(self, argument: str) -> bytes:
         """Encode the last requests of a target; `argument` is how many, a space and the target."""
@@ -190,7 +193,8 @@ class FollowerWorker:
             case "families":
                 payload = await local.encode_families()
             case "record":
-                payload = local.encode_record(message.argument)
+                asked = msgspec.json.decode(message.argument, type=tuple[str, Others])
+                payload = await local.encode_record(*asked)
             case "records":
                 query = msgspec.json.decode(message.argument, type=RecordQuery)
                 payload = await local.encode_records(query)

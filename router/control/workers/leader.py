@@ -21,6 +21,7 @@ import msgspec
 
 from router.clock import Clock
 from router.config.schema import Config
+from router.control.record_detail import Others
 from router.control.workers import messages, metrics_merge
 from router.control.workers.admission import FollowerAdmissions
 from router.control.workers.channel import Channel
@@ -177,10 +178,12 @@ class LeaderWorker:
         if payload is not None:
             member.families = await asyncio.to_thread(metrics_merge.decode_families, payload)
 
-    async def fetch_record(self, id: str) -> dict[str, Any] | None:
+    async def fetch_record(self, id: str, others: Others) -> dict[str, Any] | None:
         """Return a record from the follower that made it; None when that follower is gone or no longer keeps it."""
         owner = next((member for member in self._up() if id.startswith(f"{member.run}-")), None)
-        payload = None if owner is None else await owner.channel.ask("record", id)
+        payload = (
+            None if owner is None else await owner.channel.ask("record", msgspec.json.encode((id, others)).decode())
+        )
         return msgspec.json.decode(payload, type=dict[str, Any]) if payload else None
 
     async def fetch_records(self, query: RecordQuery) -> list[bytes]:

@@ -11,15 +11,17 @@ from router.scheduling.policy.decision import Decision, Term
 from router.scheduling.policy.policy import Policy
 from router.scheduling.policy.rationale import describe_omitted, explain_choice
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
+from router.scheduling.policy.timeline import build_timeline, compare_promise
 
 PANIC = "panic: the breakers of all targets that could answer are open, so they are ignored"
 LINEAGE = "session", "parent", "program"  # pseudonyms, of the first attempt's view
 OMITTED = frozenset({"arrived_s", "unit", "blocks"})
 
 
-def describe_record(record: Record, *, parts: bool = True) -> dict[str, Any]:
+def describe_record(record: Record, *, in_full: bool = True) -> dict[str, Any]:
     """Return the record as plain JSON types: every candidate with each weighted term; the terms add up to its cost.
-    `parts`: also name the parts of each term, which takes about as long as its decisions took.
+    `in_full`: also the parts of each term, the timeline and the promise, which take about as long as its decisions
+    took.
     """
     fields: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name not in OMITTED}
     fields["policy"] = None if record.policy is None else record.policy.name
@@ -31,7 +33,10 @@ def describe_record(record: Record, *, parts: bool = True) -> dict[str, Any]:
     for name in LINEAGE:
         fields[name] = getattr(view, name, None)
     fields["stages"] = msgspec.structs.asdict(record.stages)
-    fields["attempts"] = [_describe_attempt(attempt, record.policy if parts else None) for attempt in record.attempts]
+    fields["attempts"] = [_describe_attempt(attempt, record.policy if in_full else None) for attempt in record.attempts]
+    if in_full:
+        fields["timeline"] = [to_plain(stage) for stage in build_timeline(record)]
+        fields["promise"] = to_plain(compare_promise(record))
     return fields
 
 

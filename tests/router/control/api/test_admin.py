@@ -15,6 +15,7 @@ from router.config.sections.listeners import AdminTokenConfig
 from router.control.api.admin import admin_app
 from router.control.explain import ExplainRequest
 from router.control.live.feed import LiveFeed
+from router.control.record_detail import Others
 from router.errors import NoTarget
 from router.tasks import Tasks
 from router.telemetry.recent_records import RecordQuery
@@ -51,7 +52,7 @@ class Rooms:
     async def list_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
         return []
 
-    async def find_record(self, record_id: str) -> dict[str, Any] | None:
+    async def find_record(self, record_id: str, others: Others) -> dict[str, Any] | None:
         return {"id": "r1", "target": "a/0", "attempts": []} if record_id == "r1" else None
 
     async def find_records(self, query: RecordQuery) -> list[bytes]:

@@ -19,9 +19,10 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from router.config import schema
 from router.control.api.admin import _describe_errors
-from router.control.api.record_page import render_page, stack_bars
+from router.control.api.record_page import draw_waterfall, render_page, stack_bars
 from router.control.api.records import add_record_routes, prefers_html
 from router.control.explain import ExplainRequest
+from router.control.record_detail import Others
 from router.errors import NoTarget
 from router.request.error_body import install_error_handlers
 from router.scheduling.policy.decision import Regret, ShadowChoice
@@ -70,7 +71,8 @@ class Rooms:
         self.kept = describe_record(record or a_record())
         self.asked: ExplainRequest | None = None
 
-    async def find_record(self, record_id: str) -> dict[str, Any] | None:
+    async def find_record(self, record_id: str, others: Others) -> dict[str, Any] | None:
+        self.others = others
         return self.kept if record_id == self.kept["id"] else None
 
     async def find_records(self, query: RecordQuery) -> list[bytes]:
@@ -300,6 +302,56 @@ def test_every_attempt_and_prefill_leg_is_there() -> None:
     assert "Attempt 2 of 2: dear/0" in text
     assert "Prefilled by cheap/0" in text
     assert "dear/0: the only candidate" in text
+
+
+def test_where_the_time_went_is_drawn_and_the_table_has_the_same_figures() -> None:
+    record = a_record(ttft_ms=40.0, duration_ms=80.0)
+    record.body_ms, record.prepared_ms = 2.0, 10.0
+    attempt = record.attempts[0]
+    attempt.start_ms, attempt.decide_ms, attempt.duration_ms = 10.0, 0.02, 70.0
+    described = describe_record(record)
+    bars = {bar.name: bar for bar in draw_waterfall(described)}
+    assert [name for name, bar in bars.items() if bar.segment is None] == ["admission", "pool", "match", "connect"]
+    assert bars["stream"].segment == (50.0, 50.0, 2)
+    assert bars["decide"].segment == (12.5, 0.4, 0)  # a fortieth of a per cent is not seen
+    rows = Rows(render_page(described))
+    assert rows.of("first token") == [["first token", "1", "", "10.02", "29.98"]]
+    assert rows.of("decide") == [["decide", "1", "", "10.00", "0.02"]]
+    assert rows.of("pool") == [["pool", "–", "", "–", "–"]]
+
+
+def test_promise_and_delivery_stand_side_by_side() -> None:
+    record = a_record(ttft_ms=40.0)
+    record.attempts[0].start_ms = 10.0
+    predicted = describe_record(record)["promise"]["predicted_ttft_ms"]
+    text = re.sub(r"<[^>]+>", " ", render_page(describe_record(record)))
+    flat = " ".join(text.split())
+    assert f"from the choice to the first byte, predicted ms {predicted:.0f} " in flat
+    assert "from the choice to the first byte, measured ms 30.00 " in flat
+
+
+def test_others_say_what_they_would_have_chosen_and_by_how_much() -> None:
+    described = describe_record(a_record())
+    described["others"] = [
+        {"policy": "lmetric", "digest": "d", "target": "dear/0", "why": "", "unit": "ms", "cost": 2.0, "fault": None,
+         "actual_cost": 5.5, "difference": {"ttft_ms": -1.5, "overlap_tokens": None}, "notes": ["one", "two"]},
+        {"policy": "warm", "digest": "d", "target": "cheap/0", "why": "", "unit": "raw", "cost": 2.0, "fault": None,
+         "actual_cost": None, "difference": {"ttft_ms": 0.0, "overlap_tokens": 0}, "notes": []},
+        {"policy": "odd", "digest": "d", "fault": "policy odd: boom"},
+    ]  # fmt: skip
+    seen = Rows(render_page(described))
+    assert seen.of("lmetric") == [["lmetric", "dear/0", "-1.50", "–", "2.00", "5.50", "3.50", "ms", "one; two"]]
+    assert seen.of("warm")[-1] == ["warm", "the same", "0.00", "0", "2.00", "–", "–", "raw", ""]
+    assert seen.of("odd") == [["odd", "failed: policy odd: boom"]]
+    assert "What other policies would have chosen" not in render_page(describe_record(a_record()) | {"others": []})
+
+
+@pytest.mark.parametrize("asked", ["configured", "shipped"])
+def test_the_shipped_policies_are_asked_on_request(asked: str) -> None:
+    rooms = Rooms()
+    door(rooms).get("/admin/records/run-7", params={} if asked == "configured" else {"others": asked})
+    assert rooms.others == asked
+    assert door(rooms).get("/admin/records/run-7", params={"others": "all"}).status_code == 422
 
 
 def test_shadows_say_what_they_would_have_done() -> None:

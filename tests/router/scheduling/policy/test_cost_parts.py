@@ -117,7 +117,7 @@ def test_a_record_names_them_by_candidate_unweighted_and_a_list_does_not() -> No
         "wait": 50.0, "compute": 90.4488, "answers_held_up": 0, "own_answer": 0, "memory_shortage": 0,
         "work_behind": 180.8976,
     })  # fmt: skip
-    (brief,) = describe_record(record, parts=False)["attempts"]
+    (brief,) = describe_record(record, in_full=False)["attempts"]
     assert "parts" not in brief["candidates"][0]["terms"]["warm"]
 
 

@@ -1,0 +1,64 @@
+"""What other policies would have chosen for a request, decided on the view that its record has.
+
+Each decides once, as it is now: one that learns, by what it has learned since. Nothing is booked, counted or learned.
+A policy that keeps sessions together sees where the session really was, not where it would have sent it itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from router.scheduling.experiments.dry_run import lacks_cache_facts
+from router.scheduling.experiments.regret import compute_regret
+from router.scheduling.policy.decision import Decision, Regret
+from router.scheduling.policy.policy import Policy, PolicyFault
+from router.scheduling.policy.rationale import explain_choice
+
+LEARNS = "it learns: it decided by what it knows now"
+BLIND = "it reads caches, and the record has no facts on them, because no policy then in use did"
+PARTIAL = "it might have taken a candidate of a large fleet that the record leaves out"
+
+
+class OtherChoice(NamedTuple):
+    """The choice of one policy. Costs are its own, in its unit; `actual_cost` is that of the target that was chosen,
+    None where its filters drop that one. All is None but for `fault` where it failed.
+    """
+
+    policy: str
+    digest: str
+    target: str | None = None
+    why: str | None = None
+    unit: str | None = None
+    cost: float | None = None
+    actual_cost: float | None = None
+    difference: Regret | None = None  # by one yardstick for all policies
+    notes: tuple[str, ...] = ()  # why it may not be what would have happened
+    fault: str | None = None
+
+
+def decide_with(policy: Policy, actual: Decision, shown_for: Policy | None) -> OtherChoice:
+    """Return what `policy` would have chosen instead of `actual`. `shown_for` is the policy for which the view is
+    complete, None if that is unknown.
+    """
+    view = actual.view
+    try:
+        own = policy.decide(view, actual.part)
+    except PolicyFault as fault:
+        return OtherChoice(policy.name, policy.digest, fault=str(fault))
+    there = next((cost for row, cost in zip(own.rows, own.costs, strict=True) if row.target == actual.target), None)
+    notes = (
+        LEARNS if own.learners else None,
+        BLIND if lacks_cache_facts(policy, view) else None,
+        PARTIAL if policy.might_choose_omitted(view, shown_for) else None,
+    )
+    return OtherChoice(
+        policy.name,
+        policy.digest,
+        target=own.target,
+        why=explain_choice(own),
+        unit=own.terms[0].unit,
+        cost=own.costs[own.chosen],
+        actual_cost=there,
+        difference=compute_regret(view, actual.row, own.row),
+        notes=tuple(note for note in notes if note is not None),
+    )

@@ -1,0 +1,112 @@
+"""Where the time of a request went: its stages in order, each with its begin and its length.
+
+    body  parse  tokens  admission  pool | match  decide  prefill  connect  first_token  stream | match  decide ...
+                                           one attempt                                            the next one
+
+Records have lengths, the moment at which all was ready for a choice, and that of each choice. What is before a choice
+ran one after the other, so the begins follow; only the wait for token ids has no length of its own, as it may end
+without ids: it is what lies between parsing and admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from router.scheduling.policy.record import Attempt, Record
+from scorers.expected_ttft import ExpectedTtft
+
+YARDSTICK = ExpectedTtft()
+UNTOKENIZED = frozenset({"endpoint", "no_model", "not_needed"})  # values of `tokens_from`: no ids were wanted
+
+
+class StageTime(NamedTuple):
+    """One stage. Both times are None where it did not run; a length alone is None while it runs, and both are where
+    they were not measured.
+    """
+
+    name: str
+    attempt: int | None  # counting from 1; None before the first one
+    start_ms: float | None  # after the arrival
+    duration_ms: float | None
+
+
+class Promise(NamedTuple):
+    """What was predicted at the last choice, and what came of it; None: unknown, or not yet."""
+
+    overlap_tokens: int | None  # the index's, in any tier of the target
+    cached_tokens: int | None  # the engine's
+    predicted_ttft_ms: float | None  # `expected_ttft` of the chosen target; None for a pair
+    measured_ttft_ms: float | None  # from the choice to the first byte; None without a stream
+
+
+def build_timeline(record: Record) -> list[StageTime]:
+    """Return the stages of a record, in the order in which they begin."""
+    times = list(_before_choice(record))
+    for number, attempt in enumerate(record.attempts, 1):
+        times += _of_attempt(record, number, attempt)
+    return times
+
+
+def compare_promise(record: Record) -> Promise | None:
+    """Return promise and delivery of the last attempt; None if there was none."""
+    if not record.attempts:
+        return None
+    last = record.attempts[-1]
+    predicted_ms = measured_ms = None
+    if last.prefill is None:
+        decision = last.decision
+        (predicted_ms,) = YARDSTICK.score(decision.view._replace(rows=(decision.row,)))
+    if record.stream and record.ttft_ms is not None and last.start_ms is not None:
+        measured_ms = record.ttft_ms - last.start_ms
+    return Promise(last.predicted_tokens, record.cached_tokens, predicted_ms, measured_ms)
+
+
+def _before_choice(record: Record) -> Iterator[StageTime]:
+    stages, body_ms, ready_ms = record.stages, record.body_ms, record.prepared_ms
+    yield StageTime("body", None, None if body_ms is None else 0.0, body_ms)
+    yield _at("parse", None, body_ms, stages.parse_ms)
+    pool_ms = _sum(ready_ms, -(stages.pool_ms or 0.0))
+    admission_ms = _sum(pool_ms, -(stages.admission_ms or 0.0))
+    tokens_ms = _sum(body_ms, stages.parse_ms or 0.0)
+    waited_ms = None
+    if record.tokens_from not in UNTOKENIZED and admission_ms is not None and tokens_ms is not None:
+        waited_ms = max(0.0, admission_ms - tokens_ms)
+    yield _at("tokens", None, tokens_ms, waited_ms)
+    yield _at("admission", None, admission_ms, stages.admission_ms)
+    yield _at("pool", None, pool_ms, stages.pool_ms)
+
+
+def _of_attempt(record: Record, number: int, attempt: Attempt) -> Iterator[StageTime]:
+    """Yield the stages of an attempt. What it waited for an engine that gave no answer counts as `first_token`."""
+    start_ms, last = attempt.start_ms, number == len(record.attempts)
+    yield _at("match", number, start_ms, attempt.match_ms)
+    decide_ms = _sum(start_ms, attempt.match_ms or 0.0)
+    yield _at("decide", number, decide_ms, attempt.decide_ms)
+    sent_ms = _sum(decide_ms, attempt.decide_ms or 0.0)
+    earlier = record.attempts[: number - 1]  # an attempt may fetch from the half of one before it
+    if attempt.prefill is not None and all(other.prefill is not attempt.prefill for other in earlier):
+        yield _until("prefill", number, sent_ms, _sum(start_ms, attempt.prefill.duration_ms))
+    connect_ms = record.stages.connect_ms if last else None
+    yield _at("connect", number, sent_ms, connect_ms)
+    waits_ms = _sum(sent_ms, connect_ms or 0.0)
+    end_ms = _sum(start_ms, attempt.duration_ms)
+    first_ms = record.ttft_ms if last else None
+    yield _until("first_token", number, waits_ms, end_ms if first_ms is None else first_ms)
+    if first_ms is not None:
+        yield _until("stream", number, first_ms, end_ms)
+
+
+def _at(name: str, attempt: int | None, start_ms: float | None, duration_ms: float | None) -> StageTime:
+    """Return a stage that did not run if it has no length."""
+    return StageTime(name, attempt, None if duration_ms is None else start_ms, duration_ms)
+
+
+def _until(name: str, attempt: int, start_ms: float | None, end_ms: float | None) -> StageTime:
+    """Return a stage that began; without an end it still runs."""
+    duration_ms = None if start_ms is None or end_ms is None else max(0.0, end_ms - start_ms)
+    return StageTime(name, attempt, start_ms, duration_ms)
+
+
+def _sum(ms: float | None, more_ms: float | None) -> float | None:
+    return None if ms is None or more_ms is None else ms + more_ms
