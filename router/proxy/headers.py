@@ -37,8 +37,6 @@ GATEWAY_REMOVES = frozenset((b"accept-encoding", b"x-prefiller-host-port", b"x-e
 RESIZED = HOP_BY_HOP | {b"content-length"}
 REQUEST_ID = b"x-request-id"
 NO_NAMES: frozenset[bytes] = frozenset()
-TRACEPARENT = frozenset((b"traceparent",))
-TRACE_CONTEXT = TRACEPARENT | {b"tracestate"}
 PREFIX = b"x-warmroute-"
 COMMON_CONNECTION = (b"keep-alive", b"close", b"Keep-Alive")
 
@@ -49,9 +47,12 @@ class ForwardedHeaders(NamedTuple):
     lines: bytes
     credentials: bytes  # the client's own; an instance with an `api_key` gets that instead
 
-    def trace(self, traceparent: bytes) -> ForwardedHeaders:
-        """Return the headers with this `traceparent`, for one call to an engine."""
-        return ForwardedHeaders(b"%btraceparent: %b\r\n" % (self.lines, traceparent), self.credentials)
+
+class TraceHeader(NamedTuple):
+    """The `traceparent` of one call to an engine."""
+
+    parent: bytes
+    begins: bool  # the trace begins here: a `tracestate` of the client belongs to none
 
 
 class HeaderEdits(NamedTuple):
@@ -70,18 +71,21 @@ class HeaderRules:
         self._own_keys = own_keys
         stripped = {name.lower().encode() for name in strip}
         self._dropped = HOP_BY_HOP | SET_BY_ROUTER | CREDENTIALS | stripped
-        self._dropped_with = {names: self._dropped | names for names in (NO_NAMES, TRACEPARENT, TRACE_CONTEXT)}
+        self._dropped_continued = self._dropped | {b"traceparent"}
+        self._dropped_begun = self._dropped | {b"traceparent", b"tracestate"}
         self._removed = GATEWAY_REMOVES | stripped | (CREDENTIALS if own_keys else frozenset())
 
-    def forward(self, headers: Headers, request_id: str, replaced: frozenset[bytes] = NO_NAMES) -> ForwardedHeaders:
+    def forward(self, headers: Headers, request_id: str, trace: TraceHeader | None = None) -> ForwardedHeaders:
         """Return the client's headers for the engine; `request_id` is used where the client sent no `x-request-id`.
-        `replaced` are left out, as the caller sets others: `TRACEPARENT`, `TRACE_CONTEXT` or `NO_NAMES`. Raises
-        `BadRequest` for a line break inside a header.
+        With a `trace` its `traceparent` takes the place of the client's. Raises `BadRequest` for a line break inside a
+        header.
         """
         if hop_headers := find_hop_headers(headers):
             headers = [header for header in headers if header[0] not in hop_headers]
-        dropped = self._dropped_with[replaced]
-        lines, credentials, own_id = [], [], request_id.encode()
+        dropped, lines, credentials, own_id = self._dropped, [], [], request_id.encode()
+        if trace is not None:
+            dropped = self._dropped_begun if trace.begins else self._dropped_continued
+            lines.append(b"traceparent: %b\r\n" % trace.parent)
         for header in headers:
             name = header[0]
             if name not in dropped:

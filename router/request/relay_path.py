@@ -13,7 +13,7 @@ from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, moonc
 from router.prompt.prompt import Prompt
 from router.proxy.call import ClientRequest
 from router.proxy.disaggregated import PrefillLeg, relay_after, relay_beside
-from router.proxy.headers import TRACE_CONTEXT, TRACEPARENT, ForwardedHeaders, HeaderRules
+from router.proxy.headers import ForwardedHeaders, HeaderRules, TraceHeader
 from router.proxy.relay import OutgoingRequest, RelayEnd, relay
 from router.proxy.token_ids import TokenIdUpstreams
 from router.proxy.upstreams import Upstream, UpstreamRequest, Upstreams, UpstreamTimeouts
@@ -22,7 +22,7 @@ from router.request.prepared_request import PreparedRequest
 from router.request.token_ids import offer_token_ids
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.ticket import PrefillBooking, Ticket
-from router.telemetry.tracing.context import PREFILL, attempt_number
+from router.telemetry.tracing.context import PREFILL, TraceContext, attempt_number
 
 
 class AttemptHeaders(NamedTuple):
@@ -75,12 +75,14 @@ class RelayPath:
         if trace is None:
             headers = self._header_rules.forward(call.headers, record.id)
             return AttemptHeaders(headers, headers)
-        headers = self._header_rules.forward(call.headers, record.id, TRACE_CONTEXT if trace.begun else TRACEPARENT)
         number = attempt_number(len(record.attempts) - 1)
-        answer = headers.trace(trace.traceparent(number))
-        if ticket.prefill is None:
-            return AttemptHeaders(answer, answer)
-        return AttemptHeaders(answer, headers.trace(trace.traceparent(number + PREFILL)))
+        answer = prefill = self._forward(call, record.id, trace, number)
+        if ticket.prefill is not None:
+            prefill = self._forward(call, record.id, trace, number + PREFILL)
+        return AttemptHeaders(answer, prefill)
+
+    def _forward(self, call: ClientRequest, record: str, trace: TraceContext, number: int) -> ForwardedHeaders:
+        return self._header_rules.forward(call.headers, record, TraceHeader(trace.traceparent(number), trace.begun))
 
     def _send(
         self,

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tests.bench import agent_turns, apart, cold, data_path, event_storm, gateway, kv_aware, precise, soak, streams
+from tests.bench import (
+    agent_turns,
+    apart,
+    cold,
+    data_path,
+    event_storm,
+    gateway,
+    kv_aware,
+    precise,
+    soak,
+    streams,
+    tracing,
+)
 from tests.bench.row import Row
 
 ROWS: tuple[Row, ...] = (
@@ -15,5 +27,6 @@ ROWS: tuple[Row, ...] = (
     *event_storm.ROWS,
     *streams.ROWS,
     *apart.ROWS,
+    *tracing.ROWS,
     *soak.ROWS,
 )

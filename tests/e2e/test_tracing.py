@@ -10,6 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import MODEL, Router
 from tests.e2e.test_pairs import LONG, fleet
+from tests.e2e.workers import Clients, all_up, run_of, say
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.fakes.otlp import ReceivedSpan, Receiver, receiver
 
@@ -225,6 +226,19 @@ async def test_exemplars_are_in_the_page_that_can_have_them(router: Any, traces:
         assert "trace_id" not in plain.text
     async with engine() as fake, router([fake]) as r:
         assert (await r.http.get("/metrics", headers=both)).headers["content-type"].startswith("text/plain")
+
+
+async def test_every_worker_exports_its_own(router_process: Any, fleet_config: Any, traces: Receiver) -> None:
+    async with engine() as fake, router_process(fleet_config([fake], workers=2, tracing=traced(traces))) as r:
+        await all_up(r)
+        async with Clients(r) as clients:
+            said = [await say(client, "hello", max_tokens=2) for client in clients.each]
+            runs = {run_of(one) for one in said}
+            assert len(runs) == 2
+            wanted = {one.record for one in said}
+            await traces.wait(lambda spans: wanted <= {span.attributes.get("warmroute.record") for span in spans})
+            assert {span.resource["service.instance.id"] for span in traces.spans} == runs
+            assert await r.metric("warmroute_traces_total", end="exported") >= 2
 
 
 async def test_without_tracing_there_is_no_trace(router: Any) -> None:

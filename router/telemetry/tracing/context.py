@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 VALID = re.compile("(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]([0-9a-f])(-.*)?")
 SAMPLED = frozenset("13579bdf")  # last digits of flags whose lowest bit is set
@@ -25,7 +27,7 @@ FIRST_ATTEMPT, PER_ATTEMPT = 16, 4
 MATCH, DECIDE, PREFILL = 1, 2, 3  # after the attempt that they belong to
 
 
-class TraceContext(NamedTuple):
+class TraceContext(msgspec.Struct, frozen=True, gc=False):
     """A request's place in a trace. Ids are in hex."""
 
     trace_id: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Attributes, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -43,7 +43,7 @@ class OtlpSender:
         self._exporter = OTLPSpanExporter(endpoint, headers=headers)
         own = {SERVICE_VERSION: version, SERVICE_INSTANCE_ID: instance}
         found = Resource({SERVICE_NAME: "warmroute"}).merge(_detect()).merge(Resource({**own, **resource}))
-        self._resource = found
+        self._resource = _FixedResource(found.attributes)
         self._scope = InstrumentationScope(SCOPE, version)
 
     def build(self, trace: TraceContext, spans: Sequence[RequestSpan]) -> list[ReadableSpan]:
@@ -81,6 +81,17 @@ class OtlpSender:
     def close(self) -> None:
         """End a `send` that is waiting to repeat."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+class _FixedResource(Resource):
+    """The SDK asks for the hash at every span, and makes JSON of all attributes to find it."""
+
+    def __init__(self, attributes: Attributes) -> None:
+        super().__init__(attributes)
+        self._fixed_hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._fixed_hash
 
 
 def _detect() -> Resource:

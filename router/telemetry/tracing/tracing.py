@@ -24,7 +24,7 @@ from router.telemetry.tracing.spans import Address, RequestSpan, build_spans
 log = logging.getLogger("warmroute.tracing")
 
 BATCH = 32  # requests in one post
-REST_S = 0.0005  # between two requests' spans: long enough for a waiting thread to get the interpreter
+REST_S, WORK = 0.0005, 8  # a rest after so many requests: long enough for a waiting thread to get the interpreter
 IDLE_S = 0.25  # how long an ended request may wait for others
 RETRY_S = 10.0  # after a failed post
 
@@ -71,7 +71,7 @@ class Tracing:
         self._dropped = 0  # set by the event loop; all that follow by the thread
         self._exported = self._failed = 0
         self._unreachable = False
-        self._closing = Event()
+        self._closing, self._filled = Event(), Event()
         self._close_by = 0.0
         self._thread = Thread(target=self._run, name="warmroute-tracing", daemon=True)
 
@@ -91,6 +91,8 @@ class Tracing:
             self._dropped += 1
             return False
         self._queue.append((trace, record))
+        if not self._filled.is_set():  # else the thread is awake
+            self._filled.set()
         return True
 
     def close(self, within_s: float = 2.0) -> None:
@@ -98,6 +100,7 @@ class Tracing:
         self._queue_limit = 0
         self._close_by = self._clock.now() + within_s
         self._closing.set()
+        self._filled.set()
         self._thread.join(within_s)
         self._sender.close()
 
@@ -108,9 +111,13 @@ class Tracing:
     # run by the thread
 
     def _run(self) -> None:
-        pause_s = 0.0
-        while not self._closing.wait(pause_s):
-            pause_s = self._export()
+        """Sleep until there is something to export; gather for a moment, then export all that there is."""
+        while not self._closing.is_set():
+            self._filled.wait()
+            self._closing.wait(IDLE_S)
+            self._filled.clear()
+            while self._queue and not self._closing.is_set():
+                self._closing.wait(self._export())
         while self._queue and not self._unreachable and self._clock.now() < self._close_by:
             self._export()
 
@@ -127,9 +134,10 @@ class Tracing:
                 self._failed += 1
                 taken -= 1
                 log.exception("the spans of record %s cannot be built and are dropped", record.id)
-            self._closing.wait(REST_S)
+            if taken % WORK == 0:
+                self._closing.wait(REST_S)
         if not spans:
-            return IDLE_S
+            return 0.0
         if self._sender.send(spans):
             self._exported += taken
             if self._unreachable:

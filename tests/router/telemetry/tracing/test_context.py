@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from router.telemetry.tracing.context import HeadSampler, TraceContext, attempt_number, draw_ids, read_parent
 
@@ -58,7 +59,7 @@ def test_the_ids_of_spans() -> None:
     assert {len(id) for id in ids} == {16}
     assert TraceContext(TRACE, f"{attempt_number(0):016x}", None, True).span_id(attempt_number(0)) != "0" * 16
     assert trace.traceparent(16).decode() == f"00-{TRACE}-{trace.span_id(16)}-01"
-    assert trace._replace(sampled=False).traceparent(16)[-3:] == b"-00"
+    assert replace(trace, sampled=False).traceparent(16)[-3:] == b"-00"
 
 
 @pytest.mark.parametrize(("ratio", "least", "most"), [(0, 0, 0), (0.1, 130, 270), (1, 2000, 2000), (1e-20, 0, 0)])

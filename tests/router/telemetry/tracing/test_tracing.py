@@ -8,6 +8,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from router.clock import SystemClock
 from router.telemetry.tracing import tracing as module
@@ -17,7 +18,7 @@ from router.telemetry.tracing.tracing import Tracing, TracingStats
 from tests.router.telemetry.records import a_record, until
 
 SAMPLED = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", None, sampled=True)
-UNSAMPLED = SAMPLED._replace(sampled=False)
+UNSAMPLED = replace(SAMPLED, sampled=False)
 
 
 class Sender:
@@ -117,7 +118,7 @@ def test_a_receiver_that_takes_nothing_is_named_once(
 def test_a_record_without_spans_does_not_stop_the_rest() -> None:
     sender = Sender()
     with running(sender) as tracing:
-        tracing.end(SAMPLED._replace(trace_id="bad"), a_record(1))
+        tracing.end(replace(SAMPLED, trace_id="bad"), a_record(1))
         tracing.end(SAMPLED, a_record(2))
         until(lambda: tracing.stats == TracingStats(1, 0, 1))
     assert sender.sent == ["run-2"]
