@@ -22,7 +22,7 @@ from fastapi import FastAPI, Header, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp
 
-from router.errors import NotFound, RequestRefused, Unauthorized, quote_name
+from router.errors import NotFound, RequestRefused, TooBusy, Unauthorized, quote_name
 from router.prompt.prompt import Endpoint
 from router.proxy.asgi import AsgiHandler
 from router.proxy.call import ClientDisconnected, ClientRequest
@@ -32,6 +32,8 @@ from router.request.route import route, route_stored
 from router.request.services import Services
 from router.telemetry.access_log import log_unrecorded
 from router.telemetry.metrics.exposition import CONTENT_TYPES, PageForm, choose_form
+from router.telemetry.metrics.prometheus import OTHER, REASONS
+from router.telemetry.tracing.spans import RefusedRequest
 
 CACHE_ROUTED = {endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 LOAD_ROUTED = frozenset(
@@ -67,6 +69,7 @@ class RequestApi:
         self._routed = {("POST", path) for path in CACHE_ROUTED | LOAD_ROUTED} | extra
 
     async def answer(self, call: ClientRequest) -> None:
+        arrived_s = self._services.clock.now()
         try:
             with call:
                 await self._dispatch(call)
@@ -74,6 +77,7 @@ class RequestApi:
             if not call.recorded:
                 self._services.metrics.on_refusal(self._label(call), refusal)
                 self._log_unrecorded(call, refusal)
+                self._trace_refusal(call, refusal, arrived_s)
             if not call.started:
                 call.answer(*self.encode_refusal(refusal, call.path))
         except ClientDisconnected:
@@ -84,6 +88,16 @@ class RequestApi:
     def _log_unrecorded(self, call: ClientRequest, refusal: RequestRefused | None) -> None:
         if self._services.config.log.access:
             log_unrecorded(call.path, call.sender, refusal)
+
+    def _trace_refusal(self, call: ClientRequest, refusal: RequestRefused, arrived_s: float) -> None:
+        """Export a span of a request that was turned away, but for those that are the client's mistake."""
+        if self._services.tracing is None or (refusal.status < 500 and not isinstance(refusal, TooBusy)):
+            return
+        now_s, clock = self._services.clock.wall(), self._services.clock
+        reason = refusal.code or REASONS.get(type(refusal), OTHER)
+        started_s = now_s - (clock.now() - arrived_s)
+        request = RefusedRequest(self._label(call), refusal.status, reason, started_s, now_s)
+        self._services.tracing.refuse(call.fields, request)
 
     def encode_refusal(self, refusal: RequestRefused, path: str) -> ErrorBody:
         """Return the answer to a refused request, in the client's dialect."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -178,6 +179,27 @@ async def test_failed_and_slow_requests_are_exported_in_any_case(router: Any, tr
     async with engine() as fake, router([fake], tracing=traced(traces, sample_ratio=0, slow_s=1e-6)) as r:
         await r.post(CHAT, chat())
         await traces.wait(whole(2))
+
+
+async def test_a_request_that_is_turned_away_has_a_span(router: Any, traces: Receiver) -> None:
+    limits = {"concurrent": 1}
+    async with engine(decode_ms_per_token=5) as fake, router(
+        [fake], limits=limits, tracing=traced(traces, sample_ratio=0)
+    ) as r:  # fmt: skip
+        first = asyncio.ensure_future(r.post(CHAT, chat() | {"max_tokens": 100}))
+        await eventually(lambda: fake.seen(CHAT))
+        assert (await r.post(CHAT, chat())).status_code == 429
+        assert (await r.post(CHAT, chat(), headers={"traceparent": FLAGGED})).status_code == 429
+        (refused,) = await traces.wait(len)
+        assert (refused.name, refused.parent_id, refused.kind, refused.failed) == ("chat", PARENT, "server", False)
+        assert refused.attributes["http.response.status_code"] == 429
+        assert refused.start_ns <= refused.end_ns
+        await first
+    async with router(tracing=traced(traces, sample_ratio=0), wait=False) as r:
+        await r.post(CHAT, b"{", headers={"traceparent": FLAGGED})  # the client's mistake
+        assert (await r.post(CHAT, chat())).status_code == 503  # a failure: sampled or not
+        refused = (await traces.wait(whole(2)))[1]
+        assert (refused.failed, refused.attributes["http.response.status_code"]) == (True, 503)
 
 
 @pytest.mark.parametrize("protocol", ["mooncake", "nixl"])

@@ -65,6 +65,31 @@ class RequestSpan(NamedTuple):
     first_byte_s: float | None = None
 
 
+class RefusedRequest(NamedTuple):
+    """A request that was refused before it had a record. Times in seconds since the epoch."""
+
+    path: str
+    status: int
+    reason: str
+    start_s: float
+    end_s: float
+
+
+def build_refusal(trace: TraceContext, request: RefusedRequest) -> RequestSpan:
+    """Return the span of a refused request: all that there is of its trace."""
+    operation = OPERATIONS.get(request.path)
+    attributes: Attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+        "url.path": request.path,
+        "http.response.status_code": request.status,
+        "error.type": request.reason,
+    }
+    name, failed = operation or request.path, request.status >= 500
+    times = request.start_s, request.end_s
+    return RequestSpan(name, trace.span, trace.parent, "server", *times, attributes, error=failed)
+
+
 def build_spans(trace: TraceContext, record: Record, address: Callable[[str], Address | None]) -> list[RequestSpan]:
     """Return the spans of a finished record, that of the request first. `address` says where a target is."""
     return _SpanBuilder(trace, record, address).build()

@@ -19,7 +19,7 @@ from router.clock import Clock
 from router.scheduling.policy.record import Record
 from router.telemetry.failure import CLIENTS_OWN, failure_reason
 from router.telemetry.tracing.context import HeadSampler, TraceContext
-from router.telemetry.tracing.spans import Address, RequestSpan, build_spans
+from router.telemetry.tracing.spans import Address, RefusedRequest, RequestSpan, build_refusal, build_spans
 
 log = logging.getLogger("warmroute.tracing")
 
@@ -66,7 +66,7 @@ class Tracing:
         self.begin: Callable[[Mapping[bytes, bytes]], TraceContext] = sampler.begin
         self._sender, self._address, self._clock = sender, address, clock
         self._slow_ms = float("inf") if slow_s is None else slow_s * 1e3
-        self._queue: deque[tuple[TraceContext, Record]] = deque()
+        self._queue: deque[tuple[TraceContext, Record | RefusedRequest]] = deque()
         self._queue_limit = queue
         self._dropped = 0  # set by the event loop; all that follow by the thread
         self._exported = self._failed = 0
@@ -87,10 +87,19 @@ class Tracing:
             reason = failure_reason(record)
             if reason is None or reason in CLIENTS_OWN:
                 return False
+        return self._add(trace, record)
+
+    def refuse(self, fields: Mapping[bytes, bytes], request: RefusedRequest) -> None:
+        """Take a request that was refused before it had a record. One that is not sampled is exported if it failed."""
+        trace = self.begin(fields)
+        if trace.sampled or request.status >= 500:
+            self._add(trace, request)
+
+    def _add(self, trace: TraceContext, request: Record | RefusedRequest) -> bool:
         if len(self._queue) >= self._queue_limit:
             self._dropped += 1
             return False
-        self._queue.append((trace, record))
+        self._queue.append((trace, request))
         if not self._filled.is_set():  # else the thread is awake
             self._filled.set()
         return True
@@ -126,14 +135,14 @@ class Tracing:
         spans: list[Any] = []
         taken = 0
         while self._queue and taken < BATCH:
-            trace, record = self._queue.popleft()
+            trace, request = self._queue.popleft()
             taken += 1
             try:
-                spans += self._sender.build(trace, build_spans(trace, record, self._address))
+                spans += self._sender.build(trace, self._build(trace, request))
             except Exception:  # values may come from a plug-in; one without a span's form must not stop the rest
                 self._failed += 1
                 taken -= 1
-                log.exception("the spans of record %s cannot be built and are dropped", record.id)
+                log.exception("the spans of trace %s cannot be built and are dropped", trace.trace_id)
             if taken % WORK == 0:
                 self._closing.wait(REST_S)
         if not spans:
@@ -149,3 +158,8 @@ class Tracing:
             self._unreachable = True
             log.error("the receiver of traces takes none; trying again every %g s", RETRY_S)
         return RETRY_S
+
+    def _build(self, trace: TraceContext, request: Record | RefusedRequest) -> list[RequestSpan]:
+        if isinstance(request, RefusedRequest):
+            return [build_refusal(trace, request)]
+        return build_spans(trace, request, self._address)

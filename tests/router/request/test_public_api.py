@@ -57,6 +57,7 @@ class Api:
             config=schema.Config(edge=EdgeConfig.model_validate(edge)),
             clock=ManualClock(wall=1_700_000_000.9),
             metrics=self.metrics,
+            tracing=None,
             scheduler=SimpleNamespace(fleet=fleet),
         )
         self.api = PublicApi(services, self.ops, clients)  # type: ignore[arg-type]
