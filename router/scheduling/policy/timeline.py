@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, Record
 from scorers.expected_ttft import ExpectedTtft
 
@@ -55,11 +56,16 @@ def compare_promise(record: Record) -> Promise | None:
     last = record.attempts[-1]
     predicted_ms = measured_ms = None
     if last.prefill is None:
-        decision = last.decision
-        (predicted_ms,) = YARDSTICK.score(decision.view._replace(rows=(decision.row,)))
+        predicted_ms = predict_ttft_ms(last.decision)
     if record.stream and record.ttft_ms is not None and last.start_ms is not None:
         measured_ms = record.ttft_ms - last.start_ms
     return Promise(last.predicted_tokens, record.cached_tokens, predicted_ms, measured_ms)
+
+
+def predict_ttft_ms(decision: Decision) -> float:
+    """Return the time to the first token that `expected_ttft` predicts for the chosen target, whoever chose it."""
+    (predicted_ms,) = YARDSTICK.score(decision.view._replace(rows=(decision.row,)))
+    return predicted_ms
 
 
 def _before_choice(record: Record) -> Iterator[StageTime]:

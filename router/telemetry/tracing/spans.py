@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
+from router.scheduling.policy.timeline import build_timeline, predict_ttft_ms
 from router.telemetry.failure import CLIENTS_OWN, failure_reason
 from router.telemetry.tracing.context import (
     ADMISSION,
@@ -28,8 +29,6 @@ from router.telemetry.tracing.context import (
     TraceContext,
     attempt_number,
 )
-from scorers.expected_ttft import ExpectedTtft
-from scorers.ttft import prompt_of, ttfts_ms
 
 Attributes = Mapping[str, str | int | float | bool | None]
 """None: unknown, not exported."""
@@ -45,9 +44,7 @@ OPERATIONS = {
     "/v1/embeddings": "embeddings",
 }
 PROVIDER = "vllm"
-UNTOKENIZED = frozenset({"endpoint", "no_model", "not_needed"})  # values of `tokens_from`: no ids were wanted
 UNFAILED_ENDS = frozenset({"ok", "running", "client_gone", "cancelled", "rejected"})
-STALE_S = ExpectedTtft().stale_s
 
 
 class RequestSpan(NamedTuple):
@@ -101,6 +98,7 @@ class _SpanBuilder:
         self._prepared_ms = record.prepared_ms or 0.0
         self._arrived_s = record.at_wall_s - self._prepared_ms / 1e3
         self._operation = OPERATIONS.get(record.endpoint)
+        self._stages = {(stage.name, stage.attempt): stage for stage in build_timeline(record)}
         self._spans: list[RequestSpan] = []
 
     def build(self) -> list[RequestSpan]:
@@ -110,12 +108,18 @@ class _SpanBuilder:
             self._add_attempt(number, attempt)
         return self._spans
 
-    def _add(self, number: int, name: str, start_ms: float, end_ms: float, attributes: Attributes) -> None:
-        """Add an internal span below that of the request. Milliseconds are those since the arrival."""
-        span_id, parent = self._trace.span_id(number), self._trace.span
-        self._spans.append(
-            RequestSpan(name, span_id, parent, "internal", self._at(start_ms), self._at(end_ms), attributes)
-        )
+    def _add(self, number: int, name: str, attempt: int | None, attributes: Attributes) -> None:
+        """Add an internal span of this stage below that of the request, if it ran."""
+        if (times := self._find(name, attempt)) is not None:
+            span_id, parent = self._trace.span_id(number), self._trace.span
+            self._spans.append(RequestSpan(name, span_id, parent, "internal", *times, attributes))
+
+    def _find(self, stage: str, attempt: int | None) -> tuple[float, float] | None:
+        """Return the begin and the end of a stage, in seconds since the epoch; None if it did not run."""
+        found = self._stages.get((stage, attempt))
+        if found is None or found.start_ms is None or found.duration_ms is None:
+            return None
+        return self._at(found.start_ms), self._at(found.start_ms + found.duration_ms)
 
     def _at(self, ms: float) -> float:
         return self._arrived_s + ms / 1e3
@@ -153,37 +157,25 @@ class _SpanBuilder:
         )  # fmt: skip
 
     def _add_preparation(self) -> None:
-        """Add what came before the first choice. It ran one after the other, so where each part lies follows from how
-        long the parts took; only the wait for token ids has no length of its own, as it may end without ids.
-        """
-        record, stages = self._record, self._record.stages
-        pool_ms = self._prepared_ms - (stages.pool_ms or 0.0)
-        admission_ms = pool_ms - (stages.admission_ms or 0.0)
-        tokens_ms = min((record.body_ms or 0.0) + (stages.parse_ms or 0.0), admission_ms)
-        if record.tokens_from not in UNTOKENIZED:
-            counted = {"warmroute.tokens_from": record.tokens_from, "warmroute.tokens": record.prompt_tokens_counted}
-            self._add(TOKENS, "tokens", tokens_ms, admission_ms, counted)
-        if stages.admission_ms is not None:
-            rule = {"warmroute.admission_rule": record.admission_rule}
-            self._add(ADMISSION, "admission", admission_ms, pool_ms, rule)
-        if stages.pool_ms is not None:
-            pooled = record.attempts[0].decision.view.pool if record.attempts else None
-            self._add(POOL, "pool", pool_ms, self._prepared_ms, {"warmroute.pool_tokens": pooled and pooled.tokens})
+        """Add what came before the first choice."""
+        record = self._record
+        pooled = record.attempts[0].decision.view.pool if record.attempts else None
+        counted = {"warmroute.tokens_from": record.tokens_from, "warmroute.tokens": record.prompt_tokens_counted}
+        self._add(TOKENS, "tokens", None, counted)
+        self._add(ADMISSION, "admission", None, {"warmroute.admission_rule": record.admission_rule})
+        self._add(POOL, "pool", None, {"warmroute.pool_tokens": None if pooled is None else pooled.tokens})
 
     def _add_attempt(self, index: int, attempt: Attempt) -> None:
         record, number, decision = self._record, attempt_number(index), attempt.decision
-        start_ms = self._prepared_ms if attempt.start_ms is None else attempt.start_ms
-        matched_ms = start_ms + (attempt.match_ms or 0.0)
-        chosen_ms = matched_ms + (attempt.decide_ms or 0.0)
-        if attempt.match_ms is not None:
-            self._add(number + MATCH, "match", start_ms, matched_ms, {"warmroute.candidates": len(decision.view.rows)})
-        self._add(number + DECIDE, "decide", matched_ms, chosen_ms, self._describe_decision(decision))
+        self._add(number + MATCH, "match", index + 1, {"warmroute.candidates": len(decision.view.rows)})
+        self._add(number + DECIDE, "decide", index + 1, _describe_decision(decision))
         last = index == len(record.attempts) - 1
-        span = self._call_engine("attempt", number, self._trace.span, decision, attempt, chosen_ms)
-        end_ms = chosen_ms if attempt.duration_ms is None else start_ms + attempt.duration_ms
+        begun_ms = self._prepared_ms if attempt.start_ms is None else attempt.start_ms
+        sent_ms = begun_ms + (attempt.match_ms or 0.0) + (attempt.decide_ms or 0.0)
+        times = self._at(sent_ms), self._at(begun_ms + (attempt.duration_ms or 0.0))
+        span = self._call_engine("attempt", number, self._trace.span, decision, attempt, times)
         self._spans.append(
             span._replace(
-                end_s=self._at(end_ms),
                 attributes={
                     **span.attributes,
                     "warmroute.pool_tokens": attempt.pool_tokens,
@@ -195,12 +187,11 @@ class _SpanBuilder:
                 first_byte_s=self._at(record.ttft_ms) if last and record.ttft_ms is not None else None,
             )
         )
-        leg = attempt.prefill
-        if leg is not None and all(leg is not earlier.prefill for earlier in record.attempts[:index]):
-            half = self._call_engine("prefill", number + PREFILL, span.span_id, leg.decision, leg, chosen_ms)
-            end_ms = chosen_ms if leg.duration_ms is None else start_ms + leg.duration_ms
+        leg, times_of_leg = attempt.prefill, self._find("prefill", index + 1)
+        if leg is not None and times_of_leg is not None:
+            half = self._call_engine("prefill", number + PREFILL, span.span_id, leg.decision, leg, times_of_leg)
             delivered = {**half.attributes, "gen_ai.usage.cache_read.input_tokens": leg.cached_tokens}
-            self._spans.append(half._replace(end_s=self._at(end_ms), attributes=delivered))
+            self._spans.append(half._replace(attributes=delivered))
 
     def _call_engine(
         self,
@@ -209,9 +200,9 @@ class _SpanBuilder:
         parent_id: str,
         decision: Decision,
         attempt: Attempt | PrefillRecord,
-        start_ms: float,
+        times: tuple[float, float],
     ) -> RequestSpan:
-        """Return the span of a call to an engine, which does not end yet."""
+        """Return the span of a call to an engine; `times` are its begin and end, in seconds since the epoch."""
         address = self._address(decision.target)
         failed = attempt.end not in UNFAILED_ENDS
         attributes: Attributes = {
@@ -225,19 +216,16 @@ class _SpanBuilder:
             "warmroute.end": attempt.end,
             "warmroute.overlap_tokens": attempt.predicted_tokens,
         }
-        start_s = self._at(start_ms)
-        return RequestSpan(
-            name, self._trace.span_id(number), parent_id, "client", start_s, start_s, attributes, error=failed
-        )
+        span_id = self._trace.span_id(number)
+        return RequestSpan(name, span_id, parent_id, "client", *times, attributes, error=failed)
 
-    def _describe_decision(self, decision: Decision) -> Attributes:
-        """Return why this target was chosen. The prediction is the yardstick's, whatever the policy minimises."""
-        chosen = (decision.row,)
-        (ttft_ms,) = ttfts_ms(chosen, prompt_of(decision.view, chosen), STALE_S)
-        return {
-            "warmroute.policy": decision.policy,
-            "warmroute.target": decision.target,
-            "warmroute.candidates": len(decision.rows),
-            "warmroute.margin": decision.margin,
-            "warmroute.predicted_ttft_ms": ttft_ms,
-        }
+
+def _describe_decision(decision: Decision) -> Attributes:
+    """Return why this target was chosen. The prediction is the yardstick's, whatever the policy minimises."""
+    return {
+        "warmroute.policy": decision.policy,
+        "warmroute.target": decision.target,
+        "warmroute.candidates": len(decision.rows),
+        "warmroute.margin": decision.margin,
+        "warmroute.predicted_ttft_ms": predict_ttft_ms(decision),
+    }
