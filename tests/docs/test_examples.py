@@ -180,7 +180,7 @@ def test_what_is_not_run_says_why() -> None:
 
 
 NOT_RUN = {
-    "docs/operate/doctor.md": 1,  # a configuration of its own
+    "docs/operate/doctor.md": 2,  # a configuration of its own
     "README.md": 1,
     "docs/features/shared-pool.md": 1,
     "docs/get-started/embedded-fleet.md": 1,

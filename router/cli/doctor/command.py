@@ -35,6 +35,9 @@ def doctor(
         bool, typer.Option("--passive", help="send no prompts; without it every engine computes some small ones")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="print changes of CONFIG as a patch (`patch -p0`), findings to standard error")
+    ] = False,
     token_env: Annotated[
         str | None, typer.Option("--token-env", metavar="NAME", help="environment variable with the admin token")
     ] = None,
@@ -50,14 +53,21 @@ def doctor(
     routers, and takes less than 30 seconds. Exit code 1 when there is a fault.
     """
     from router.cli.doctor.report import print_report, to_json
+    from router.cli.terminal.console import PrintableConsole
     from router.cli.terminal.output import readable_console
     from router.clock import SystemClock
     from router.testbed.doctor.suite import examine
 
     logging.getLogger("warmroute").addHandler(logging.NullHandler())  # what parts of the router log is in the findings
-    options = _read_options(config, url or [], token_env, api_key_env, passive)
+    options = _read_options(config, url or [], token_env, api_key_env, passive=passive, fix=fix)
     examination = asyncio.run(examine(options, SystemClock()))
-    if json:
+    if fix and config is not None:
+        from router.testbed.doctor.patch import make_patch
+
+        edits = [edit for one in examination.findings for edit in one.edits]
+        print_report(PrintableConsole(stderr=True), examination)
+        sys.stdout.write(make_patch(examination.text, config, edits))
+    elif json:
         import msgspec
 
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(to_json(examination)), indent=2).decode() + "\n")
@@ -67,13 +77,17 @@ def doctor(
 
 
 def _read_options(
-    config: Path | None, urls: list[str], token_env: str | None, api_key_env: str | None, passive: bool
+    config: Path | None, urls: list[str], token_env: str | None, api_key_env: str | None, *, passive: bool, fix: bool
 ) -> DoctorOptions:
-    """Return what to examine. Raises ConfigError when that is nothing, or a variable is not set."""
+    """Return what to examine. Raises ConfigError when that is nothing, there is nothing to patch, or a variable is not
+    set.
+    """
     from router.testbed.doctor.gather import DoctorOptions
 
     if config is None and not urls:
         raise ConfigError("doctor: give a configuration, --url of a running router, or both")
+    if fix and config is None:
+        raise ConfigError("--fix: give a configuration, of which the changes are printed")
     token, api_key = _read_variable("--token-env", token_env), _read_variable("--api-key-env", api_key_env)
     return DoctorOptions(config, tuple(url.rstrip("/") for url in urls), token, api_key, passive)
 

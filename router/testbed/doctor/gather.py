@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from router.backends.discovery.discovery import DiscoveredInstance
 from router.backends.discovery.dns import DnsDiscovery
@@ -36,6 +36,7 @@ from router.prompt.tokenization import local_tokenizer
 from router.prompt.tokenization.probes import TEXTS
 from router.prompt.tokenization.tokenization import Tokenization
 from router.testbed.doctor.clients import HttpClients
+from router.testbed.doctor.hashes import find_saved, first_blocks
 from router.testbed.doctor.host import read_host
 from router.testbed.doctor.listener import EventListener
 from router.testbed.doctor.probe import EngineProber
@@ -49,6 +50,8 @@ ASK_TIMEOUT_S = 5.0  # for one answer
 LIST_TIMEOUT_S = 5.0  # for a source of engines
 SURVEY_TIMEOUT_S = 7.0
 PROBE_TIMEOUT_S = 12.0
+POOL_TIMEOUT_S = 4.0  # until what an engine has just computed is in the pool, and listed
+POOL_PAUSE_S = 0.2
 PROBES_AT_ONCE = 32  # engines
 
 
@@ -87,6 +90,7 @@ async def gather_facts(options: DoctorOptions, clock: Clock) -> Subject:
             _ask_masters(work),
         )
         await _examine_usable(work)
+        await _within(work, "pool", POOL_TIMEOUT_S, _list_pool(work))
         await asyncio.gather(*(_scrape_again(work, i) for i in range(len(subject.routers))))
     finally:
         await clients.close()
@@ -199,11 +203,10 @@ async def _examine_usable(work: _Work) -> None:
             for engine in subject.usable:
                 if engine.usable is not None:
                     prober.subscribe(engine.config, engine.usable)
-        probes = (_examine(work, engine, tokenization, prober, turn) for engine in subject.usable)
         await asyncio.gather(
             *(
-                _within(work, one[0], PROBE_TIMEOUT_S, one[1])
-                for one in zip((engine.name for engine in subject.usable), probes, strict=True)
+                _within(work, engine.name, PROBE_TIMEOUT_S, _examine(work, engine, tokenization, prober, turn))
+                for engine in subject.usable
             )
         )
     finally:
@@ -258,16 +261,24 @@ async def _ask_master(work: _Work, url: str) -> MasterAnswers:
     return MasterAnswers(url, leads, trouble)
 
 
-async def list_pool_keys(clients: HttpClients, url: str) -> tuple[str, ...] | None:
-    """Return all keys that the master lists; None when it does not answer, or has too many for that."""
+async def _list_pool(work: _Work) -> None:
+    """List the pool's keys once they contain a block of every model that was just computed, or after a while."""
+    subject = work.subject
+    leader = next((master.url for master in subject.masters if master.leads), None)
+    saving = [e for e in subject.usable if e.config.role != "decode" and e.probe is not None and first_blocks(e)]
+    if leader is None or not saving:
+        return
+    for _ in range(int(POOL_TIMEOUT_S / POOL_PAUSE_S) // 2):
+        subject.pool_keys = await _list_keys(work.clients, leader)
+        if subject.pool_keys is None or all(find_saved(subject.pool_keys, engine) for engine in saving):
+            return
+        await asyncio.sleep(POOL_PAUSE_S)
+
+
+async def _list_keys(clients: HttpClients, url: str) -> tuple[str, ...] | None:
     page = await clients.fetch(url, "GET", "/metrics", timeout_s=ASK_TIMEOUT_S)
     count = None if page is None else KEY_COUNT.search(page.body)
     if count is None or int(count[1]) > MAX_LISTED_KEYS:
         return None
     listing = await clients.fetch(url, "GET", "/get_all_keys", timeout_s=ASK_TIMEOUT_S, limit_bytes=LISTING_BYTES)
     return None if listing is None or listing.status != 200 else tuple(listing.body.decode(errors="replace").split())
-
-
-def unique(values: Sequence[Any]) -> list[Any]:
-    """Return the values without repetitions, in order."""
-    return list(dict.fromkeys(values))

@@ -8,24 +8,33 @@ it has just heard, to see whether replay works.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from router.backends.feeds.kv_events import KvEventSubscriber
-from router.backends.mooncake.hash_detection import fits, list_candidates
 from router.clock import Clock
-from router.config.sections.kv_store import PoolModelConfig
 from router.fleet.engine_facts import EventEndpoint
 from router.fleet.engine_limits import OverLimit
 from router.kvcache.block_keys import Keyring
-from router.kvcache.engine_hashes import EngineChain
-from router.kvcache.events import BlocksPooled, BlocksStored, EventBatch, Key, TargetId
+from router.kvcache.events import BlocksPooled, BlocksStored, EngineHash, EventBatch, Key, TargetId
 from router.kvcache.index import BlockIndex
 from router.kvcache.indexer import IndexLimit
 from router.tasks import Tasks
 from router.testbed.doctor.subject import StreamProbe
 
 REPLAY_TIMEOUT_S = 2.0
+FIRSTS = 4  # first blocks kept of a stream: enough to see how it hashes
+
+
+class ExpectedPrompt(NamedTuple):
+    """A prompt that is about to be sent. The engine may have its beginning from before (a system prompt, what a chat
+    template puts first), and announces hits no more.
+    """
+
+    ids: array[int]
+    adapter: str | None
 
 
 class HeardStream:
@@ -42,6 +51,8 @@ class HeardStream:
         self.block_tokens: int | None = None
         self.ahead_s: list[float] = []  # of each batch: its time stamp against our clock
         self.firsts: list[BlocksStored] = []  # first blocks of prompts without adapter and salt
+        self.hashes: set[EngineHash] = set()  # of all announced blocks
+        self.expected: list[ExpectedPrompt] = []
 
 
 class EventListener:
@@ -76,14 +87,20 @@ class EventListener:
                     await self._changed.wait()
         return condition()
 
+    def expect(self, target: TargetId, prompt: ExpectedPrompt) -> None:
+        """Recognise `prompt` on the stream of `target`, if there is one, even where its first blocks are cached."""
+        if (heard := self.streams.get(target)) is not None:
+            heard.expected.append(prompt)
+
     def held_blocks(self, target: TargetId, keys: Sequence[Key]) -> int:
         """Return how many leading blocks of a prompt the stream of `target` announced."""
         held = self._index.match(keys, (target,)).get(target)
         return 0 if held is None else held.disk
 
     def find(self, keys: Sequence[Key]) -> TargetId | None:
-        """Return a stream that announced the beginning of a prompt; None: no stream did."""
-        return next(iter(self._index.match(keys, self.streams)), None)
+        """Return a stream that announced a whole prompt; None: no stream did, or it has no whole block."""
+        found = self._index.match(keys, self.streams)
+        return next((target for target, held in found.items() if held.disk >= len(keys)), None)
 
     def describe(self, target: TargetId, rank: int, *, own: bool, found_at: TargetId | None) -> StreamProbe:
         """Return what was heard; `own`: the prompt of that rank was, `found_at`: on this stream instead."""
@@ -102,7 +119,7 @@ class EventListener:
             replay,  # type: ignore[arg-type]
             heard.block_tokens,
             max(heard.ahead_s, default=None),
-            frozenset(_chains(heard.firsts)),
+            tuple(heard.firsts[:FIRSTS]),
         )
 
     # EventHandler
@@ -121,16 +138,32 @@ class EventListener:
         for event in batch.events:
             if isinstance(event, BlocksPooled):
                 continue
-            self._index.apply(target, event)
             if isinstance(event, BlocksStored):
+                self._supply_parents(target, heard, event)
+                heard.hashes.update(event.hashes)
                 heard.block_tokens = event.block_tokens
-                if event.parent is None and event.adapter is None and event.salt is None and event.extras is None:
+                if _is_plain(event):
                     heard.firsts.append(event)
+            self._index.apply(target, event)
         self._changed.set()
         if heard.replay_asked or heard.endpoint.replay_endpoint is None:
             return None
         heard.replay_asked = True
         return batch.seq
+
+    def _supply_parents(self, target: TargetId, heard: HeardStream, event: BlocksStored) -> None:
+        """File what precedes `event` in an expected prompt, where that was announced before we listened."""
+        if event.parent is None or event.parent in heard.hashes:
+            return
+        size, first = event.block_tokens, array("I", event.token_ids[: event.block_tokens])
+        for ids, adapter in heard.expected:
+            starts = (at for at in range(size, len(ids) - size + 1, size) if ids[at : at + size] == first)
+            if adapter == event.adapter and (start := next(starts, None)) is not None:
+                hashes = [*(EngineHash(-n) for n in range(1, start // size)), event.parent]
+                earlier = event._replace(hashes=hashes, parent=None, token_ids=ids[:start], extras=None)
+                self._index.apply(target, earlier)
+                heard.hashes.add(event.parent)
+                return
 
     def on_replayed(self, target: TargetId, batch: EventBatch) -> int | None:
         """Ignore it: it was heard live."""
@@ -164,8 +197,6 @@ class EventListener:
         self.on_malformed(target, over.detail)
 
 
-def _chains(firsts: Sequence[BlocksStored]) -> set[EngineChain]:
-    """Return the ways to hash that give every announced first block its hash."""
-    if not firsts:
-        return set()
-    return {chain for chain in list_candidates(PoolModelConfig()) if all(fits(chain, first) for first in firsts[:4])}
+def _is_plain(event: BlocksStored) -> bool:
+    """Return whether the event begins a prompt whose hash needs its tokens alone."""
+    return event.parent is None and event.adapter is None and event.salt is None and not any(event.extras or ())

@@ -30,7 +30,7 @@ from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Endpoint, Prompt
 from router.prompt.tokenization.tokenization import Tokenization
 from router.prompt.usage import Usage, UsageTail
-from router.testbed.doctor.listener import EventListener
+from router.testbed.doctor.listener import EventListener, ExpectedPrompt
 from router.testbed.doctor.subject import EngineProbe, KindProbe, StreamProbe
 from router.testbed.doctor.survey import DEFAULT_BLOCK_TOKENS, EngineSurvey
 
@@ -90,9 +90,13 @@ class EngineProber:
         if kinds[0].error is None:
             heard = {stream.rank: stream for stream in described}.get(ranks[0])
             size = (heard.block_tokens if heard else None) or size
+            waits = heard is not None and heard.own
             others = _other_kinds(model, survey.adapters, size)
             more = await asyncio.gather(
-                *(self._send_twice(config, model, kind, size, client, ranks[0], len(ranks) > 1) for kind in others)
+                *(
+                    self._send_twice(config, model, kind, size, client, ranks[0], len(ranks) > 1, waits)
+                    for kind in others
+                )
             )
             kinds += [kind for _, _, kind in more]
         host, params = await self._ask_transfer(config, model, size, client)
@@ -122,17 +126,20 @@ class EngineProber:
         client: httpx.AsyncClient,
         rank: int,
         several: bool,
+        waits: bool = True,
     ) -> tuple[int, Sequence[Key], KindProbe]:
-        """Return the rank, the prompt's keys, and what was promised and delivered."""
+        """Return the rank, the prompt's keys, and what was promised and delivered. `waits`: for its events."""
         body = msgspec.json.encode(kind.body)
         headers = {"content-type": "application/json"} | ({"x-data-parallel-rank": str(rank)} if several else {})
         prompt = read_prompt(kind.path, "application/json", body, self._options)
         known = await self._tokenize(prompt, config.id, model)
+        target, promised = TargetId(f"{config.id}/{rank}"), None
+        if isinstance(known, TokenizedPrompt) and kind.salt is None:
+            self._listener.expect(target, ExpectedPrompt(known.ids, kind.adapter))
         first = await _post(client, kind.path, body, headers)
         if isinstance(first, str):
             return rank, (), KindProbe(kind.name, first)
         keys: Sequence[Key] = ()
-        target, promised = TargetId(f"{config.id}/{rank}"), None
         counted = None
         if isinstance(known, TokenizedPrompt):
             counted = len(known.ids) if known.complete else None
@@ -140,7 +147,9 @@ class EngineProber:
             keys = self._keys(known, model, kind, block_tokens)
             wanted = max(0, len(known.ids) - known.complete) // block_tokens
             if heard is not None and heard.opened:
-                await self._listener.wait(lambda: self._is_held(target, keys, wanted), EVENTS_TIMEOUT_S)
+                await self._listener.wait(
+                    lambda: self._listener.held_blocks(target, keys) >= wanted, EVENTS_TIMEOUT_S if waits else 0.0
+                )
                 if heard.block_tokens not in (None, block_tokens):
                     block_tokens = heard.block_tokens or block_tokens
                     keys = self._keys(known, model, kind, block_tokens)
@@ -152,9 +161,6 @@ class EngineProber:
         why = None if isinstance(known, TokenizedPrompt) else known
         result = KindProbe(kind.name, None, why, counted, first.prompt_tokens, promised, second.cached_tokens)
         return rank, keys, result
-
-    def _is_held(self, target: TargetId, keys: Sequence[Key], wanted: int) -> bool:
-        return self._listener.held_blocks(target, keys) >= wanted or self._listener.find(keys) not in (None, target)
 
     def _keys(self, known: TokenizedPrompt, model: str, kind: _Kind, block_tokens: int) -> list[Key]:
         root = self._listener.keyring.root(model, kind.adapter, kind.salt)
@@ -226,7 +232,7 @@ def _other_kinds(model: str, adapters: Mapping[str, str | None], block_tokens: i
     def text() -> str:
         return _text(block_tokens)
 
-    chat = "/v1/chat/completions"
+    chat, salt = "/v1/chat/completions", f"doctor-{secrets.randbits(64)}"
     one = {"model": model, "max_tokens": 1, "temperature": 0}
     image = {"type": "image_url", "image_url": {"url": _pixel()}}
     kinds = [
@@ -235,7 +241,7 @@ def _other_kinds(model: str, adapters: Mapping[str, str | None], block_tokens: i
         _Kind(
             "messages", "/v1/messages", one | {"system": "Be terse.", "messages": [{"role": "user", "content": text()}]}
         ),
-        _Kind("salt", "/v1/completions", one | {"prompt": text(), "cache_salt": "doctor"}, salt="doctor"),
+        _Kind("salt", "/v1/completions", one | {"prompt": text(), "cache_salt": salt}, salt=salt),
         _Kind(
             "media",
             chat,

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from router.config.reader import ReadConfig
 from router.config.schema import Config, InstanceConfig, PolicyConfig
 from router.config.yaml_source import YamlDocument, YamlPath, format_path
-from router.kvcache.engine_hashes import EngineChain
+from router.kvcache.events import BlocksStored
 from router.testbed.doctor.finding import Edit, Place
 from router.testbed.doctor.survey import EngineSurvey
 
@@ -49,7 +49,7 @@ class StreamProbe(NamedTuple):
     replay: Literal["answered", "silent"] | None  # None: not asked
     block_tokens: int | None  # in the announcement
     clock_ahead_s: float | None  # the engine's clock against ours, as far as a batch can tell; negative: behind
-    chains: frozenset[EngineChain]  # ways to hash that give the announced hashes
+    firsts: tuple[BlocksStored, ...] = ()  # announced first blocks of prompts without adapter, salt and media
 
 
 class EngineProbe(NamedTuple):
@@ -119,12 +119,11 @@ class RouterAnswers(NamedTuple):
 
 
 class MasterAnswers(NamedTuple):
-    """One Mooncake master: whether it leads, why it cannot say, and what it lists of its keys."""
+    """One Mooncake master: whether it leads, or why it cannot say."""
 
     url: str
     leads: bool
     trouble: str | None
-    keys: tuple[str, ...] | None = None  # None: not listed
 
 
 class HostFacts(NamedTuple):
@@ -150,6 +149,7 @@ class Subject:
     engines: list[ExaminedEngine] = field(default_factory=list)
     routers: list[RouterAnswers] = field(default_factory=list)
     masters: list[MasterAnswers] = field(default_factory=list)
+    pool_keys: tuple[str, ...] | None = None  # what the leading master lists; None: too many, or not asked
     host: HostFacts = UNKNOWN_HOST
     passive: bool = False
     unfinished: list[str] = field(default_factory=list)  # what took too long

@@ -6,13 +6,37 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from router.clock import Clock
-from router.testbed.doctor import engines, events, routers
+from router.testbed.doctor import (
+    alerts,
+    engines,
+    events,
+    hits,
+    limits,
+    pairs,
+    policies,
+    pool,
+    routers,
+    security,
+    tokens,
+)
 from router.testbed.doctor.check import Check
 from router.testbed.doctor.finding import FleetFinding, MergedFinding, merge
 from router.testbed.doctor.gather import DoctorOptions, gather_facts
 from router.testbed.doctor.subject import Subject
 
-CHECKS: tuple[Check, ...] = (*routers.CHECKS, *engines.CHECKS, *events.CHECKS)
+CHECKS: tuple[Check, ...] = (
+    *routers.CHECKS,
+    *engines.CHECKS,
+    *events.CHECKS,
+    *tokens.CHECKS,
+    *hits.CHECKS,
+    *pool.CHECKS,
+    *pairs.CHECKS,
+    *policies.CHECKS,
+    *limits.CHECKS,
+    *security.CHECKS,
+    *alerts.CHECKS,
+)
 UNFINISHED = "unfinished"  # stands for a check: what could not be asked in time
 
 
@@ -62,5 +86,7 @@ def can_run(check: Check, subject: Subject) -> bool:
             return bool(subject.routers)
         case "prompts":
             return bool(subject.engines) and not subject.passive
-        case _:
+        case "engines":
             return bool(subject.engines) or subject.config is not None
+        case _:
+            return True

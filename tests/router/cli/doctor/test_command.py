@@ -57,3 +57,17 @@ async def test_a_router_that_does_not_answer_is_a_fault(shell: Shell) -> None:
     said = await asyncio.to_thread(shell, "doctor", "--url", "http://127.0.0.1:1")
     assert said.code == 1
     assert "http://127.0.0.1:1: " in said.out
+
+
+async def test_a_fix_is_a_patch_on_standard_output(shell: Shell, tmp_path: Path) -> None:
+    async with running({}) as fleet:
+        file = shell.file(yaml.safe_dump(fleet.config() | {"limits": {"keepalive_s": 30.0}}))
+        said = await asyncio.to_thread(shell, "doctor", "--fix", "--passive", file)
+    assert said.code == 1
+    assert "limits.keepalive" in said.err
+    assert "keepalive_s: 30.0" in file.read_text()
+    assert [line for line in said.out.splitlines() if line[0] in "+-"][2:] == [
+        "-  keepalive_s: 30.0",
+        "+  keepalive_s: 4.0",
+    ]
+    assert shell("doctor", "--fix", "--url", "http://127.0.0.1:1").code == 2

@@ -64,3 +64,10 @@ async def test_a_healthy_fleet(kind: str, tmp_path: Path) -> None:
     assert alarms(examination) == []
     assert examination.engines == len(engines)
     assert len(examination.checks) > 10
+
+
+async def test_a_fleet_that_was_examined_before(tmp_path: Path) -> None:
+    """What a chat template puts first is cached from then on, and announced no more."""
+    async with running() as fleet:
+        for _ in range(2):
+            assert alarms(await examined(tmp_path / "main.yaml", fleet.config())) == []
