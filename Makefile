@@ -14,7 +14,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack test-gateway test-doctor test-browser abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve vendor clean
+.PHONY: help run stack test check test-stack test-gateway test-doctor test-browser abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute docto
 test-browser: $(VENV)/.installed-test  ## run the tests of the live page in Chromium, which is installed from Debian where it is not there
 	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 	$(BIN)/python -m pytest -m browser tests/browser
+
+screenshots: $(VENV)/.installed-test  ## make the pictures of the live page's documentation anew (5 minutes)
+	$(BIN)/python -m tests.browser.screenshots
 
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (10 minutes)
 	$(BIN)/python -m pytest tests/abuse

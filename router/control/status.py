@@ -20,6 +20,7 @@ from router.backends.mooncake.client import MooncakeStore
 from router.backends.mooncake.report import PoolReport
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
+from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
 from router.control.record_detail import Others, describe_in_full
 from router.control.workers.leader import LeaderWorker
@@ -47,6 +48,7 @@ from router.telemetry.metrics.snapshot import (
 )
 from router.telemetry.recent_records import RecentRecords, RecordQuery
 from router.telemetry.request_flow import TargetRequest, list_target_requests
+from router.telemetry.shared_prefixes import count_prefixes
 
 WAITING_LISTED = 100  # requests that wait for admission, in an answer
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
@@ -149,6 +151,14 @@ class Status:
         if self.leader is not None:
             found += await self.leader.fetch_target_requests(target, limit)
         return sorted(found, key=lambda request: request.at_s, reverse=True)[:limit]
+
+    async def describe_cache(self, limit: int) -> dict[str, Any]:
+        """Return the prefixes that most prompts of the last minutes share, who holds them, and what is held twice."""
+        block_tokens = find_block_tokens(self.scheduler)
+        parts = [await count_prefixes(self.recent_records, self.clock.wall(), block_tokens)]
+        if self.leader is not None:
+            parts += await self.leader.fetch_prefixes(block_tokens)
+        return await describe_cache(self.scheduler, parts, block_tokens, limit)
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, this one first, and the policies in force in each."""

@@ -61,6 +61,13 @@ class TargetSize(NamedTuple):
     bytes: int
 
 
+class BlockCopies(NamedTuple):
+    """Blocks of all targets in one tier."""
+
+    held: int
+    different: int
+
+
 class _Retired(NamedTuple):
     bit: int
     tables: list[tuple[Tier, KeysByHash]]
@@ -280,6 +287,17 @@ class BlockIndex:
         """
         blocks = self._blocks.get(target)
         return 0 if blocks is None else blocks.keyed_blocks
+
+    def holders(self, key: Key) -> tuple[list[TargetId], list[TargetId]]:
+        """Return the targets that hold a block on the GPU, and those that hold it in a slower tier only."""
+        gpu, *slower = (table.get(key, 0) & self.all_bits for table in self._holders.tables)
+        return self.targets_of(gpu), self.targets_of((slower[0] | slower[1]) & ~gpu)
+
+    def copies(self, tier: Tier) -> BlockCopies:
+        """Return how many blocks all targets hold in a tier, and how many different ones. O(1). What targets left
+        behind counts as different blocks until it is swept.
+        """
+        return BlockCopies(self._holders.blocks[tier], len(self._holders.tables[tier]))
 
     def size(self, target: TargetId) -> TargetSize:
         """Return how much is held for `target` (joined: KeyError otherwise)."""

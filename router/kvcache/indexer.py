@@ -29,7 +29,7 @@ from router.kvcache.event_sequencer import (
     TargetCacheState,
 )
 from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksStored, Event, EventBatch, Key, TargetId, Tier
-from router.kvcache.index import BlockIndex, IndexStats
+from router.kvcache.index import BlockCopies, BlockIndex, IndexStats
 from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator, OverlapGroups, group_overlaps
 from router.kvcache.snapshot_format import SavedTarget
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt
@@ -293,6 +293,14 @@ class KvIndexer:
         """Return the state of the event stream without its sizes; `None`: no stream, or the target has left."""
         state = self._states.get(target)
         return state.sequencer if state is not None else None
+
+    def holders(self, key: Key) -> tuple[list[TargetId], list[TargetId]]:
+        """Return the targets that hold a block on the GPU, and those that hold it in a slower tier only."""
+        return self._index.holders(key)
+
+    def copies(self, tier: Tier) -> BlockCopies:
+        """Return how many blocks all targets hold in a tier, and how many different ones."""
+        return self._index.copies(tier)
 
     # internals
 

@@ -44,9 +44,10 @@ class FlowBucket(msgspec.Struct, array_like=True):
     stayed: int = 0  # of those, sent to it again
     prompt_tokens: int = 0  # of answers whose cached tokens the engine reported
     delivered_tokens: int = 0  # of them, those cached
-    predicted_tokens: int = 0  # of answers that the index had promised something about, as promised
-    compared_tokens: int = 0  # of the same answers, as delivered
-    pool_tokens: int = 0  # of them, beyond the target's own, as the shared pool promised
+    promised_prompt_tokens: int = 0  # those of them whose cached tokens the index had estimated
+    predicted_tokens: int = 0  # of these, cached as the index promised
+    compared_tokens: int = 0  # of these, cached as the engine reported
+    pool_tokens: int = 0  # of `prompt_tokens`, beyond the target's own, as the shared pool promised
     ttft: dict[int, int] = {}  # requests by bin of the time to first byte
     own: dict[int, int] = {}  # requests by bin of the router's own time
 
@@ -60,6 +61,7 @@ class TargetFlow(msgspec.Struct, array_like=True):
     failed: int = 0
     prompt_tokens: int = 0
     delivered_tokens: int = 0
+    promised_prompt_tokens: int = 0
     predicted_tokens: int = 0
     compared_tokens: int = 0
 
@@ -161,6 +163,7 @@ class RequestFlow:
             sums.prompt_tokens += record.prompt_tokens
             sums.delivered_tokens += record.cached_tokens
             if leg.predicted_tokens is not None:
+                sums.promised_prompt_tokens += record.prompt_tokens
                 sums.predicted_tokens += leg.predicted_tokens
                 sums.compared_tokens += record.cached_tokens
 
@@ -226,6 +229,7 @@ def merge_targets(parts: Iterable[TargetFlow]) -> list[TargetFlow]:
         total.failed += part.failed
         total.prompt_tokens += part.prompt_tokens
         total.delivered_tokens += part.delivered_tokens
+        total.promised_prompt_tokens += part.promised_prompt_tokens
         total.predicted_tokens += part.predicted_tokens
         total.compared_tokens += part.compared_tokens
     return list(totals.values())

@@ -12,24 +12,16 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import expect
 
+from tests.browser.access import check_access
 from tests.e2e.workers import say
 from tests.fakes.engines import engine, engine_process, eventually
 
 pytestmark = pytest.mark.browser
 
-AXE = (Path(__file__).parent / "vendor/axe.min.js").read_text()
 SOON_MS = 2000  # after something happened it is to be seen
 HEALTH = {"interval_s": 0.2, "failures": 2}
-
-
-async def check_access(page: Page) -> None:
-    """No finding of axe-core, whose rules stand for WCAG 2 A and AA and best practice."""
-    await page.evaluate(AXE)
-    found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    told = [(v["id"], v["help"], [node["html"][:200] for node in v["nodes"][:3]]) for v in found["violations"]]
-    assert told == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -46,6 +46,10 @@ LAST_REQUESTS = 100
 Rights = Callable[[Request], Sequence[str]]
 
 
+class CacheTreeShape(OpenShape):
+    prefixes: list[dict[str, Any]]
+
+
 class TargetDetailShape(OpenShape):
     instance: dict[str, Any]
 
@@ -68,6 +72,15 @@ def add_live_routes(app: FastAPI, feed: LiveFeed, read: Sequence[Any], rights: R
         requests = await feed.status.list_target_requests(id, LAST_REQUESTS)
         detail = {"instance": described, "requests": [request._asdict() for request in requests]}
         return Response(msgspec.json.encode(detail), media_type="application/json")
+
+    @app.get("/admin/cache/tree", dependencies=read, response_model=CacheTreeShape)
+    async def cache_tree(limit: Annotated[int, Query(ge=1, le=1000)] = 400) -> Response:
+        """Return the prefixes that the prompts of the last 15 minutes share, those of the most requests first: how many
+        requests, how many found all of it cached, and which targets hold it; and how many blocks are held twice.
+
+        Prefixes have the lengths 1, 2, 4, ... blocks and are named by their block keys. No text can be found from them.
+        """
+        return Response(msgspec.json.encode(await feed.status.describe_cache(limit)), media_type="application/json")
 
 
 def _add_page(app: FastAPI) -> None:

@@ -42,7 +42,9 @@ const data = (t, series) => [t, ...series.map((s) => s.values)];
 
 function options(series, x, height, width, shown, range) {
   const axis = { stroke: () => style("--faint"), grid: { stroke: () => style("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
-  const time = (u, ticks) => ticks.map((s) => timeOf(s).slice(0, 5));
+  // With less than a minute between two ticks, minutes alone would repeat.
+  const time = (u, ticks) => ticks.map((s) => (ticks[1] - ticks[0] < 60 ? timeOf(s) : timeOf(s).slice(0, 5)));
+  const last = (values) => values.findLast((v) => v !== null) ?? null;
   return {
     width,
     height,
@@ -51,18 +53,19 @@ function options(series, x, height, width, shown, range) {
     legend: { live: true },
     scales: { x: { time: x.time }, y: { range: range ?? ((u, low, high) => [0, high > 0 ? high * 1.08 : 1]) } },
     axes: [
-      { ...axis, size: 24, values: x.time ? time : (u, ticks) => ticks.map(x.format) },
+      { ...axis, size: 24, space: 76, values: x.time ? time : (u, ticks) => ticks.map(x.format) },
       { ...axis, size: 58, values: (u, ticks) => ticks.map((v) => shown.current.format(v)) },
     ],
     series: [
-      { label: x.label ?? "time", value: (u, v) => (v === null ? "–" : x.time ? timeOf(v) : x.format(v)) },
+      { label: x.label ?? "time", value: (u, v) => (v === null ? (x.time ? "now" : "–") : x.time ? timeOf(v) : x.format(v)) },
       ...series.map((s) => ({
         label: s.label,
         stroke: () => style(s.color),
         width: 1.5,
         dash: s.dash,
         spanGaps: false,
-        value: (u, v) => shown.current.format(v),
+        // Without a cursor: the last value.
+        value: (u, v, i, at) => shown.current.format(at === null && x.time ? last(u.data[i]) : v),
         ...(s.points ? { paths: () => null, points: { show: true, size: 5, fill: () => style(s.color), stroke: () => style(s.color) } } : { points: { show: false } }),
       })),
     ],

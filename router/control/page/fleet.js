@@ -87,19 +87,25 @@ function move(event, grid) {
 export function flowByTarget(rows) {
   const found = new Map();
   for (const row of rows) {
-    const sum = found.get(row.target) ?? { placed: 0, failed: 0, prompt: 0, delivered: 0, predicted: 0, compared: 0 };
+    const sum = found.get(row.target) ?? { placed: 0, failed: 0, prompt: 0, delivered: 0, promisedPrompt: 0, predicted: 0, compared: 0 };
     for (const name of Object.keys(sum)) sum[name] += row[name];
     found.set(row.target, sum);
   }
   return found;
 }
 
+/** Shares of prompt tokens, promised → delivered; where nothing was promised, what was delivered of all. */
+export const promise = (sum) =>
+  sum.promisedPrompt
+    ? `${share(sum.predicted / sum.promisedPrompt)} → ${share(sum.compared / sum.promisedPrompt)}`
+    : `– → ${share(ratio(sum.delivered, sum.prompt))}`;
+
 function Cell({ cell, flow, open, focused }) {
   const found = troubles(cell);
   const sign = found[0]?.level ?? "ok";
   const joined = cell.requests !== undefined;
   const memory = joined ? memoryParts(cell) : [];
-  const promised = flow?.prompt ? `${share(flow.predicted / flow.prompt)} → ${share(flow.delivered / flow.prompt)}` : "–";
+  const promised = flow ? promise(flow) : "–";
   const waiting = joined ? (cell.prefilling ?? 0) : null;
   const title = found.map((t) => t.text).join("; ") || "no trouble";
   return html`<li><a class="cell ${sign} ${cell.state}" href=${open ? "#fleet" : `#fleet/${encodeURIComponent(cell.id)}`} tabindex=${focused ? 0 : -1}

@@ -2,7 +2,7 @@
 
 const BINS_PER_E = 8; // as in router/telemetry/request_flow.py
 
-const SUMMED = ["placed", "ended", "failed", "returning", "stayed", "prompt", "delivered", "predicted", "compared", "pool"];
+const SUMMED = ["placed", "ended", "failed", "returning", "stayed", "prompt", "delivered", "promisedPrompt", "predicted", "compared", "pool"];
 
 export const emptySum = () => ({ ...Object.fromEntries(SUMMED.map((name) => [name, 0])), ttft: new Map(), own: new Map() });
 

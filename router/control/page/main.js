@@ -2,17 +2,25 @@
 
 import { Refused, setToken, token } from "./admin.js";
 import { Dialogs } from "./actions.js";
+import { Cache } from "./cache.js";
+import { Experiments } from "./experiments.js";
 import { follow } from "./feed.js";
 import { Fleet } from "./fleet.js";
+import { Flow } from "./flow.js";
 import { count, duration, share, timeOf } from "./format.js";
 import { lastSeconds, overTime, quantile } from "./flow_sums.js";
 import { html, render, useEffect, useRef, useState } from "./lib.js";
+import { OneRequest } from "./request.js";
 import { Spark } from "./svg.js";
 import { Store } from "./store.js";
 import { verdicts } from "./verdicts.js";
 
 const VIEWS = [
   ["fleet", "Fleet", Fleet],
+  ["flow", "Where requests go", Flow],
+  ["cache", "The cache", Cache],
+  ["experiments", "Experiments", Experiments],
+  ["request", "One request", OneRequest],
 ];
 
 const store = new Store();
@@ -72,7 +80,7 @@ function Page({ store }) {
     <${Dialogs} store=${store} />`;
 }
 
-/** Digits choose a view. */
+/** 1 to 5 choose a view, / goes to the search. */
 function useKeys() {
   useEffect(() => {
     const onKey = (event) => {
@@ -80,6 +88,11 @@ function useKeys() {
       if (document.querySelector("dialog[open]")) return;
       const view = VIEWS[Number(event.key) - 1];
       if (view) location.hash = view[0];
+      else if (event.key === "/") {
+        event.preventDefault();
+        location.hash = "request";
+        document.getElementById("find")?.focus();
+      }
     };
     document.addEventListener("keydown", onKey);
     return () => document.removeEventListener("keydown", onKey);

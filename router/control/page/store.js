@@ -3,8 +3,8 @@
 const KEPT_POINTS = 900; // of each target's history, one per picture
 const TRIM = 300;
 const FLOW_FIELDS = ["start", "lane", "placed", "ended", "failed", "returning", "stayed", "prompt", "delivered",
-  "predicted", "compared", "pool", "ttft", "own"]; // prettier-ignore
-const TARGET_FIELDS = ["target", "lane", "placed", "failed", "prompt", "delivered", "predicted", "compared"];
+  "promisedPrompt", "predicted", "compared", "pool", "ttft", "own"]; // prettier-ignore
+const TARGET_FIELDS = ["target", "lane", "placed", "failed", "prompt", "delivered", "promisedPrompt", "predicted", "compared"];
 
 export class Store {
   constructor() {

@@ -3,7 +3,7 @@
 import { html } from "./lib.js";
 
 /** The course of a value; where it is unknown the line is broken. */
-export function Spark({ t, values, width = 84, height = 18 }) {
+export function Spark({ t, values, width = 66, height = 18 }) {
   const known = values.filter((v) => v !== null);
   if (known.length < 2) return html`<svg class="spark" width=${width} height=${height} aria-hidden="true"></svg>`;
   const top = Math.max(...known);

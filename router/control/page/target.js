@@ -120,7 +120,7 @@ function Requests({ requests }) {
   return html`<h3>Last requests</h3><div class="wide" tabindex="0" role="region" aria-label="Last requests"><table>
     <thead><tr><th scope="col">at</th><th scope="col">request</th><th scope="col">decided by</th><th scope="col">prompt</th><th scope="col">promised</th><th scope="col">cached</th><th scope="col">TTFT</th><th scope="col">end</th></tr></thead>
     <tbody>${requests.slice(0, ROWS).map((r) => html`<tr class=${r.end === "ok" || r.end === "running" ? "" : "odd"}>
-      <td title=${momentOf(r.at_s)}>${timeOf(r.at_s)}</td><td class="text">${r.id}</td><td class="text">${r.lane}</td>
+      <td title=${momentOf(r.at_s)}>${timeOf(r.at_s)}</td><td class="text"><a href="#request/${encodeURIComponent(r.id)}">${r.id}</a></td><td class="text">${r.lane}</td>
       <td>${tokens(r.prompt_tokens)}</td><td>${tokens(r.predicted_tokens)}</td><td>${tokens(r.cached_tokens)}</td><td>${duration(r.ttft_ms)}</td><td class="text">${r.end}</td></tr>`)}</tbody>
   </table></div>`;
 }

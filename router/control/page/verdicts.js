@@ -70,8 +70,8 @@ function policy(store) {
   else if (store.marks.some((mark) => mark.kind === "rollback" && mark.at > store.now - RECENT_S))
     problems.push({ level: "warn", text: "a rollback in the last 15 minutes" });
   const arms = Object.entries(policies.arms);
-  const running = store.router.experiment ? `, experiment with ${plural(arms.length, "arm")}` : "";
-  return verdict("Policy", store.router.experiment ? "experiments" : "flow", problems, { text: `${policies.active}${running}` });
+  const running = `experiment: ${names(arms.map(([arm, percent]) => `${arm} ${percent} %`))}`;
+  return verdict("Policy", store.router.experiment ? "experiments" : "flow", problems, { text: store.router.experiment ? running : policies.active });
 }
 
 function router(store) {

@@ -31,6 +31,7 @@ from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.recent_records import RecentRecords, RecordQuery
 from router.telemetry.request_flow import RequestFlow, list_target_requests
+from router.telemetry.shared_prefixes import count_prefixes
 from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.workers")
@@ -208,7 +209,9 @@ class FollowerWorker:
             case "target_requests":
                 payload = await local.encode_target_requests(message.argument)
             case "prefixes":
-                payload = b""
+                sizes = msgspec.json.decode(message.argument, type=dict[str, int])
+                prefixes = await count_prefixes(local.recent_records, local.clock.wall(), sizes)
+                payload = msgspec.msgpack.encode(prefixes)
             case "scrape":
                 payload = b""  # only the leader has the page of all workers
         self.send(messages.AnswerMessage(message.number, payload))

@@ -38,6 +38,7 @@ from router.tasks import Tasks
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.recent_records import RecordQuery
 from router.telemetry.request_flow import FlowUpdate, TargetRequest
+from router.telemetry.shared_prefixes import SharedPrefix
 
 log = logging.getLogger("warmroute.workers")
 
@@ -210,6 +211,13 @@ class LeaderWorker:
         payloads = await asyncio.gather(*(member.channel.ask("target_requests", argument) for member in self._up()))
         decode = msgspec.msgpack.Decoder(list[TargetRequest]).decode
         return [request for payload in payloads if payload for request in decode(payload)]
+
+    async def fetch_prefixes(self, block_tokens: dict[str, int]) -> list[list[SharedPrefix]]:
+        """Return the prefixes that recent prompts share at each follower; see `count_prefixes`."""
+        argument = msgspec.json.encode(block_tokens).decode()
+        payloads = await asyncio.gather(*(member.channel.ask("prefixes", argument) for member in self._up()))
+        decode = msgspec.msgpack.Decoder(list[SharedPrefix]).decode
+        return [decode(payload) for payload in payloads if payload]
 
     def _up(self) -> list[FollowerMember]:
         return [member for member in self._members.values() if member.run is not None]

@@ -105,6 +105,20 @@ def test_tiers_are_cumulative_and_each_run_is_whole(index: BlockIndex) -> None:
     assert index.stats(A).blocks == (3, 3, 1)
 
 
+def test_holders_and_copies_of_blocks(index: BlockIndex) -> None:
+    """Slower tiers count where the GPU has not got it; whoever left holds nothing."""
+    index.apply(A, stored([1, 2]))
+    index.apply(B, stored([1]))
+    index.apply(C, stored([1, 2], tier=Tier.CPU))
+    first, second = keys([1, 2])
+    assert index.holders(first) == ([A, B], [C])
+    assert index.holders(second) == ([A], [C])
+    assert index.copies(Tier.GPU) == (3, 2)
+    index.leave(B)
+    assert index.holders(first) == ([A], [C])
+    assert index.copies(Tier.GPU) == (2, 2)
+
+
 def test_a_block_counts_once_whatever_tiers_and_groups_it_is_in(index: BlockIndex) -> None:
     assert index.held_blocks(A) == 0
     index.apply(A, stored([1, 2, 3]))

@@ -86,7 +86,9 @@ async def test_what_is_unknown_is_not_counted_as_nothing() -> None:
     unpromised.attempts[0].predicted_tokens = None
     (bucket,) = (await watched.flow.update()).buckets
     assert (bucket.ended, bucket.prompt_tokens, bucket.delivered_tokens) == (2, 61, 32), record.id
-    assert (bucket.predicted_tokens, bucket.compared_tokens) == (0, 0), "nothing was promised, so nothing is compared"
+    assert (bucket.promised_prompt_tokens, bucket.compared_tokens) == (0, 0), (
+        "nothing was promised, so nothing is compared"
+    )
 
 
 @pytest.mark.parametrize(("end", "failed"), [("ok", 0), ("client_gone", 0), ("died", 1), ("connect", 1)])

@@ -1,0 +1,129 @@
+"""`python -m tests.browser.screenshots`: the pictures of docs/operate/live-page.md, of emulated engines under load.
+
+The same chats by the same clients, one size and one time zone: what is on the pictures differs from run to run only by
+what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import yaml
+from PIL import Image
+from playwright.async_api import Page
+
+from router.testbed.emulator.options import EngineOptions
+from router.testbed.emulator.supervisor import EmbeddedFleet
+from tests.browser.conftest import open_page
+from tests.e2e.chats import PATH
+from tests.e2e.conftest import MODEL, RouterProcess, _router_process, config_of
+from tests.paths import ROOT
+
+FOLDER = ROOT / "docs/img"
+SIZE = {"width": 1180, "height": 720}
+COLOURS = 128
+ENGINES = 8
+CLIENTS = 9
+SPEED = {"prefill_tokens_per_s": 12_000, "decode_ms_per_token": 12, "answer_tokens": 40}
+TOPICS = ("the weather at sea", "a library of old maps", "the repair of clocks", "trains in the mountains")
+RULES = (
+    "You are a patient assistant. You answer in short sentences, you say when you do not know, and you name sources. "
+)
+POLICIES = ("warm", "least_requests", "consistent_hash", "least_work_left")
+ARMS = {
+    "unit": "session",
+    "seed": 1,
+    "arms": {"warm": 50, "least_requests": 50},
+    "shadows": ["least_work_left"],
+    "observe_s": 3,
+}
+
+
+async def chat(r: RouterProcess, number: int, turns: int = 5) -> None:
+    """One session: rules that all share, a topic that some share, and turns of its own."""
+    topic = TOPICS[number % len(TOPICS)]
+    messages = [{"role": "system", "content": RULES * 30}, {"role": "user", "content": f"Tell me about {topic}. " * 60}]
+    for turn in range(turns):
+        body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": 40}
+        await r.post(PATH, body, headers={"x-session-id": f"session-{number}"})
+        messages.append({"role": "assistant", "content": f"This is answer {turn} of session {number}. " * 20})
+        messages.append(
+            {"role": "user", "content": f"And then, after part {turn}, what else was there in {number}? " * 12}
+        )
+
+
+async def keep_busy(r: RouterProcess, client: int) -> None:
+    number = client
+    while True:
+        await chat(r, number)
+        number += CLIENTS
+
+
+@asynccontextmanager
+async def running_router() -> AsyncIterator[RouterProcess]:
+    """A router and engines, each a process."""
+    policies = {name: yaml.safe_load((ROOT / f"configs/policies/{name}.yaml").read_text()) for name in POLICIES}
+    options = [EngineOptions(name=f"engine-{n}", **SPEED) for n in range(ENGINES)]
+    with tempfile.TemporaryDirectory() as folder:
+        async with EmbeddedFleet(options) as fleet:
+            instances = [{"name": member.name, "url": member.url} for member in fleet.members]
+            config = config_of(instances, policies=policies)
+            async with _router_process(config, Path(folder)) as r:
+                yield r
+
+
+@asynccontextmanager
+async def working_clients(r: RouterProcess) -> AsyncIterator[None]:
+    """Clients at work."""
+    clients = [asyncio.create_task(keep_busy(r, n)) for n in range(CLIENTS)]
+    try:
+        yield
+    finally:
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def shoot(page: Page, name: str) -> None:
+    """Save what the page shows, with few colours: text and flat areas need no more."""
+    picture = Image.open(io.BytesIO(await page.screenshot()))
+    picture.convert("RGB").quantize(COLOURS).save(FOLDER / f"live-{name}.png", optimize=True)
+    print(f"live-{name}.png", (FOLDER / f"live-{name}.png").stat().st_size)
+
+
+async def main() -> None:
+    async with (
+        running_router() as r,
+        working_clients(r),
+        open_page(r.admin_url, viewport=SIZE, color_scheme="light") as page,
+    ):
+        await asyncio.sleep(25)
+        await r.admin.post("/admin/activate", json={"policy": "least_requests"})
+        await asyncio.sleep(20)
+        await r.admin.post("/admin/activate", json={"policy": "warm"})
+        await r.admin.post("/admin/instances/engine-6/drain")
+        await asyncio.sleep(25)
+        await page.goto(f"{r.admin_url}/#fleet/engine-2%2F0")
+        await asyncio.sleep(3)
+        await shoot(page, "fleet")
+        for view in ("flow", "cache"):
+            await page.goto(f"{r.admin_url}/#{view}")
+            await asyncio.sleep(3)
+            await shoot(page, view)
+        record = next(record for record in await r.records(limit=40) if record["done"] and record["attempts"])
+        await page.goto(f"{r.admin_url}/#request/{record['id']}")
+        await asyncio.sleep(2)
+        await shoot(page, "request")
+        (await r.admin.put("/admin/experiment", json={"experiment": ARMS})).raise_for_status()
+        await page.goto(f"{r.admin_url}/#experiments")
+        await asyncio.sleep(40)
+        await shoot(page, "experiments")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
