@@ -217,10 +217,24 @@ def replay(
     json: Annotated[Path | None, typer.Option(help="write all figures to this JSON file", dir_okay=False)] = None,
     chart: Annotated[Path | None, typer.Option(help="draw a chart to this PNG or SVG file", dir_okay=False)] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="maximum number of records")] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="show this record alone, with the parts of its costs"),
+    ] = None,
 ) -> None:
-    """Decide every logged request again: with the logged policies, which must agree, and with others for comparison."""
+    """Decide every logged request again: with the logged policies, which must agree, and with others for comparison.
+
+    \f
+    Raises ConfigError for options that do not go together.
+    """
+    from router.cli.replay.command import inspect
     from router.cli.replay.command import replay as replay_logs
 
+    if record is not None:
+        if chart is not None or limit is not None:
+            raise ConfigError("--record goes with --policy and --json, not with --chart or --limit")
+        inspect(logs, record, policy or [], policies_dir, json)
+        return
     _exit(replay_logs(logs, policy or [], policies_dir, json, chart, limit))
 
 

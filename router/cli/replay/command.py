@@ -1,4 +1,5 @@
-"""`warmroute replay`: progress while the log is read, then tables, and on request a JSON file and a chart.
+"""`warmroute replay`: progress while the log is read, then tables, and on request a JSON file and a chart; or one
+record of the log.
 
 Ctrl-C ends the reading, not the report: what was decided again so far is reported and marked as partial.
 """
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import DownloadColumn
 
+from router.cli.replay.record_report import describe_logged, show_logged
 from router.cli.replay.report import contended_table, draw, remarks, reproduced_table
 from router.cli.terminal.drawing import require_for
 from router.cli.terminal.output import (
@@ -25,8 +27,8 @@ from router.cli.terminal.output import (
     report_written,
     write_json,
 )
-from router.errors import ConfigError, WarmrouteError
-from router.telemetry.decision_log.format import LoggedPolicy
+from router.errors import ConfigError, WarmrouteError, quote_name
+from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord
 from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
 from router.testbed.replay.contender import load_contenders
 from router.testbed.replay.replay import Replay, ReplayReport
@@ -93,6 +95,37 @@ def replay(
     if not reading.interrupted and any(not one.whole and not one.learns for one in report.reproduced):
         raise NotReproduced(f"{report.choices - report.same:,} of {report.choices:,} choices were not reproduced")
     return not reading.interrupted
+
+
+def inspect(
+    logs: Sequence[Path],
+    record: str,
+    policies: Sequence[str] = (),
+    folder: Path | None = None,
+    out_json: Path | None = None,
+    console: Console | None = None,
+) -> None:
+    """Print the record with this id, its choices decided again, and what `policies` would have chosen.
+
+    Raises WarmrouteError when the log does not have it, ConfigError for policies that cannot be loaded,
+    DecisionLogError for logs.
+    """
+    console = console or readable_console(160)
+    try:
+        registry = load_registry()
+    except PluginError as duplicate:
+        raise ConfigError(str(duplicate)) from duplicate
+    again = Replay(load_contenders(policies, folder, registry), registry)
+    for entry in read(logs):
+        if isinstance(entry, LoggedPolicy):
+            again.add_policy(entry)
+        elif isinstance(entry, LoggedRecord) and entry.id == record:
+            choices = list(again.inspect(entry))
+            console.print(show_logged(entry, choices))
+            if out_json is not None:
+                write_json(console, out_json, describe_logged(entry, choices))
+            return
+    raise WarmrouteError(f"--record: {quote_name(record)}: the log has no such record")
 
 
 def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: LogReading, console: Console) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from router.scheduling.policy.rationale import format_amount
+from router.scheduling.policy.record_view import weighted_parts
 
 COLOURS = 10  # classes c0 to c9 of the style sheet
 
@@ -60,7 +61,7 @@ def stack_bars(choice: Mapping[str, Any]) -> BarChart | None:
     those that are 0 everywhere. None if fewer than two are left.
     """
     candidates = sorted(choice["candidates"], key=lambda candidate: candidate["cost"])
-    splits = [dict(_weighted_parts(candidate["terms"])) for candidate in candidates]
+    splits = [weighted_parts(candidate["terms"]) for candidate in candidates]
     names = [name for name in splits[0] if any(split[name] for split in splits)]
     if len(names) < 2:
         return None
@@ -99,17 +100,6 @@ def _place(stage: Mapping[str, Any], whole_ms: float) -> Segment | None:
     x = 100 * stage["start_ms"] / whole_ms
     width = max(LEAST_WIDTH, 100 * (stage["duration_ms"] or 0.0) / whole_ms)
     return Segment(round(min(x, 100 - LEAST_WIDTH), 3), round(width, 3), STAGE_COLOURS.get(stage["name"], 0))
-
-
-def _weighted_parts(terms: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, term in terms.items():
-        parts = term.get("parts")
-        if parts is None:
-            yield name, term["weighted"]
-            continue
-        prefix = f"{name}: " if len(terms) > 1 else ""
-        for part, value in parts.items():
-            yield f"{prefix}{part}".replace("_", " "), term["weight"] * value
 
 
 def _stack(values: Sequence[float], least: float, scale: float) -> Iterator[Segment]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -108,6 +109,21 @@ def _describe_term(term: Term, split: CostParts | None, i: int) -> dict[str, Any
         parts = split.by_term.get(term.name)
         described["parts"] = None if parts is None else {name: values[i] for name, values in parts.items()}
     return described
+
+
+def weighted_parts(terms: Mapping[str, Any]) -> dict[str, float]:
+    """Return what adds up to the cost of a described candidate: its weighted terms, or their parts where they have
+    some.
+    """
+    found: dict[str, float] = {}
+    for name, term in terms.items():
+        parts = term.get("parts")
+        if parts is None:
+            found[name] = term["weighted"]
+            continue
+        prefix = f"{name}: " if len(terms) > 1 else ""
+        found |= {f"{prefix}{part}".replace("_", " "): term["weight"] * value for part, value in parts.items()}
+    return found
 
 
 def to_plain(value: Any) -> Any:

@@ -15,13 +15,15 @@ depend on the target that answers, so neither would have come up for a policy th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 from pydantic import ValidationError
 
 from router.errors import ConfigError
+from router.scheduling.experiments.other_choices import OtherChoice, decide_with
 from router.scheduling.experiments.regret import YARDSTICK
-from router.scheduling.policy.decision import FALLBACK, Part
+from router.scheduling.policy.decision import FALLBACK, Decision, Part
 from router.scheduling.policy.policy import Policy, PolicyFault, build_policy, fallback_policy
 from router.telemetry.decision_log.format import LoggedChoice, LoggedPolicy, LoggedRecord
 from router.testbed.replay.contender import Contender, ContenderResult
@@ -64,7 +66,7 @@ class Reproduction:
 
     def __init__(self, name: str, digest: str, policy: Policy | None, unbuilt: str | None = None) -> None:
         self.policy = policy
-        self._name, self._digest, self._unbuilt = name, digest, unbuilt
+        self._name, self._digest, self.unbuilt = name, digest, unbuilt
         self._choices = self._same = 0
         self._learns = False
         self._first: list[DifferentChoice] = []
@@ -89,8 +91,20 @@ class Reproduction:
     def result(self) -> ReproductionResult:
         """Return the counts so far."""
         return ReproductionResult(
-            self._name, self._digest, self._choices, self._same, self._learns, tuple(self._first), self._unbuilt
+            self._name, self._digest, self._choices, self._same, self._learns, tuple(self._first), self.unbuilt
         )
+
+
+class InspectedChoice(NamedTuple):
+    """A logged choice, decided again. `decision` has its target as the chosen one, and is None where the policy could
+    not be built or failed; `trouble` says why, or which other target came out.
+    """
+
+    choice: LoggedChoice
+    decision: Decision | None
+    policy: Policy | None
+    trouble: str | None
+    others: tuple[OtherChoice, ...] = ()
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
@@ -140,6 +154,24 @@ class Replay:
             self._of(logged, choice).add(logged.id, choice.view, choice.part, choice.target)
         if self._contenders:
             self._contend(logged, logged.attempts[0])
+
+    def inspect(self, logged: LoggedRecord) -> Iterator[InspectedChoice]:
+        """Yield every choice of a record, decided again; the first one by the contenders, too."""
+        for n, choice in enumerate(_choices(logged)):
+            made_by = self._of(logged, choice)
+            if made_by.policy is None:
+                yield InspectedChoice(choice, None, None, made_by.unbuilt)
+                continue
+            try:
+                again = made_by.policy.decide(choice.view, choice.part)
+            except PolicyFault as fault:
+                yield InspectedChoice(choice, None, None, str(fault))
+                continue
+            trouble = None if again.target == choice.target else f"decided again, it is {again.target}"
+            chosen = next((i for i, row in enumerate(again.rows) if row.target == choice.target), again.chosen)
+            made = again._replace(chosen=chosen)
+            others = () if n else tuple(decide_with(one.policy, made, made_by.policy) for one in self._contenders)
+            yield InspectedChoice(choice, made, made_by.policy, trouble, others)
 
     def report(self) -> ReplayReport:
         """Return the report of all records so far."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from router.cli.replay.command import NotReproduced, replay
+from router.cli.replay.command import NotReproduced, inspect, replay
 from router.clock import SystemClock
 from router.config import schema
 from router.errors import ConfigError, WarmrouteError
@@ -145,6 +145,48 @@ def test_a_policy_that_cannot_be_built_is_an_error_with_its_reason(tmp_path: Pat
     with pytest.raises(NotReproduced):
         replay([log], console=told)
     assert "a/0 (by hand): 1 choices could not be made again: it was built by hand" in printed(told)
+
+
+def test_one_record_with_the_parts_of_its_costs_and_what_others_would_have_chosen(tmp_path: Path) -> None:
+    log = write(tmp_path / "decisions-1.jsonl.gz", decided(named("expected_ttft"), [VIEW] * 5))
+    told, out = console(), tmp_path / "r.json"
+    inspect([log], "run-3", [str(FOLDER / "least_requests.yaml"), str(FOLDER / "jsew.yaml")], None, out, told)
+    said = printed(told)
+    assert said.startswith("run-3, m, policy expected_ttft\n\na/0, ended: ok\n")
+    assert "a/0: expected_ttft costs 100 ms less than at " in said
+    # 5 + 200 * 0.125 + 200 * (800 + 100) / 1e6, all of it computing: the only part, as nobody waits
+    (chosen,) = [line.split() for line in said.splitlines() if line.strip().startswith("a/0 (chosen)")]
+    assert chosen == ["a/0", "(chosen)", "30.18", "30.18"]
+    (other,) = [line.split() for line in said.splitlines() if line.strip().startswith("least_requests ")]
+    assert (other[2:4], other[4:]) == (["+100.3", "-800"], ["0.00", "1.00"])
+    assert "jsew: it learns: it decided by what it knows now" in said
+    report = json.loads(out.read_text())
+    assert (report["id"], report["policy"], len(report["choices"]), len(report["others"])) == (
+        "run-3", "expected_ttft", 1, 2
+    )  # fmt: skip
+    candidate = report["choices"][0]["decision"]["candidates"][0]
+    assert candidate["terms"]["expected_ttft"]["parts"] == pytest.approx({"wait": 0.0, "compute": 30.18})
+
+
+def test_a_record_that_comes_out_otherwise_says_so_beside_what_was_logged(tmp_path: Path) -> None:
+    spec = schema.PolicyConfig.model_validate({"scorers": [{"name": "prefix_overlap"}]})
+    log = write(tmp_path / "decisions-1.jsonl", decided(to("c/0", name="liar", spec=spec), [VIEW]))
+    told = console()
+    inspect([log], "run-0", console=told)
+    assert "c/0, ended: ok\ndecided again, it is a/0\n" in printed(told)
+    assert "c/0 (chosen)" in printed(told)
+
+
+def test_a_record_of_a_policy_that_cannot_be_built_is_shown_with_the_reason(tmp_path: Path) -> None:
+    log = write(tmp_path / "decisions-1.jsonl", decided(to("a/0"), [VIEW]))
+    told = console()
+    inspect([log], "run-0", console=told)
+    assert "it was built by hand: the log does not hold its definition" in printed(told)
+
+
+def test_a_record_that_is_not_there_is_an_error(log: Path) -> None:
+    with pytest.raises(WarmrouteError, match="--record: run-99: the log has no such record"):
+        inspect([log], "run-99", console=console())
 
 
 def learning(spec: str) -> Policy:
