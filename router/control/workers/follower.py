@@ -191,6 +191,8 @@ class FollowerWorker:
 
     async def _answer(self, message: messages.AskMessage, local: LocalState) -> None:
         match message.query:
+            case "ping":
+                payload = b""
             case "families":
                 payload = await local.encode_families()
             case "record":

@@ -44,6 +44,9 @@ log = logging.getLogger("warmroute.workers")
 
 APPLY_TIMEOUT_S = 2.0
 POLL_S = 0.005
+PING_PAUSE_S = 2.0
+PING_TIMEOUT_S = 3.0
+MISSED_PINGS = 2  # in a row, then a follower is replaced; one may be missed because the leader itself was stopped
 HISTORY_SLICE = 2_000  # sessions and responses sent to a new follower without a pause: about a millisecond
 
 
@@ -58,6 +61,7 @@ class FollowerMember:
     digests: dict[str, str] = field(default_factory=dict)
     trouble: str | None = None  # why it could not apply the newest rule
     families: list[MetricFamily] = field(default_factory=list)  # its counters, as last received
+    missed_pings: int = 0  # in a row
 
 
 class WorkerLoads:
@@ -116,6 +120,7 @@ class LeaderWorker:
         """Start the followers; all workers listen on `port`."""
         self._config = self._config.model_copy(update={"listen": self._config.listen.model_copy(update={"port": port})})
         self._supervisor.start(self._config.workers - 1)
+        self._tasks.supervise("pings", self._ping_followers)
 
     def announce_stop(self) -> None:
         """Ask all followers to finish their requests and exit."""
@@ -270,6 +275,19 @@ class LeaderWorker:
             if n % HISTORY_SLICE == HISTORY_SLICE - 1:
                 await asyncio.sleep(POLL_S)
             yield messages.ResponseStored(response, owner)
+
+    async def _ping_followers(self) -> None:
+        """Replace followers that stopped answering, until cancelled: the kernel still assigns connections to them."""
+        while True:
+            await asyncio.sleep(PING_PAUSE_S)
+            await asyncio.gather(*(self._ping(member) for member in self._up()))
+
+    async def _ping(self, member: FollowerMember) -> None:
+        answered = await member.channel.ask("ping", timeout_s=PING_TIMEOUT_S) is not None
+        member.missed_pings = 0 if answered else member.missed_pings + 1
+        if member.missed_pings >= MISSED_PINGS and self._members.get(member.number) is member:
+            log.error("worker %d has not answered %d pings: killing it", member.number, member.missed_pings)
+            self._supervisor.kill(member.number)
 
     def _on_close(self, number: int) -> None:
         """Forget a follower: its counters stay in the sums, its open requests and bookings end."""

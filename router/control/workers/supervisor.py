@@ -45,6 +45,12 @@ class WorkerSupervisor:
         process = self._processes.get(number)
         return None if process is None or process.returncode is not None else process.pid
 
+    def kill(self, number: int) -> None:
+        """Kill a follower that runs; it is then started again as after any other end."""
+        process = self._processes.get(number)
+        if process is not None and process.returncode is None:
+            process.kill()
+
     def stop_restarting(self) -> None:
         """Let processes end from now on without starting them again."""
         self._stopping = True

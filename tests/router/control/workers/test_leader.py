@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,10 +18,13 @@ from router.config import schema
 from router.config.lookup import list_shipped_policies
 from router.config.reader import read_policy_file
 from router.config.sections.experiment import ExperimentConfig
+from router.control.workers import leader as leader_module
 from router.control.workers.channel import Channel
 from router.control.workers.follower import LocalState
 from router.control.workers.leader import LeaderWorker, WorkerLoads
 from router.control.workers.messages import (
+    AnswerMessage,
+    AskMessage,
     DrainMessage,
     LoadMessage,
     PolicyApplied,
@@ -218,3 +223,21 @@ def test_the_whole_is_one_and_all_the_others(shares: dict[int, WorkerShare]) -> 
         loads.put(follower, A, share)
     for follower, share in shares.items():
         assert share.plus(loads.total(A, excluding=follower)) == loads.total(A)
+
+
+async def test_a_follower_that_misses_two_pings_in_a_row_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "PING_TIMEOUT_S", 0.05)
+    async with leader_setup() as setup:
+        silent, busy = await setup.add_follower(), await setup.add_follower()
+        killed: list[int] = []
+        monkeypatch.setattr(setup.leader._supervisor, "kill", killed.append)  # these followers are no processes
+        for number in range(4):
+            pings = [setup.leader._ping(member) for member in setup.leader._members.values()]
+            asking = asyncio.gather(*pings)
+            if number % 2:  # the busy one misses every other ping
+                await eventually(lambda n=number: len(busy.of(AskMessage)) > n)  # type: ignore[misc]
+                busy.channel.send(AnswerMessage(busy.of(AskMessage)[-1].number, b""))
+                busy.channel.flush()
+            await asking
+        assert len(silent.of(AskMessage)) == 4
+        assert killed == [1, 1, 1]  # after the second, third and fourth
