@@ -14,7 +14,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack test-gateway test-doctor test-browser abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-stack test-gateway test-doctor test-browser gameday abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ stack: $(VENV)/.installed  ## start two real vLLM engines over a real Mooncake S
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
 test: check  ## run `check` and every test that needs no real engine
-	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor and not browser" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor and not browser and not gameday" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
 	$(BIN)/ruff check .
@@ -52,6 +52,9 @@ test-browser: $(VENV)/.installed-test  ## run the tests of the live page in Chro
 
 screenshots: $(VENV)/.installed-test  ## make the pictures of the live page's documentation anew (5 minutes)
 	$(BIN)/python -m tests.browser.screenshots
+
+gameday: $(VENV)/.installed-test  ## kill, freeze and deceive engines under load, the short day (2 minutes)
+	$(BIN)/python -m pytest tests/gameday
 
 abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (10 minutes)
 	$(BIN)/python -m pytest tests/abuse

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from router.config.schema import Config, PluginConfig, PolicyConfig
+from router.config.sections.gameday import GamedayFile
 from router.config.sections.simulation import ProfileFile, TroubleFile
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -24,6 +25,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "policy": PolicyConfig,
     "profile": ProfileFile,
     "trouble": TroubleFile,
+    "gameday": GamedayFile,
 }
 
 

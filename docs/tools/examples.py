@@ -135,11 +135,11 @@ def _check_values(values: dict[str, Any]) -> None:
 
 
 def _read_whole(file: Path, data: dict[str, Any]) -> None:
-    """Read a policy, experiment, profile or fault file, or a main file; engines are added where it names none."""
+    """Read a policy, experiment, profile, fault or game day file, or a main one; it gets engines if it names none."""
     if not isinstance(data, dict):
         raise ConfigError("no mapping: a comment above the block may say what it is, `<!-- kind: ... -->`")
     sections = Config.model_fields.keys()
-    if sections.isdisjoint(data) or "scorers" in data:
+    if sections.isdisjoint(data) or data.keys() & {"scorers", "faults"}:
         checked = read_any(file)
         if isinstance(checked, PolicyConfig):
             build_policy("example", checked)

@@ -18,6 +18,7 @@ from router.cli.admin.commands import experiment as experiment_commands
 from router.cli.admin.commands import policy as policy_commands
 from router.cli.advise.command import advise as advise_command
 from router.cli.doctor.command import doctor as doctor_command
+from router.cli.gameday.command import gameday as gameday_command
 from router.cli.init.command import init as init_command
 from router.cli.picker_conformance.command import picker_conformance as picker_conformance_command
 from router.cli.policies import policies as policies_commands
@@ -48,6 +49,7 @@ app.add_typer(experiment_commands, name="experiment")
 app.command()(simulate_command)
 app.command()(advise_command)
 app.add_typer(workload_commands, name="workload")
+app.command("gameday")(gameday_command)
 app.command("picker-conformance")(picker_conformance_command)
 
 bench = typer.Typer(name="bench", no_args_is_help=True, help="Measure real engines with and without a shared pool.")
@@ -240,7 +242,7 @@ def replay(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True)]) -> None:
-    """Check a configuration, a policy, an experiment, a profile or a trouble; print it with all defaults."""
+    """Check a configuration, policy, experiment, profile, trouble or game day; print it with all defaults."""
     from router.config.reader import dump_yaml, load_policies, read_any
     from router.config.schema import Config, PolicyConfig
     from router.request.admission.rules import build_rule

@@ -23,6 +23,7 @@ from router.config.path_checks import check_instances, check_references
 from router.config.schema import MAX_POLICIES, Config, InstanceConfig, PolicyConfig
 from router.config.sections.base import Section
 from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.gameday import GamedayFile
 from router.config.sections.listeners import AdmissionConfig
 from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
@@ -142,6 +143,11 @@ def read_trouble_file(path: Path | str) -> TroubleFile:
     return _validate(load(Path(path)), TroubleFile)
 
 
+def read_gameday_file(path: Path | str) -> GamedayFile:
+    """Read a game day. Raises ConfigError; what it changes of the router's configuration is checked by the router."""
+    return _validate(load(Path(path)), GamedayFile)
+
+
 def parse_policy(text: str, name: str) -> PolicyConfig:
     """Parse one policy from `text`; messages call it `policy NAME`. Raises ConfigError."""
     return _validate(parse(text, f"policy {name}", limits=POLICY), PolicyConfig)
@@ -173,11 +179,14 @@ def parse_admission(text: str) -> AdmissionConfig:
     return _validate(document, AdmissionFile).admission if nested else _validate(document, AdmissionConfig)
 
 
-def read_any(path: Path | str) -> Config | PolicyConfig | ExperimentConfig | ProfileFile | TroubleFile:
+def read_any(
+    path: Path | str,
+) -> Config | PolicyConfig | ExperimentConfig | ProfileFile | TroubleFile | GamedayFile:
     """Read a file of any kind: its keys decide. Raises ConfigError.
 
-    A policy file has `scorers`, a profile `kv_tokens`, a trouble file any key of `TroubleFile`, an experiment file
-    `experiment` alone (its policies are not checked, since it does not say where they are); else it is a main file.
+    A policy file has `scorers`, a profile `kv_tokens`, a trouble file any key of `TroubleFile`, a game day `faults`, an
+    experiment file `experiment` alone (its policies are not checked, since it does not say where they are); else it is
+    a main file.
     """
     document = load(Path(path))
     keys = set(document.data) if isinstance(document.data, dict) else set()
@@ -185,6 +194,8 @@ def read_any(path: Path | str) -> Config | PolicyConfig | ExperimentConfig | Pro
         return _validate(document, ProfileFile)
     if keys & TroubleFile.model_fields.keys():
         return _validate(document, TroubleFile)
+    if "faults" in keys:
+        return _validate(document, GamedayFile)
     if "scorers" in keys:
         return _validate(document, PolicyConfig)
     if keys == {"experiment"}:

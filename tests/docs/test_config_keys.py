@@ -51,5 +51,5 @@ def test_the_schemas_accept_and_refuse() -> None:
 
 
 def test_every_kind_of_file_has_a_schema(tmp_path: Path) -> None:
-    schemas = {f"{name}.schema.json" for name in ("warmroute", "policy", "profile", "trouble")}
+    schemas = {f"{name}.schema.json" for name in ("warmroute", "policy", "profile", "trouble", "gameday")}
     assert {file.name for file in render_files(tmp_path)} == schemas

@@ -187,6 +187,7 @@ NOT_RUN = {
     "docs/get-started/real-stack.md": 1,
     "docs/get-started/your-fleet.md": 2,
     "docs/measurements/cache-layers.md": 2,
+    "docs/operate/game-days.md": 2,
     "docs/operate/kubernetes.md": 4,
     "docs/operate/picker-conformance.md": 2,
     "docs/operate/records.md": 6,

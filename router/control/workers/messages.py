@@ -31,9 +31,9 @@ Query = Literal[
 ]
 """ping: nothing, to see whether the worker answers; families: the counters of one worker; scrape: the metrics page of
 all; records: those that match a `RecordQuery`; record: one, by its id and which `Others`; local_tokens: what instances
-hold of the prompt of a request that asks for admission, by its number; flow: what changed of the sums of recent requests
-since the last query; flow_end: nobody looks at them any more; target_requests: the last requests of a target; prefixes:
-the prefixes that recent prompts share."""
+hold of the prompt of a request that asks for admission, by its number; flow: what changed of the sums of recent
+requests since the last query; flow_end: nobody looks at them any more; target_requests: the last requests of a target;
+prefixes: the prefixes that recent prompts share."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -78,9 +78,13 @@ class KvPublisher:
 
     def publish(self, events: Sequence[Event]) -> None:
         """Give these events the next sequence number, store them for replays, and send them as the faults allow."""
+        faults = self._faults()
+        if faults.hide_removals:
+            events = [event for event in events if not isinstance(event, BlocksRemoved | BlocksCleared)]
+        sent_at = self._clock.wall() + faults.clock_offset_s
         payload = encode_batch(
             events,
-            self._clock.wall(),
+            sent_at,
             self.rank,
             form=self._options.events_format,
             adapter_ids=self._adapter_ids,

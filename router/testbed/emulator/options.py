@@ -24,6 +24,8 @@ class EngineFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     duplicate_events: Probability = 0.0  # sent twice
     reorder_events: Probability = 0.0  # sent after the next one
     delay_events_ms: float = 0.0  # sent this much later, in order
+    hide_removals: bool = False  # events of removed and cleared blocks are left out, so what is published is wrong
+    clock_offset_s: float = 0.0  # added to the time in event messages
     error_rate: Probability = 0.0  # of generating requests: 500
     refuse: bool = False  # generating requests: 503, as with a full queue
     unhealthy: bool = False  # GET /health: 503

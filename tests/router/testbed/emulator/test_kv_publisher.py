@@ -180,3 +180,10 @@ async def test_chance_follows_from_the_seed() -> None:
 async def test_a_wildcard_host_is_told_as_one() -> None:
     async with bench(host="0.0.0.0") as it:
         assert str(it.publisher.source()["endpoint"]).startswith("tcp://*:")
+
+
+async def test_removals_may_be_hidden_and_the_clock_be_wrong() -> None:
+    async with bench() as it:
+        it.faults = EngineFaults(hide_removals=True, clock_offset_s=-3600.0)
+        it.publish(1)
+        assert msgspec.msgpack.decode((await it.frames())[2]) == [8.5 - 3600, [], 0]

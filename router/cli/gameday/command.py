@@ -1,0 +1,123 @@
+"""`warmroute gameday`: play faults against a fleet under load, and report what held.
+
+Exit code 0 when every bound holds, 1 when one does not, 130 after Ctrl-C; whatever was played by then is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from router.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from router.clock import Clock
+    from router.config.sections.gameday import GamedayFile
+    from router.testbed.gameday.play import GamedayRun
+
+SCRIPT = "full"
+
+
+def gameday(
+    script: Annotated[str, typer.Argument(help="a game day: full, short, or a file (.yaml)")] = SCRIPT,
+    url: Annotated[
+        str | None, typer.Option(help="a running router: only the faults that clients can cause are played against it")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="with --url: model to request; default: the first one listed")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="WARMROUTE_API_KEY", help="with --url: its API key")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="keep the router's configuration, log and records here", file_okay=False)
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="write all figures to this JSON file", dir_okay=False)] = None,
+    chart: Annotated[Path | None, typer.Option(help="draw a chart to this PNG or SVG file", dir_okay=False)] = None,
+) -> None:
+    """Kill, freeze, slow and deceive the engines of a simulated fleet under load, and report what the router did.
+
+    It runs a router and engines of its own, on ports of its own, and stops them at the end.
+    """
+    from router.cli.gameday.chart import draw_run
+    from router.cli.gameday.report import json_run, print_run
+    from router.cli.terminal import drawing, output
+    from router.clock import SystemClock
+
+    _check_model(model, url)
+    if chart is not None:
+        drawing.require_for(chart)
+    clock, console = SystemClock(), output.readable_console()
+    day = _read(script)
+    try:
+        run = asyncio.run(_play(day, url, model, api_key, folder, clock, console))
+    except KeyboardInterrupt:
+        sys.exit(130)  # before the load began
+    outcomes = run.outcomes()
+    print_run(run, outcomes, console)
+    when = output.format_now(clock)
+    if json is not None:
+        output.write_json(console, json, json_run(run, outcomes, output.versions(), when))
+    if chart is not None and run.rows:
+        draw_run(run, outcomes, output.versions(), when, chart)
+        output.report_written(console, chart)
+    if run.interrupted:
+        sys.exit(130)
+    if run.is_stuck or any(one.broken for one in outcomes):
+        sys.exit(1)
+
+
+def _check_model(model: str | None, url: str | None) -> None:
+    """Raises ConfigError for a model of the fleet that is started here: it has only one."""
+    if model is not None and url is None:
+        raise ConfigError("--model: only with --url")
+
+
+def _read(script: str) -> GamedayFile:
+    """Return the game day. Raises ConfigError for an unknown name or a wrong file."""
+    from router.config.lookup import SHIPPED, resolve_file
+    from router.config.reader import read_gameday_file
+
+    return read_gameday_file(resolve_file("script", script, SHIPPED / "gamedays"))
+
+
+async def _play(
+    day: GamedayFile,
+    url: str | None,
+    model: str | None,
+    api_key: str | None,
+    folder: Path | None,
+    clock: Clock,
+    console: Console,
+) -> GamedayRun:
+    """Play it to its end or until Ctrl-C."""
+    from tempfile import TemporaryDirectory
+
+    from rich.progress import TextColumn
+
+    from router.cli.gameday.report import describe_progress
+    from router.cli.terminal.output import cancellable, progress_bar
+    from router.testbed.gameday.clients import examine_endpoint
+    from router.testbed.gameday.play import GamedayRun
+    from router.testbed.gameday.stage import Stage
+
+    async with AsyncExitStack() as opened:
+        if url is not None:
+            stage, endpoint = None, await examine_endpoint(url, model, api_key, clock)
+        else:
+            kept = folder or Path(opened.enter_context(TemporaryDirectory(prefix="warmroute-gameday-")))
+            kept.mkdir(parents=True, exist_ok=True)
+            console.print(f"starting {day.fleet.engines} simulated engines and a router ...")
+            stage = await opened.enter_async_context(Stage(day, kept))
+            endpoint = stage.endpoint
+        run = GamedayRun(day, endpoint, clock, stage)
+        progress = opened.enter_context(progress_bar(console, TextColumn("{task.completed:.0f}/{task.total:.0f} s")))
+        bar = progress.add_task("", total=day.ends_s)
+        with cancellable(run):
+            await run.run(lambda now: progress.update(bar, completed=now.now_s, description=describe_progress(now)))
+    return run

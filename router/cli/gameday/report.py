@@ -1,0 +1,126 @@
+"""The report of a game day: a table with a row per fault, remarks, and JSON values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from router.cli.terminal import output
+from router.config.sections.gameday import GamedayBounds
+from router.testbed.gameday.outcome import FaultOutcome
+from router.testbed.gameday.play import GamedayRun
+from router.testbed.gameday.sight import NOTICED_BY
+
+HEADS = (
+    "fault",
+    "what",
+    "at, s",
+    "requests",
+    "failed",
+    "p50, s",
+    "p99",
+    "longest",
+    "hits",
+    "noticed, s",
+    "recovered",
+    "",
+)
+REASONS = 5
+BAD, GOOD = "red", "green"
+
+
+def print_run(run: GamedayRun, outcomes: Sequence[FaultOutcome], console: Console) -> None:
+    """Print the table, and a line for each thing that it does not say."""
+    console.print(output.render(run_table(run, outcomes)))
+    for line in run_remarks(run, outcomes):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def run_table(run: GamedayRun, outcomes: Sequence[FaultOutcome]) -> output.Grid:
+    """Return a row per fault, the calm first; behind a slash is the bound. Times are to the first token."""
+    title = f"game day with {run.script.load.agents} agents, policy {run.script.policy}, seed {run.script.seed}"
+    bounds = [run.script.must, *(played.bounds for played in run.played)]
+    rows = [_row(one, must) for one, must in zip(outcomes, bounds, strict=True)]
+    return output.make_grid(f"{title} (figure/bound)", HEADS, rows, labels=2)
+
+
+def _row(one: FaultOutcome, must: GamedayBounds) -> list[output.GridEntry]:
+    def entry(name: str, text: str) -> output.GridEntry:
+        bound = getattr(must, name)
+        shown = "" if bound is None else f"/{bound:.0%}" if name == "hit_share" else f"/{bound:g}"
+        return output.GridEntry(text + shown, colour=BAD if name in one.broken else None)
+
+    calm = one.name == "calm"
+    has_no_sign = one.name not in NOTICED_BY and must.notice_s is None
+    blank = output.GridEntry("")
+    return [
+        output.GridEntry(one.name),
+        output.GridEntry(one.detail),
+        output.GridEntry(_span(one)),
+        output.GridEntry(f"{one.requests:,}"),
+        entry("failed", f"{one.failed:,}"),
+        output.GridEntry(_seconds(one.p50_s, 3)),
+        entry("p99_s", _seconds(one.p99_s, 2)),
+        entry("longest_s", _seconds(one.longest_s, 2)),
+        entry("hit_share", output.MISSING if one.hit_share is None else f"{one.hit_share:.0%}"),
+        blank if has_no_sign else entry("notice_s", _seconds(one.notice_s, 1, "never")),
+        blank if calm else entry("recover_s", _seconds(one.recover_s, 1, "not yet")),
+        output.GridEntry("broken", colour=BAD) if one.broken else output.GridEntry("holds", colour=GOOD),
+    ]
+
+
+def _span(one: FaultOutcome) -> str:
+    if one.ended_s - one.began_s < 0.5:
+        return f"{one.began_s:.0f}"
+    return f"{one.began_s:.0f}-{one.ended_s:.0f}"
+
+
+def _seconds(value: float | None, digits: int, missing: str = output.MISSING) -> str:
+    return missing if value is None else f"{value:.{digits}f}"
+
+
+def run_remarks(run: GamedayRun, outcomes: Sequence[FaultOutcome]) -> Iterator[str]:
+    """Yield what the table does not say: bounds that broke, reasons of failures, faults that were not played."""
+    for one in outcomes:
+        if one.broken:
+            yield f"{one.name} at {one.began_s:.0f} s: {', '.join(one.broken)} broke their bounds"
+    reasons = Counter(_reason(row.status, row.failure) for row in run.rows if row.failure is not None)
+    for reason, times in reasons.most_common(REASONS):
+        yield f"failed {times}x: {reason}"
+    for fault in run.skipped:
+        yield f"not played: {fault.fault} at {fault.at_s:g} s: nothing of this router may be touched (--url)"
+    if run.is_stuck:
+        yield "requests of the load had no end long after it: they were given up"
+    if run.interrupted:
+        yield "interrupted: the report holds what was played before"
+
+
+def _reason(status: int | None, failure: str) -> str:
+    return (failure if status is None else f"{status} {failure}")[:160]
+
+
+def describe_progress(run: GamedayRun) -> str:
+    """Return one line for the progress bar: what happens now, and how the requests do."""
+    failed = sum(one.failure is not None for one in run.rows)
+    now = "calm" if run.current is None and not run.played else "recovering"
+    now = now if run.current is None else f"{run.current.fault}"
+    return f"{now:12} {len(run.rows):,} requests, {failed:,} failed"
+
+
+def json_run(run: GamedayRun, outcomes: Sequence[FaultOutcome], versions: str, when: str) -> dict[str, Any]:
+    """Return the report as JSON values, with all requests and all looks at the router's metrics."""
+    return {
+        "when": when,
+        "versions": versions,
+        "script": run.script.model_dump(mode="json"),
+        "url": run.endpoint.url,
+        "interrupted": run.interrupted,
+        "holds": not run.is_stuck and not any(one.broken for one in outcomes),
+        "faults": [one._asdict() for one in outcomes],
+        "skipped": [fault.fault for fault in run.skipped],
+        "requests": [msgspec.structs.asdict(one) for one in sorted(run.rows, key=lambda one: one.sent_s)],
+    }

@@ -1,0 +1,86 @@
+"""A TCP relay in front of a port, which can be cut: a network partition without rights over the network.
+
+Stalled, connections stay open and bytes wait, as behind a switch that drops packets: what was sent meanwhile arrives
+when the relay is healed. Refusing, open connections are reset and new ones refused, as by a host that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+
+from router.tasks import Tasks
+
+CHUNK_BYTES = 65536
+
+
+class TcpRelay:
+    """Relays while entered; `port` stays the same from then on. Entering raises OSError when there is no free port."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._upstream = host, port
+        self._tasks = Tasks("relay")
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        await self._listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.refuse()
+        await self._tasks.close()
+
+    def stall(self) -> None:
+        """Let no byte through, in either direction."""
+        self._flowing.clear()
+
+    def refuse(self) -> None:
+        """Reset what is open and listen no longer."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def heal(self) -> None:
+        """Let everything through again."""
+        self._flowing.set()
+        if self._server is None:
+            await self._listen()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, reuse_address=True)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.spawn("connection", self._relay(reader, writer))
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay both directions until both have ended; an error in one resets both sides."""
+        ends = [writer]
+        self._writers.add(writer)
+        try:
+            await self._flowing.wait()
+            far_reader, far_writer = await asyncio.open_connection(*self._upstream)
+            ends.append(far_writer)
+            self._writers.add(far_writer)
+            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+        except OSError:
+            for end in ends:
+                end.transport.abort()
+        finally:
+            for end in ends:
+                self._writers.discard(end)
+                end.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(CHUNK_BYTES):
+            await self._flowing.wait()
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof() and not writer.is_closing():
+            writer.write_eof()

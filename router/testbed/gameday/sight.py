@@ -1,0 +1,104 @@
+"""What the router's metrics show at one moment, and by what of it a fault is noticed.
+
+Metrics are what alerts are made of, so a fault that they do not show is one that nobody is told of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from router.config.sections.gameday import FaultKind
+
+SAMPLE = re.compile(r"^warmroute_(\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+SLOWER = 1.5  # by this factor the learned prefill speed must have grown for a slow engine to count as noticed
+LATE_S = 5.0  # of events by both clocks: the threshold of the alert WarmrouteStreamLag
+WANTED = frozenset({
+    "instance_state", "breaker_state", "stream_state", "stream_trusted", "stream_restarts_total", "stream_gaps_total",
+    "stream_lag_seconds", "prefill_us_per_token", "decision_log_failures_total", "pool_master_leads",
+    "policy_in_force", "target_requests",
+})  # fmt: skip
+
+
+class Sight(NamedTuple):
+    """The state of the router by its metrics page. Instances and targets by name."""
+
+    not_ready: frozenset[str] = frozenset()
+    tripped: frozenset[str] = frozenset()  # targets whose breaker is not closed
+    untrusted: frozenset[str] = frozenset()  # targets whose events are not trusted, or whose stream is not live
+    restarts: float = 0.0
+    gaps: float = 0.0
+    lag_s: float = 0.0  # the largest, without its sign
+    prefill_us: Mapping[str, float] = {}  # learned prefill cost by instance
+    write_failures: float = 0.0  # of the decision log
+    has_pool: bool | None = None  # whether a master leads; None: there is no pool
+    policies: frozenset[str] = frozenset()  # that decide
+    booked: float = 0.0  # requests in the books of all targets
+
+
+def read_sight(page: str) -> Sight:
+    """Return what a metrics page shows."""
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in WANTED}
+    for name, labels, value in SAMPLE.findall(page):
+        if name in WANTED:
+            samples[name].append((dict(LABEL.findall(labels)), float(value)))
+
+    def total(name: str) -> float:
+        return sum(value for _, value in samples[name])
+
+    def where(name: str, label: str, state: str) -> frozenset[str]:
+        """Values of `label` that are not in `state`."""
+        found = samples[name]
+        return frozenset(labels[label] for labels, value in found if labels["state"] == state and value != 1)
+
+    doubted = frozenset(labels["target"] for labels, value in samples["stream_trusted"] if value != 1)
+    leads = samples["pool_master_leads"]
+    return Sight(
+        not_ready=where("instance_state", "instance", "ready"),
+        tripped=where("breaker_state", "target", "closed"),
+        untrusted=doubted | where("stream_state", "target", "live"),
+        restarts=total("stream_restarts_total"),
+        gaps=total("stream_gaps_total"),
+        lag_s=max((abs(value) for _, value in samples["stream_lag_seconds"]), default=0.0),
+        prefill_us={labels["instance"]: value for labels, value in samples["prefill_us_per_token"]},
+        write_failures=total("decision_log_failures_total"),
+        has_pool=any(value == 1 for _, value in leads) if leads else None,
+        policies=frozenset(labels["policy"] for labels, _ in samples["policy_in_force"] if labels["role"] != "shadow"),
+        booked=total("target_requests"),
+    )
+
+
+def is_well(now: Sight, before: Sight, agents: int) -> bool:
+    """Whether nothing shows a fault that did not show `before`, and no more is booked than `agents` can have sent."""
+    return (
+        now.not_ready <= before.not_ready
+        and now.tripped <= before.tripped
+        and now.untrusted <= before.untrusted
+        and now.has_pool == before.has_pool
+        and now.policies == before.policies
+        and now.booked <= agents
+    )
+
+
+def _engine_failed(now: Sight, before: Sight) -> bool:
+    return bool(now.not_ready - before.not_ready or now.tripped - before.tripped or now.restarts > before.restarts)
+
+
+def _engine_is_slow(now: Sight, before: Sight) -> bool:
+    return any(us > SLOWER * before.prefill_us.get(name, us) for name, us in now.prefill_us.items())
+
+
+NOTICED_BY: dict[FaultKind, Callable[[Sight, Sight], bool]] = {
+    "kill": _engine_failed,
+    "freeze": _engine_failed,
+    "partition": _engine_failed,
+    "slow": _engine_is_slow,
+    "lossy_events": lambda now, before: now.gaps > before.gaps,
+    "wrong_events": lambda now, before: bool(now.untrusted - before.untrusted),
+    "full_disk": lambda now, before: now.write_failures > before.write_failures,
+    "dead_pool": lambda now, before: before.has_pool is True and now.has_pool is False,
+    "clock_jump": lambda now, before: now.lag_s > LATE_S > before.lag_s,
+}
+"""By what of the metrics a fault is noticed, compared with the sight before it; the other faults leave no such mark."""
