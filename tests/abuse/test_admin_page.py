@@ -134,6 +134,9 @@ FOREIGN = (
 ENDPOINTS = (
     ("GET", "/admin/instances", b""),
     ("GET", "/admin/records", b""),
+    ("GET", "/admin/live", b""),
+    ("GET", "/admin/live/target?id=a/0", b""),
+    ("GET", "/admin/cache/tree", b""),
     ("POST", "/admin/activate", b'{"policy":"random"}'),
     ("POST", "/admin/undo", b""),
     ("PUT", "/admin/policies/warm", b"scorers: [{name: random}]"),

@@ -10,6 +10,7 @@ from tests.bench import (
     event_storm,
     gateway,
     kv_aware,
+    live,
     precise,
     soak,
     streams,
@@ -27,6 +28,7 @@ ROWS: tuple[Row, ...] = (
     *event_storm.ROWS,
     *streams.ROWS,
     *apart.ROWS,
+    *live.ROWS,
     *tracing.ROWS,
     *soak.ROWS,
 )

@@ -80,6 +80,7 @@ class LiveFeed:
 
     def __init__(self, status: Status, tasks: Tasks) -> None:
         self.status = status
+        self.pictures = 0  # composed since the start
         self._tasks = tasks
         self._viewers: set[Viewer] = set()
         self._wake = asyncio.Event()
@@ -131,6 +132,7 @@ class LiveFeed:
 
     async def _send(self, composer: _Composer) -> None:
         changes = await composer.compose()
+        self.pictures += 1
         delta = full = None
         for viewer in list(self._viewers):
             if viewer.fresh:
