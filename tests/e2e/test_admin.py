@@ -53,6 +53,41 @@ async def test_a_record_tells_the_whole_story(routed: Any) -> None:
     assert "content" not in json.dumps(record)  # nothing of what was said
 
 
+async def test_the_stages_of_a_request_follow_each_other_until_its_end(routed: Any) -> None:
+    record = await routed.record(await routed.post(CHAT, chat("timeline", stream=True)))
+    ran = [stage for stage in record["timeline"] if stage["start_ms"] is not None]
+    assert [stage["name"] for stage in ran] == [
+        "body", "parse", "tokens", "match", "decide", "connect", "first_token", "stream"
+    ]  # fmt: skip
+    ends = [stage["start_ms"] + stage["duration_ms"] for stage in ran]
+    assert all(after["start_ms"] >= end - 1e-6 for end, after in zip(ends, ran[1:], strict=False))
+    assert record["ttft_ms"] == pytest.approx(ran[-1]["start_ms"])
+    assert ends[-1] <= record["duration_ms"]
+    promise = record["promise"]
+    assert promise["cached_tokens"] == record["cached_tokens"]
+    assert 0 < promise["measured_ttft_ms"] < record["ttft_ms"]
+    assert promise["predicted_ttft_ms"] > 0
+
+
+async def test_the_router_s_other_policies_say_what_they_would_have_chosen(router: Any) -> None:
+    policies = {name: {"scorers": [{"name": name}]} for name in ("warm", "least_requests", "prefix_overlap")}
+    async with engine() as a, engine() as b, router([a, b], policies=policies) as r:
+        record = await r.record(await r.post(CHAT, chat("others")))
+        assert {"least_requests", "prefix_overlap"} <= {other["policy"] for other in record["others"]}
+        assert "warm" not in {other["policy"] for other in record["others"]}
+        targets = {row["target"] for row in record["attempts"][0]["candidates"]}
+        assert all(other["target"] in targets and other["fault"] is None for other in record["others"])
+
+
+async def test_a_session_is_found_by_the_name_that_its_client_gave(routed: Any) -> None:
+    answers = [await routed.post(CHAT, chat("mine"), headers={"x-session-id": name}) for name in ("ana", "bea", "ana")]
+    found = (await routed.admin.get("/admin/records", params={"session": "ana"})).json()["records"]
+    mine = [answers[i].headers["x-warmroute-record"] for i in (2, 0)]
+    assert [record["id"] for record in found] == mine
+    same = (await routed.admin.get("/admin/records", params={"session": found[0]["session"]})).json()["records"]
+    assert [record["id"] for record in same] == mine
+
+
 async def test_records_come_newest_first_and_are_bounded(router: Any) -> None:
     async with engine() as a, router([a], records={"keep": 3}) as r:
         ids = [(await r.post(CHAT, chat("x"))).headers["x-warmroute-record"] for _ in range(5)]
@@ -70,6 +105,9 @@ async def test_a_record_can_be_read_while_its_request_runs(router: Any) -> None:
         assert (record["done"], record["status"], record["attempts"][0]["end"]) == (False, None, "running")
         (target,) = (await r.instances())[slow.address]["targets"]
         assert (target["load"]["requests"], target["load"]["prefilling"]) == (1, 1)
+        waiting = (await r.admin.get(f"/admin/records/{record['id']}")).json()["timeline"][-1]
+        assert (waiting["name"], waiting["duration_ms"]) == ("first_token", None)
+        assert waiting["start_ms"] > 0
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await eventually(r.idle)
@@ -205,7 +243,8 @@ def _fuzz(operation: Any, called: set[str]) -> None:
     @given(case=operation.as_strategy())
     def one(case: Any) -> None:
         called.add(operation.path)
-        # A policy is text: what stands in it no JSON schema can say.
-        case.call_and_validate(excluded_checks=[positive_data_acceptance] if case.method == "PUT" else [])
+        # A policy is text, and so is a time: what stands in it no JSON schema can say.
+        of_text = case.method == "PUT" or operation.path == "/admin/records"
+        case.call_and_validate(excluded_checks=[positive_data_acceptance] if of_text else [])
 
     one()
