@@ -59,6 +59,6 @@ def log_to_stderr(level: str, form: str = "text", *, access: bool = False, worke
     handler.setFormatter(JsonFormatter(worker) if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every request at info
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs every failed post, the router one of many
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every repetition of a post
     if access:
         logging.getLogger("warmroute.access").setLevel(logging.INFO)
