@@ -46,6 +46,8 @@ The second turn hits the cache. Why each request went where it went:
 
   curl -s 'http://127.0.0.1:{admin}/admin/records?limit=1' | python3 -m json.tool
 
+The fleet, live, in a browser: http://127.0.0.1:{admin}/
+
 Ctrl-C stops everything.
 """
 
