@@ -20,7 +20,6 @@ from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 
 from router.config.sections.gameday import GamedayFile
 from router.errors import WarmrouteError
@@ -51,7 +50,7 @@ class Stage:
         self.folder = folder
         self.relays: dict[int, list[TcpRelay]] = {}  # by number of the engine
         self.http = httpx.AsyncClient(timeout=5.0, trust_env=False)
-        self._fleet = EmbeddedFleet([self._engine_options(number) for number in range(script.fleet.engines)])
+        self._fleet: EmbeddedFleet
         self._master: ChildProcess | None = None
         self._master_url: str | None = None
         self._router: ChildProcess | None = None
@@ -62,16 +61,12 @@ class Stage:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
             await opening.enter_async_context(self.http)
-            opening.callback(self._continue_all)
+            opening.callback(self.continue_engines)
             if self.script.fleet.pool:
                 opening.push_async_callback(self.stop_pool)
                 await self.start_pool()
-                options = [
-                    msgspec.structs.replace(self._engine_options(number), pool_url=self._master_url)
-                    for number in range(self.script.fleet.engines)
-                ]
-                self._fleet = EmbeddedFleet(options)
-            await opening.enter_async_context(self._fleet)
+            engines = [self._engine_options(number) for number in range(self.script.fleet.engines)]
+            self._fleet = await opening.enter_async_context(EmbeddedFleet(engines))
             opening.push_async_callback(self._stop_router)
             await self._start_router(opening)
             self._open = opening.pop_all()
@@ -106,7 +101,9 @@ class Stage:
 
     def continue_engines(self) -> None:
         """Let every frozen engine run on."""
-        self._continue_all()
+        while self._stopped:
+            with suppress(ProcessLookupError):
+                os.kill(self._stopped.pop(), signal.SIGCONT)
 
     async def set_engine_faults(self, number: int, **faults: object) -> None:
         """Change faults of an engine (`EngineFaults`). It does nothing to an engine that is being restarted."""
@@ -168,6 +165,7 @@ class Stage:
             blocks=fleet.blocks,
             prefill_tokens_per_s=fleet.prefill_tokens_per_s,
             decode_ms_per_token=fleet.decode_ms_per_token,
+            pool_url=self._master_url,
             seed=self.script.seed * 1000 + number,
         )
 
@@ -233,11 +231,6 @@ class Stage:
         http, live, replay = (f"127.0.0.1:{relay.port}" for relay in self.relays[number])
         events = {"rank": 0, "endpoint": f"tcp://{live}", "replay_endpoint": f"tcp://{replay}"}
         return instance | {"url": f"http://{http}", "kv_events": [events]}
-
-    def _continue_all(self) -> None:
-        while self._stopped:
-            with suppress(ProcessLookupError):
-                os.kill(self._stopped.pop(), signal.SIGCONT)
 
 
 def _copy(pipe: int, log: IO[bytes]) -> None:
