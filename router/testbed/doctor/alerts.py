@@ -24,7 +24,7 @@ from router.testbed.doctor.subject import Subject
 RULES = SHIPPED / "prometheus" / "alerts.yaml"
 COMPARISON = re.compile(
     r"(?P<sum>sum(?: by \([\w, ]+\)| without \([\w, ]+\))?\s*\()?\s*(?P<rise>(?:rate|increase)\()?"
-    r"(?P<metric>[a-z]\w+)(?:\{(?P<labels>[^}]*)\})?(?P<range>\[\w+\]\))?\s*\)?\s*(?P<is>==|>|<)\s*(?P<bound>[0-9.]+)"
+    r"(?P<metric>[a-z]\w+)(?:\{(?P<labels>[^}]*)\})?(?P<range>\[\w+\]\))?\s*\)?\s*(?P<is>==|>|<)\s*(?P<bound>-?[0-9.]+)"
 )
 LABEL = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 RELATIONS = {"==": operator.eq, ">": operator.gt, "<": operator.lt}
