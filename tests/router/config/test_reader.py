@@ -79,7 +79,7 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         ("tokens: {hand_ids: off}", '1: tokens.hand_ids: the key "hand_ids" is now called "token_id_passthrough"'),
         ("records: {ledger: {folder: x}}", '1: records.ledger: the key "ledger" is now called "decision_log"'),
         ("lisen: {}", '1: lisen: unknown key "lisen": did you mean "listen"?'),
-        ("log: {zzz: 1}", '1: log.zzz: unknown key "zzz": known here: level'),
+        ("log: {zzz: 1}", '1: log.zzz: unknown key "zzz": known here: access, format, level'),
         (
             "listen:\n  port: '8000'",
             '2: listen.port: found the text "8000", wanted a whole number '
