@@ -48,7 +48,7 @@ function options(series, x, height, width, shown, range) {
   return {
     width,
     height,
-    padding: [8, 8, 0, 0],
+    padding: [10, 26, 0, 0],
     cursor: { y: false, points: { size: 6 } },
     legend: { live: true },
     scales: { x: { time: x.time }, y: { range: range ?? ((u, low, high) => [0, high > 0 ? high * 1.08 : 1]) } },

@@ -13,6 +13,7 @@ const STEP_S = 10;
 const SHOWN = 14; // targets in the picture; the others are one
 const WIDTH = 900;
 const ROW = 26;
+const LONGEST = 24; // characters of a target's name; the end tells more
 const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
 
 const part = (a, b) => (b ? a / b : null);
@@ -78,7 +79,7 @@ function Sankey({ store, colors }) {
   const of = (index) => (id) => [...bands].reduce((sum, [key, n]) => sum + (key.split("\n")[index] === id ? n : 0), 0);
   const from = wide(left, of(0));
   const to = wide(right, of(1));
-  const [x0, x1] = [190, WIDTH - 260];
+  const [x0, x1] = [190, WIDTH - 290];
   const drawn = [...bands].sort((a, b) => right.indexOf(a[0].split("\n")[1]) - right.indexOf(b[0].split("\n")[1])).map(([key, n]) => {
     const [lane, target] = key.split("\n");
     const [a, b] = [from.get(lane), to.get(target)];
@@ -99,7 +100,7 @@ function Sankey({ store, colors }) {
       const n = of(1)(id);
       const bad = failed.get(id);
       return html`<rect class="node" x=${x1} width="4" y=${to.get(id).y} height=${Math.max(1, to.get(id).height)} />
-        <text x=${x1 + 10} y=${to.get(id).y + to.get(id).height / 2} dy=".35em"><tspan class="strong">${id}</tspan> ${count(n)} (${share(n / total)})${bad ? html`<tspan class="failed">, ${count(bad)} failed</tspan>` : ""}</text>`;
+        <text x=${x1 + 10} y=${to.get(id).y + to.get(id).height / 2} dy=".35em"><tspan class="strong">${id.length > LONGEST ? `…${id.slice(1 - LONGEST)}` : id}</tspan> ${count(n)} (${share(n / total)})${bad ? html`<tspan class="failed">, ${count(bad)} failed</tspan>` : ""}</text>`;
     })}
   </svg></div>`;
 }
