@@ -26,6 +26,7 @@ from tests.paths import ROOT
 
 FOLDER = ROOT / "docs/img"
 SIZE = {"width": 1180, "height": 720}
+TALL = {"width": 1180, "height": 1010}
 COLOURS = 128
 ENGINES = 8
 CLIENTS = 9
@@ -116,6 +117,7 @@ async def main() -> None:
             await asyncio.sleep(3)
             await shoot(page, view)
         record = next(record for record in await r.records(limit=40) if record["done"] and record["attempts"])
+        await page.set_viewport_size(TALL)
         await page.goto(f"{r.admin_url}/#request/{record['id']}")
         await asyncio.sleep(2)
         await shoot(page, "request")

@@ -160,17 +160,21 @@ function Legend() {
 }
 
 /** Which prefill targets can hand KV to which decode targets: one transfer protocol and one revision. */
-function Pairs({ cells }) {
-  const split = cells.filter((cell) => cell.role && cell.role !== "both");
-  if (!split.length) return "";
+export function pairGroups(cells) {
   const groups = new Map();
-  for (const cell of split) {
+  for (const cell of cells.filter((cell) => cell.role && cell.role !== "both")) {
     const key = `${cell.transfer ?? "no transfer"}${cell.revision ? `, revision ${cell.revision}` : ""}`;
     const group = groups.get(key) ?? { prefill: [], decode: [], not: [] };
     group[cell.role].push(cell.id);
     if (cell.pairable === false) group.not.push(cell.id);
     groups.set(key, group);
   }
+  return groups;
+}
+
+function Pairs({ cells }) {
+  const groups = pairGroups(cells);
+  if (!groups.size) return "";
   return html`<section class="pairs" aria-label="Prefill and decode pairs">
     ${[...groups].map(([key, { prefill, decode, not }]) => html`<p><strong>${key}</strong>: ${names(prefill, 6) || "no prefill target"} → ${names(decode, 6) || "no decode target"}
       ${!prefill.length || !decode.length ? html` <span class="bad">no pair is possible</span>` : ""}

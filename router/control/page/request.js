@@ -178,7 +178,7 @@ function Others({ record }) {
   const first = record.attempts[0]?.target;
   return html`<h3>What others would have done</h3><div class="wide" tabindex="0" role="region" aria-label="What others would have done"><table>
     <thead><tr><th scope="col">policy</th><th scope="col" class="text">would have chosen</th><th scope="col">first token, predicted difference</th><th scope="col">overlap, difference</th></tr></thead>
-    <tbody>${rows.map((o) => html`<tr><th scope="row">${o.policy}</th><td class="text">${o.target === null || o.target === undefined ? (o.why ?? o.fault ?? "–") : o.target === first ? "the same" : o.target}</td>
+    <tbody>${rows.map((o) => html`<tr><th scope="row">${o.policy}</th><td class="text wrap">${o.target === null || o.target === undefined ? (o.fault ?? "–") : o.target === first ? "the same" : o.target}${(o.notes ?? []).map((note) => html` <small>${note}</small>`)}</td>
       <td>${o.target === first ? "" : signed(o.difference?.ttft_ms, duration)}</td><td>${o.target === first ? "" : signed(o.difference?.overlap_tokens, tokens)}</td></tr>`)}</tbody></table></div>`;
 }
 

@@ -1,6 +1,7 @@
 // Is it the engines, the events, the pool, the policy, or the router? One verdict each, from the picture.
 
 import { duration, names, plural, share } from "./format.js";
+import { pairGroups } from "./fleet.js";
 import { lastSeconds, quantile } from "./flow_sums.js";
 
 export const LEVELS = ["ok", "off", "warn", "bad"]; // from good to bad; off: not used here
@@ -32,6 +33,8 @@ function engines(store, cells) {
   if (broken.length) problems.push({ level: "bad", text: `breaker open at ${names(broken)}` });
   const distrusted = [...states.values()].filter((cell) => cell.distrust).map((cell) => cell.instance);
   if (distrusted.length) problems.push({ level: "warn", text: `${names(distrusted)} reports more than it may` });
+  for (const [key, { prefill, decode }] of pairGroups(cells))
+    if (!prefill.length || !decode.length) problems.push({ level: "warn", text: `${names([...prefill, ...decode])} (${key}) cannot be paired` });
   const draining = of("draining").length;
   return verdict("Engines", "fleet", problems, { text: `${of("ready").length} of ${total} ready${draining ? `, ${draining} draining` : ""}` });
 }
