@@ -195,6 +195,22 @@ def check_metrics(subject: Subject) -> Iterator[FleetFinding]:
             )
 
 
+def check_answers(subject: Subject) -> Iterator[FleetFinding]:
+    """A small prompt is answered."""
+    for engine in subject.usable:
+        for kind in engine.probe.kinds if engine.probe is not None else ():
+            if kind.error is not None and not kind.error.startswith("status 4"):
+                yield FleetFinding(
+                    "fault",
+                    f"does not answer a small prompt ({kind.kind}): {kind.error}",
+                    "requests fail there, or wait, until its breaker opens",
+                    "look at its log and at its queue in /metrics; drain it meanwhile",
+                    (engine.name,),
+                    engine.place("url"),
+                )
+                break
+
+
 def check_prompt_token_details(subject: Subject) -> Iterator[FleetFinding]:
     """Answers say how many tokens of the prompt were cached."""
     for engine in subject.usable:
@@ -256,6 +272,7 @@ CHECKS = (
     Check("engines.models", "one name per model, one model per name", "engines", check_models),
     Check("engines.prefix_caching", "prefix caching is on", "engines", check_prefix_caching),
     Check("engines.metrics", "/metrics says load and cache size", "engines", check_metrics),
+    Check("engines.answers", "a small prompt is answered", "prompts", check_answers),
     Check("engines.prompt_token_details", "answers say `cached_tokens`", "prompts", check_prompt_token_details),
     Check("engines.versions", "one version of vLLM per model", "engines", check_versions),
     Check("engines.blocks", "one block size per model", "engines", check_blocks),

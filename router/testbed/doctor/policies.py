@@ -127,7 +127,7 @@ def check_refused(subject: Subject) -> Iterator[FleetFinding]:
     for router in subject.routers:
         policies = router.policies or {}
         for source, error in (policies.get("errors") or {}).items():
-            text = str(error.get("error") if isinstance(error, dict) else error).partition("\n")[0]
+            text = str(error.get("text") if isinstance(error, dict) else error).partition("\n")[0]
             why, change = "the earlier policies stay in force", "warmroute check FILE names the line"
             yield FleetFinding("fault", f"refused a change of {source}: {text}", why, change, (router.url,))
         waiting = policies.get("needs_restart") or []

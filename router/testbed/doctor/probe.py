@@ -140,7 +140,7 @@ class EngineProber:
         if isinstance(first, str):
             return rank, (), KindProbe(kind.name, first)
         keys: Sequence[Key] = ()
-        counted = None
+        counted, wanted = None, 0
         if isinstance(known, TokenizedPrompt):
             counted = len(known.ids) if known.complete else None
             heard = self._listener.streams.get(target)
@@ -159,7 +159,9 @@ class EngineProber:
         if isinstance(second, str):
             return rank, keys, KindProbe(kind.name, second)
         why = None if isinstance(known, TokenizedPrompt) else known
-        result = KindProbe(kind.name, None, why, counted, first.prompt_tokens, promised, second.cached_tokens)
+        known_tokens = wanted * block_tokens
+        counts = counted, first.prompt_tokens, known_tokens, promised, second.cached_tokens
+        result = KindProbe(kind.name, None, why, *counts)
         return rank, keys, result
 
     def _keys(self, known: TokenizedPrompt, model: str, kind: _Kind, block_tokens: int) -> list[Key]:

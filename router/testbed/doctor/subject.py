@@ -30,7 +30,8 @@ class KindProbe(NamedTuple):
     unknown: str | None = None  # why the router would not know the prompt's ids
     counted_tokens: int | None = None  # by the router's tokenizer
     prompt_tokens: int | None = None  # by the engine
-    promised_tokens: int | None = None  # leading part that the engine's events announced, by the router's keys
+    known_tokens: int = 0  # whole blocks of the part that the router knows: all of it, but for what follows media
+    promised_tokens: int | None = None  # leading part of them that the engine's events announced, by the router's keys
     cached_tokens: int | None = None  # delivered, the second time
 
 

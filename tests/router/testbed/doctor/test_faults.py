@@ -110,6 +110,10 @@ FAULTS: dict[str, Fault] = {
         "engines.prefix_caching", ONE, "prefix caching is off", "--enable-prefix-caching",
         engines=({}, {"prefix_caching": False}), silent=True,
     ),
+    "requests fail": Fault(
+        "engines.answers", ONE, "does not answer a small prompt (completions): status 500", "look at its log",
+        config=lambda _, fleet: fleet.engines[1].faults(error_rate=1.0), line="url: ",
+    ),
     "cached tokens are not reported": Fault(
         "engines.prompt_token_details", ONE, "does not report cached tokens", "--enable-prompt-tokens-details",
         engines=({}, {"cached_tokens": False}), silent=True,
