@@ -1,4 +1,4 @@
-"""The findings of the doctor as text: three lines each, the worst first; and as plain values for JSON."""
+"""The findings of the doctor as text: three lines each, one for a note, the worst first; and as values for JSON."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def _lines(merged: MergedFinding) -> list[Text]:
     head = Text(f"{finding.severity.upper():<{INDENT}}", COLOURS[finding.severity])
     head.append(f"{subject}{finding.what}", "bold")
     head.append(f"  [{finding.check}]", "dim")
+    if finding.severity == "note":
+        return [head]
     why = Text(f"{'why':>{INDENT - 2}}  ", "dim").append(finding.why, "not dim")
     fix = Text(f"{'change':>{INDENT - 2}}  ", "dim").append(_change(merged), "not dim")
     return [head, why, fix]

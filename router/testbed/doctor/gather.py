@@ -46,11 +46,12 @@ from router.testbed.doctor.survey import EngineSurvey, read_starts, survey_engin
 
 T = TypeVar("T")
 
-ASK_TIMEOUT_S = 5.0  # for one answer
-LIST_TIMEOUT_S = 5.0  # for a source of engines
-SURVEY_TIMEOUT_S = 7.0
-PROBE_TIMEOUT_S = 12.0
-POOL_TIMEOUT_S = 4.0  # until what an engine has just computed is in the pool, and listed
+ASK_TIMEOUT_S = 4.0  # for one answer
+LIST_TIMEOUT_S = 4.0  # for a source of engines
+SURVEY_TIMEOUT_S = 6.0
+PROVE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 14.0
+POOL_TIMEOUT_S = 3.0  # until what an engine has just computed is in the pool, and listed
 POOL_PAUSE_S = 0.2
 PROBES_AT_ONCE = 32  # engines
 
@@ -203,12 +204,7 @@ async def _examine_usable(work: _Work) -> None:
             for engine in subject.usable:
                 if engine.usable is not None:
                     prober.subscribe(engine.config, engine.usable)
-        await asyncio.gather(
-            *(
-                _within(work, engine.name, PROBE_TIMEOUT_S, _examine(work, engine, tokenization, prober, turn))
-                for engine in subject.usable
-            )
-        )
+        await asyncio.gather(*(_examine(work, engine, tokenization, prober, turn) for engine in subject.usable))
     finally:
         await listener.close()
         tokenization.close()
@@ -228,9 +224,13 @@ async def _examine(
     if (survey := engine.usable) is None or survey.model is None:
         return
     async with turn:
-        engine.proof = await _prove(engine, survey, survey.model, tokenization)
+        end_s = work.clock.now() + PROBE_TIMEOUT_S
+        question = _prove(engine, survey, survey.model, tokenization)
+        engine.proof = await _within(work, f"{engine.name} (tokenizer)", PROVE_TIMEOUT_S, question)
         if not work.subject.passive:
-            engine.probe = await prober.probe(engine.config, survey, work.clients.get(engine.name))
+            client = work.clients.get(engine.name)
+            engine.probe = await prober.probe(engine.config, survey, client, end_s - work.clock.now())
+            work.subject.unfinished += [f"{engine.name} ({kind})" for kind in engine.probe.unfinished]
 
 
 async def _prove(

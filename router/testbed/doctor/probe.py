@@ -12,9 +12,11 @@ import asyncio
 import base64
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import cycle, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import msgspec
@@ -35,6 +37,9 @@ from router.testbed.doctor.subject import EngineProbe, KindProbe, StreamProbe
 from router.testbed.doctor.survey import DEFAULT_BLOCK_TOKENS, EngineSurvey
 
 OPEN_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 10.0
+AT_ONCE = 3  # prompts at one engine
+LAST_S = 1.0  # left for what follows the prompts
 EVENTS_TIMEOUT_S = 2.0  # from an answer to its events
 LONG_BLOCKS = 512  # tokens; of blocks as long as that a prompt has two
 WORDS = (
@@ -51,6 +56,15 @@ class _Kind(NamedTuple):
     body: Json
     adapter: str | None = None
     salt: str | None = None
+
+
+class _Sent(NamedTuple):
+    keys: Sequence[Key]  # of the prompt; empty when its ids are not known
+    result: KindProbe
+
+
+K = TypeVar("K")
+NO_ANSWER = KindProbe("completions", "no answer in time")
 
 
 class EngineProber:
@@ -71,42 +85,53 @@ class EngineProber:
             targets.append(target)
         return targets
 
-    async def probe(self, config: InstanceConfig, survey: EngineSurvey, client: httpx.AsyncClient) -> EngineProbe:
-        """Send the prompts. The engine's streams are subscribed to."""
+    async def probe(
+        self, config: InstanceConfig, survey: EngineSurvey, client: httpx.AsyncClient, timeout_s: float
+    ) -> EngineProbe:
+        """Send the prompts, and return what came of them within `timeout_s`. The engine's streams are subscribed to."""
+        end_s = self._clock.now() + timeout_s
         model = survey.model or ""
         streams = {t: s for t, s in self._listener.streams.items() if t.rpartition("/")[0] == config.id}
         await self._listener.wait(lambda: all(stream.opened for stream in streams.values()), OPEN_TIMEOUT_S)
         ranks = sorted({*survey.gauges, *(stream.endpoint.rank for stream in streams.values())}) or [0]
         size = survey.block_tokens or DEFAULT_BLOCK_TOKENS
-        plain = [_plain(model, _text(size)) for _ in ranks]
-        results = await asyncio.gather(
-            *(
-                self._send_twice(config, model, kind, size, client, rank, several=len(ranks) > 1)
-                for rank, kind in zip(ranks, plain, strict=True)
-            )
-        )
-        described = await self._describe_streams(config, results)
-        kinds = [kind for _, _, kind in results]
+        send = partial(self._send_twice, config, model, client=client, several=len(ranks) > 1)
+        plain = {rank: send(_plain(model, _text(size)), size, rank=rank) for rank in ranks}
+        answered = await self._run(plain, end_s)
+        described = await self._describe_streams(config, answered)
+        kinds = [answered[rank].result if rank in answered else NO_ANSWER for rank in ranks]
+        unfinished: list[str] = []
         if kinds[0].error is None:
-            heard = {stream.rank: stream for stream in described}.get(ranks[0])
+            heard = next((stream for stream in described if stream.rank == ranks[0]), None)
             size = (heard.block_tokens if heard else None) or size
             waits = heard is not None and heard.own
             others = _other_kinds(model, survey.adapters, size)
-            more = await asyncio.gather(
-                *(
-                    self._send_twice(config, model, kind, size, client, ranks[0], len(ranks) > 1, waits)
-                    for kind in others
-                )
+            more = await self._run(
+                {kind.name: send(kind, size, rank=ranks[0], waits=waits) for kind in others}, end_s - LAST_S
             )
-            kinds += [kind for _, _, kind in more]
+            kinds += [sent.result for sent in more.values()]
+            unfinished = [kind.name for kind in others if kind.name not in more]
         host, params = await self._ask_transfer(config, model, size, client)
-        return EngineProbe(tuple(described), tuple(kinds), host, params)
+        return EngineProbe(tuple(described), tuple(kinds), host, params, tuple(unfinished))
 
-    async def _describe_streams(
-        self, config: InstanceConfig, results: Sequence[tuple[int, Sequence[Key], KindProbe]]
-    ) -> list[StreamProbe]:
+    async def _run(self, prompts: Mapping[K, Coroutine[Any, Any, _Sent]], end_s: float) -> dict[K, _Sent]:
+        """Send prompts in this order, a few at once. Return the results of those that were answered by `end_s`."""
+        turn, sent = asyncio.Semaphore(AT_ONCE), {}
+
+        async def send(key: K, prompt: Coroutine[Any, Any, _Sent]) -> None:
+            async with turn:
+                sent[key] = await prompt
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, end_s - self._clock.now())):
+                await asyncio.gather(*(send(key, prompt) for key, prompt in prompts.items()))
+        for prompt in prompts.values():
+            prompt.close()  # those that had no turn
+        return sent
+
+    async def _describe_streams(self, config: InstanceConfig, results: Mapping[int, _Sent]) -> list[StreamProbe]:
         described = []
-        for rank, keys, _ in results:
+        for rank, (keys, _) in results.items():
             target = TargetId(f"{config.id}/{rank}")
             if (heard := self._listener.streams.get(target)) is None:
                 continue
@@ -123,12 +148,13 @@ class EngineProber:
         model: str,
         kind: _Kind,
         block_tokens: int,
+        *,
         client: httpx.AsyncClient,
         rank: int,
         several: bool,
         waits: bool = True,
-    ) -> tuple[int, Sequence[Key], KindProbe]:
-        """Return the rank, the prompt's keys, and what was promised and delivered. `waits`: for its events."""
+    ) -> _Sent:
+        """Return the prompt's keys, and what was promised and delivered. `waits`: for its events."""
         body = msgspec.json.encode(kind.body)
         headers = {"content-type": "application/json"} | ({"x-data-parallel-rank": str(rank)} if several else {})
         prompt = read_prompt(kind.path, "application/json", body, self._options)
@@ -138,7 +164,7 @@ class EngineProber:
             self._listener.expect(target, ExpectedPrompt(known.ids, kind.adapter))
         first = await _post(client, kind.path, body, headers)
         if isinstance(first, str):
-            return rank, (), KindProbe(kind.name, first)
+            return _Sent((), KindProbe(kind.name, first))
         keys: Sequence[Key] = ()
         counted, wanted = None, 0
         if isinstance(known, TokenizedPrompt):
@@ -157,12 +183,11 @@ class EngineProber:
                 promised = min(self._listener.held_blocks(target, keys), wanted) * block_tokens
         second = await _post(client, kind.path, body, headers)
         if isinstance(second, str):
-            return rank, keys, KindProbe(kind.name, second)
+            return _Sent(keys, KindProbe(kind.name, second))
         why = None if isinstance(known, TokenizedPrompt) else known
         known_tokens = wanted * block_tokens
         counts = counted, first.prompt_tokens, known_tokens, promised, second.cached_tokens
-        result = KindProbe(kind.name, None, why, *counts)
-        return rank, keys, result
+        return _Sent(keys, KindProbe(kind.name, None, why, *counts))
 
     def _keys(self, known: TokenizedPrompt, model: str, kind: _Kind, block_tokens: int) -> list[Key]:
         root = self._listener.keyring.root(model, kind.adapter, kind.salt)
@@ -207,7 +232,7 @@ def configured_endpoints(config: InstanceConfig, survey: EngineSurvey) -> list[E
 async def _post(client: httpx.AsyncClient, path: str, body: bytes, headers: Mapping[str, str]) -> Usage | str:
     """Return the usage in the answer, or why there is none."""
     try:
-        answer = await client.post(path, content=body, headers=dict(headers))
+        answer = await client.post(path, content=body, headers=dict(headers), timeout=ANSWER_TIMEOUT_S)
     except httpx.TimeoutException:
         return "no answer in time"
     except httpx.HTTPError as failure:

@@ -60,6 +60,7 @@ class EngineProbe(NamedTuple):
     kinds: tuple[KindProbe, ...]
     transfer_host: str | None = None  # of a prefill engine with Nixl: where decode engines are told to fetch
     transfer_params: bool | None = None  # whether its answer told them; None: not asked
+    unfinished: tuple[str, ...] = ()  # kinds that were not answered in time
 
 
 class TokenizerProof(NamedTuple):

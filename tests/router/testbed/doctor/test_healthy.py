@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from router.testbed.doctor import gather
 from tests.router.testbed.doctor.conftest import Json, alarms, examined, running
 
 pytestmark = pytest.mark.doctor
@@ -71,3 +72,15 @@ async def test_a_fleet_that_was_examined_before(tmp_path: Path) -> None:
     async with running() as fleet:
         for _ in range(2):
             assert alarms(await examined(tmp_path / "main.yaml", fleet.config())) == []
+
+
+async def test_what_a_slow_engine_does_not_answer_in_time_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "PROBE_TIMEOUT_S", 3.0)
+    async with running({"prefill_tokens_per_s": 100}) as fleet:
+        examination = await examined(tmp_path / "main.yaml", fleet.config())
+    (found,) = examination.findings
+    assert (found.finding.severity, found.finding.check) == ("unchecked", "unfinished")
+    assert "engine-0 (messages)" in found.finding.at
+    assert examination.faults == 0
