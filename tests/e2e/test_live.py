@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.control.api import live
 from router.control.live.feed import MAX_UNSENT, MAX_VIEWERS, Viewer
 from tests.e2e.conftest import MODEL, Json, RouterClient
 from tests.e2e.workers import Clients, all_up, say
@@ -133,6 +134,27 @@ async def test_a_viewer_that_does_not_read_is_dropped() -> None:
         viewer.put(b"x")
     async with asyncio.timeout(1):
         assert [message async for message in viewer] == []
+
+
+async def test_a_viewer_whose_connection_is_full_is_given_up(router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "WRITE_TIMEOUT_S", 0.05)
+    async with engine() as a, router([a]) as r:
+        never = asyncio.Event()
+        sent: list[str] = []
+
+        async def receive() -> Json:
+            await never.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Json) -> None:
+            sent.append(message["type"])
+            if len(sent) > 1:
+                await never.wait()
+
+        async with asyncio.timeout(5):
+            await live.LiveResponse(r.app._live, b"hello")({}, receive, send)
+        assert sent == ["http.response.start", "http.response.body"]
+        await eventually(lambda: not r.app._live.composing)
 
 
 async def test_reading_needs_the_right_and_says_which_there_are(router) -> None:

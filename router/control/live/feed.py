@@ -109,8 +109,7 @@ class LiveFeed:
     def close(self) -> None:
         """End all viewers' streams, and accept no more."""
         self._closed = True
-        for viewer in self._viewers:
-            viewer.close()
+        self._close_viewers()
 
     async def _run(self) -> None:
         composer = _Composer(self.status)
@@ -121,12 +120,11 @@ class LiveFeed:
                 await self._pause(composer)
         finally:
             self._running = None
-            if self._viewers and not self._closed:  # one came while this ended, or composing failed: they come again
-                self.close_viewers()
+            self._close_viewers()  # of those who came while this ended, or when composing failed: pages come again
             if self.status.leader is not None:
                 await self.status.leader.end_flow()
 
-    def close_viewers(self) -> None:
+    def _close_viewers(self) -> None:
         for viewer in self._viewers:
             viewer.close()
 

@@ -76,7 +76,7 @@ function options(series, x, height, width, shown, range) {
 /** Colours of marks by kind; a letter beside the line tells them apart without colour. */
 export const MARK_SIGN = { switch: "S", rollback: "R", alarm: "A", start: "↑", join: "+", leave: "−", state: "·" };
 
-export const markColor = (kind) => (kind === "rollback" || kind === "alarm" ? "--bad" : kind === "leave" ? "--warn" : "--mark");
+const markColor = (kind) => (kind === "rollback" || kind === "alarm" ? "--bad" : kind === "leave" ? "--warn" : "--mark");
 
 function drawMarks(u, marks) {
   const { ctx } = u;

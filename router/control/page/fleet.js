@@ -134,7 +134,7 @@ function commonPrefix(list) {
 
 const shortName = (cell) => (cell.ranks > 1 ? cell.id : cell.instance);
 
-export function memoryParts({ live, held, capacity }) {
+function memoryParts({ live, held, capacity }) {
   if (!capacity) return [];
   return [
     { kind: "live", value: live ?? 0 },

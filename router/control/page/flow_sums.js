@@ -4,7 +4,7 @@ const BINS_PER_E = 8; // as in router/telemetry/request_flow.py
 
 const SUMMED = ["placed", "ended", "failed", "returning", "stayed", "prompt", "delivered", "promisedPrompt", "predicted", "compared", "pool"];
 
-export const emptySum = () => ({ ...Object.fromEntries(SUMMED.map((name) => [name, 0])), ttft: new Map(), own: new Map() });
+const emptySum = () => ({ ...Object.fromEntries(SUMMED.map((name) => [name, 0])), ttft: new Map(), own: new Map() });
 
 export function add(sum, bucket) {
   for (const name of SUMMED) sum[name] += bucket[name];

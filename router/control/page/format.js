@@ -1,6 +1,6 @@
 // Numbers, times and shares as text. What is unknown is a dash, never 0.
 
-export const UNKNOWN = "–";
+const UNKNOWN = "–";
 
 const unknown = (value) => value === null || value === undefined || Number.isNaN(value);
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

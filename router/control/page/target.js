@@ -4,7 +4,7 @@
 import { ask, read } from "./admin.js";
 import { confirmAction } from "./actions.js";
 import { Chart } from "./charts.js";
-import { amount, count, duration, momentOf, ratio, share, timeOf, tokens } from "./format.js";
+import { count, duration, momentOf, timeOf, tokens } from "./format.js";
 import { flowByTarget, memoryText } from "./fleet.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
 

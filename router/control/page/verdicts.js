@@ -4,7 +4,6 @@ import { duration, names, plural, share } from "./format.js";
 import { pairGroups } from "./fleet.js";
 import { lastSeconds, quantile } from "./flow_sums.js";
 
-export const LEVELS = ["ok", "off", "warn", "bad"]; // from good to bad; off: not used here
 const LATE_MS = 100; // of the event loop: a first token may wait as long
 const LAG_MS = 2000;
 const RECENT_S = 900;
