@@ -42,7 +42,7 @@ test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kuberne
 	$(BIN)/python -m tests.gateway.install
 	$(BIN)/python -m pytest -m gateway tests/gateway
 
-test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute doctor` knows in a fleet of emulated engines (2 minutes)
+test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute doctor` knows in a fleet of emulated engines (a minute)
 	$(BIN)/python -m pytest -m doctor -n $(WORKERS) tests/router/testbed/doctor tests/e2e/test_doctor.py
 
 # Playwright drives Debian's browser, not one of its own.
