@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import signal
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +15,7 @@ from playwright.async_api import expect
 
 from tests.browser.access import check_access
 from tests.e2e.workers import say
-from tests.fakes.engines import engine, engine_process, eventually
+from tests.fakes.engines import engine, eventually
 
 pytestmark = pytest.mark.browser
 
@@ -68,12 +67,14 @@ async def test_a_join_is_seen(router, browse, tmp_path: Path) -> None:
             await expect(page.locator(".verdict", has_text="Engines")).to_contain_text("2 of 2", timeout=SOON_MS)
 
 
-async def test_a_killed_engine_is_seen(router, browse) -> None:
-    async with engine_process() as running:
-        fleet = {"instances": [{"url": running().url}], "health": HEALTH}
-        async with router([running()], fleet=fleet) as r, browse(r.admin_url) as page:
+async def test_an_engine_that_ends_is_seen(router, browse) -> None:
+    """It is not started again, as one under a supervisor is: that can be over before the next picture."""
+    async with AsyncExitStack() as life:
+        a = await life.enter_async_context(engine())
+        fleet = {"instances": [{"url": a.url}], "health": HEALTH}
+        async with router([a], fleet=fleet) as r, browse(r.admin_url) as page:
             await expect(page.locator(".cell.ready")).to_have_count(1)
-            os.kill(running().pid, signal.SIGKILL)
+            await life.aclose()
             await expect(page.locator(".cell.bad")).to_contain_text("down", timeout=SOON_MS)
 
 

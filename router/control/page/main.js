@@ -16,11 +16,11 @@ import { Store } from "./store.js";
 import { verdicts } from "./verdicts.js";
 
 const VIEWS = [
-  ["fleet", "Fleet", Fleet],
-  ["flow", "Where requests go", Flow],
-  ["cache", "The cache", Cache],
-  ["experiments", "Experiments", Experiments],
-  ["request", "One request", OneRequest],
+    ["fleet", "Fleet", Fleet],
+    ["flow", "Where requests go", Flow],
+    ["cache", "The cache", Cache],
+    ["experiments", "Experiments", Experiments],
+    ["request", "One request", OneRequest],
 ];
 
 const store = new Store();
@@ -28,146 +28,182 @@ let stopFeed = () => {};
 let drawn = 0;
 
 function draw() {
-  cancelAnimationFrame(drawn);
-  // A hidden tab draws nothing; it is drawn when it is looked at again.
-  drawn = requestAnimationFrame(() => render(html`<${Page} store=${store} />`, document.getElementById("app")));
+    cancelAnimationFrame(drawn);
+    // A hidden tab draws nothing; it is drawn when it is looked at again.
+    drawn = requestAnimationFrame(() => render(html`<${Page} store=${store} />`, document.getElementById("app")));
 }
 
 function connect() {
-  stopFeed();
-  stopFeed = follow({
-    event(name, data) {
-      store.apply(name, data);
-      draw();
-    },
-    state(state, error) {
-      if (state !== "live" && store.connection === "live") store.lostAt = Date.now() / 1000;
-      store.connection = state;
-      store.error = error;
-      draw();
-    },
-  });
+    stopFeed();
+    stopFeed = follow({
+        event(name, data) {
+            store.apply(name, data);
+            draw();
+        },
+        state(state, error) {
+            if (state !== "live" && store.connection === "live") store.lostAt = Date.now() / 1000;
+            store.connection = state;
+            store.error = error;
+            draw();
+        },
+    });
 }
 
 const place = () => {
-  const [view, ...rest] = location.hash.slice(1).split("/");
-  return [VIEWS.some(([id]) => id === view) ? view : "fleet", decodeURIComponent(rest.join("/"))];
+    const [view, ...rest] = location.hash.slice(1).split("/");
+    return [VIEWS.some(([id]) => id === view) ? view : "fleet", decodeURIComponent(rest.join("/"))];
 };
 
 function Page({ store }) {
-  const refused = store.error instanceof Refused && [401, 403].includes(store.error.status);
-  if (refused) return html`<${Enter} error=${store.error} />`;
-  const [view, argument] = place();
-  const [, title, View] = VIEWS.find(([id]) => id === view);
-  const focus = useRef(null);
-  useKeys();
-  useEffect(() => {
-    document.title = `${title} · Warmroute`;
-  }, [view]);
-  return html`<header class="top">
-      <button class="skip" onClick=${() => focus.current?.focus()}>Skip to ${title}</button>
-      <div class="brand"><img src="page/icon.svg" alt="" width="18" height="18" /><strong>Warmroute</strong><${Connection} store=${store} /></div>
-      <${Verdicts} store=${store} />
-      <${Now} store=${store} />
-    </header>
-    <nav class="views" aria-label="Views">
-      ${VIEWS.map(([id, name], n) => html`<a href="#${id}" aria-current=${id === view ? "page" : null} title=${`key ${n + 1}`}>${name}</a>`)}
-    </nav>
-    <main ref=${focus} tabindex="-1" class=${store.connection === "lost" ? "stale" : ""}>
-      <h1 class="hidden">${title}</h1>
-      ${store.now === null ? html`<p class="faint">Waiting for the first picture …</p>` : html`<${View} store=${store} argument=${argument} />`}
-    </main>
-    <${Dialogs} store=${store} />`;
+    const refused = store.error instanceof Refused && [401, 403].includes(store.error.status);
+    if (refused) return html`<${Enter} error=${store.error} />`;
+    const [view, argument] = place();
+    const [, title, View] = VIEWS.find(([id]) => id === view);
+    const focus = useRef(null);
+    useKeys();
+    useEffect(() => {
+        document.title = `${title} · Warmroute`;
+    }, [view]);
+    return html`<header class="top">
+            <button class="skip" onClick=${() => focus.current?.focus()}>Skip to ${title}</button>
+            <div class="brand">
+                <img src="page/icon.svg" alt="" width="18" height="18" /><strong>Warmroute</strong
+                ><${Connection} store=${store} />
+            </div>
+            <${Verdicts} store=${store} />
+            <${Now} store=${store} />
+        </header>
+        <nav class="views" aria-label="Views">
+            ${VIEWS.map(([id, name], n) => html`<a href="#${id}" aria-current=${id === view ? "page" : null} title=${`key ${n + 1}`}>${name}</a>`)}
+        </nav>
+        <main ref=${focus} tabindex="-1" class=${store.connection === "lost" ? "stale" : ""}>
+            <h1 class="hidden">${title}</h1>
+            ${store.now === null ? html`<p class="faint">Waiting for the first picture …</p>` : html`<${View} store=${store} argument=${argument} />`}
+        </main>
+        <${Dialogs} store=${store} />`;
 }
 
 /** 1 to 5 choose a view, / goes to the search. */
 function useKeys() {
-  useEffect(() => {
-    const onKey = (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
-      if (document.querySelector("dialog[open]")) return;
-      const view = VIEWS[Number(event.key) - 1];
-      if (view) location.hash = view[0];
-      else if (event.key === "/") {
-        event.preventDefault();
-        location.hash = "request";
-        document.getElementById("find")?.focus();
-      }
-    };
-    document.addEventListener("keydown", onKey);
-    return () => document.removeEventListener("keydown", onKey);
-  }, []);
+    useEffect(() => {
+        const onKey = (event) => {
+            if (
+                event.ctrlKey ||
+                event.metaKey ||
+                event.altKey ||
+                /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)
+            )
+                return;
+            if (document.querySelector("dialog[open]")) return;
+            const view = VIEWS[Number(event.key) - 1];
+            if (view) location.hash = view[0];
+            else if (event.key === "/") {
+                event.preventDefault();
+                location.hash = "request";
+                document.getElementById("find")?.focus();
+            }
+        };
+        document.addEventListener("keydown", onKey);
+        return () => document.removeEventListener("keydown", onKey);
+    }, []);
 }
 
 function Connection({ store }) {
-  const lost = store.connection === "lost";
-  const text = lost ? `no connection since ${timeOf(store.lostAt ?? Date.now() / 1000)}` : store.now === null ? "connecting" : timeOf(store.now);
-  return html`<span class="connection ${lost ? "bad" : ""}">
-    <span role="status" class=${lost ? "" : "hidden"}>${lost ? text : "connected"}</span>
-    ${lost ? "" : html`<time>${text}</time>`}
-    ${token() ? html`<button class="link" onClick=${leave}>sign out</button>` : ""}
-  </span>`;
+    const lost = store.connection === "lost";
+    const text = lost
+        ? `no connection since ${timeOf(store.lostAt ?? Date.now() / 1000)}`
+        : store.now === null
+          ? "connecting"
+          : timeOf(store.now);
+    return html`<span class="connection ${lost ? "bad" : ""}">
+        <span role="status" class=${lost ? "" : "hidden"}>${lost ? text : "connected"}</span>
+        ${lost ? "" : html`<time>${text}</time>`}
+        ${token() ? html`<button class="link" onClick=${leave}>sign out</button>` : ""}
+    </span>`;
 }
 
 function leave() {
-  setToken("");
-  store.clear();
-  connect();
+    setToken("");
+    store.clear();
+    connect();
 }
 
 const SIGN = { ok: "●", off: "○", warn: "▲", bad: "■" };
 const MEANING = { ok: "good", off: "not used", warn: "attention", bad: "trouble" };
 
 function Verdicts({ store }) {
-  return html`<ul class="verdicts" aria-label="Where is the trouble?">
-    ${verdicts(store).map(
-      ({ name, view, level, text }) => html`<li><a href="#${view}" class="verdict ${level}" title=${text}>
-        <span class="sign" aria-hidden="true">${SIGN[level]}</span><strong>${name}</strong><span class="hidden">${MEANING[level]}:</span>
-        <span class="text">${text}</span></a></li>`,
-    )}
-  </ul>`;
+    return html`<ul class="verdicts" aria-label="Where is the trouble?">
+        ${verdicts(store).map(
+            ({ name, view, level, text }) =>
+                html`<li>
+                    <a href="#${view}" class="verdict ${level}" title=${text}>
+                        <span class="sign" aria-hidden="true">${SIGN[level]}</span><strong>${name}</strong
+                        ><span class="hidden">${MEANING[level]}:</span> <span class="text">${text}</span></a
+                    >
+                </li>`,
+        )}
+    </ul>`;
 }
 
 /** What is going on now, each figure with its course over the last minutes. */
 function Now({ store }) {
-  const { t, sums } = overTime(store, null, 15);
-  const minute = lastSeconds(store, 60);
-  const recent = overTime(store, null).sums.slice(-6);
-  const cells = [...store.targets.values()];
-  const inFlight = cells.length ? cells.reduce((sum, cell) => sum + (cell.requests ?? 0), 0) : null;
-  const rate = recent.length ? recent.reduce((sum, s) => sum + s.placed, 0) / (recent.length * store.bucketS) : null;
-  const of = (value) => sums.map(value);
-  const part = (a, b) => (b ? a / b : null);
-  const figures = [
-    ["requests / s", rate === null ? "–" : rate.toFixed(rate < 10 ? 1 : 0), of((s) => s.placed / 15)],
-    ["in flight", count(inFlight), null],
-    ["TTFT p50", duration(minute && quantile(minute.ttft, 0.5)), of((s) => quantile(s.ttft, 0.5))],
-    ["TTFT p99", duration(minute && quantile(minute.ttft, 0.99)), of((s) => quantile(s.ttft, 0.99))],
-    ["cache hits", share(minute && part(minute.delivered, minute.prompt)), of((s) => part(s.delivered, s.prompt))],
-    ["failed", minute?.ended ? share(minute.failed / minute.ended) : "–", of((s) => part(s.failed, s.ended))],
-  ];
-  return html`<dl class="now">
-    ${figures.map(([name, value, course]) => html`<div><dt>${name}</dt><dd>${value}</dd>${course && course.length > 1 ? html`<${Spark} t=${t} values=${course} />` : ""}</div>`)}
-  </dl>`;
+    const { t, sums } = overTime(store, null, 15);
+    const minute = lastSeconds(store, 60);
+    const recent = overTime(store, null).sums.slice(-6);
+    const cells = [...store.targets.values()];
+    const inFlight = cells.length ? cells.reduce((sum, cell) => sum + (cell.requests ?? 0), 0) : null;
+    const rate = recent.length ? recent.reduce((sum, s) => sum + s.placed, 0) / (recent.length * store.bucketS) : null;
+    const of = (value) => sums.map(value);
+    const part = (a, b) => (b ? a / b : null);
+    const figures = [
+        ["requests / s", rate === null ? "–" : rate.toFixed(rate < 10 ? 1 : 0), of((s) => s.placed / 15)],
+        ["in flight", count(inFlight), null],
+        ["TTFT p50", duration(minute && quantile(minute.ttft, 0.5)), of((s) => quantile(s.ttft, 0.5))],
+        ["TTFT p99", duration(minute && quantile(minute.ttft, 0.99)), of((s) => quantile(s.ttft, 0.99))],
+        ["cache hits", share(minute && part(minute.delivered, minute.prompt)), of((s) => part(s.delivered, s.prompt))],
+        ["failed", minute?.ended ? share(minute.failed / minute.ended) : "–", of((s) => part(s.failed, s.ended))],
+    ];
+    return html`<dl class="now">
+        ${figures.map(
+            ([name, value, course]) =>
+                html`<div>
+                    <dt>${name}</dt>
+                    <dd>${value}</dd>
+                    ${course && course.length > 1 ? html`<${Spark} t=${t} values=${course} />` : ""}
+                </div>`,
+        )}
+    </dl>`;
 }
 
 function Enter({ error }) {
-  const [text, setText] = useState("");
-  const enter = (event) => {
-    event.preventDefault();
-    setToken(text.trim());
-    store.error = null;
-    connect();
-    draw();
-  };
-  return html`<main class="alone"><h1>Warmroute</h1>
-    <form onSubmit=${enter}>
-      <label for="token">Admin token</label>
-      <input id="token" type="password" autocomplete="off" autofocus required value=${text} onInput=${(e) => setText(e.target.value)} />
-      <button class="primary">Enter</button>
-      <p class="faint">Kept for this tab only. It needs the right “read”; with “write” the page offers actions.</p>
-      ${token() ? html`<p role="alert" class="error">${error.message}</p>` : ""}
-    </form></main>`;
+    const [text, setText] = useState("");
+    const enter = (event) => {
+        event.preventDefault();
+        setToken(text.trim());
+        store.error = null;
+        connect();
+        draw();
+    };
+    return html`<main class="alone">
+        <h1>Warmroute</h1>
+        <form onSubmit=${enter}>
+            <label for="token">Admin token</label>
+            <input
+                id="token"
+                type="password"
+                autocomplete="off"
+                autofocus
+                required
+                value=${text}
+                onInput=${(e) => setText(e.target.value)}
+            />
+            <button class="primary">Enter</button>
+            <p class="faint">
+                Kept for this tab only. It needs the right “read”; with “write” the page offers actions.
+            </p>
+            ${token() ? html`<p role="alert" class="error">${error.message}</p>` : ""}
+        </form>
+    </main>`;
 }
 
 addEventListener("hashchange", draw);

@@ -6,90 +6,196 @@ import { amount, count, duration, momentOf, share, timeOf, tokens } from "./form
 import { html, useEffect, useState } from "./lib.js";
 
 const LISTED = 50;
-const FIELDS = [["id", "Id begins with"], ["session", "Session"], ["client", "Client"], ["target", "Target"]];
+const FIELDS = [
+    ["id", "Id begins with"],
+    ["session", "Session"],
+    ["client", "Client"],
+    ["target", "Target"],
+];
 
 export function OneRequest({ store, argument }) {
-  return html`<${Search} store=${store} open=${argument} />${argument ? html`<${Detail} key=${argument} id=${argument} />` : ""}`;
+    return html`<${Search}
+            store=${store}
+            open=${argument}
+        />${argument ? html`<${Detail} key=${argument} id=${argument} />` : ""}`;
 }
 
 function Search({ open }) {
-  const [wanted, setWanted] = useState({});
-  const [asked, setAsked] = useState({});
-  const [found, setFound] = useState(null);
-  const [error, setError] = useState(null);
-  useEffect(() => {
-    if (!open) document.getElementById("find").focus();
-  }, []);
-  useEffect(() => {
-    let ended = false;
-    const query = new URLSearchParams({ limit: LISTED });
-    for (const [name, text] of Object.entries(asked)) if (text) query.set(name, name === "since" || name === "until" ? new Date(text).getTime() / 1000 : text);
-    read(`admin/records?${query}`).then((answer) => !ended && (setFound(answer.records), setError(null)), (problem) => !ended && setError(problem));
-    return () => (ended = true);
-  }, [asked]);
-  const set = (name) => (event) => setWanted({ ...wanted, [name]: event.target.value.trim() });
-  const find = (event) => {
-    event.preventDefault();
-    setAsked({ ...wanted });
-  };
-  return html`<form class="tools" role="search" onSubmit=${find}>
-      ${FIELDS.map(([name, label], i) => html`<label>${label} <input id=${i ? null : "find"} type="search" onInput=${set(name)} /></label>`)}
-      <label>From <input type="datetime-local" step="1" onInput=${set("since")} /></label>
-      <label>To <input type="datetime-local" step="1" onInput=${set("until")} /></label>
-      <button class="primary">Find</button>
-    </form>
-    ${error ? html`<p role="alert" class="error">${error.message}</p>` : ""}
-    ${found === null ? "" : html`<details class="found" open=${!open}><summary>${found.length ? `${count(found.length)} newest that match` : "No record matches; the recent records are searched"}</summary>
-      <div class="wide" tabindex="0" role="region" aria-label="Records found"><table>
-        <thead><tr>${["at", "request", "target", "decided by", "client", "prompt", "cached", "TTFT", "took", "status"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-        <tbody>${found.map((r) => html`<tr class=${r.status >= 500 || r.error ? "odd" : ""}><td title=${momentOf(r.at_wall_s)}>${timeOf(r.at_wall_s)}</td>
-          <td class="text"><a href="#request/${encodeURIComponent(r.id)}" aria-current=${r.id === open ? "true" : null}>${r.id}</a></td><td class="text">${r.target ?? "–"}</td><td class="text">${r.arm ?? r.policy ?? "–"}</td>
-          <td class="text">${r.client ?? r.sender ?? "–"}</td><td>${tokens(r.prompt_tokens ?? r.prompt_tokens_counted)}</td><td>${tokens(r.cached_tokens)}</td>
-          <td>${r.stream ? duration(r.ttft_ms) : "–"}</td><td>${duration(r.duration_ms)}</td><td>${r.status ?? (r.done ? "–" : "running")}</td></tr>`)}</tbody></table></div></details>`}`;
+    const [wanted, setWanted] = useState({});
+    const [asked, setAsked] = useState({});
+    const [found, setFound] = useState(null);
+    const [error, setError] = useState(null);
+    useEffect(() => {
+        if (!open) document.getElementById("find").focus();
+    }, []);
+    useEffect(() => {
+        let ended = false;
+        const query = new URLSearchParams({ limit: LISTED });
+        for (const [name, text] of Object.entries(asked))
+            if (text) query.set(name, name === "since" || name === "until" ? new Date(text).getTime() / 1000 : text);
+        read(`admin/records?${query}`).then(
+            (answer) => !ended && (setFound(answer.records), setError(null)),
+            (problem) => !ended && setError(problem),
+        );
+        return () => (ended = true);
+    }, [asked]);
+    const set = (name) => (event) => setWanted({ ...wanted, [name]: event.target.value.trim() });
+    const find = (event) => {
+        event.preventDefault();
+        setAsked({ ...wanted });
+    };
+    return html`<form class="tools" role="search" onSubmit=${find}>
+            ${FIELDS.map(([name, label], i) => html`<label>${label} <input id=${i ? null : "find"} type="search" onInput=${set(name)} /></label>`)}
+            <label>From <input type="datetime-local" step="1" onInput=${set("since")} /></label>
+            <label>To <input type="datetime-local" step="1" onInput=${set("until")} /></label>
+            <button class="primary">Find</button>
+        </form>
+        ${error ? html`<p role="alert" class="error">${error.message}</p>` : ""}
+        ${
+            found === null
+                ? ""
+                : html`<details class="found" open=${!open}>
+                      <summary>
+                          ${found.length ? `${count(found.length)} newest that match` : "No record matches; the recent records are searched"}
+                      </summary>
+                      <div class="wide" tabindex="0" role="region" aria-label="Records found">
+                          <table>
+                              <thead>
+                                  <tr>
+                                      ${["at", "request", "target", "decided by", "client", "prompt", "cached", "TTFT", "took", "status"].map((name) => html`<th scope="col">${name}</th>`)}
+                                  </tr>
+                              </thead>
+                              <tbody>
+                                  ${found.map(
+                                      (r) =>
+                                          html`<tr class=${r.status >= 500 || r.error ? "odd" : ""}>
+                                              <td title=${momentOf(r.at_wall_s)}>${timeOf(r.at_wall_s)}</td>
+                                              <td class="text">
+                                                  <a
+                                                      href="#request/${encodeURIComponent(r.id)}"
+                                                      aria-current=${r.id === open ? "true" : null}
+                                                      >${r.id}</a
+                                                  >
+                                              </td>
+                                              <td class="text">${r.target ?? "–"}</td>
+                                              <td class="text">${r.arm ?? r.policy ?? "–"}</td>
+                                              <td class="text">${r.client ?? r.sender ?? "–"}</td>
+                                              <td>${tokens(r.prompt_tokens ?? r.prompt_tokens_counted)}</td>
+                                              <td>${tokens(r.cached_tokens)}</td>
+                                              <td>${r.stream ? duration(r.ttft_ms) : "–"}</td>
+                                              <td>${duration(r.duration_ms)}</td>
+                                              <td>${r.status ?? (r.done ? "–" : "running")}</td>
+                                          </tr>`,
+                                  )}
+                              </tbody>
+                          </table>
+                      </div>
+                  </details>`
+        }`;
 }
 
 function Detail({ id }) {
-  const [record, setRecord] = useState(null);
-  const [error, setError] = useState(null);
-  useEffect(() => {
-    let ended = false;
-    let timer = 0;
-    const load = () => read(`admin/records/${encodeURIComponent(id)}`).then((found) => {
-      if (ended) return;
-      setRecord(found);
-      if (!found.done) timer = setTimeout(load, 1000);
-    }, (problem) => !ended && setError(problem));
-    load();
-    return () => {
-      ended = true;
-      clearTimeout(timer);
-    };
-  }, [id]);
-  if (error) return html`<p role="alert" class="error">${error.message}</p>`;
-  if (!record) return html`<p class="faint">Reading ${id} …</p>`;
-  const facts = [["at", momentOf(record.at_wall_s)], ["endpoint", record.endpoint], ["model", record.model], ["client", record.client ?? record.sender], ["session", record.session],
-    ["policy", record.arm ? `${record.policy}, arm ${record.arm}` : record.policy], ["status", record.status], ["error", record.error], ["trace", record.trace_id],
-    ["token ids", record.tokens_from], ["output tokens", record.output_tokens]];
-  return html`<article class="record"><h2>${record.id}</h2><p class="lead">${record.why ?? record.error ?? "No target was chosen."}</p>
-    <dl class="facts columns">${facts.filter(([, v]) => v !== null && v !== undefined).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-    <${Delivery} record=${record} />
-    <h3>Time line</h3><${Waterfall} record=${record} />
-    ${record.attempts.map((attempt, i) => html`<section><h3>${record.attempts.length > 1 ? `Attempt ${i + 1} of ${record.attempts.length}: ` : "The choice: "}${attempt.target} (${attempt.end})</h3>
-      ${record.attempts.length > 1 ? html`<p>${attempt.why}</p>` : ""}<${Costs} choice=${attempt} />
-      ${attempt.prefill ? html`<h3>Prefilled by ${attempt.prefill.target} (${attempt.prefill.end})</h3><${Costs} choice=${attempt.prefill} />` : ""}</section>`)}
-    <${Others} record=${record} />
-  </article>`;
+    const [record, setRecord] = useState(null);
+    const [error, setError] = useState(null);
+    useEffect(() => {
+        let ended = false;
+        let timer = 0;
+        const load = () =>
+            read(`admin/records/${encodeURIComponent(id)}`).then(
+                (found) => {
+                    if (ended) return;
+                    setRecord(found);
+                    if (!found.done) timer = setTimeout(load, 1000);
+                },
+                (problem) => !ended && setError(problem),
+            );
+        load();
+        return () => {
+            ended = true;
+            clearTimeout(timer);
+        };
+    }, [id]);
+    if (error) return html`<p role="alert" class="error">${error.message}</p>`;
+    if (!record) return html`<p class="faint">Reading ${id} …</p>`;
+    const facts = [
+        ["at", momentOf(record.at_wall_s)],
+        ["endpoint", record.endpoint],
+        ["model", record.model],
+        ["client", record.client ?? record.sender],
+        ["session", record.session],
+        ["policy", record.arm ? `${record.policy}, arm ${record.arm}` : record.policy],
+        ["status", record.status],
+        ["error", record.error],
+        ["trace", record.trace_id],
+        ["token ids", record.tokens_from],
+        ["output tokens", record.output_tokens],
+    ];
+    return html`<article class="record">
+        <h2>${record.id}</h2>
+        <p class="lead">${record.why ?? record.error ?? "No target was chosen."}</p>
+        <dl class="facts columns">
+            ${facts
+                .filter(([, v]) => v !== null && v !== undefined)
+                .map(
+                    ([name, value]) =>
+                        html`<div>
+                            <dt>${name}</dt>
+                            <dd>${value}</dd>
+                        </div>`,
+                )}
+        </dl>
+        <${Delivery} record=${record} />
+        <h3>Time line</h3>
+        <${Waterfall} record=${record} />
+        ${record.attempts.map(
+            (attempt, i) =>
+                html`<section>
+                    <h3>
+                        ${record.attempts.length > 1 ? `Attempt ${i + 1} of ${record.attempts.length}: ` : "The choice: "}${attempt.target}
+                        (${attempt.end})
+                    </h3>
+                    ${record.attempts.length > 1 ? html`<p>${attempt.why}</p>` : ""}<${Costs} choice=${attempt} /> ${
+                        attempt.prefill
+                            ? html`<h3>Prefilled by ${attempt.prefill.target} (${attempt.prefill.end})</h3>
+                                  <${Costs} choice=${attempt.prefill} />`
+                            : ""
+                    }
+                </section>`,
+        )}
+        <${Others} record=${record} />
+    </article>`;
 }
 
 function Delivery({ record }) {
-  const last = record.attempts.at(-1);
-  const predicted = record.promise?.overlap_tokens ?? last?.prefill?.predicted_tokens ?? last?.predicted_tokens ?? null;
-  const prompt = record.prompt_tokens ?? record.prompt_tokens_counted;
-  const rows = [["prompt tokens cached", predicted, record.cached_tokens, prompt, tokens]];
-  return html`<h3>Promise and delivery</h3><dl class="figures-line">
-    ${rows.map(([name, promised, delivered, whole, text]) => html`<div><dt>${name}</dt><dd>${text(promised)} → ${text(delivered)}</dd><dd class="faint">of ${text(whole)}${whole && delivered !== null ? ` (${share(delivered / whole)})` : ""}</dd></div>`)}
-    <div><dt>first token</dt><dd>${record.promise ? `${duration(record.promise.predicted_ttft_ms)} → ` : ""}${duration(record.promise ? record.promise.measured_ttft_ms : record.ttft_ms)}</dd><dd class="faint">${record.stream ? "" : "not streamed"}</dd></div>
-    <div><dt>whole answer</dt><dd>${duration(record.duration_ms)}</dd></div></dl>`;
+    const last = record.attempts.at(-1);
+    const predicted =
+        record.promise?.overlap_tokens ?? last?.prefill?.predicted_tokens ?? last?.predicted_tokens ?? null;
+    const prompt = record.prompt_tokens ?? record.prompt_tokens_counted;
+    const rows = [["prompt tokens cached", predicted, record.cached_tokens, prompt, tokens]];
+    return html`<h3>Promise and delivery</h3>
+        <dl class="figures-line">
+            ${rows.map(
+                ([name, promised, delivered, whole, text]) =>
+                    html`<div>
+                        <dt>${name}</dt>
+                        <dd>${text(promised)} → ${text(delivered)}</dd>
+                        <dd class="faint">
+                            of ${text(whole)}${whole && delivered !== null ? ` (${share(delivered / whole)})` : ""}
+                        </dd>
+                    </div>`,
+            )}
+            <div>
+                <dt>first token</dt>
+                <dd>
+                    ${record.promise ? `${duration(record.promise.predicted_ttft_ms)} → ` : ""}${duration(record.promise ? record.promise.measured_ttft_ms : record.ttft_ms)}
+                </dd>
+                <dd class="faint">${record.stream ? "" : "not streamed"}</dd>
+            </div>
+            <div>
+                <dt>whole answer</dt>
+                <dd>${duration(record.duration_ms)}</dd>
+            </div>
+        </dl>`;
 }
 
 const OWN = new Set(["parse", "tokens", "keys", "match", "decide"]);
@@ -97,92 +203,200 @@ const WAITS = new Set(["pool", "admission", "body"]);
 
 /** Stages with where they begin; those of a record without a time line follow one another. */
 function stagesOf(record) {
-  if (record.timeline) return record.timeline.filter((s) => s.start_ms !== null && s.start_ms !== undefined);
-  let at = 0;
-  const found = [];
-  for (const name of ["parse", "tokens", "keys", "admission", "pool", "match", "decide", "connect"]) {
-    const ms = record.stages[`${name}_ms`];
-    if (ms === null || ms === undefined) continue;
-    found.push({ name, attempt: null, start_ms: at, duration_ms: ms });
-    at += ms;
-  }
-  if (record.ttft_ms !== null) found.push({ name: "first_token", start_ms: at, duration_ms: Math.max(0, record.ttft_ms - at) });
-  if (record.ttft_ms !== null && record.duration_ms !== null) found.push({ name: "stream", start_ms: record.ttft_ms, duration_ms: record.duration_ms - record.ttft_ms });
-  return found;
+    if (record.timeline) return record.timeline.filter((s) => s.start_ms !== null && s.start_ms !== undefined);
+    let at = 0;
+    const found = [];
+    for (const name of ["parse", "tokens", "keys", "admission", "pool", "match", "decide", "connect"]) {
+        const ms = record.stages[`${name}_ms`];
+        if (ms === null || ms === undefined) continue;
+        found.push({ name, attempt: null, start_ms: at, duration_ms: ms });
+        at += ms;
+    }
+    if (record.ttft_ms !== null)
+        found.push({ name: "first_token", start_ms: at, duration_ms: Math.max(0, record.ttft_ms - at) });
+    if (record.ttft_ms !== null && record.duration_ms !== null)
+        found.push({ name: "stream", start_ms: record.ttft_ms, duration_ms: record.duration_ms - record.ttft_ms });
+    return found;
 }
 
 function Waterfall({ record }) {
-  const stages = stagesOf(record);
-  const end = Math.max(record.duration_ms ?? 0, ...stages.map((s) => s.start_ms + (s.duration_ms ?? 0))) || 1;
-  // The router's stages take microseconds and the answer seconds: a root scale shows both.
-  const x = (ms) => 100 * Math.sqrt(Math.max(0, ms) / end);
-  const ticks = [0, 0.01, 0.1, 0.25, 0.5, 1].map((part) => part * end);
-  const kind = (name) => (OWN.has(name) ? "own" : WAITS.has(name) ? "wait" : "engine");
-  const several = record.attempts.length > 1;
-  return html`<div class="wide" tabindex="0" role="region" aria-label="Time line"><table class="waterfall"><thead><tr><th scope="col">stage</th><th scope="col">from</th><th scope="col">took</th>
-      <th scope="col" class="axis">${ticks.map((ms) => html`<span style=${ms === end ? "right: 0" : `left: ${x(ms)}%`} class=${ms === end ? "last" : ""}>${duration(ms)}</span>`)}<span class="hidden">drawn on a root scale</span></th></tr></thead>
-    <tbody>${stages.map((s) => html`<tr><th scope="row">${s.name.replaceAll("_", " ")}${several && s.attempt ? ` (${s.attempt})` : ""}</th><td>${duration(s.start_ms)}</td><td>${duration(s.duration_ms)}</td>
-      <td class="lane"><i class=${kind(s.name)} style=${`left: ${x(s.start_ms)}%; width: ${Math.max(0.25, x(s.start_ms + (s.duration_ms ?? end)) - x(s.start_ms))}%`}></i></td></tr>`)}</tbody></table></div>
-    <p class="legend inline" aria-hidden="true"><i class="own"></i>the router computes <i class="wait"></i>waiting <i class="engine"></i>the engine; root scale</p>`;
+    const stages = stagesOf(record);
+    const end = Math.max(record.duration_ms ?? 0, ...stages.map((s) => s.start_ms + (s.duration_ms ?? 0))) || 1;
+    // The router's stages take microseconds and the answer seconds: a root scale shows both.
+    const x = (ms) => 100 * Math.sqrt(Math.max(0, ms) / end);
+    const ticks = [0, 0.01, 0.1, 0.25, 0.5, 1].map((part) => part * end);
+    const kind = (name) => (OWN.has(name) ? "own" : WAITS.has(name) ? "wait" : "engine");
+    const several = record.attempts.length > 1;
+    return html`<div class="wide" tabindex="0" role="region" aria-label="Time line">
+            <table class="waterfall">
+                <thead>
+                    <tr>
+                        <th scope="col">stage</th>
+                        <th scope="col">from</th>
+                        <th scope="col">took</th>
+                        <th scope="col" class="axis">
+                            ${ticks.map((ms) => html`<span style=${ms === end ? "right: 0" : `left: ${x(ms)}%`} class=${ms === end ? "last" : ""}>${duration(ms)}</span>`)}<span
+                                class="hidden"
+                                >drawn on a root scale</span
+                            >
+                        </th>
+                    </tr>
+                </thead>
+                <tbody>
+                    ${stages.map(
+                        (s) =>
+                            html`<tr>
+                                <th scope="row">
+                                    ${s.name.replaceAll("_", " ")}${several && s.attempt ? ` (${s.attempt})` : ""}
+                                </th>
+                                <td>${duration(s.start_ms)}</td>
+                                <td>${duration(s.duration_ms)}</td>
+                                <td class="lane">
+                                    <i
+                                        class=${kind(s.name)}
+                                        style=${`left: ${x(s.start_ms)}%; width: ${Math.max(0.25, x(s.start_ms + (s.duration_ms ?? end)) - x(s.start_ms))}%`}
+                                    ></i>
+                                </td>
+                            </tr>`,
+                    )}
+                </tbody>
+            </table>
+        </div>
+        <p class="legend inline" aria-hidden="true">
+            <i class="own"></i>the router computes <i class="wait"></i>waiting <i class="engine"></i>the engine; root
+            scale
+        </p>`;
 }
 
 /** The parts of a candidate's cost, weighted: of each term its own parts, or the term where it names none. */
 function partsOf(candidate) {
-  const parts = [];
-  for (const [name, term] of Object.entries(candidate.terms)) {
-    const own = Object.entries(term.parts ?? {});
-    if (own.length) for (const [part, value] of own) parts.push([part, value * term.weight]);
-    else parts.push([name, term.weighted]);
-  }
-  return parts;
+    const parts = [];
+    for (const [name, term] of Object.entries(candidate.terms)) {
+        const own = Object.entries(term.parts ?? {});
+        if (own.length) for (const [part, value] of own) parts.push([part, value * term.weight]);
+        else parts.push([name, term.weighted]);
+    }
+    return parts;
 }
 
 const COLORS = 8;
 
 function Costs({ choice }) {
-  const [all, setAll] = useState(false);
-  const candidates = [...(choice.candidates ?? [])].sort((a, b) => a.cost - b.cost);
-  if (!candidates.length) return "";
-  const shown = all ? candidates : candidates.slice(0, 12);
-  const parts = new Map(shown.map((c) => [c, partsOf(c)]));
-  const kinds = [...new Set([...parts.values()].flat().filter(([, v]) => v !== 0).map(([name]) => name))];
-  const low = Math.min(0, ...shown.map((c) => parts.get(c).reduce((sum, [, v]) => sum + Math.min(0, v), 0)));
-  const high = Math.max(...shown.map((c) => parts.get(c).reduce((sum, [, v]) => sum + Math.max(0, v), 0)), low + 1e-9);
-  const width = (value) => (100 * Math.abs(value)) / (high - low);
-  const unit = Object.values(candidates[0].terms)[0]?.unit ?? "";
-  const value = (v) => (unit.toLowerCase() === "ms" ? duration(v) : amount(v));
-  return html`<p class="legend inline">${kinds.map((name, i) => html`<span><i style=${`background: var(--c${(i % COLORS) + 1})`}></i>${name.replaceAll("_", " ")} </span>`)}</p>
-    <div class="wide" tabindex="0" role="region" aria-label="Costs of the candidates"><table class="costs"><thead><tr><th scope="col">candidate</th><th scope="col">cost</th><th scope="col">overlap</th><th scope="col">queue</th><th scope="col" class="text">parts of the cost</th></tr></thead>
-    <tbody>${shown.map((c) => {
-      let right = -low * (100 / (high - low));
-      let left = right;
-      return html`<tr class=${c.target === choice.target ? "chosen" : ""}><th scope="row">${c.target}${c.target === choice.target ? " ✓" : ""}<span class="hidden">${c.target === choice.target ? "chosen" : ""}</span></th><td>${value(c.cost)}</td>
-        <td>${c.overlap ? tokens(c.overlap.expected_tokens ?? c.overlap.gpu_tokens) : "–"}</td><td>${duration(c.load?.queued_ms)}</td>
-        <td class="lane">${parts.get(c).filter(([, v]) => v !== 0).map(([name, v]) => {
-          const w = width(v);
-          const at = v > 0 ? right : left - w;
-          if (v > 0) right += w;
-          else left -= w;
-          return html`<i title="${name.replaceAll("_", " ")}: ${value(v)}" style=${`left: ${at}%; width: ${w}%; background: var(--c${(kinds.indexOf(name) % COLORS) + 1})`}></i>`;
-        })}<span class="hidden">${parts.get(c).map(([name, v]) => `${name.replaceAll("_", " ")} ${value(v)}`).join(", ")}</span></td></tr>`;
-    })}</tbody></table></div>
-    ${candidates.length > 12 ? html`<button class="link" onClick=${() => setAll(!all)}>${all ? "the 12 cheapest" : `all ${count(candidates.length)} candidates`}</button>` : ""}
-    ${choice.left_out ? html`<p class="faint">${choice.left_out}</p>` : ""}`;
+    const [all, setAll] = useState(false);
+    const candidates = [...(choice.candidates ?? [])].sort((a, b) => a.cost - b.cost);
+    if (!candidates.length) return "";
+    const shown = all ? candidates : candidates.slice(0, 12);
+    const parts = new Map(shown.map((c) => [c, partsOf(c)]));
+    const kinds = [
+        ...new Set(
+            [...parts.values()]
+                .flat()
+                .filter(([, v]) => v !== 0)
+                .map(([name]) => name),
+        ),
+    ];
+    const low = Math.min(0, ...shown.map((c) => parts.get(c).reduce((sum, [, v]) => sum + Math.min(0, v), 0)));
+    const high = Math.max(
+        ...shown.map((c) => parts.get(c).reduce((sum, [, v]) => sum + Math.max(0, v), 0)),
+        low + 1e-9,
+    );
+    const width = (value) => (100 * Math.abs(value)) / (high - low);
+    const unit = Object.values(candidates[0].terms)[0]?.unit ?? "";
+    const value = (v) => (unit.toLowerCase() === "ms" ? duration(v) : amount(v));
+    return html`<p class="legend inline">
+            ${kinds.map((name, i) => html`<span><i style=${`background: var(--c${(i % COLORS) + 1})`}></i>${name.replaceAll("_", " ")} </span>`)}
+        </p>
+        <div class="wide" tabindex="0" role="region" aria-label="Costs of the candidates">
+            <table class="costs">
+                <thead>
+                    <tr>
+                        <th scope="col">candidate</th>
+                        <th scope="col">cost</th>
+                        <th scope="col">overlap</th>
+                        <th scope="col">queue</th>
+                        <th scope="col" class="text">parts of the cost</th>
+                    </tr>
+                </thead>
+                <tbody>
+                    ${shown.map((c) => {
+                        let right = -low * (100 / (high - low));
+                        let left = right;
+                        return html`<tr class=${c.target === choice.target ? "chosen" : ""}>
+                            <th scope="row">
+                                ${c.target}${c.target === choice.target ? " ✓" : ""}<span class="hidden"
+                                    >${c.target === choice.target ? "chosen" : ""}</span
+                                >
+                            </th>
+                            <td>${value(c.cost)}</td>
+                            <td>${c.overlap ? tokens(c.overlap.expected_tokens ?? c.overlap.gpu_tokens) : "–"}</td>
+                            <td>${duration(c.load?.queued_ms)}</td>
+                            <td class="lane">
+                                ${parts
+                                    .get(c)
+                                    .filter(([, v]) => v !== 0)
+                                    .map(([name, v]) => {
+                                        const w = width(v);
+                                        const at = v > 0 ? right : left - w;
+                                        if (v > 0) right += w;
+                                        else left -= w;
+                                        return html`<i
+                                            title="${name.replaceAll("_", " ")}: ${value(v)}"
+                                            style=${`left: ${at}%; width: ${w}%; background: var(--c${(kinds.indexOf(name) % COLORS) + 1})`}
+                                        ></i>`;
+                                    })}<span class="hidden"
+                                    >${parts
+                                        .get(c)
+                                        .map(([name, v]) => `${name.replaceAll("_", " ")} ${value(v)}`)
+                                        .join(", ")}</span
+                                >
+                            </td>
+                        </tr>`;
+                    })}
+                </tbody>
+            </table>
+        </div>
+        ${candidates.length > 12 ? html`<button class="link" onClick=${() => setAll(!all)}>${all ? "the 12 cheapest" : `all ${count(candidates.length)} candidates`}</button>` : ""}
+        ${choice.left_out ? html`<p class="faint">${choice.left_out}</p>` : ""}`;
 }
 
 function Others({ record }) {
-  const others = record.others ?? [];
-  const shadows = (record.shadows ?? []).map((s) => ({ policy: `${s.policy} (shadow)`, target: s.target, difference: s.difference }));
-  const rows = [...shadows, ...others];
-  if (!rows.length) return "";
-  const first = record.attempts[0]?.target;
-  return html`<h3>What others would have done</h3><div class="wide" tabindex="0" role="region" aria-label="What others would have done"><table>
-    <thead><tr><th scope="col">policy</th><th scope="col" class="text">would have chosen</th><th scope="col">first token, predicted difference</th><th scope="col">overlap, difference</th></tr></thead>
-    <tbody>${rows.map((o) => html`<tr><th scope="row">${o.policy}</th><td class="text wrap">${o.target === null || o.target === undefined ? (o.fault ?? "–") : o.target === first ? "the same" : o.target}${(o.notes ?? []).map((note) => html` <small>${note}</small>`)}</td>
-      <td>${o.target === first ? "" : signed(o.difference?.ttft_ms, duration)}</td><td>${o.target === first ? "" : signed(o.difference?.overlap_tokens, tokens)}</td></tr>`)}</tbody></table></div>`;
+    const shadows = record.shadows.map((s) => ({
+        policy: `${s.policy} (shadow)`,
+        target: s.target,
+        difference: s.difference,
+    }));
+    const rows = [...shadows, ...record.others];
+    if (!rows.length) return "";
+    const first = record.attempts[0]?.target;
+    return html`<h3>What others would have done</h3>
+        <div class="wide" tabindex="0" role="region" aria-label="What others would have done">
+            <table>
+                <thead>
+                    <tr>
+                        <th scope="col">policy</th>
+                        <th scope="col" class="text">would have chosen</th>
+                        <th scope="col">first token, predicted difference</th>
+                        <th scope="col">overlap, difference</th>
+                    </tr>
+                </thead>
+                <tbody>
+                    ${rows.map(
+                        (o) =>
+                            html`<tr>
+                                <th scope="row">${o.policy}</th>
+                                <td class="text wrap">
+                                    ${o.target === null || o.target === undefined ? (o.fault ?? "–") : o.target === first ? "the same" : o.target}${(o.notes ?? []).map((note) => html` <small>${note}</small>`)}
+                                </td>
+                                <td>${o.target === first ? "" : signed(o.difference?.ttft_ms, duration)}</td>
+                                <td>${o.target === first ? "" : signed(o.difference?.overlap_tokens, tokens)}</td>
+                            </tr>`,
+                    )}
+                </tbody>
+            </table>
+        </div>`;
 }
 
 function signed(value, text) {
-  if (value === null || value === undefined) return "–";
-  return value > 0 ? `+${text(value)}` : value < 0 ? `−${text(-value)}` : "0";
+    if (value === null || value === undefined) return "–";
+    return value > 0 ? `+${text(value)}` : value < 0 ? `−${text(-value)}` : "0";
 }
