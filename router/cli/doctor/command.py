@@ -50,7 +50,7 @@ def doctor(
 
     Each engine gets about seven small prompts (three cache blocks, one token of answer), twice each, to prove that what
     its events promise is what it delivers; --passive leaves them out. It may run anywhere that reaches engines and
-    routers, and takes less than 30 seconds. Exit code 1 when there is a fault.
+    routers, and takes less than 30 seconds for up to 32 engines. Exit code 1 when there is a fault.
     """
     from router.cli.doctor.report import print_report, to_json
     from router.cli.terminal.console import PrintableConsole

@@ -48,7 +48,8 @@ def _summary(examination: Examination) -> str:
     counts = dict.fromkeys(COLOURS, 0)
     for one in examination.findings:
         counts[one.finding.severity] += 1
-    looked = f"{len(examination.checks)} checks, {examination.engines} engines, {examination.routers} routers"
+    subjects = {"check": len(examination.checks), "engine": examination.engines, "router": examination.routers}
+    looked = ", ".join(f"{count} {subject}{'' if count == 1 else 's'}" for subject, count in subjects.items())
     found = ", ".join(f"{n} {_name(severity, n)}" for severity, n in counts.items() if n) or "healthy"
     return f"{found}  ({looked}, {examination.took_s:.1f} s)"
 

@@ -18,7 +18,7 @@ async def test_a_healthy_fleet_is_exit_code_0(shell: Shell, tmp_path: Path) -> N
         said = await asyncio.to_thread(shell, "doctor", file)
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("healthy  (")
-    assert "1 engines, 0 routers" in said.out
+    assert "1 engine, 0 routers" in said.out
 
 
 async def test_a_fault_is_three_lines_and_exit_code_1(shell: Shell) -> None:
