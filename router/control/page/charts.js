@@ -35,10 +35,7 @@ export function Chart({ t, series, marks = [], format = String, x = { time: true
     }, [shape, height]);
 
     useLayoutEffect(() => plot.current?.setData(data(t, series)));
-    return html`<figure class="chart">
-        <figcaption>${title}</figcaption>
-        <div ref=${box} role="img" aria-label=${title}></div>
-    </figure>`;
+    return html`<figure class="chart"><figcaption>${title}</figcaption><div ref=${box} role="img" aria-label=${title}></div></figure>`;
 }
 
 const data = (t, series) => [t, ...series.map((s) => s.values)];

@@ -51,38 +51,20 @@ export function Fleet({ store, argument }) {
     const many = all.length > MANY;
     const cut = many ? commonPrefix(all.map(shortName)) : 0;
     return html`<form class="tools" onSubmit=${(e) => e.preventDefault()}>
-            <label
-                >Show
-                <input
-                    type="search"
-                    placeholder="name, state, model …"
-                    value=${filter}
-                    onInput=${(e) => setFilter(e.target.value)}
-            /></label>
-            <label
-                >Sort by
-                <select value=${sort} onChange=${(e) => setSort(e.target.value)}>
-                    ${Object.entries(SORTS).map(([id, { label }]) => html`<option value=${id}>${label}</option>`)}
-                </select></label
-            >
-            <span class="faint"
-                >${cells.length === all.length ? plural(all.length, "target") : `${cells.length} of ${plural(all.length, "target")}`}</span
-            >
-            <${Legend} />
-        </form>
-        <${Pairs} cells=${all} />
-        <div class="split ${open ? "open" : ""}">
-            ${all.length === 0 ? html`<p>No engine is known. Where engines come from is in the configuration's section <code>fleet</code>.</p>` : ""}
-            <ul
-                class="cells ${many ? "many" : ""}"
-                ref=${grid}
-                onKeyDown=${(e) => move(e, grid.current)}
-                aria-label="Targets"
-            >
-                ${cells.map((cell) => html`<${Cell} key=${cell.id} cell=${cell} flow=${flows.get(cell.id)} cut=${cut} open=${cell.id === open} focused=${cell.id === focused} />`)}
-            </ul>
-            ${open ? html`<${TargetDetail} key=${open} id=${open} store=${store} troubles=${troubles(store.targets.get(open))} />` : ""}
-        </div>`;
+      <label>Show <input type="search" placeholder="name, state, model …" value=${filter} onInput=${(e) => setFilter(e.target.value)} /></label>
+      <label>Sort by <select value=${sort} onChange=${(e) => setSort(e.target.value)}>
+        ${Object.entries(SORTS).map(([id, { label }]) => html`<option value=${id}>${label}</option>`)}</select></label>
+      <span class="faint">${cells.length === all.length ? plural(all.length, "target") : `${cells.length} of ${plural(all.length, "target")}`}</span>
+      <${Legend} />
+    </form>
+    <${Pairs} cells=${all} />
+    <div class="split ${open ? "open" : ""}">
+      ${all.length === 0 ? html`<p>No engine is known. Where engines come from is in the configuration's section <code>fleet</code>.</p>` : ""}
+      <ul class="cells ${many ? "many" : ""}" ref=${grid} onKeyDown=${(e) => move(e, grid.current)} aria-label="Targets">
+        ${cells.map((cell) => html`<${Cell} key=${cell.id} cell=${cell} flow=${flows.get(cell.id)} cut=${cut} open=${cell.id === open} focused=${cell.id === focused} />`)}
+      </ul>
+      ${open ? html`<${TargetDetail} key=${open} id=${open} store=${store} troubles=${troubles(store.targets.get(open))} />` : ""}
+    </div>`;
 }
 
 const by = (of) => (a, b) => {
@@ -143,39 +125,20 @@ function Cell({ cell, flow, cut, open, focused }) {
     const promised = flow ? promise(flow) : "–";
     const waiting = joined ? (cell.prefilling ?? 0) : null;
     const title = found.map((t) => t.text).join("; ") || "no trouble";
-    return html`<li>
-        <a
-            class="cell ${sign} ${cell.state}"
-            href=${open ? "#fleet" : `#fleet/${encodeURIComponent(cell.id)}`}
-            tabindex=${focused ? 0 : -1}
-            aria-current=${open ? "true" : null}
-            title=${`${cell.id}: ${title}`}
-        >
-            <span class="line"
-                ><span class="sign" aria-hidden="true">${SIGN[sign]}</span
-                ><strong
-                    >${cut ? html`<span class="hidden">${shortName(cell)}</span><span aria-hidden="true">${shortName(cell).slice(cut)}</span>` : shortName(cell)}</strong
-                >
-                ${cell.role && cell.role !== "both" ? html`<span class="role">${cell.role === "prefill" ? "P" : "D"}</span>` : ""}
-                <span class="queue">${joined ? duration(cell.queued_ms) : ""}</span></span
-            >
-            ${found.length ? html`<span class="why">${found[0].text}</span>` : ""}
-            ${
-                joined
-                    ? html`<span class="line figures"
-                              ><span><small>prefill</small> ${count(waiting)}</span
-                              ><span><small>streams</small> ${count(cell.requests - cell.prefilling)}</span
-                              ><span><small>engine</small> ${count(cell.running)}+${count(cell.waiting)}</span></span
-                          >
-                          <${Bar} parts=${memory} whole=${cell.capacity} title=${memoryText(cell)} />
-                          <span class="line figures small"
-                              ><span><small>hits</small> ${promised}</span
-                              ><span><small>events</small> ${eventText(cell)}</span></span
-                          >`
-                    : html`<span class="line figures small">not joined</span>`
-            }
-        </a>
-    </li>`;
+    return html`<li><a class="cell ${sign} ${cell.state}" href=${open ? "#fleet" : `#fleet/${encodeURIComponent(cell.id)}`} tabindex=${focused ? 0 : -1}
+      aria-current=${open ? "true" : null} title=${`${cell.id}: ${title}`}>
+    <span class="line"><span class="sign" aria-hidden="true">${SIGN[sign]}</span><strong>${cut ? html`<span class="hidden">${shortName(cell)}</span><span aria-hidden="true">${shortName(cell).slice(cut)}</span>` : shortName(cell)}</strong>
+      ${cell.role && cell.role !== "both" ? html`<span class="role">${cell.role === "prefill" ? "P" : "D"}</span>` : ""}
+      <span class="queue">${joined ? duration(cell.queued_ms) : ""}</span></span>
+    ${found.length ? html`<span class="why">${found[0].text}</span>` : ""}
+    ${
+        joined
+            ? html`<span class="line figures"><span><small>prefill</small> ${count(waiting)}</span><span><small>streams</small> ${count(cell.requests - cell.prefilling)}</span><span><small>engine</small> ${count(cell.running)}+${count(cell.waiting)}</span></span>
+          <${Bar} parts=${memory} whole=${cell.capacity} title=${memoryText(cell)} />
+          <span class="line figures small"><span><small>hits</small> ${promised}</span><span><small>events</small> ${eventText(cell)}</span></span>`
+            : html`<span class="line figures small">not joined</span>`
+    }
+  </a></li>`;
 }
 
 /** How many leading characters all names share, up to the last separator: small cells leave them out. */
@@ -212,9 +175,7 @@ function eventText(cell) {
 }
 
 function Legend() {
-    return html`<span class="legend" aria-hidden="true"
-        ><i class="live"></i>live KV <i class="cached"></i>cached <i class="track"></i>free</span
-    >`;
+    return html`<span class="legend" aria-hidden="true"><i class="live"></i>live KV <i class="cached"></i>cached <i class="track"></i>free</span>`;
 }
 
 /** Which prefill targets can hand KV to which decode targets: one transfer protocol and one revision. */
@@ -234,14 +195,13 @@ function Pairs({ cells }) {
     const groups = pairGroups(cells);
     if (!groups.size) return "";
     return html`<section class="pairs" aria-label="Prefill and decode pairs">
-        ${[...groups].map(
-            ([key, { prefill, decode, not }]) =>
-                html`<p>
-                    <strong>${key}</strong>: ${names(prefill, 6) || "no prefill target"} →
-                    ${names(decode, 6) || "no decode target"}
-                    ${!prefill.length || !decode.length ? html` <span class="bad">no pair is possible</span>` : ""}
-                    ${not.length ? html` <span class="warn">engine id not known yet: ${names(not)}</span>` : ""}
-                </p>`,
-        )}
-    </section>`;
+    ${[...groups].map(
+        ([
+            key,
+            { prefill, decode, not },
+        ]) => html`<p><strong>${key}</strong>: ${names(prefill, 6) || "no prefill target"} → ${names(decode, 6) || "no decode target"}
+      ${!prefill.length || !decode.length ? html` <span class="bad">no pair is possible</span>` : ""}
+      ${not.length ? html` <span class="warn">engine id not known yet: ${names(not)}</span>` : ""}</p>`,
+    )}
+  </section>`;
 }

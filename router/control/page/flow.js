@@ -22,12 +22,9 @@ export function Flow({ store }) {
     const found = lanes(store);
     const colors = Object.fromEntries([...found].sort().map((lane, i) => [lane, COLORS[i % COLORS.length]]));
     return html`<${Switcher} store=${store} />
-        <section class="panel">
-            <h2>The last 5 minutes</h2>
-            <${Balance} store=${store} /><${Sankey} store=${store} colors=${colors} />
-        </section>
-        <div class="charts"><${Courses} store=${store} lanes=${found} colors=${colors} /></div>
-        <${Marks} store=${store} />`;
+    <section class="panel"><h2>The last 5 minutes</h2><${Balance} store=${store} /><${Sankey} store=${store} colors=${colors} /></section>
+    <div class="charts"><${Courses} store=${store} lanes=${found} colors=${colors} /></div>
+    <${Marks} store=${store} />`;
 }
 
 function Balance({ store }) {
@@ -38,26 +35,11 @@ function Balance({ store }) {
     const [busiest, most] = placed.sort((a, b) => b[1] - a[1])[0] ?? [null, 0];
     const sum = lastSeconds(store, 300);
     return html`<dl class="figures-line">
-        <div>
-            <dt>requests</dt>
-            <dd>${count(total)}</dd>
-        </div>
-        <div>
-            <dt>imbalance</dt>
-            <dd>${mean ? `${amount(most / mean)} ×` : "–"}</dd>
-            <dd class="faint">${busiest ? `${busiest} against the mean of the ready targets` : ""}</dd>
-        </div>
-        <div>
-            <dt>sessions that stay</dt>
-            <dd>${share(part(sum.stayed, sum.returning))}</dd>
-            <dd class="faint">of ${count(sum.returning)} requests of known sessions</dd>
-        </div>
-        <div>
-            <dt>hits promised → delivered</dt>
-            <dd>${promise(sum)}</dd>
-            <dd class="faint">of ${tokens(sum.promisedPrompt || sum.prompt)} prompt tokens</dd>
-        </div>
-    </dl>`;
+    <div><dt>requests</dt><dd>${count(total)}</dd></div>
+    <div><dt>imbalance</dt><dd>${mean ? `${amount(most / mean)} ×` : "–"}</dd><dd class="faint">${busiest ? `${busiest} against the mean of the ready targets` : ""}</dd></div>
+    <div><dt>sessions that stay</dt><dd>${share(part(sum.stayed, sum.returning))}</dd><dd class="faint">of ${count(sum.returning)} requests of known sessions</dd></div>
+    <div><dt>hits promised → delivered</dt><dd>${promise(sum)}</dd><dd class="faint">of ${tokens(sum.promisedPrompt || sum.prompt)} prompt tokens</dd></div>
+  </dl>`;
 }
 
 function sumBy(rows, name) {
@@ -116,12 +98,7 @@ function Sankey({ store, colors }) {
             a.used += h;
             b.used += h;
             const middle = (x0 + x1) / 2;
-            return html`<path
-                class="band"
-                d="M${x0} ${ya}C${middle} ${ya} ${middle} ${yb} ${x1} ${yb}"
-                style=${`stroke: var(${colors[lane]}); stroke-width: ${Math.max(1, h)}`}
-                ><title>${lane} to ${target}: ${count(n)}</title></path
-            >`;
+            return html`<path class="band" d="M${x0} ${ya}C${middle} ${ya} ${middle} ${yb} ${x1} ${yb}" style=${`stroke: var(${colors[lane]}); stroke-width: ${Math.max(1, h)}`}><title>${lane} to ${target}: ${count(n)}</title></path>`;
         });
     const failed = new Map();
     for (const row of rows) failed.set(place(row.target), (failed.get(place(row.target)) ?? 0) + row.failed);
@@ -129,44 +106,21 @@ function Sankey({ store, colors }) {
         byTarget.map(([id, n]) => `${id}: ${count(n)}`),
         SHOWN,
     )}`;
-    return html`<div class="wide">
-        <svg class="sankey" viewBox="0 -2 ${WIDTH} ${height + 4}" role="img" aria-label=${label}>
-            ${drawn}
-            ${left.map(
-                (lane) =>
-                    html`<rect
-                            x=${x0 - 4}
-                            width="4"
-                            y=${from.get(lane).y}
-                            height=${Math.max(1, from.get(lane).height)}
-                            style=${`fill: var(${colors[lane]})`}
-                        />
-                        <text
-                            x=${x0 - 10}
-                            y=${from.get(lane).y + from.get(lane).height / 2}
-                            text-anchor="end"
-                            dy=".35em"
-                            ><tspan class="strong">${lane || "no policy"}</tspan> ${share(of(0)(lane) / total)}</text
-                        >`,
-            )}
-            ${right.map((id) => {
-                const n = of(1)(id);
-                const bad = failed.get(id);
-                return html`<rect
-                        class="node"
-                        x=${x1}
-                        width="4"
-                        y=${to.get(id).y}
-                        height=${Math.max(1, to.get(id).height)}
-                    />
-                    <text x=${x1 + 10} y=${to.get(id).y + to.get(id).height / 2} dy=".35em"
-                        ><tspan class="strong">${id.length > LONGEST ? `…${id.slice(1 - LONGEST)}` : id}</tspan>
-                        ${count(n)}
-                        (${share(n / total)})${bad ? html`<tspan class="failed">, ${count(bad)} failed</tspan>` : ""}</text
-                    >`;
-            })}
-        </svg>
-    </div>`;
+    return html`<div class="wide"><svg class="sankey" viewBox="0 -2 ${WIDTH} ${height + 4}" role="img" aria-label=${label}>
+    ${drawn}
+    ${left.map(
+        (
+            lane,
+        ) => html`<rect x=${x0 - 4} width="4" y=${from.get(lane).y} height=${Math.max(1, from.get(lane).height)} style=${`fill: var(${colors[lane]})`} />
+      <text x=${x0 - 10} y=${from.get(lane).y + from.get(lane).height / 2} text-anchor="end" dy=".35em"><tspan class="strong">${lane || "no policy"}</tspan> ${share(of(0)(lane) / total)}</text>`,
+    )}
+    ${right.map((id) => {
+        const n = of(1)(id);
+        const bad = failed.get(id);
+        return html`<rect class="node" x=${x1} width="4" y=${to.get(id).y} height=${Math.max(1, to.get(id).height)} />
+        <text x=${x1 + 10} y=${to.get(id).y + to.get(id).height / 2} dy=".35em"><tspan class="strong">${id.length > LONGEST ? `…${id.slice(1 - LONGEST)}` : id}</tspan> ${count(n)} (${share(n / total)})${bad ? html`<tspan class="failed">, ${count(bad)} failed</tspan>` : ""}</text>`;
+    })}
+  </svg></div>`;
 }
 
 function Courses({ store, lanes, colors }) {
@@ -182,32 +136,13 @@ function Courses({ store, lanes, colors }) {
         }));
     const common = { t: all.t.map((t) => t + STEP_S / 2), marks: store.marks };
     const p = (q) => (s) => quantile(s.ttft, q);
-    return html` <${Chart}
-            ...${common}
-            title="Time to first token, p99 (lines) and p50 (dashed)"
-            format=${duration}
-            series=${[...series(p(0.99), several ? " p99" : ""), ...series(p(0.5), " p50").map((s) => ({ ...s, dash: [4, 4] }))]}
-        />
-        <${Chart}
-            ...${common}
-            title="Share of prompt tokens cached: delivered (lines) and promised (dashed)"
-            format=${share}
-            range=${() => [0, 1]}
-            series=${[...series((s) => part(s.delivered, s.prompt)), ...series((s) => part(s.predicted, s.promisedPrompt), " promised").map((s) => ({ ...s, dash: [4, 4] }))]}
-        />
-        <${Chart}
-            ...${common}
-            title="Requests per second"
-            format=${amount}
-            series=${series((s) => s.placed / STEP_S)}
-        />
-        <${Chart}
-            ...${common}
-            title="Sessions that stay where they were"
-            format=${share}
-            range=${() => [0, 1]}
-            series=${series((s) => part(s.stayed, s.returning))}
-        />`;
+    return html`
+    <${Chart} ...${common} title="Time to first token, p99 (lines) and p50 (dashed)" format=${duration}
+      series=${[...series(p(0.99), several ? " p99" : ""), ...series(p(0.5), " p50").map((s) => ({ ...s, dash: [4, 4] }))]} />
+    <${Chart} ...${common} title="Share of prompt tokens cached: delivered (lines) and promised (dashed)" format=${share} range=${() => [0, 1]}
+      series=${[...series((s) => part(s.delivered, s.prompt)), ...series((s) => part(s.predicted, s.promisedPrompt), " promised").map((s) => ({ ...s, dash: [4, 4] }))]} />
+    <${Chart} ...${common} title="Requests per second" format=${amount} series=${series((s) => s.placed / STEP_S)} />
+    <${Chart} ...${common} title="Sessions that stay where they were" format=${share} range=${() => [0, 1]} series=${series((s) => part(s.stayed, s.returning))} />`;
 }
 
 const KINDS = {
@@ -222,34 +157,13 @@ const KINDS = {
 
 function Marks({ store }) {
     const shown = [...store.marks].reverse().slice(0, 30);
-    return html`<section class="panel">
-        <h2>What happened</h2>
-        <p class="faint">
-            Switches and rollbacks are from the audit log; joins and leaves are noted while a page is open.
-        </p>
-        <table>
-            <thead>
-                <tr>
-                    <th scope="col">at</th>
-                    <th scope="col" class="text">mark</th>
-                    <th scope="col" class="text">what</th>
-                </tr>
-            </thead>
-            <tbody>
-                ${shown.map(
-                    (mark) =>
-                        html`<tr>
-                            <td title=${momentOf(mark.at)}>${timeOf(mark.at)}</td>
-                            <td class="text">
-                                <span class="mark ${mark.kind}">${MARK_SIGN[mark.kind] ?? "·"}</span>
-                                ${KINDS[mark.kind] ?? mark.kind}
-                            </td>
-                            <td class="text wrap">${describeMark(mark)}</td>
-                        </tr>`,
-                )}
-            </tbody>
-        </table>
-    </section>`;
+    return html`<section class="panel"><h2>What happened</h2>
+    <p class="faint">Switches and rollbacks are from the audit log; joins and leaves are noted while a page is open.</p>
+    <table><thead><tr><th scope="col">at</th><th scope="col" class="text">mark</th><th scope="col" class="text">what</th></tr></thead>
+    <tbody>${shown.map(
+        (mark) => html`<tr><td title=${momentOf(mark.at)}>${timeOf(mark.at)}</td>
+      <td class="text"><span class="mark ${mark.kind}">${MARK_SIGN[mark.kind] ?? "·"}</span> ${KINDS[mark.kind] ?? mark.kind}</td><td class="text wrap">${describeMark(mark)}</td></tr>`,
+    )}</tbody></table></section>`;
 }
 
 function describeMark(mark) {
@@ -279,15 +193,10 @@ function Switcher({ store }) {
             act: () => ask("admin/undo", { method: "POST" }),
         });
     return html`<form class="tools" onSubmit=${(e) => e.preventDefault()}>
-        <span>Policy: <strong>${policies.active}</strong></span>
-        <label
-            >Switch to
-            <select value=${chosen} onChange=${(e) => setChosen(e.target.value)}>
-                <option value="">…</option>
-                ${policies.names.filter((name) => name !== policies.active).map((name) => html`<option value=${name}>${name}</option>`)}
-            </select></label
-        >
-        <button disabled=${!chosen} onClick=${activate}>Show the plan …</button>
-        ${policies.undo.length ? html`<button onClick=${undo}>Undo “${policies.undo[0]}” …</button>` : ""}
-    </form>`;
+    <span>Policy: <strong>${policies.active}</strong></span>
+    <label>Switch to <select value=${chosen} onChange=${(e) => setChosen(e.target.value)}><option value="">…</option>
+      ${policies.names.filter((name) => name !== policies.active).map((name) => html`<option value=${name}>${name}</option>`)}</select></label>
+    <button disabled=${!chosen} onClick=${activate}>Show the plan …</button>
+    ${policies.undo.length ? html`<button onClick=${undo}>Undo “${policies.undo[0]}” …</button>` : ""}
+  </form>`;
 }

@@ -65,22 +65,19 @@ function Page({ store }) {
         document.title = `${title} · Warmroute`;
     }, [view]);
     return html`<header class="top">
-            <button class="skip" onClick=${() => focus.current?.focus()}>Skip to ${title}</button>
-            <div class="brand">
-                <img src="page/icon.svg" alt="" width="18" height="18" /><strong>Warmroute</strong
-                ><${Connection} store=${store} />
-            </div>
-            <${Verdicts} store=${store} />
-            <${Now} store=${store} />
-        </header>
-        <nav class="views" aria-label="Views">
-            ${VIEWS.map(([id, name], n) => html`<a href="#${id}" aria-current=${id === view ? "page" : null} title=${`key ${n + 1}`}>${name}</a>`)}
-        </nav>
-        <main ref=${focus} tabindex="-1" class=${store.connection === "lost" ? "stale" : ""}>
-            <h1 class="hidden">${title}</h1>
-            ${store.now === null ? html`<p class="faint">Waiting for the first picture …</p>` : html`<${View} store=${store} argument=${argument} />`}
-        </main>
-        <${Dialogs} store=${store} />`;
+      <button class="skip" onClick=${() => focus.current?.focus()}>Skip to ${title}</button>
+      <div class="brand"><img src="page/icon.svg" alt="" width="18" height="18" /><strong>Warmroute</strong><${Connection} store=${store} /></div>
+      <${Verdicts} store=${store} />
+      <${Now} store=${store} />
+    </header>
+    <nav class="views" aria-label="Views">
+      ${VIEWS.map(([id, name], n) => html`<a href="#${id}" aria-current=${id === view ? "page" : null} title=${`key ${n + 1}`}>${name}</a>`)}
+    </nav>
+    <main ref=${focus} tabindex="-1" class=${store.connection === "lost" ? "stale" : ""}>
+      <h1 class="hidden">${title}</h1>
+      ${store.now === null ? html`<p class="faint">Waiting for the first picture …</p>` : html`<${View} store=${store} argument=${argument} />`}
+    </main>
+    <${Dialogs} store=${store} />`;
 }
 
 /** 1 to 5 choose a view, / goes to the search. */
@@ -116,10 +113,10 @@ function Connection({ store }) {
           ? "connecting"
           : timeOf(store.now);
     return html`<span class="connection ${lost ? "bad" : ""}">
-        <span role="status" class=${lost ? "" : "hidden"}>${lost ? text : "connected"}</span>
-        ${lost ? "" : html`<time>${text}</time>`}
-        ${token() ? html`<button class="link" onClick=${leave}>sign out</button>` : ""}
-    </span>`;
+    <span role="status" class=${lost ? "" : "hidden"}>${lost ? text : "connected"}</span>
+    ${lost ? "" : html`<time>${text}</time>`}
+    ${token() ? html`<button class="link" onClick=${leave}>sign out</button>` : ""}
+  </span>`;
 }
 
 function leave() {
@@ -133,16 +130,12 @@ const MEANING = { ok: "good", off: "not used", warn: "attention", bad: "trouble"
 
 function Verdicts({ store }) {
     return html`<ul class="verdicts" aria-label="Where is the trouble?">
-        ${verdicts(store).map(
-            ({ name, view, level, text }) =>
-                html`<li>
-                    <a href="#${view}" class="verdict ${level}" title=${text}>
-                        <span class="sign" aria-hidden="true">${SIGN[level]}</span><strong>${name}</strong
-                        ><span class="hidden">${MEANING[level]}:</span> <span class="text">${text}</span></a
-                    >
-                </li>`,
-        )}
-    </ul>`;
+    ${verdicts(store).map(
+        ({ name, view, level, text }) => html`<li><a href="#${view}" class="verdict ${level}" title=${text}>
+        <span class="sign" aria-hidden="true">${SIGN[level]}</span><strong>${name}</strong><span class="hidden">${MEANING[level]}:</span>
+        <span class="text">${text}</span></a></li>`,
+    )}
+  </ul>`;
 }
 
 /** What is going on now, each figure with its course over the last minutes. */
@@ -164,15 +157,8 @@ function Now({ store }) {
         ["failed", minute?.ended ? share(minute.failed / minute.ended) : "–", of((s) => part(s.failed, s.ended))],
     ];
     return html`<dl class="now">
-        ${figures.map(
-            ([name, value, course]) =>
-                html`<div>
-                    <dt>${name}</dt>
-                    <dd>${value}</dd>
-                    ${course && course.length > 1 ? html`<${Spark} t=${t} values=${course} />` : ""}
-                </div>`,
-        )}
-    </dl>`;
+    ${figures.map(([name, value, course]) => html`<div><dt>${name}</dt><dd>${value}</dd>${course && course.length > 1 ? html`<${Spark} t=${t} values=${course} />` : ""}</div>`)}
+  </dl>`;
 }
 
 function Enter({ error }) {
@@ -184,26 +170,14 @@ function Enter({ error }) {
         connect();
         draw();
     };
-    return html`<main class="alone">
-        <h1>Warmroute</h1>
-        <form onSubmit=${enter}>
-            <label for="token">Admin token</label>
-            <input
-                id="token"
-                type="password"
-                autocomplete="off"
-                autofocus
-                required
-                value=${text}
-                onInput=${(e) => setText(e.target.value)}
-            />
-            <button class="primary">Enter</button>
-            <p class="faint">
-                Kept for this tab only. It needs the right “read”; with “write” the page offers actions.
-            </p>
-            ${token() ? html`<p role="alert" class="error">${error.message}</p>` : ""}
-        </form>
-    </main>`;
+    return html`<main class="alone"><h1>Warmroute</h1>
+    <form onSubmit=${enter}>
+      <label for="token">Admin token</label>
+      <input id="token" type="password" autocomplete="off" autofocus required value=${text} onInput=${(e) => setText(e.target.value)} />
+      <button class="primary">Enter</button>
+      <p class="faint">Kept for this tab only. It needs the right “read”; with “write” the page offers actions.</p>
+      ${token() ? html`<p role="alert" class="error">${error.message}</p>` : ""}
+    </form></main>`;
 }
 
 addEventListener("hashchange", draw);

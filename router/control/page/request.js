@@ -14,10 +14,7 @@ const FIELDS = [
 ];
 
 export function OneRequest({ store, argument }) {
-    return html`<${Search}
-            store=${store}
-            open=${argument}
-        />${argument ? html`<${Detail} key=${argument} id=${argument} />` : ""}`;
+    return html`<${Search} store=${store} open=${argument} />${argument ? html`<${Detail} key=${argument} id=${argument} />` : ""}`;
 }
 
 function Search({ open }) {
@@ -45,53 +42,27 @@ function Search({ open }) {
         setAsked({ ...wanted });
     };
     return html`<form class="tools" role="search" onSubmit=${find}>
-            ${FIELDS.map(([name, label], i) => html`<label>${label} <input id=${i ? null : "find"} type="search" onInput=${set(name)} /></label>`)}
-            <label>From <input type="datetime-local" step="1" onInput=${set("since")} /></label>
-            <label>To <input type="datetime-local" step="1" onInput=${set("until")} /></label>
-            <button class="primary">Find</button>
-        </form>
-        ${error ? html`<p role="alert" class="error">${error.message}</p>` : ""}
-        ${
-            found === null
-                ? ""
-                : html`<details class="found" open=${!open}>
-                      <summary>
-                          ${found.length ? `${count(found.length)} newest that match` : "No record matches; the recent records are searched"}
-                      </summary>
-                      <div class="wide" tabindex="0" role="region" aria-label="Records found">
-                          <table>
-                              <thead>
-                                  <tr>
-                                      ${["at", "request", "target", "decided by", "client", "prompt", "cached", "TTFT", "took", "status"].map((name) => html`<th scope="col">${name}</th>`)}
-                                  </tr>
-                              </thead>
-                              <tbody>
-                                  ${found.map(
-                                      (r) =>
-                                          html`<tr class=${r.status >= 500 || r.error ? "odd" : ""}>
-                                              <td title=${momentOf(r.at_wall_s)}>${timeOf(r.at_wall_s)}</td>
-                                              <td class="text">
-                                                  <a
-                                                      href="#request/${encodeURIComponent(r.id)}"
-                                                      aria-current=${r.id === open ? "true" : null}
-                                                      >${r.id}</a
-                                                  >
-                                              </td>
-                                              <td class="text">${r.target ?? "–"}</td>
-                                              <td class="text">${r.arm ?? r.policy ?? "–"}</td>
-                                              <td class="text">${r.client ?? r.sender ?? "–"}</td>
-                                              <td>${tokens(r.prompt_tokens ?? r.prompt_tokens_counted)}</td>
-                                              <td>${tokens(r.cached_tokens)}</td>
-                                              <td>${r.stream ? duration(r.ttft_ms) : "–"}</td>
-                                              <td>${duration(r.duration_ms)}</td>
-                                              <td>${r.status ?? (r.done ? "–" : "running")}</td>
-                                          </tr>`,
-                                  )}
-                              </tbody>
-                          </table>
-                      </div>
-                  </details>`
-        }`;
+      ${FIELDS.map(([name, label], i) => html`<label>${label} <input id=${i ? null : "find"} type="search" onInput=${set(name)} /></label>`)}
+      <label>From <input type="datetime-local" step="1" onInput=${set("since")} /></label>
+      <label>To <input type="datetime-local" step="1" onInput=${set("until")} /></label>
+      <button class="primary">Find</button>
+    </form>
+    ${error ? html`<p role="alert" class="error">${error.message}</p>` : ""}
+    ${
+        found === null
+            ? ""
+            : html`<details class="found" open=${!open}><summary>${found.length ? `${count(found.length)} newest that match` : "No record matches; the recent records are searched"}</summary>
+      <div class="wide" tabindex="0" role="region" aria-label="Records found"><table>
+        <thead><tr>${["at", "request", "target", "decided by", "client", "prompt", "cached", "TTFT", "took", "status"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+        <tbody>${found.map(
+            (
+                r,
+            ) => html`<tr class=${r.status >= 500 || r.error ? "odd" : ""}><td title=${momentOf(r.at_wall_s)}>${timeOf(r.at_wall_s)}</td>
+          <td class="text"><a href="#request/${encodeURIComponent(r.id)}" aria-current=${r.id === open ? "true" : null}>${r.id}</a></td><td class="text">${r.target ?? "–"}</td><td class="text">${r.arm ?? r.policy ?? "–"}</td>
+          <td class="text">${r.client ?? r.sender ?? "–"}</td><td>${tokens(r.prompt_tokens ?? r.prompt_tokens_counted)}</td><td>${tokens(r.cached_tokens)}</td>
+          <td>${r.stream ? duration(r.ttft_ms) : "–"}</td><td>${duration(r.duration_ms)}</td><td>${r.status ?? (r.done ? "–" : "running")}</td></tr>`,
+        )}</tbody></table></div></details>`
+    }`;
 }
 
 function Detail({ id }) {
@@ -130,40 +101,20 @@ function Detail({ id }) {
         ["token ids", record.tokens_from],
         ["output tokens", record.output_tokens],
     ];
-    return html`<article class="record">
-        <h2>${record.id}</h2>
-        <p class="lead">${record.why ?? record.error ?? "No target was chosen."}</p>
-        <dl class="facts columns">
-            ${facts
-                .filter(([, v]) => v !== null && v !== undefined)
-                .map(
-                    ([name, value]) =>
-                        html`<div>
-                            <dt>${name}</dt>
-                            <dd>${value}</dd>
-                        </div>`,
-                )}
-        </dl>
-        <${Delivery} record=${record} />
-        <h3>Time line</h3>
-        <${Waterfall} record=${record} />
-        ${record.attempts.map(
-            (attempt, i) =>
-                html`<section>
-                    <h3>
-                        ${record.attempts.length > 1 ? `Attempt ${i + 1} of ${record.attempts.length}: ` : "The choice: "}${attempt.target}
-                        (${attempt.end})
-                    </h3>
-                    ${record.attempts.length > 1 ? html`<p>${attempt.why}</p>` : ""}<${Costs} choice=${attempt} /> ${
-                        attempt.prefill
-                            ? html`<h3>Prefilled by ${attempt.prefill.target} (${attempt.prefill.end})</h3>
-                                  <${Costs} choice=${attempt.prefill} />`
-                            : ""
-                    }
-                </section>`,
-        )}
-        <${Others} record=${record} />
-    </article>`;
+    return html`<article class="record"><h2>${record.id}</h2><p class="lead">${record.why ?? record.error ?? "No target was chosen."}</p>
+    <dl class="facts columns">${facts.filter(([, v]) => v !== null && v !== undefined).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    <${Delivery} record=${record} />
+    <h3>Time line</h3><${Waterfall} record=${record} />
+    ${record.attempts.map(
+        (
+            attempt,
+            i,
+        ) => html`<section><h3>${record.attempts.length > 1 ? `Attempt ${i + 1} of ${record.attempts.length}: ` : "The choice: "}${attempt.target} (${attempt.end})</h3>
+      ${record.attempts.length > 1 ? html`<p>${attempt.why}</p>` : ""}<${Costs} choice=${attempt} />
+      ${attempt.prefill ? html`<h3>Prefilled by ${attempt.prefill.target} (${attempt.prefill.end})</h3><${Costs} choice=${attempt.prefill} />` : ""}</section>`,
+    )}
+    <${Others} record=${record} />
+  </article>`;
 }
 
 function Delivery({ record }) {
@@ -172,30 +123,10 @@ function Delivery({ record }) {
         record.promise?.overlap_tokens ?? last?.prefill?.predicted_tokens ?? last?.predicted_tokens ?? null;
     const prompt = record.prompt_tokens ?? record.prompt_tokens_counted;
     const rows = [["prompt tokens cached", predicted, record.cached_tokens, prompt, tokens]];
-    return html`<h3>Promise and delivery</h3>
-        <dl class="figures-line">
-            ${rows.map(
-                ([name, promised, delivered, whole, text]) =>
-                    html`<div>
-                        <dt>${name}</dt>
-                        <dd>${text(promised)} → ${text(delivered)}</dd>
-                        <dd class="faint">
-                            of ${text(whole)}${whole && delivered !== null ? ` (${share(delivered / whole)})` : ""}
-                        </dd>
-                    </div>`,
-            )}
-            <div>
-                <dt>first token</dt>
-                <dd>
-                    ${record.promise ? `${duration(record.promise.predicted_ttft_ms)} → ` : ""}${duration(record.promise ? record.promise.measured_ttft_ms : record.ttft_ms)}
-                </dd>
-                <dd class="faint">${record.stream ? "" : "not streamed"}</dd>
-            </div>
-            <div>
-                <dt>whole answer</dt>
-                <dd>${duration(record.duration_ms)}</dd>
-            </div>
-        </dl>`;
+    return html`<h3>Promise and delivery</h3><dl class="figures-line">
+    ${rows.map(([name, promised, delivered, whole, text]) => html`<div><dt>${name}</dt><dd>${text(promised)} → ${text(delivered)}</dd><dd class="faint">of ${text(whole)}${whole && delivered !== null ? ` (${share(delivered / whole)})` : ""}</dd></div>`)}
+    <div><dt>first token</dt><dd>${record.promise ? `${duration(record.promise.predicted_ttft_ms)} → ` : ""}${duration(record.promise ? record.promise.measured_ttft_ms : record.ttft_ms)}</dd><dd class="faint">${record.stream ? "" : "not streamed"}</dd></div>
+    <div><dt>whole answer</dt><dd>${duration(record.duration_ms)}</dd></div></dl>`;
 }
 
 const OWN = new Set(["parse", "tokens", "keys", "match", "decide"]);
@@ -227,45 +158,15 @@ function Waterfall({ record }) {
     const ticks = [0, 0.01, 0.1, 0.25, 0.5, 1].map((part) => part * end);
     const kind = (name) => (OWN.has(name) ? "own" : WAITS.has(name) ? "wait" : "engine");
     const several = record.attempts.length > 1;
-    return html`<div class="wide" tabindex="0" role="region" aria-label="Time line">
-            <table class="waterfall">
-                <thead>
-                    <tr>
-                        <th scope="col">stage</th>
-                        <th scope="col">from</th>
-                        <th scope="col">took</th>
-                        <th scope="col" class="axis">
-                            ${ticks.map((ms) => html`<span style=${ms === end ? "right: 0" : `left: ${x(ms)}%`} class=${ms === end ? "last" : ""}>${duration(ms)}</span>`)}<span
-                                class="hidden"
-                                >drawn on a root scale</span
-                            >
-                        </th>
-                    </tr>
-                </thead>
-                <tbody>
-                    ${stages.map(
-                        (s) =>
-                            html`<tr>
-                                <th scope="row">
-                                    ${s.name.replaceAll("_", " ")}${several && s.attempt ? ` (${s.attempt})` : ""}
-                                </th>
-                                <td>${duration(s.start_ms)}</td>
-                                <td>${duration(s.duration_ms)}</td>
-                                <td class="lane">
-                                    <i
-                                        class=${kind(s.name)}
-                                        style=${`left: ${x(s.start_ms)}%; width: ${Math.max(0.25, x(s.start_ms + (s.duration_ms ?? end)) - x(s.start_ms))}%`}
-                                    ></i>
-                                </td>
-                            </tr>`,
-                    )}
-                </tbody>
-            </table>
-        </div>
-        <p class="legend inline" aria-hidden="true">
-            <i class="own"></i>the router computes <i class="wait"></i>waiting <i class="engine"></i>the engine; root
-            scale
-        </p>`;
+    return html`<div class="wide" tabindex="0" role="region" aria-label="Time line"><table class="waterfall"><thead><tr><th scope="col">stage</th><th scope="col">from</th><th scope="col">took</th>
+      <th scope="col" class="axis">${ticks.map((ms) => html`<span style=${ms === end ? "right: 0" : `left: ${x(ms)}%`} class=${ms === end ? "last" : ""}>${duration(ms)}</span>`)}<span class="hidden">drawn on a root scale</span></th></tr></thead>
+    <tbody>${stages.map(
+        (
+            s,
+        ) => html`<tr><th scope="row">${s.name.replaceAll("_", " ")}${several && s.attempt ? ` (${s.attempt})` : ""}</th><td>${duration(s.start_ms)}</td><td>${duration(s.duration_ms)}</td>
+      <td class="lane"><i class=${kind(s.name)} style=${`left: ${x(s.start_ms)}%; width: ${Math.max(0.25, x(s.start_ms + (s.duration_ms ?? end)) - x(s.start_ms))}%`}></i></td></tr>`,
+    )}</tbody></table></div>
+    <p class="legend inline" aria-hidden="true"><i class="own"></i>the router computes <i class="wait"></i>waiting <i class="engine"></i>the engine; root scale</p>`;
 }
 
 /** The parts of a candidate's cost, weighted: of each term its own parts, or the term where it names none. */
@@ -303,60 +204,29 @@ function Costs({ choice }) {
     const width = (value) => (100 * Math.abs(value)) / (high - low);
     const unit = Object.values(candidates[0].terms)[0]?.unit ?? "";
     const value = (v) => (unit.toLowerCase() === "ms" ? duration(v) : amount(v));
-    return html`<p class="legend inline">
-            ${kinds.map((name, i) => html`<span><i style=${`background: var(--c${(i % COLORS) + 1})`}></i>${name.replaceAll("_", " ")} </span>`)}
-        </p>
-        <div class="wide" tabindex="0" role="region" aria-label="Costs of the candidates">
-            <table class="costs">
-                <thead>
-                    <tr>
-                        <th scope="col">candidate</th>
-                        <th scope="col">cost</th>
-                        <th scope="col">overlap</th>
-                        <th scope="col">queue</th>
-                        <th scope="col" class="text">parts of the cost</th>
-                    </tr>
-                </thead>
-                <tbody>
-                    ${shown.map((c) => {
-                        let right = -low * (100 / (high - low));
-                        let left = right;
-                        return html`<tr class=${c.target === choice.target ? "chosen" : ""}>
-                            <th scope="row">
-                                ${c.target}${c.target === choice.target ? " ✓" : ""}<span class="hidden"
-                                    >${c.target === choice.target ? "chosen" : ""}</span
-                                >
-                            </th>
-                            <td>${value(c.cost)}</td>
-                            <td>${c.overlap ? tokens(c.overlap.expected_tokens ?? c.overlap.gpu_tokens) : "–"}</td>
-                            <td>${duration(c.load?.queued_ms)}</td>
-                            <td class="lane">
-                                ${parts
-                                    .get(c)
-                                    .filter(([, v]) => v !== 0)
-                                    .map(([name, v]) => {
-                                        const w = width(v);
-                                        const at = v > 0 ? right : left - w;
-                                        if (v > 0) right += w;
-                                        else left -= w;
-                                        return html`<i
-                                            title="${name.replaceAll("_", " ")}: ${value(v)}"
-                                            style=${`left: ${at}%; width: ${w}%; background: var(--c${(kinds.indexOf(name) % COLORS) + 1})`}
-                                        ></i>`;
-                                    })}<span class="hidden"
-                                    >${parts
-                                        .get(c)
-                                        .map(([name, v]) => `${name.replaceAll("_", " ")} ${value(v)}`)
-                                        .join(", ")}</span
-                                >
-                            </td>
-                        </tr>`;
-                    })}
-                </tbody>
-            </table>
-        </div>
-        ${candidates.length > 12 ? html`<button class="link" onClick=${() => setAll(!all)}>${all ? "the 12 cheapest" : `all ${count(candidates.length)} candidates`}</button>` : ""}
-        ${choice.left_out ? html`<p class="faint">${choice.left_out}</p>` : ""}`;
+    return html`<p class="legend inline">${kinds.map((name, i) => html`<span><i style=${`background: var(--c${(i % COLORS) + 1})`}></i>${name.replaceAll("_", " ")} </span>`)}</p>
+    <div class="wide" tabindex="0" role="region" aria-label="Costs of the candidates"><table class="costs"><thead><tr><th scope="col">candidate</th><th scope="col">cost</th><th scope="col">overlap</th><th scope="col">queue</th><th scope="col" class="text">parts of the cost</th></tr></thead>
+    <tbody>${shown.map((c) => {
+        let right = -low * (100 / (high - low));
+        let left = right;
+        return html`<tr class=${c.target === choice.target ? "chosen" : ""}><th scope="row">${c.target}${c.target === choice.target ? " ✓" : ""}<span class="hidden">${c.target === choice.target ? "chosen" : ""}</span></th><td>${value(c.cost)}</td>
+        <td>${c.overlap ? tokens(c.overlap.expected_tokens ?? c.overlap.gpu_tokens) : "–"}</td><td>${duration(c.load?.queued_ms)}</td>
+        <td class="lane">${parts
+            .get(c)
+            .filter(([, v]) => v !== 0)
+            .map(([name, v]) => {
+                const w = width(v);
+                const at = v > 0 ? right : left - w;
+                if (v > 0) right += w;
+                else left -= w;
+                return html`<i title="${name.replaceAll("_", " ")}: ${value(v)}" style=${`left: ${at}%; width: ${w}%; background: var(--c${(kinds.indexOf(name) % COLORS) + 1})`}></i>`;
+            })}<span class="hidden">${parts
+            .get(c)
+            .map(([name, v]) => `${name.replaceAll("_", " ")} ${value(v)}`)
+            .join(", ")}</span></td></tr>`;
+    })}</tbody></table></div>
+    ${candidates.length > 12 ? html`<button class="link" onClick=${() => setAll(!all)}>${all ? "the 12 cheapest" : `all ${count(candidates.length)} candidates`}</button>` : ""}
+    ${choice.left_out ? html`<p class="faint">${choice.left_out}</p>` : ""}`;
 }
 
 function Others({ record }) {
@@ -368,32 +238,14 @@ function Others({ record }) {
     const rows = [...shadows, ...record.others];
     if (!rows.length) return "";
     const first = record.attempts[0]?.target;
-    return html`<h3>What others would have done</h3>
-        <div class="wide" tabindex="0" role="region" aria-label="What others would have done">
-            <table>
-                <thead>
-                    <tr>
-                        <th scope="col">policy</th>
-                        <th scope="col" class="text">would have chosen</th>
-                        <th scope="col">first token, predicted difference</th>
-                        <th scope="col">overlap, difference</th>
-                    </tr>
-                </thead>
-                <tbody>
-                    ${rows.map(
-                        (o) =>
-                            html`<tr>
-                                <th scope="row">${o.policy}</th>
-                                <td class="text wrap">
-                                    ${o.target === null || o.target === undefined ? (o.fault ?? "–") : o.target === first ? "the same" : o.target}${(o.notes ?? []).map((note) => html` <small>${note}</small>`)}
-                                </td>
-                                <td>${o.target === first ? "" : signed(o.difference?.ttft_ms, duration)}</td>
-                                <td>${o.target === first ? "" : signed(o.difference?.overlap_tokens, tokens)}</td>
-                            </tr>`,
-                    )}
-                </tbody>
-            </table>
-        </div>`;
+    return html`<h3>What others would have done</h3><div class="wide" tabindex="0" role="region" aria-label="What others would have done"><table>
+    <thead><tr><th scope="col">policy</th><th scope="col" class="text">would have chosen</th><th scope="col">first token, predicted difference</th><th scope="col">overlap, difference</th></tr></thead>
+    <tbody>${rows.map(
+        (
+            o,
+        ) => html`<tr><th scope="row">${o.policy}</th><td class="text wrap">${o.target === null || o.target === undefined ? (o.fault ?? "–") : o.target === first ? "the same" : o.target}${(o.notes ?? []).map((note) => html` <small>${note}</small>`)}</td>
+      <td>${o.target === first ? "" : signed(o.difference?.ttft_ms, duration)}</td><td>${o.target === first ? "" : signed(o.difference?.overlap_tokens, tokens)}</td></tr>`,
+    )}</tbody></table></div>`;
 }
 
 function signed(value, text) {

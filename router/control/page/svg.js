@@ -28,12 +28,12 @@ export function Spark({ t, values, width = 66, height = 18 }) {
 export function Bar({ parts, whole, title }) {
     let x = 0;
     return html`<svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=${title}>
-        <rect class="track" width="100" height="6" />
-        ${parts.map(({ value, kind }) => {
-            const width = whole ? Math.min(100 - x, (100 * Math.max(0, value)) / whole) : 0;
-            const drawn = html`<rect class=${kind} x=${x} width=${width} height="6" />`;
-            x += width;
-            return drawn;
-        })}
-    </svg>`;
+    <rect class="track" width="100" height="6" />
+    ${parts.map(({ value, kind }) => {
+        const width = whole ? Math.min(100 - x, (100 * Math.max(0, value)) / whole) : 0;
+        const drawn = html`<rect class=${kind} x=${x} width=${width} height="6" />`;
+        x += width;
+        return drawn;
+    })}
+  </svg>`;
 }

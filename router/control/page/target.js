@@ -33,42 +33,28 @@ export function TargetDetail({ id, store, troubles }) {
     const cell = store.targets.get(id);
     const kept = store.history.get(id);
     return html`<aside class="detail" aria-labelledby="target-name">
-        <header>
-            <h2 id="target-name" tabindex="-1" ref=${heading}>${id}</h2>
-            <a class="close" href="#fleet" aria-label="Close ${id}">✕</a>
-        </header>
-        ${troubles.map((t) => html`<p class="trouble ${t.level}">${t.text}</p>`)}
-        <${Actions} store=${store} cell=${cell} />
-        <${Facts} cell=${cell} detail=${detail} flow=${flowByTarget(store.flowTargets).get(id)} />
-        ${error ? html`<p class="error">${error.message}</p>` : ""}
-        ${
-            kept && kept.t.length > 1
-                ? html` <${Chart}
-                          title="Requests, since this page was opened"
-                          t=${kept.t}
-                          height=${120}
-                          format=${count}
-                          marks=${marksOf(store, cell)}
-                          series=${[
-                              { label: "this router's", color: "--c1", values: kept.requests },
-                              { label: "waiting in the engine", color: "--c2", values: kept.waiting },
-                          ]}
-                      />
-                      <${Chart}
-                          title="KV memory in tokens, since this page was opened"
-                          t=${kept.t}
-                          height=${120}
-                          format=${tokens}
-                          marks=${marksOf(store, cell)}
-                          series=${[
-                              { label: "live", color: "--live", values: kept.live },
-                              { label: "cached, live included", color: "--cached-line", values: kept.held },
-                          ]}
-                      />`
-                : ""
-        }
-        ${detail ? html`<${SpeedChart} detail=${detail} id=${id} /><${Requests} requests=${detail.requests} />` : ""}
-    </aside>`;
+    <header><h2 id="target-name" tabindex="-1" ref=${heading}>${id}</h2><a class="close" href="#fleet" aria-label="Close ${id}">✕</a></header>
+    ${troubles.map((t) => html`<p class="trouble ${t.level}">${t.text}</p>`)}
+    <${Actions} store=${store} cell=${cell} />
+    <${Facts} cell=${cell} detail=${detail} flow=${flowByTarget(store.flowTargets).get(id)} />
+    ${error ? html`<p class="error">${error.message}</p>` : ""}
+    ${
+        kept && kept.t.length > 1
+            ? html`
+      <${Chart} title="Requests, since this page was opened" t=${kept.t} height=${120} format=${count} marks=${marksOf(store, cell)}
+        series=${[
+            { label: "this router's", color: "--c1", values: kept.requests },
+            { label: "waiting in the engine", color: "--c2", values: kept.waiting },
+        ]} />
+      <${Chart} title="KV memory in tokens, since this page was opened" t=${kept.t} height=${120} format=${tokens} marks=${marksOf(store, cell)}
+        series=${[
+            { label: "live", color: "--live", values: kept.live },
+            { label: "cached, live included", color: "--cached-line", values: kept.held },
+        ]} />`
+            : ""
+    }
+    ${detail ? html`<${SpeedChart} detail=${detail} id=${id} /><${Requests} requests=${detail.requests} />` : ""}
+  </aside>`;
 }
 
 const marksOf = (store, cell) => store.marks.filter((mark) => !mark.instance || mark.instance === cell.instance);
@@ -139,15 +125,7 @@ function Facts({ cell, detail, flow }) {
         ["breaker", cell.breaker],
         ["tokenizer", tokenizer(detail)],
     ];
-    return html`<dl class="facts">
-        ${facts
-            .filter(([, v]) => v !== null)
-            .map(
-                ([name, value]) =>
-                    html`<dt>${name}</dt>
-                        <dd>${value ?? "–"}</dd>`,
-            )}
-    </dl>`;
+    return html`<dl class="facts">${facts.filter(([, v]) => v !== null).map(([name, value]) => html`<dt>${name}</dt><dd>${value ?? "–"}</dd>`)}</dl>`;
 }
 
 function tokenizer(detail) {
@@ -190,48 +168,18 @@ function SpeedChart({ detail, id }) {
     const learned = speed.samples
         ? `learned from ${count(speed.samples)} requests, ${duration((speed.age_s ?? 0) * 1000)} ago`
         : "not learned yet: the configured prior";
-    return html`<${Chart}
-        title=${`Time to first token by tokens computed; ${learned}; curve after ${tokens(context)} cached tokens`}
-        t=${x}
-        series=${series}
-        format=${duration}
-        x=${{ time: false, label: "computed", format: tokens }}
-        height=${150}
-    />`;
+    return html`<${Chart} title=${`Time to first token by tokens computed; ${learned}; curve after ${tokens(context)} cached tokens`} t=${x} series=${series}
+    format=${duration} x=${{ time: false, label: "computed", format: tokens }} height=${150} />`;
 }
 
 function Requests({ requests }) {
     if (!requests.length) return html`<p class="faint">No recent request went here.</p>`;
-    return html`<h3>Last requests</h3>
-        <div class="wide" tabindex="0" role="region" aria-label="Last requests">
-            <table>
-                <thead>
-                    <tr>
-                        <th scope="col">at</th>
-                        <th scope="col">request</th>
-                        <th scope="col">decided by</th>
-                        <th scope="col">prompt</th>
-                        <th scope="col">promised</th>
-                        <th scope="col">cached</th>
-                        <th scope="col">TTFT</th>
-                        <th scope="col">end</th>
-                    </tr>
-                </thead>
-                <tbody>
-                    ${requests.slice(0, ROWS).map(
-                        (r) =>
-                            html`<tr class=${r.end === "ok" || r.end === "running" ? "" : "odd"}>
-                                <td title=${momentOf(r.at_s)}>${timeOf(r.at_s)}</td>
-                                <td class="text"><a href="#request/${encodeURIComponent(r.id)}">${r.id}</a></td>
-                                <td class="text">${r.lane}</td>
-                                <td>${tokens(r.prompt_tokens)}</td>
-                                <td>${tokens(r.predicted_tokens)}</td>
-                                <td>${tokens(r.cached_tokens)}</td>
-                                <td>${duration(r.ttft_ms)}</td>
-                                <td class="text">${r.end}</td>
-                            </tr>`,
-                    )}
-                </tbody>
-            </table>
-        </div>`;
+    return html`<h3>Last requests</h3><div class="wide" tabindex="0" role="region" aria-label="Last requests"><table>
+    <thead><tr><th scope="col">at</th><th scope="col">request</th><th scope="col">decided by</th><th scope="col">prompt</th><th scope="col">promised</th><th scope="col">cached</th><th scope="col">TTFT</th><th scope="col">end</th></tr></thead>
+    <tbody>${requests.slice(0, ROWS).map(
+        (r) => html`<tr class=${r.end === "ok" || r.end === "running" ? "" : "odd"}>
+      <td title=${momentOf(r.at_s)}>${timeOf(r.at_s)}</td><td class="text"><a href="#request/${encodeURIComponent(r.id)}">${r.id}</a></td><td class="text">${r.lane}</td>
+      <td>${tokens(r.prompt_tokens)}</td><td>${tokens(r.predicted_tokens)}</td><td>${tokens(r.cached_tokens)}</td><td>${duration(r.ttft_ms)}</td><td class="text">${r.end}</td></tr>`,
+    )}</tbody>
+  </table></div>`;
 }
