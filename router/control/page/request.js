@@ -53,7 +53,7 @@ function Search({ open }) {
             ? ""
             : html`<details class="found" open=${!open}><summary>${found.length ? `${count(found.length)} newest that match` : "No record matches; the recent records are searched"}</summary>
       <div class="wide" tabindex="0" role="region" aria-label="Records found"><table>
-        <thead><tr>${["at", "request", "target", "decided by", "client", "prompt", "cached", "TTFT", "took", "status"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+        <thead><tr>${["at", "request", "target", "decided by", "client"].map((name) => html`<th scope="col" class="text">${name}</th>`)}${["prompt", "cached", "TTFT", "took", "status"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
         <tbody>${found.map(
             (
                 r,
