@@ -69,12 +69,12 @@ class Upstreams:
         self._connect_timeout_s = connect_timeout_s
         self._keepalive_s = keepalive_s
         self._engines: dict[str, _Engine] = {}
-        self._tls: dict[str | None, ssl.SSLContext] = {}
+        self._tls = TlsContexts()
 
     def add(self, instance: str, url: str, *, api_key: str | None = None, ca_file: str | None = None) -> None:
         """Reach `instance` at `url` (http or https, no path) from now on. Raises `ConfigError` for a bad `ca_file`."""
         self.remove(instance)
-        tls = self._context(ca_file) if urlsplit(url).scheme == "https" else None
+        tls = self._tls.get(ca_file) if urlsplit(url).scheme == "https" else None
         self._engines[instance] = _Engine(url, api_key, tls, self._connect_timeout_s, self._keepalive_s)
 
     def remove(self, instance: str) -> None:
@@ -133,14 +133,21 @@ class Upstreams:
         except TimeoutError:
             return None
 
-    def _context(self, ca_file: str | None) -> ssl.SSLContext:
-        """Return the TLS context, made once: loading the system's authorities takes tens of ms."""
-        if ca_file not in self._tls:
+
+class TlsContexts:
+    """How servers are checked, by CA file. Each context is made once: loading the system's CAs takes tens of ms."""
+
+    def __init__(self) -> None:
+        self._contexts: dict[str | None, ssl.SSLContext] = {}
+
+    def get(self, ca_file: str | None) -> ssl.SSLContext:
+        """Return the context for a CA file; None: the system's CAs. Raises `ConfigError` for one that is of no use."""
+        if ca_file not in self._contexts:
             try:
-                self._tls[ca_file] = ssl.create_default_context(cafile=ca_file)
+                self._contexts[ca_file] = ssl.create_default_context(cafile=ca_file)
             except OSError as error:
                 raise ConfigError(f"ca_file {ca_file}: {error}") from error
-        return self._tls[ca_file]
+        return self._contexts[ca_file]
 
 
 async def _report_removed() -> UpstreamUnanswered:

@@ -67,7 +67,7 @@ class TargetFlow(msgspec.Struct, array_like=True):
 
 
 class FlowUpdate(msgspec.Struct):
-    """What changed since the last update: whole buckets, with all their requests. `targets` are all of them."""
+    """Carries what changed since the last update: whole buckets, with all their requests. `targets` are all of them."""
 
     since_s: float | None  # wall clock: how far back the records go; None: there were none
     buckets: list[FlowBucket]

@@ -1,6 +1,8 @@
 // Requests to the admin API. The token is kept for this tab only and sent in a header: no cookie, so no other site's
 // page can use it.
 
+import { useEffect, useState } from "./lib.js";
+
 const KEPT = "warmroute.token";
 
 export const token = () => sessionStorage.getItem(KEPT) ?? "";
@@ -30,6 +32,27 @@ export async function ask(path, options = {}) {
 }
 
 export const read = async (path, options) => (await ask(path, options)).json();
+
+/** Read a path now and every `everyMs` while the page is visible, and anew when `key` changes. Null: nothing yet. */
+export function usePolled(path, everyMs, key) {
+    const [found, setFound] = useState(null);
+    const [error, setError] = useState(null);
+    useEffect(() => {
+        let ended = false;
+        const load = () =>
+            read(path).then(
+                (answer) => !ended && (setFound(answer), setError(null)),
+                (problem) => !ended && setError(problem),
+            );
+        load();
+        const timer = setInterval(() => !document.hidden && load(), everyMs);
+        return () => {
+            ended = true;
+            clearInterval(timer);
+        };
+    }, [path, everyMs, key]);
+    return { found, error };
+}
 
 /** Send a change, or with `dryRun` only ask what it would do. */
 export function send(method, path, body, contentType = "application/json") {

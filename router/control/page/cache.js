@@ -1,10 +1,10 @@
 // The cache: the prefixes that recent prompts share as an icicle, who holds them and how often they were found cached,
 // what is held twice, and the pool's share. There is no text in it: prefixes are named by digests.
 
-import { read } from "./admin.js";
+import { usePolled } from "./admin.js";
 import { count, duration, names, share, tokens } from "./format.js";
 import { lastSeconds } from "./flow_sums.js";
-import { html, useEffect, useState } from "./lib.js";
+import { html, useState } from "./lib.js";
 import { Bar } from "./svg.js";
 
 const REFRESH_MS = 10000;
@@ -14,23 +14,8 @@ const LABELLED = 46; // narrower boxes have no label
 const LISTED = 20;
 
 export function Cache({ store }) {
-    const [found, setFound] = useState(null);
-    const [error, setError] = useState(null);
+    const { found, error } = usePolled("admin/cache/tree", REFRESH_MS);
     const [chosen, setChosen] = useState(null);
-    useEffect(() => {
-        let ended = false;
-        const load = () =>
-            read("admin/cache/tree").then(
-                (answer) => !ended && (setFound(answer), setError(null)),
-                (problem) => !ended && setError(problem),
-            );
-        load();
-        const timer = setInterval(() => !document.hidden && load(), REFRESH_MS);
-        return () => {
-            ended = true;
-            clearInterval(timer);
-        };
-    }, []);
     if (error) return html`<p role="alert" class="error">${error.message}</p>`;
     if (!found) return html`<p class="faint">Reading the cache …</p>`;
     const prefixes = branches(found.prefixes);

@@ -1,10 +1,10 @@
 // Experiments: arms with intervals that tighten as you watch, verdicts, the guard's and the limits' state, shadows; and
 // for those with the right: start one, end it.
 
-import { ask, read, send } from "./admin.js";
+import { ask, send, usePolled } from "./admin.js";
 import { confirmAction, planOf } from "./actions.js";
 import { amount, count, duration, momentOf, share } from "./format.js";
-import { html, useEffect, useState } from "./lib.js";
+import { html, useState } from "./lib.js";
 
 const REFRESH_MS = 2000;
 const METRICS = {
@@ -19,22 +19,7 @@ const text = (metric) => (isShare(metric) ? share : duration);
 const shown = (value, metric) => (value === "infinite" ? "no answer" : text(metric)(value));
 
 export function Experiments({ store }) {
-    const [found, setFound] = useState(null);
-    const [error, setError] = useState(null);
-    useEffect(() => {
-        let ended = false;
-        const load = () =>
-            read("admin/experiment").then(
-                (answer) => !ended && (setFound(answer), setError(null)),
-                (problem) => !ended && setError(problem),
-            );
-        load();
-        const timer = setInterval(() => !document.hidden && load(), REFRESH_MS);
-        return () => {
-            ended = true;
-            clearInterval(timer);
-        };
-    }, [store.router.policies.experiment]);
+    const { found, error } = usePolled("admin/experiment", REFRESH_MS, store.router.policies.experiment);
     if (error) return html`<p role="alert" class="error">${error.message}</p>`;
     if (!found) return html`<p class="faint">Reading the experiment …</p>`;
     return html`${found.running ? html`<${Running} experiment=${found} store=${store} />` : html`<p>No experiment is running; <strong>${store.router.policies.active}</strong> decides for all requests.</p>`}

@@ -33,7 +33,7 @@ class StageTime(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """What was predicted at the last choice, and what came of it; None: unknown, or not yet."""
+    """Compares what was predicted at the last choice with what came of it; None: unknown, or not yet."""
 
     overlap_tokens: int | None  # the index's, in any tier of the target
     cached_tokens: int | None  # the engine's

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
-
 import httpx
 
 from router.backends.fetch import ANSWER_BYTES, HttpAnswer
-from router.errors import ConfigError
+from router.proxy.upstreams import TlsContexts
 
 
 class HttpClients:
@@ -16,7 +14,7 @@ class HttpClients:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._clients: dict[str, httpx.AsyncClient] = {}
-        self._tls: dict[str | None, ssl.SSLContext] = {}
+        self._tls = TlsContexts()
 
     def add(self, name: str, url: str, *, token: str | None = None, ca_file: str | None = None) -> httpx.AsyncClient:
         """Return the client for `url`; `token` is sent as a bearer token. Raises ConfigError for a bad `ca_file`."""
@@ -25,7 +23,7 @@ class HttpClients:
                 base_url=url,
                 headers={} if token is None else {"authorization": f"Bearer {token}"},
                 timeout=self._timeout_s,
-                verify=self._context(ca_file) if url.startswith("https") else False,
+                verify=self._tls.get(ca_file) if url.startswith("https") else False,
                 trust_env=False,
             )
         return self._clients[name]
@@ -60,11 +58,3 @@ class HttpClients:
         """Close all connections."""
         for client in self._clients.values():
             await client.aclose()
-
-    def _context(self, ca_file: str | None) -> ssl.SSLContext:
-        if ca_file not in self._tls:
-            try:
-                self._tls[ca_file] = ssl.create_default_context(cafile=ca_file)
-            except OSError as error:
-                raise ConfigError(f"ca_file {ca_file}: {error}") from error
-        return self._tls[ca_file]

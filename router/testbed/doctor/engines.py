@@ -217,7 +217,7 @@ def check_prompt_token_details(subject: Subject) -> Iterator[FleetFinding]:
         probe = engine.probe
         if probe is None or (engine.usable is not None and engine.usable.prefix_caching is False):
             continue
-        plain = [kind for kind in probe.kinds if kind.kind in ("completions", "chat") and kind.error is None]
+        plain = [kind for kind in engine.answered_kinds if kind.kind in ("completions", "chat")]
         promised = [kind for kind in plain if kind.promised_tokens or not probe.streams]
         if promised and all(kind.cached_tokens is None for kind in promised):
             yield FleetFinding(

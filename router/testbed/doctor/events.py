@@ -254,7 +254,7 @@ def _streams(subject: Subject) -> Iterator[tuple[ExaminedEngine, StreamProbe]]:
 
 
 def _is_answering(engine: ExaminedEngine) -> bool:
-    return engine.probe is not None and any(kind.error is None for kind in engine.probe.kinds)
+    return bool(engine.answered_kinds)
 
 
 def _is_misbound(engine: ExaminedEngine) -> bool:

@@ -57,7 +57,7 @@ PROBES_AT_ONCE = 32  # engines
 
 
 class DoctorOptions(NamedTuple):
-    """What to examine, and how."""
+    """Says what to examine, and how."""
 
     config: Path | None
     urls: tuple[str, ...] = ()  # admin listeners of running routers
@@ -67,7 +67,7 @@ class DoctorOptions(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What the steps share."""
+    """Carries what the steps share: the facts so far, the clients and the clock."""
 
     subject: Subject
     clients: HttpClients

@@ -130,11 +130,10 @@ def _kinds(subject: Subject) -> Iterator[tuple[ExaminedEngine, KindProbe]]:
     for engine in subject.usable:
         survey = engine.usable
         alone = survey is not None and len(survey.starts) <= max(1, len(survey.gauges))
-        if not alone or engine.probe is None or survey is None or survey.prefix_caching is False:
+        if not alone or survey is None or survey.prefix_caching is False:
             continue
-        for kind in engine.probe.kinds:
-            if kind.error is None:
-                yield engine, kind
+        for kind in engine.answered_kinds:
+            yield engine, kind
 
 
 def _reports(engine: ExaminedEngine) -> bool:

@@ -99,6 +99,11 @@ class ExaminedEngine:
         """Its base model's name."""
         return None if self.usable is None else self.usable.model
 
+    @property
+    def answered_kinds(self) -> tuple[KindProbe, ...]:
+        """The kinds of requests that it answered."""
+        return () if self.probe is None else tuple(kind for kind in self.probe.kinds if kind.error is None)
+
     def place(self, *key: str | int) -> Place | None:
         """Return the line of a key of this engine in the configuration."""
         return None if self.document is None else place_in(self.document, (*self.path, *key))

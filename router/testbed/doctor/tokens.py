@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from router.testbed.doctor.check import Check
 from router.testbed.doctor.finding import FleetFinding
-from router.testbed.doctor.subject import ExaminedEngine, KindProbe, Subject
+from router.testbed.doctor.subject import Subject
 
 COSTS_TIME = "the router asks engines for the ids of every prompt: a round trip each, and none when they are slow"
 LATE_SHARE = 0.02
@@ -73,7 +73,8 @@ def check_agree(subject: Subject) -> Iterator[FleetFinding]:
 
 def check_counts(subject: Subject) -> Iterator[FleetFinding]:
     """Prompts of every kind have as many tokens as the engine counts."""
-    for engine, kind in _kinds(subject):
+    answered = [(engine, kind) for engine in subject.usable for kind in engine.answered_kinds]
+    for engine, kind in answered:
         if kind.unknown is not None and kind.unknown != "media":
             yield FleetFinding(
                 "fault",
@@ -116,13 +117,6 @@ def check_in_use(subject: Subject) -> Iterator[FleetFinding]:
                 (router.url,),
                 subject.place("tokens", "budget_ms"),
             )
-
-
-def _kinds(subject: Subject) -> Iterator[tuple[ExaminedEngine, KindProbe]]:
-    for engine in subject.usable:
-        for kind in engine.probe.kinds if engine.probe is not None else ():
-            if kind.error is None:
-                yield engine, kind
 
 
 CHECKS = (
