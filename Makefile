@@ -14,7 +14,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack test-gateway test-doctor test-browser gameday abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-stack test-gateway test-doctor test-rollout test-browser gameday abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ stack: $(VENV)/.installed  ## start two real vLLM engines over a real Mooncake S
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
 test: check  ## run `check` and every test that needs no real engine
-	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor and not browser and not gameday" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor and not browser and not gameday and not rollout" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
 	$(BIN)/ruff check .
@@ -44,6 +44,9 @@ test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kuberne
 
 test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute doctor` knows in a fleet of emulated engines (a minute)
 	$(BIN)/python -m pytest -m doctor -n $(WORKERS) tests/router/testbed/doctor tests/e2e/test_doctor.py
+
+test-rollout: $(VENV)/.installed-test  ## restart fleets of emulated engines with `warmroute rollout`, and the router itself, under load (two minutes)
+	$(BIN)/python -m pytest -m rollout tests/e2e/test_rollout.py tests/e2e/test_handover.py
 
 # Playwright drives Debian's browser, not one of its own.
 test-browser: $(VENV)/.installed-test  ## run the tests of the live page in Chromium, which is installed from Debian where it is not there

@@ -12,8 +12,6 @@ import asyncio
 import logging
 import resource
 import secrets
-import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +24,6 @@ from router.backends.feeds.metrics import MetricsPoller
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import Clock, SystemClock
 from router.config import schema
-from router.config.exposure import list_exposures
 from router.config.reader import read_client_keys
 from router.config.sections.listeners import ListenConfig
 from router.control import background
@@ -35,7 +32,6 @@ from router.control.control import Control
 from router.control.explain import Explain
 from router.control.live.feed import LiveFeed
 from router.control.membership import Membership
-from router.control.process import raise_open_file_limit, tune_interpreter
 from router.control.status import Status
 from router.control.workers.admission import SyncedAdmission
 from router.control.workers.follower import FollowerWorker, LocalState
@@ -46,7 +42,8 @@ from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
 from router.proxy.headers import HeaderRules
-from router.proxy.listener import HttpListener, check_port_free, configure_server, connection_capacity
+from router.proxy.listener import HttpListener, configure_server, connection_capacity
+from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.rules import check_arm_rules
@@ -67,7 +64,7 @@ from router.wiring import WorkerRole
 log = logging.getLogger("warmroute.app")
 
 POLL_S = 0.02
-ENGINES_TIMEOUT_S = 5.0  # a follower listens after this long even if some instances are still joining
+STOP_IDLE_S = 1.0  # for a client that is between two requests, to send one more and learn that it is the last
 
 
 class App:
@@ -75,7 +72,7 @@ class App:
 
     `file` is where the configuration was read, to be watched for changes. `role` is that of a follower; without one,
     this process leads as many workers as the configuration says, or is the only one. With `only_picker` the public
-    listener serves health and metrics and no prompts.
+    listener serves health and metrics and no prompts. `sockets`: with those that were handed over to this process.
     """
 
     def __init__(
@@ -86,8 +83,10 @@ class App:
         role: WorkerRole | None = None,
         *,
         only_picker: bool = False,
+        sockets: ListeningSockets | None = None,
     ) -> None:
         self._config = config
+        self._sockets = sockets or ListeningSockets()
         self._only_picker = only_picker
         self._clock = clock or SystemClock()
         self._run_id = secrets.token_hex(4)
@@ -105,12 +104,13 @@ class App:
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         saved = None if config.index.snapshot_file is None else snapshots.load(Path(config.index.snapshot_file))
         self._secret = secret = wiring.resolve_key_secret(config, saved) if role is None else role.secret
-        if role is None and config.workers > 1:
+        if role is None and (config.workers > 1 or config.replicas is not None):
             role = WorkerRole(0, secret, LeaderWorker(config, secret, clock, self._tasks))
         self._role, worker = role, None if role is None else role.worker
         self._leader = worker if isinstance(worker, LeaderWorker) else None
         self._follower = worker if isinstance(worker, FollowerWorker) else None
-        keyring, memory = Keyring(secret), MemoryBudget(config.tokens.memory_bytes)
+        self._keyring = keyring = Keyring(secret)
+        memory = MemoryBudget(config.tokens.memory_bytes)
         self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
         built = wiring.build_configured_policies(config)
         check_arm_rules(config.experiment, config.admission)
@@ -135,11 +135,15 @@ class App:
         membership.events = self._events = KvEventSubscriber(
             self._scheduler.indexer, membership, tasks, clock, config.index.replay_timeout_s
         )
+        self._recent_records = RecentRecords(config.records.keep, config.preload.prompt_bytes)
+        leads = partial(wiring.leads_replicas, self._run_id, self._leader)
+        loaded_from = self._keyring, self._pool, self._recent_records
+        self._preloading = wiring.build_preloading(config, self._scheduler, *loaded_from, fetch, leads, tasks, clock)
+        membership.warmup = None if self._preloading is None else self._preloading.warmup
         self._bootstrap = BootstrapClient(self._scheduler.peers, fetch, tasks, clock)
 
     def _build_control(self, file: Path | None) -> None:
         """Build what an operator changes policies with, and what is kept of past requests."""
-        self._recent_records = RecentRecords(self._config.records.keep)
         audit = AuditLog(self._config.admin.audit_file)
         self._control = Control(self._scheduler, self._recent_records, audit, self._clock, file)
         if self._leader is not None:
@@ -177,12 +181,15 @@ class App:
             self._run_id,
             self._leader,
             self._admission,
+            self._preloading,
         )
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
             local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
+            scheduler.suspect = self._health.suspect
             if self._leader is not None:
                 self._leader.attach(local, queues)
+                wiring.connect_replicas(config, local, self._leader, self._control, queues)
             if follower is not None and synced is not None:
                 follower.attach(local, synced)
 
@@ -200,7 +207,7 @@ class App:
             retry_budget=RetryBudget(limits.retry_ratio, limits.retry_burst),
             tokenization=self._tokenization,
             kv_store=self._pool,
-            read_options=wiring.build_read_options(config),
+            read_options=wiring.build_proxy_read_options(config),
             large_body=asyncio.Lock(),
             data_path=RelayPath(
                 self._upstreams,
@@ -208,6 +215,7 @@ class App:
                 HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
                 limits,
                 self._scheduler.peers,
+                continuation_bytes=limits.continuation_bytes,
             ),
             health=self._health,
             recent_records=self._recent_records,
@@ -217,27 +225,29 @@ class App:
             admin_tokens=AdminTokens(config.admin.tokens),
             run_id=self._run_id,
         )
-        render = self._metrics.scrape if self._role is None else self._role.worker.scrape
+        render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
         api = ops if self._only_picker else PublicApi(services, ops, clients)
+        unready, sockets = self.unready_reason, self._sockets
         self._picker = wiring.build_picker(
-            services, clients, self._passthrough, self._upstreams, self.unready_reason, lambda: self._stopping
+            services, clients, self._passthrough, self._upstreams, unready, lambda: self._stopping, sockets
         )
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
-        self._listener = HttpListener(server, shared=self._role is not None)
+        processes = config.workers if self._follower is None else 1
+        self._listener = HttpListener(server, sockets=sockets, processes=processes)
         remote = EngineTokenizer(self._upstreams.fetch)
         read_options = wiring.build_read_options(config, want_source=True)
         explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, read_options)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
-        self._admin_listener = HttpListener(configure_server(operator, address))
+        self._admin_listener = HttpListener(configure_server(operator, address), sockets=sockets)
         self._metrics_listener: HttpListener | None = None
         if config.metrics.port is not None and self._follower is None:
             address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
-            self._metrics_listener = HttpListener(configure_server(metrics_app(metrics), address))
+            self._metrics_listener = HttpListener(configure_server(metrics_app(metrics), address), sockets=sockets)
 
     def _snapshot(self) -> RouterSnapshot:
         now = ConnectionState(self._listener.connections, self._listener.refused)
@@ -271,19 +281,21 @@ class App:
             return "no instance is ready"
         return None
 
-    async def start(self) -> None:
-        """Start listeners, feeds and discovery. Raises `ConfigError` when a port is not available."""
+    async def start(self, *, hold: bool = False, join: bool = True) -> None:
+        """Start listeners, feeds and discovery. With `hold`, and in a follower, connections are accepted from `open`
+        on; without `join` replicas are joined by `join_replicas`. Raises `ConfigError` when a port is not available.
+        """
         self._admission.follow(self._scheduler.selector.policy_set)
         if self._follower is None:
-            if self._leader is not None:
-                check_port_free(self._config.listen.host, self._config.listen.port)
-            await self._admin_listener.start()
-            if self._metrics_listener is not None:
-                await self._metrics_listener.start()
-            await self._listener.start()
-            if self._picker is not None:
-                await self._picker.start()
+            for listener in self._listeners():
+                await listener.bind()
+            if join:
+                await self.join_replicas()  # what it takes over counts for engines that join later
+            if not hold:
+                await self.open()
             background.start(self._control, self._scheduler, self._clock, self._tasks, watch=self._config.watch)
+            if self._preloading is not None and self._preloading.copies is not None:
+                self._preloading.copies.start()
         for export in self._exports:
             export.start()
         if self._snapshots is not None:
@@ -296,19 +308,26 @@ class App:
             self._tasks.supervise(f"discovery by {name}", partial(self._follow, name, discovery))
         self._started = True
         if self._leader is not None:
-            self._leader.start(self.port)
+            self._leader.start(self._listener)
+
+    def _listeners(self) -> list[HttpListener | wiring.GatewayListener]:
         if self._follower is not None:
-            self._tasks.spawn("open", self._open(self._follower))
+            return [self._listener]
+        listeners = (self._admin_listener, self._metrics_listener, self._listener, self._picker)
+        return [listener for listener in listeners if listener is not None]
 
-    async def _open(self, follower: FollowerWorker) -> None:
-        """Listen once this follower knows the engines; until then, other workers choose better."""
-        give_up_at = self._clock.now() + ENGINES_TIMEOUT_S
-        while not self._knows_engines() and (self._clock.now() < give_up_at or self.unready_reason() is not None):  # noqa: ASYNC110
-            await asyncio.sleep(POLL_S)
-        await self._listener.start()
-        follower.announce_up()
+    async def open(self) -> None:
+        """Accept connections."""
+        for listener in self._listeners():
+            await listener.start()
 
-    def _knows_engines(self) -> bool:
+    async def join_replicas(self) -> None:
+        """Start the exchange with other replicas, if there are any. Raises `ConfigError` when its port is taken."""
+        if self._leader is not None:
+            await self._leader.join_replicas()
+
+    def knows_engines(self) -> bool:
+        """Return whether no engine is still joining, and one is ready."""
         states = [instance.state for instance in self._scheduler.fleet]
         return bool(states) and InstanceState.JOINING not in states and self.unready_reason() is None
 
@@ -324,19 +343,34 @@ class App:
             log.info("reading the configuration files again")
             self._tasks.spawn("reload", self._control.reload_files())
 
-    def refuse(self) -> None:
-        """Accept no new connections from here on."""
-        self._listener.stop_accepting()
+    async def save_index(self) -> None:
+        """Write the index snapshot, if there is one."""
+        if self._snapshots is not None:
+            await self._snapshots.save()
 
-    async def stop(self) -> None:
+    def release(self) -> None:
+        """Accept no new connections from here on: other processes do, or nobody should."""
+        for listener in self._listeners():
+            listener.stop_accepting()
+
+    async def hand_over(self) -> None:
+        """Leave all ports to a process that has the sockets, the one of replicas too."""
+        self.release()
+        if self._leader is not None:
+            await self._leader.leave_replicas()
+
+    async def stop(self, idle_s: float = 0.0) -> None:
         """Stop within the grace time, in which requests in progress, and those that arrive all the same, may finish.
-        `/ready` answers 503 at once, so that load balancers send no new requests.
+        `/ready` answers 503 at once, so that load balancers send no new requests. Each answer says that it is its
+        connection's last; a client that is between two requests gets `idle_s` to send one more.
         """
         self._stopping = True
         if self._leader is not None:
-            self._leader.announce_stop()
+            self._leader.announce_stop(idle_s)
+        for listener in self._listeners() if idle_s else []:
+            listener.retire(idle_s)
         give_up_at = self._clock.now() + self._config.limits.grace_s
-        while self._limiter.in_flight and self._clock.now() < give_up_at:  # noqa: ASYNC110  the limiter only counts
+        while self._is_busy(idle_s) and self._clock.now() < give_up_at:  # noqa: ASYNC110  they end in many places
             await asyncio.sleep(POLL_S)
         if self._picker is not None:
             await self._picker.stop(max(0.1, give_up_at - self._clock.now()))
@@ -348,8 +382,7 @@ class App:
         if self._metrics_listener is not None:
             await self._metrics_listener.stop(0.5)
         await self._events.close()
-        if self._snapshots is not None:
-            await self._snapshots.save()
+        await self.save_index()
         await self._pool.close()
         await self._tasks.close()
         await self._control.audit.flush()
@@ -358,42 +391,5 @@ class App:
         self._tokenization.close()
         self._upstreams.close()
 
-
-async def serve(
-    config: schema.Config,
-    when_ready: Callable[[App], None] = lambda app: None,
-    file: Path | None = None,
-    *,
-    only_picker: bool = False,
-) -> None:
-    """Run a router until SIGTERM or SIGINT; SIGHUP applies changed configuration files, watched or not. `when_ready` is
-    called once, when an instance is ready for requests. `file` is where `config` was read: its changes take effect as
-    far as they can. `only_picker`: as for `App`. Raises `ConfigError` when a port is not available.
-    """
-    raise_open_file_limit()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its default ends the process
-    app = App(config, file=file, only_picker=only_picker)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, app.reload)
-    await app.start()
-    tune_interpreter()
-    for line in list_exposures(config):
-        log.warning(line)
-    log.info("listening on %s:%d, admin on %s:%d", config.listen.host, app.port, config.admin.host, app.admin_port)
-    if config.metrics.port is not None:
-        log.info("metrics on %s:%d", config.metrics.host, app.metrics_port)
-    owner = Tasks("serve")
-    owner.spawn("when ready", _call_when_ready(app, when_ready))
-    await stop.wait()
-    log.info("stopping: requests in progress have up to %g s", config.limits.grace_s)
-    await owner.close()
-    await app.stop()
-
-
-async def _call_when_ready(app: App, callback: Callable[[App], None]) -> None:
-    while app.unready_reason() is not None:  # noqa: ASYNC110  many causes, one answer
-        await asyncio.sleep(POLL_S)
-    callback(app)
+    def _is_busy(self, idle_s: float) -> bool:
+        return bool(self._limiter.in_flight or (idle_s and self._listener.connections))

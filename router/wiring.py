@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -20,7 +21,8 @@ from router.backends.discovery.dns import DnsDiscovery
 from router.backends.discovery.file import FileDiscovery
 from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
 from router.backends.feeds.jitter import Jitter
-from router.backends.kv_store import NoKvStore
+from router.backends.fetch import Fetch
+from router.backends.kv_store import KvStore, NoKvStore
 from router.backends.mooncake.client import MooncakeStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.token_ids.passthrough import TokenIdPassthrough
@@ -30,7 +32,16 @@ from router.clock import Clock
 from router.config import schema
 from router.config.reader import load_policies
 from router.config.sections.base import split_base_url
-from router.control.workers.follower import FollowerWorker
+from router.config.sections.discovery import DnsConfig, KubernetesConfig
+from router.config.sections.replicas import ReplicasConfig
+from router.control.control import Control
+from router.control.preload.budget import PreloadBudget
+from router.control.preload.copies import HotCopies
+from router.control.preload.handoff import HandOff
+from router.control.preload.preloader import Preloader
+from router.control.preload.preloading import Preloading, is_first
+from router.control.preload.warmup import WarmUp
+from router.control.workers.follower import FollowerWorker, LocalState
 from router.control.workers.leader import LeaderWorker
 from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.fleet import Fleet
@@ -46,7 +57,9 @@ from router.prompt.tokenization import local_tokenizer
 from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.client_address import TrustedProxies
 from router.proxy.headers import HeaderRules
+from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
+from router.request.admission.waiting import AdmissionQueues
 from router.request.public_api import MetricsAccess
 from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
@@ -57,11 +70,14 @@ from router.tasks import Tasks
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.shared_scrape import SharedScrape
+from router.telemetry.recent_records import RecentRecords
 from router.telemetry.tracing import build
 from router.telemetry.tracing.spans import Address
 from router.telemetry.tracing.tracing import Tracing
 
 log = logging.getLogger("warmroute.app")
+
+REPLICAS_LOOKUP_S = 2.0
 
 
 class WorkerRole(NamedTuple):
@@ -78,7 +94,13 @@ class GatewayListener(Protocol):
     port: int
     health_port: int
 
+    async def bind(self) -> None: ...
+
     async def start(self) -> None: ...
+
+    def stop_accepting(self) -> None: ...
+
+    def retire(self, idle_s: float) -> None: ...
 
     async def stop(self, grace_s: float) -> None: ...
 
@@ -108,7 +130,7 @@ def build_scheduler(
         observer,
         index.instance_bytes,
     )
-    selector = Selector(policy_set, seed=config.seed if config.seed is not None else secrets.randbits(64))
+    selector = Selector(policy_set, seed=choose_seed(config))
     parts = Fleet(config.fleet), indexer, selector, clock, config.limits.responses_kept
     pooled = config.pool is not None
     if role is None:
@@ -116,9 +138,28 @@ def build_scheduler(
     return SyncedScheduler(*parts, shared_pool=pooled, secret=secret, worker=role.number, broadcast=role.worker)
 
 
+def choose_seed(config: schema.Config) -> int:
+    """Return the seed of random choices. Replicas with the same `seed` draw differently, each by its host name and
+    port: else all of them would send their next requests to the same of several equal targets.
+    """
+    if config.seed is None:
+        return secrets.randbits(64)
+    if config.replicas is None:
+        return config.seed
+    own = f"{config.seed} {socket.gethostname()} {config.replicas.port}"
+    return int.from_bytes(blake2b(own.encode(), digest_size=8).digest(), "little")
+
+
 def build_read_options(config: schema.Config, *, want_source: bool = False) -> ReadOptions:
     """Return how to read bodies; requests read the prompt in them only when its token ids are needed."""
     return ReadOptions(frozenset(config.edge.strip_fields), config.usage == "inject", want_source=want_source)
+
+
+def build_proxy_read_options(config: schema.Config) -> ReadOptions:
+    """Return how the proxy reads bodies: it relays the answers, so it may also ask for what it then takes out."""
+    continues = config.limits.continuation_bytes > 0 and PARAMS in config.edge.strip_fields
+    usage = config.usage == "inject"
+    return ReadOptions(frozenset(config.edge.strip_fields), usage, want_source=False, continues=continues)
 
 
 def build_decision_log(config: schema.Config, secret: int, run_id: str, clock: Clock) -> DecisionLogWriter | None:
@@ -199,6 +240,7 @@ def build_picker(
     upstreams: Upstreams,
     unready_reason: Callable[[], str | None],
     stopping: Callable[[], bool],
+    sockets: ListeningSockets,
 ) -> GatewayListener | None:
     """Build the endpoint picker of `picker`, over the services of the proxy but for the data path. Raises `ConfigError`
     for certificate files that cannot be used.
@@ -222,11 +264,12 @@ def build_picker(
         services.metrics.on_moved,
         config.picker.fallbacks,
     )
-    api = PickerApi(replace(services, data_path=path), clients, testing=config.picker.testing)
+    services = replace(services, data_path=path, read_options=build_read_options(config))
+    api = PickerApi(services, clients, testing=config.picker.testing)
     bounds = read_bounds(config.limits, config.listen)
     health = PickerHealth(unready_reason, stopping)
     proxies = TrustedProxies(config.listen.trusted_proxies)
-    return PickerServer(config.picker, bounds, proxies, api.answer, answer_log, health, clock.wall())
+    return PickerServer(config.picker, bounds, proxies, api.answer, answer_log, health, clock.wall(), sockets)
 
 
 def build_snapshots(
@@ -236,6 +279,37 @@ def build_snapshots(
     if index.snapshot_file is None:
         return None
     return snapshots.Snapshots(Path(index.snapshot_file), index.snapshot_every_s, secret, scheduler.indexer, tasks)
+
+
+def build_preloading(
+    config: schema.Config,
+    scheduler: Scheduler,
+    keyring: Keyring,
+    kv_store: KvStore,
+    records: RecentRecords,
+    fetch: Fetch,
+    leads: Callable[[], bool],
+    tasks: Tasks,
+    clock: Clock,
+) -> Preloading | None:
+    """Build what loads prefixes ahead; None where nothing is. `leads`: no other replica does it."""
+    if not config.preload.enabled:
+        return None
+    scheduler.view_builder.names_sessions = True  # they are counted by prefix
+    budget = PreloadBudget(config.preload.share)
+    preloader = Preloader(budget, scheduler, keyring, kv_store, fetch, clock)
+    on = config.preload
+    return Preloading(
+        preloader,
+        WarmUp(on, preloader, scheduler, records, leads, tasks, clock) if on.join else None,
+        HandOff(on.drain_s, preloader, scheduler, records, tasks, clock) if on.drain else None,
+        HotCopies(preloader, scheduler, records, leads, tasks, clock) if on.copies else None,
+    )
+
+
+def leads_replicas(run_id: str, leader: LeaderWorker | None) -> bool:
+    """Return whether this router does what one of all replicas does."""
+    return leader is None or is_first(run_id, leader.describe_replicas())
 
 
 def restore_index(saved: SavedIndex, secret: int, indexer: KvIndexer) -> None:
@@ -251,10 +325,61 @@ def restore_index(saved: SavedIndex, secret: int, indexer: KvIndexer) -> None:
 def resolve_key_secret(config: schema.Config, saved: SavedIndex | None = None) -> int:
     """Return the 64-bit secret that seeds block keys and that clients cannot know.
 
-    `index.key_secret_env` takes precedence over the snapshot's secret; without both it is random.
+    `index.key_secret_env` takes precedence over `replicas.secret_env` (replicas name sessions by the same pseudonyms),
+    that over the snapshot's secret; without all of them it is random.
     """
     name = config.index.key_secret_env
+    if name is None and config.replicas is not None:
+        keyed = blake2b(read_replicas_secret(config.replicas), digest_size=8, person=b"warmroute index")
+        return int.from_bytes(keyed.digest(), "little")
     if name is None and saved is not None:
         return saved.secret
     secret = secrets.token_bytes() if name is None else os.fsencode(os.environ[name])
     return int.from_bytes(blake2b(secret, digest_size=8).digest(), "little")
+
+
+def read_replicas_secret(config: ReplicasConfig) -> bytes:
+    return os.fsencode(os.environ[config.secret_env])
+
+
+def build_replica_discovery(config: schema.Config, clock: Clock) -> Discovery | None:
+    """Build what finds the other routers; None: they are listed. Raises ConfigError outside of a cluster."""
+    replicas, kubernetes = config.replicas, config.fleet.kubernetes
+    if replicas is None or replicas.peers:
+        return None
+    if replicas.dns is not None:
+        return DnsDiscovery(DnsConfig(name=replicas.dns, port=replicas.port, interval_s=REPLICAS_LOOKUP_S), clock)
+    api = None if kubernetes is None else kubernetes.api
+    namespace = None if kubernetes is None or api is None else kubernetes.namespace
+    pods = KubernetesConfig(namespace=namespace, selector=replicas.selector, ports=[replicas.port], api=api)
+    return KubernetesDiscovery(pods, clock, Jitter(secrets.randbits(32) / 2**32))
+
+
+def connect_replicas(
+    config: schema.Config, local: LocalState, leader: LeaderWorker, control: Control, queues: AdmissionQueues
+) -> None:
+    """Let `leader` report to other replicas, if there are any, for all workers of this router, `control` follow what is
+    decided there, and `queues` count what is admitted there.
+    """
+    if config.replicas is not None:
+        from router.control.replicas.admission import SharedAdmission
+        from router.control.replicas.engines import SharedEngines
+        from router.control.replicas.exchange import ReplicaExchange  # loads ZeroMQ only where it is used
+        from router.control.replicas.experiments import SharedExperiments
+        from router.control.replicas.facts import SharedFacts
+        from router.control.replicas.learned_state import LearnedState
+        from router.control.replicas.policies import SharedPolicies
+
+        secret, run_id, clock = read_replicas_secret(config.replicas), local.run_id, local.clock
+        learned = LearnedState(local.scheduler, leader.secret, clock)
+        discovery = build_replica_discovery(config, clock)
+        exchange = ReplicaExchange(config.replicas, secret, run_id, leader, learned, clock, discovery)
+        policies = SharedPolicies(run_id, control, exchange.share)
+        exchange.add(policies)
+        exchange.add(SharedExperiments(run_id, local.scheduler, policies, exchange, clock))
+        exchange.add(SharedEngines(run_id, leader, local.scheduler, exchange.share))
+        facts = SharedFacts(local.scheduler, exchange.share)
+        exchange.add(facts)
+        exchange.compare = facts.compare
+        exchange.add(SharedAdmission(queues, exchange.share, exchange.heard_runs))
+        leader.report_to_replicas(exchange)

@@ -88,7 +88,7 @@ def check_yaml(text: str, kind: str = "") -> None:
         folder = Path(name)
         shutil.copytree(ROOT / "configs/profiles", folder / "profiles")
         known = dict(os.environ)
-        os.environ.update(dict.fromkeys(ENVIRONMENT.findall(text), "for the check"))
+        os.environ.update(dict.fromkeys(ENVIRONMENT.findall(text), "for the check only"))
         try:
             _read(folder, ABSOLUTE_PATH.sub(lambda found: _made(folder, found), text), kind)
         finally:

@@ -161,6 +161,7 @@ OPERATION = {
 REQUEST_HEADERS = (
     ("X-Session-ID", "the session that the request belongs to, for policies, experiments and admission"),
     ("X-Parent-Session-ID", "the session that started it: [all headers that name a session](../features/agents.md)"),
+    ("x-warmroute-continue", "`off`: another engine must not carry the answer on when its own fails in the middle"),
     ("x-slo-ttft-ms", "latency objective for the first token, read by `slo_headroom` and `dualmap`"),
     ("x-slo-tpot-ms", "latency objective per further token, read by `slo_headroom`"),
     ("X-Warmroute-Policy", "policy for this request alone; needs a token with the right `override`"),

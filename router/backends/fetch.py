@@ -32,7 +32,8 @@ class Fetch(Protocol):
         *,
         timeout_s: float,
         limit_bytes: int = ANSWER_BYTES,
+        rank: int | None = None,
     ) -> HttpAnswer | None:
         """Return the whole answer of `instance`, of up to `limit_bytes`; `None` when none came in time. Never raises
-        for failures there.
+        for failures there. `rank`: the one that is to answer, of an instance with several.
         """

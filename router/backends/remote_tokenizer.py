@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 
 from router.backends.fetch import ANSWER_BYTES, Fetch
-from router.backends.vllm.info import read_tokenize
+from router.backends.vllm.info import read_detokenize, read_tokenize
 from router.prompt.tokenization.tokenization import RemoteFailure
 
 IN_FLIGHT = 16
+DETOKENIZE_S = 2.0  # a client waits in the middle of its answer
 BYTES_PER_PROMPT_BYTE = 8  # a token has at least a byte of text and at most seven digits of JSON
 MOST_ANSWER_BYTES = 8 * 1024 * 1024  # a million ids
 
@@ -57,3 +58,15 @@ class EngineTokenizer:
             return "tokenizer_silent"
         ids = read_tokenize(answer.body) if answer.status == 200 else None
         return ids if ids is not None else "tokenizer_refused"
+
+    async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
+        """Return the text of a few `ids` from one of `instances`, in rotation; None if it does not answer."""
+        if not instances:
+            return None
+        self._requests += 1
+        instance = instances[self._requests % len(instances)]
+        body = msgspec.json.encode({"model": model, "tokens": list(ids)})
+        answer = await self._fetch(
+            instance, "POST", "/detokenize", body, timeout_s=DETOKENIZE_S, limit_bytes=ANSWER_BYTES
+        )
+        return read_detokenize(answer.body) if answer is not None and answer.status == 200 else None

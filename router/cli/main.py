@@ -22,6 +22,7 @@ from router.cli.gameday.command import gameday as gameday_command
 from router.cli.init.command import init as init_command
 from router.cli.picker_conformance.command import picker_conformance as picker_conformance_command
 from router.cli.policies import policies as policies_commands
+from router.cli.rollout.command import rollout as rollout_command
 from router.cli.serve import command as serve_command
 from router.cli.serve.command import StackConfig, err
 from router.cli.simulate.options import simulate as simulate_command
@@ -46,6 +47,7 @@ app.command()(serve_command.stack)
 app.add_typer(policies_commands, name="policies")
 app.add_typer(policy_commands, name="policy")
 app.add_typer(experiment_commands, name="experiment")
+app.command("rollout")(rollout_command)
 app.command()(simulate_command)
 app.command()(advise_command)
 app.add_typer(workload_commands, name="workload")

@@ -13,7 +13,10 @@ from pathlib import Path
 
 from router.config.schema import Config, InstanceConfig
 from router.config.sections.discovery import KubernetesConfig
+from router.config.sections.replicas import ReplicasConfig
 from router.config.yaml_source import YamlPath, YamlProblem
+
+SHORTEST_SECRET = 16
 
 
 def check_references(config: Config) -> list[YamlProblem]:
@@ -23,6 +26,7 @@ def check_references(config: Config) -> list[YamlProblem]:
         *_check_tokenizers(config),
         *_check_paths(config),
         *_check_variable(("index", "key_secret_env"), config.index.key_secret_env),
+        *_check_replicas(config.replicas),
     ]
 
 
@@ -78,6 +82,17 @@ def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:
         yield from _check_file((*path, "api", "ca_file"), config.api.ca_file)
     yield from _check_file((*path, "ca_file"), config.ca_file)
     yield from _check_variable((*path, "api_key_env"), config.api_key_env)
+
+
+def _check_replicas(config: ReplicasConfig | None) -> Iterator[YamlProblem]:
+    if config is None:
+        return
+    if (bool(config.peers), config.dns is not None, config.selector is not None).count(True) != 1:
+        yield YamlProblem(("replicas",), "give one of peers, dns and selector")
+    path = "replicas", "secret_env"
+    yield from _check_variable(path, config.secret_env)
+    if 0 < len(os.environ.get(config.secret_env, "")) < SHORTEST_SECRET:
+        yield YamlProblem(path, f"the secret in {config.secret_env} has fewer than {SHORTEST_SECRET} characters")
 
 
 def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:

@@ -35,6 +35,8 @@ from router.config.sections.listeners import (
     PickerConfig,
 )
 from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
+from router.config.sections.preload import PreloadConfig
+from router.config.sections.replicas import ReplicasConfig
 from router.config.sections.tracing import TracingConfig
 
 MAX_PLUGINS = 64
@@ -290,6 +292,8 @@ class PolicyConfig(SchedulingProfileConfig):
     """profile that chooses among decode instances; null: the policy's own profile"""
     prefill_from_tokens: int = Field(default=0, ge=0)
     """fewest tokens that the decode target would have to compute for the prefill to go to a prefill instance"""
+    continuation: bool = True
+    """let another engine carry a streamed answer on when its own fails in the middle"""
 
 
 class LogConfig(Section):
@@ -315,6 +319,9 @@ class Config(Section):
     of this section"""
     workers: Positive = 1
     """processes that answer requests on the public port, as `--workers`; about one per core"""
+    replicas: ReplicasConfig | None = None
+    """other routers in front of the same engines, which share load, sessions and drains with this one; null: this
+    router is alone"""
     admin: AdminConfig = AdminConfig()
     metrics: MetricsConfig = MetricsConfig()
     clients: ClientsConfig = ClientsConfig()
@@ -326,6 +333,7 @@ class Config(Section):
     index: IndexConfig = IndexConfig()
     limits: LimitsConfig = LimitsConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    preload: PreloadConfig = PreloadConfig()
     edge: EdgeConfig = EdgeConfig()
     usage: Literal["inject", "observe"] = "inject"
     """inject: ask the engine for token usage on every stream and hide it from clients that did not ask; observe: use
@@ -348,7 +356,7 @@ class Config(Section):
     watch: bool = True
     """apply changes of `active`, `experiment` and `policies` in this file, and of `policies_dir`, without a restart"""
     seed: int | None = None
-    """seed of every random choice; null: random per process"""
+    """seed of every random choice; null: random per process. Replicas with the same seed draw differently"""
     log: LogConfig = LogConfig()
 
     @model_validator(mode="after")

@@ -36,7 +36,7 @@ from router.config.validation_errors import describe_unknown
 from router.control import proposals
 from router.control.proposals import Proposal
 from router.control.summaries import SwitchSummary, describe_experiment, describe_policies
-from router.control.switch import ADMIN, FILES, PolicySwitch, SwitchRequest
+from router.control.switch import ADMIN, FILES, REPLICAS, PolicySwitch, Rollbacks, SwitchListener, SwitchRequest
 from router.errors import ConfigError, NotFound, RequestRefused
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.results import Finding
@@ -95,6 +95,10 @@ class Control:
         """Let every switch wait until other workers have applied it too."""
         self._switch.wait_until_applied = wait_until_applied
 
+    def report_to(self, listener: SwitchListener) -> None:
+        """Let `listener` learn what is decided here from now on."""
+        self._switch.listener = listener
+
     @property
     def policy_set(self) -> PolicySet:
         """The policies in force."""
@@ -104,6 +108,11 @@ class Control:
     def switches(self) -> Counter[str]:
         """Number of switches by source."""
         return self._switch.switches
+
+    @property
+    def rollbacks(self) -> Rollbacks:
+        """The arms rolled back so far."""
+        return self._switch.rollbacks
 
     # operations
 
@@ -222,6 +231,25 @@ class Control:
     def handle_finding(self, finding: Finding) -> None:
         """Roll back an arm that the guard or a limit found too bad."""
         self._switch.roll_back(finding)
+
+    # other replicas
+
+    async def follow_replica(
+        self, what: str, build: Callable[[PolicySet], PolicySet], confirm: Callable[[], bool], back: bool
+    ) -> None:
+        """Put policies in force that were decided at another router; see `PolicySwitch.follow`. Those that cannot be
+        built are the error of the source `replicas`.
+        """
+        try:
+            await self._switch.follow(what, build, confirm, back=back)
+        except ConfigError as error:
+            self._record_failure(REPLICAS, error)
+        else:
+            self.errors.pop(REPLICAS, None)
+
+    def follow_rollback(self, experiment: str, arm: str) -> None:
+        """Take an arm out that was rolled back at another router."""
+        self._switch.follow_rollback(experiment, arm)
 
     # status, as plain JSON types
 

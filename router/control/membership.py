@@ -26,6 +26,7 @@ from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
 from router.backends.token_ids.passthrough import TokenIdPassthrough
+from router.control.preload.warmup import WarmUp
 from router.errors import ConfigError
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.engine_limits import DISTRUSTING, OverLimit
@@ -67,6 +68,7 @@ class Membership:
         self.health: HealthProbe
         self.polls: MetricsPoller
         self.events: KvEventSubscriber
+        self.warmup: WarmUp | None = None
 
     async def update_source(self, source: str, instances: Sequence[DiscoveredInstance]) -> None:
         """Apply one discovery source's whole list: missing instances leave, new ones join, changed ones do both, and so
@@ -161,6 +163,8 @@ class Membership:
         if member is not None and member.base is not None:
             self._tasks.spawn("prove tokenizer", self._tokenization.verify(instance, member.base))
             self._passthrough.on_joined(instance, member.base)
+        if self.warmup is not None:
+            self.warmup.begin(instance)
         self.polls.watch(instance)  # perhaps a new process: ask for block size and capacity again
         log.info("instance %s is ready: %s", instance, ", ".join(card.id for card in cards))
 

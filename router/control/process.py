@@ -1,10 +1,17 @@
-"""Settings of the whole process: its open files, its garbage collector, and how threads share the interpreter."""
+"""The process as a whole: its open files, its garbage collector, how threads share the interpreter, and what its
+service manager is told.
+"""
 
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import resource
+import socket
 import sys
+
+log = logging.getLogger("warmroute.app")
 
 SWITCH_INTERVAL_S = 0.001
 
@@ -26,3 +33,18 @@ def tune_interpreter() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+def notify_service_manager(state: str) -> None:
+    """Send `state` (READY=1, STOPPING=1) to the service manager where it waits for it (systemd, `Type=notify`):
+    sd_notify(3).
+    """
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.connect("\0" + address[1:] if address.startswith("@") else address)
+            manager.sendall(state.encode())
+    except OSError as error:
+        log.warning("the service manager was not told %s: %s", state, error)

@@ -1,6 +1,6 @@
 """The status of the router, read from all its parts, as JSON for the admin API and as a snapshot for the metrics.
 
-Reads only, except for draining on an operator's request.
+Reads only, except on an operator's request: draining, and forgetting a cache.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from router.backends.discovery.discovery import Discovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.kv_store import NoKvStore
 from router.backends.mooncake.client import MooncakeStore
-from router.backends.mooncake.report import PoolReport
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
+from router.control.pool_status import describe_pool, snapshot_pool
+from router.control.preload.handoff import HandOff
+from router.control.preload.preloading import Preloading, describe_preloads
+from router.control.preload.warmup import WarmUp
 from router.control.record_detail import Others, describe_in_full
 from router.control.workers.leader import LeaderWorker
 from router.fleet.instance import Instance, Target
+from router.fleet.load import NO_SHARE
 from router.kvcache.events import Tier
 from router.kvcache.index import IndexStats
 from router.kvcache.indexer import EventStream
@@ -41,8 +45,9 @@ from router.telemetry.metrics.snapshot import (
     ModelAdmissionState,
     PolicyInForce,
     PolicyState,
-    PoolState,
     PrefixCacheState,
+    PreloadState,
+    ReplicaReport,
     RouterSnapshot,
     TargetState,
 )
@@ -70,6 +75,7 @@ class Status:
     run_id: str
     leader: LeaderWorker | None = None
     admission: Iterable[ModelAdmission] = ()
+    preloading: Preloading | None = None  # None: nothing is loaded ahead
 
     # for the admin API, as plain JSON types
 
@@ -91,6 +97,9 @@ class Status:
             "url": instance.config.url,
             "state": instance.state.value,
             "accepting": instance.accepting,
+            "joins": instance.joins,
+            "warming": self._warmup is not None and self._warmup.is_warming(instance.id),
+            "handing_off": self._handoff is not None and self._handoff.is_running(instance.id),
             "sources": self.describe_sources(instance.id),
             "revision": instance.config.revision,
             "trouble": self.health.trouble(instance.id),
@@ -122,8 +131,26 @@ class Status:
         }
 
     def drain(self, instance: str, on: bool) -> bool:
-        """Start or stop draining an instance. Return False when there is no such instance."""
+        """Start or stop draining an instance; with `preload.drain` it is handed off first. Return False when there is
+        no such instance.
+        """
+        if self._handoff is not None:
+            if on and self._handoff.begin(instance):
+                return True
+            self._handoff.stop(instance)
         return self.scheduler.drain(instance, on)
+
+    @property
+    def _warmup(self) -> WarmUp | None:
+        return None if self.preloading is None else self.preloading.warmup
+
+    @property
+    def _handoff(self) -> HandOff | None:
+        return None if self.preloading is None else self.preloading.handoff
+
+    def forget_cache(self, instance: str) -> bool:
+        """Forget what an instance's caches hold. Return False when there is no such instance."""
+        return self.scheduler.forget_cache(instance)
 
     async def find_record(self, record_id: str, others: Others = "configured") -> dict[str, Any] | None:
         """Return the record of a request, with what other policies would have chosen; None when it is unknown or no
@@ -160,12 +187,20 @@ class Status:
             parts += await self.leader.fetch_prefixes(block_tokens)
         return await describe_cache(self.scheduler, parts, block_tokens, limit)
 
+    def describe_preloads(self) -> dict[str, Any]:
+        """Return what was loaded into engines ahead of the requests for it, and what was hit of it."""
+        return describe_preloads(self.preloading, self.scheduler.preloads)
+
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, this one first, and the policies in force in each."""
         if self.leader is not None:
             return self.leader.describe_workers()
         own = {"number": 0, "pid": os.getpid(), "run": self.run_id, "up": True}
         return [own | {"policies": self.scheduler.selector.policy_set.digests, "trouble": None}]
+
+    def describe_replicas(self) -> list[ReplicaReport]:
+        """Describe the other routers that share load with this one; empty without `replicas`."""
+        return [] if self.leader is None else self.leader.describe_replicas()
 
     def describe_pool(self) -> dict[str, Any] | None:
         """Leader, query outcomes and block names of each model in the shared pool; None when none is configured."""
@@ -183,7 +218,7 @@ class Status:
 
     def snapshot(self) -> RouterSnapshot:
         """Return the values of all state metrics as of now."""
-        memory = self.tokenization.memory
+        memory, preloads = self.tokenization.memory, self.scheduler.preloads
         return RouterSnapshot(
             targets=[self._snapshot_target(i, target) for i in self.scheduler.fleet for target in i.targets.values()],
             distrusted={i.id: i.limits.distrust is not None for i in self.scheduler.fleet},
@@ -198,6 +233,8 @@ class Status:
             passthrough=self.passthrough.report(),
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
             admission=[snapshot_admission(model) for model in self.admission],
+            replicas=self.describe_replicas(),
+            preloads=PreloadState(preloads.loaded_tokens, preloads.settled_tokens, preloads.requests),
         )
 
     def _snapshot_policies(self) -> PolicyState:
@@ -216,6 +253,7 @@ class Status:
 
     def _snapshot_target(self, instance: Instance, target: Target) -> TargetState:
         now, books = self.clock.now(), target.load_book
+        away = NO_SHARE if self.leader is None else self.leader.share_of_replicas(target.id)
         stream = self.scheduler.indexer.describe_stream(target.id)
         book = stream.sequencer if stream is not None else None
         return TargetState(
@@ -223,8 +261,8 @@ class Status:
             instance=instance.id,
             state=instance.state.value,
             breaker=target.breaker.state(now),
-            requests=books.requests,
-            prefilling=books.prefilling,
+            requests=books.requests - away.requests,
+            prefilling=books.prefilling - away.prefilling,
             live_tokens=books.live_tokens,
             gauges=books.gauges,
             speed=target.latency_model.speed(now),
@@ -313,20 +351,6 @@ def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | 
     }
 
 
-def describe_pool(report: PoolReport) -> dict[str, Any]:
-    """Describe the shared pool: its masters, query outcomes, and how each model's blocks are named."""
-    return {
-        "leader": report.leader,
-        "masters": [to_plain(master) for master in report.masters],
-        "answers": count_answers(report),
-        "asked": to_plain(report.queries),
-        "models": [
-            {**to_plain(model), "chain": None if model.chain is None else str(model.chain)} for model in report.models
-        ],
-        "remembered_digests": report.remembered_digests,
-    }
-
-
 def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
     """Describe a model's live sessions, the capacity for them, its queues, and the first requests in them, in order."""
     state = admission.state(listed=WAITING_LISTED)
@@ -358,22 +382,3 @@ def snapshot_admission(admission: ModelAdmission) -> ModelAdmissionState:
     live = state.live
     sessions, context_tokens = (None, None) if live is None else (live.programs, live.context_tokens)
     return ModelAdmissionState(admission.model, waiting, sessions, context_tokens, state.capacity_tokens)
-
-
-def snapshot_pool(report: PoolReport | None) -> PoolState | None:
-    if report is None:
-        return None
-    return PoolState(
-        masters={master.instance: master.instance == report.leader for master in report.masters},
-        answers=count_answers(report),
-        queries=report.queries.questions,
-        keys=report.queries.keys,
-        query_s=report.queries.answer_s,
-        answered=report.queries.answers,
-        names={m.model: "refuted" if m.trouble is not None else m.calibration for m in report.models},
-    )
-
-
-def count_answers(report: PoolReport) -> dict[str, int]:
-    """Return the number of requests by the pool's answer: held, nothing, or the reason why it is unknown."""
-    return {"held": report.hits, "nothing": report.misses} | {str(why): n for why, n in report.unknown.items()}

@@ -1,7 +1,8 @@
 """The one way to change the policies in force: build, dry run on earlier requests, swap, write to the audit log.
 
-Switches run one after the other, dry run included. Only a rollback does not wait: a dry run in progress is repeated
-on the policies now in force, so no switch brings back an arm that was rolled back meanwhile.
+Switches run one after the other, dry run included. Only a rollback, and what was decided at another replica, do not
+wait: a dry run in progress is repeated on the policies now in force, so no switch brings back an arm that was rolled
+back meanwhile.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from router.clock import Clock
 from router.control.proposals import Proposal
@@ -29,7 +30,7 @@ MAX_UNDO_STEPS = 20
 DRY_RUN_RECORDS = 10_000
 SLICE_S = 0.002  # of a dry run without a pause, too short to delay a first token noticeably
 
-FILES, ADMIN, GUARD = "files", "admin", "guard"
+FILES, ADMIN, GUARD, REPLICAS = "files", "admin", "guard", "replicas"
 ROLLBACK = "rollback"  # `what` of the audit entry of one
 STAYS_OUT = "an arm was rolled back in this very experiment and stays so: with another seed it is another experiment"
 
@@ -52,6 +53,19 @@ class SwitchStep(NamedTuple):
     before: PolicySet
 
 
+class SwitchListener(Protocol):
+    """Learns what is decided at this router; `router/control/replicas` tells the other routers."""
+
+    def on_switch(self, what: str, after: PolicySet, *, back: bool) -> None:
+        """`after` is in force because somebody switched here; `back`: by an undo."""
+
+    def on_rollback(self, experiment: str, arm: str) -> None:
+        """An arm of the experiment with this fingerprint was rolled back here."""
+
+    def on_entry(self, entry: AuditEntry) -> None:
+        """The audit log has an entry of this router."""
+
+
 class Rollbacks:
     """The arms rolled back so far, starting with those in the audit log's `entries`. They stay so.
 
@@ -63,15 +77,16 @@ class Rollbacks:
         self._arms: dict[str, frozenset[str]] = {}  # by fingerprint
         for entry in entries:
             if entry.what == ROLLBACK and entry.arm is not None and entry.before is not None:
-                self._add(entry.before.experiment, entry.arm)
+                self.add(entry.before.experiment, entry.arm)
 
-    def add(self, policy_set: PolicySet, arm: str) -> None:
-        """Roll back an arm of the experiment in `policy_set`."""
-        self._add(fingerprint(policy_set), arm)
-
-    def _add(self, experiment: str | None, arm: str) -> None:
+    def add(self, experiment: str | None, arm: str) -> None:
+        """Roll back an arm of the experiment with this fingerprint; ignored without one."""
         if experiment is not None:
             self._arms[experiment] = self._arms.get(experiment, frozenset()) | {arm}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Iterate over fingerprints and arms."""
+        return ((experiment, arm) for experiment, arms in self._arms.items() for arm in sorted(arms))
 
     def apply(self, policy_set: PolicySet) -> PolicySet:
         """Return `policy_set` without its rolled-back arms. An experiment without its first arm is over."""
@@ -91,12 +106,13 @@ class PolicySwitch:
         self.undo: deque[SwitchStep] = deque(maxlen=MAX_UNDO_STEPS)
         self.ended: dict[str, Any] | None = None  # the last experiment, as it ended
         self.wait_until_applied: Callable[[], Awaitable[None]] = no_other_workers
+        self.listener: SwitchListener | None = None
+        self.rollbacks = Rollbacks(reversed(audit.latest()))
         self._scheduler = scheduler
         self._recent_records = recent_records
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._rollbacks = Rollbacks(reversed(audit.latest()))
-        after = self._rollbacks.apply(self.policy_set)
+        after = self.rollbacks.apply(self.policy_set)
         why = None
         if after is not self.policy_set:
             why = STAYS_OUT
@@ -119,7 +135,7 @@ class PolicySwitch:
             while True:
                 before = self.policy_set
                 proposal = await asyncio.to_thread(propose, before)  # hundreds of policies take a while to build
-                after = self._rollbacks.apply(proposal.policy_set)
+                after = self.rollbacks.apply(proposal.policy_set)
                 alike = summarize_policies(after) == summarize_policies(before)
                 plan = None if alike else await self._dry_run(after)
                 if self.policy_set is before:
@@ -133,6 +149,8 @@ class PolicySwitch:
                     if not back:
                         self.undo.append(SwitchStep(request.what, before))
                     self.switches[request.source] += 1
+                    if self.listener is not None:
+                        self.listener.on_switch(request.what, after, back=back)
                     self._log_entry(request.who, request.what, before, after, plan=plan)
                     await self.wait_until_applied()
             notes = proposal.notes + collect_notes(before, proposal.policy_set, after, alike)
@@ -148,10 +166,45 @@ class PolicySwitch:
             self._log_entry(GUARD, "alarm", before, before, why=finding.why, arm=finding.arm)
             return
         log.warning("experiment: arm %s is rolled back: %s", finding.arm, finding.why)
-        self._rollbacks.add(before, finding.arm)
-        self._swap(self._rollbacks.apply(before))
+        experiment = fingerprint(before)
+        self.rollbacks.add(experiment, finding.arm)
+        self._swap(self.rollbacks.apply(before))
         self.switches[GUARD] += 1
+        if self.listener is not None and experiment is not None:
+            self.listener.on_rollback(experiment, finding.arm)
         self._log_entry(GUARD, ROLLBACK, before, self.policy_set, why=finding.why, arm=finding.arm)
+
+    async def follow(
+        self, what: str, build: Callable[[PolicySet], PolicySet], confirm: Callable[[], bool], *, back: bool
+    ) -> None:
+        """Put in force what was decided at another replica, without a dry run: it has made one. `build`, in a thread,
+        makes the policies from those in force here; dropped when `confirm`, called just before, says that a later
+        decision counts. Raises what `build` raises.
+        """
+        while True:
+            before = self.policy_set
+            after = self.rollbacks.apply(await asyncio.to_thread(build, before))
+            if self.policy_set is before:
+                break
+        if not confirm():
+            return
+        if summarize_policies(after) == summarize_policies(before) and after.policies == before.policies:
+            return
+        self._swap(after)
+        if not back:
+            self.undo.append(SwitchStep(what, before))
+        elif self.undo:
+            self.undo.pop()
+        self.switches[REPLICAS] += 1
+        await self.wait_until_applied()
+
+    def follow_rollback(self, experiment: str, arm: str) -> None:
+        """Take an arm out that was rolled back at another replica; if another experiment runs, whenever it is back."""
+        self.rollbacks.add(experiment, arm)
+        if (after := self.rollbacks.apply(self.policy_set)) is not self.policy_set:
+            log.warning("experiment: arm %s was rolled back at another replica", arm)
+            self._swap(after)
+            self.switches[REPLICAS] += 1
 
     async def _dry_run(self, after: PolicySet) -> DryRunReport:
         """Decide earlier requests again, in slices between which the event loop serves requests."""
@@ -186,3 +239,5 @@ class PolicySwitch:
         sentences = None if plan is None else plan.lines()
         entry = AuditEntry(self._clock.wall(), who, what, was, summarize_policies(after), sentences, why, arm)
         self.audit.add(entry)
+        if self.listener is not None:
+            self.listener.on_entry(entry)

@@ -124,6 +124,40 @@ class CircuitBreaker:
             self._not_closed.add(self)
             self.times_opened += 1
 
+    @property
+    def is_open(self) -> bool:
+        """It is open or half open."""
+        return self._opened_at is not None
+
+    @property
+    def failed_client(self) -> str | None:
+        """The client of the last failure."""
+        return self._failed_client
+
+    @property
+    def several_failed(self) -> bool:
+        """The last failures were of several clients."""
+        return self._several_failed
+
+    def on_opened_elsewhere(self, client: str | None, several: bool, now: float) -> None:
+        """Note that another router or worker opened its breaker of this target: after failures of `several` clients, or
+        of this one. Those of one client open this breaker only where such failures here would.
+        """
+        if several and self._opened_at is None:
+            self._opened_at, self.unreachable = now, False
+            self._failed_client, self._failed_at, self._several_failed, self._failures = client, now, True, 0
+            self._not_closed.add(self)
+        elif self._opened_at is None:
+            opened_before = self.times_opened
+            self._failures, self._failed_client = max(self._failures, self._failure_limit - 1), client
+            self._on_failure(False, now, client)
+            self.times_opened = opened_before  # it is counted where it happened
+
+    def on_closed_elsewhere(self) -> None:
+        """Close it: the target answered another router or worker well."""
+        self._failures = 0
+        self._close()
+
     def detach(self) -> None:
         """Leave `not_closed` for good: the target left the fleet, and requests that still end there do not matter."""
         self._not_closed.discard(self)

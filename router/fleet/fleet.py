@@ -134,6 +134,7 @@ class Fleet:
         for target in instance.targets.values():
             target.reset()
         instance.lifecycle = InstanceState.READY
+        instance.joins += 1
         instance.failures = 0
         self._forget_ready()
 

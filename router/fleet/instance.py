@@ -174,7 +174,7 @@ class Target:
             self.latency_model.observe_prefill(new, cached_tokens, ttft_ms, now)
         else:
             self.latency_model.observe_fetch(fetched.link, fetched.tokens, new, cached_tokens, ttft_ms, now)
-        self._on_speed_change()
+        self.on_speed_change()
 
     def observe_decode(
         self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float
@@ -186,7 +186,7 @@ class Target:
         if batch is not None and output_tokens >= DECODE_TOKENS:
             step_ms = (duration_ms - ttft_ms) / (output_tokens - 1)
             self.latency_model.observe_decode_step(step_ms, batch.requests, batch.context_tokens, now)
-            self._on_speed_change()
+            self.on_speed_change()
 
     def _observe_pool_loads(self, before: PoolTransferCounts, after: PoolTransferCounts, now: float) -> None:
         """Learn from the engine's pool counters between two polls, as one load of mean size. A counter that has fallen,
@@ -198,7 +198,7 @@ class Target:
             self.latency_model.observe_pool_load(
                 blocks * self.block_tokens / operations, seconds / operations * 1e3, now
             )
-            self._on_speed_change()
+            self.on_speed_change()
 
     def detach(self) -> None:
         """Report no change any more: the target left the fleet, and requests that still end there do not matter. What
@@ -210,9 +210,9 @@ class Target:
     def assume_links(self, typical: Speed) -> None:
         """Take over how fast links are elsewhere, for those without a sample here."""
         if self.latency_model.assume_links(typical):
-            self._on_speed_change()
+            self.on_speed_change()
 
-    def _on_speed_change(self) -> None:
+    def on_speed_change(self) -> None:
         """Notify the observer for every rank: the instance's speed has changed."""
         for target in self.instance.targets.values():
             target._on_change()
@@ -237,8 +237,8 @@ class Instance:
     """
 
     __slots__ = (
-        *("accepting", "cards", "config", "drained", "failures", "id", "latency_model", "lifecycle", "limits"),
-        *("missing_pages", "served", "streamed_ranks", "targets"),
+        *("accepting", "cards", "config", "drained", "failures", "id", "joins", "latency_model", "lifecycle"),
+        *("limits", "missing_pages", "served", "streamed_ranks", "targets"),
     )
 
     def __init__(self, config: schema.InstanceConfig, speed: LatencyModel) -> None:
@@ -248,6 +248,7 @@ class Instance:
         self.drained = False
         self.accepting = True
         self.failures = 0  # failed probes in a row
+        self.joins = 0  # how often it has become ready: it rises with each new process that was noticed
         self.cards: tuple[ModelCard, ...] = ()
         self.served: Mapping[str, ServedModel] = {}
         self.latency_model = speed

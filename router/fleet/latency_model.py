@@ -25,7 +25,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 from router.config.schema import SpeedPrior, TransferPrior
 from router.fleet.load import attended_pairs
-from router.fleet.recursive_least_squares import NOISE_FLOOR_MS, RecursiveLeastSquares
+from router.fleet.recursive_least_squares import NOISE_FLOOR_MS, RecursiveLeastSquares, SavedFit
 from scorers.contract import Decode, Speed, Transfer
 
 Fitted = TypeVar("Fitted", Transfer, Decode)
@@ -59,6 +59,17 @@ class LatencyModel:
     def samples(self) -> int:
         """Number of prefills that the curve was learned from."""
         return self._curve.samples
+
+    @property
+    def fits(self) -> list[RecursiveLeastSquares]:
+        """All fits, in a fixed order: new ones come at the end."""
+        return [self._curve, *self._links, self._pool_counters, self._decode]
+
+    def restore(self, saved: Sequence[SavedFit], saved_at: float) -> None:
+        """Continue from the `fits` that another router had at `saved_at`, where there are no samples here."""
+        for fit, state in zip(self.fits, saved, strict=False):  # another version may have more of them, or fewer
+            fit.restore(state, saved_at)
+        self._value = None
 
     def observe_prefill(self, new: int, context: int, ttft_ms: float, now: float) -> None:
         """Add a prefill of `new` tokens after `context` cached ones that took `ttft_ms` without queueing."""

@@ -22,8 +22,9 @@ beyond the largest own count of the poll's time belongs to other clients, and to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import add, sub
 from typing import NamedTuple
+
+import msgspec
 
 from router.fleet.engine_facts import Gauges
 from router.fleet.live_blocks import LiveBlocks, LivePrompt
@@ -40,8 +41,10 @@ class BatchShare(NamedTuple):
     context_tokens: float
 
 
-class WorkerShare(NamedTuple):
-    """One worker's bookings of a target, or the sum of several workers'."""
+class WorkerShare(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One worker's bookings of a target, or the sum of several workers'. It travels between routers whose versions
+    differ: new fields come at the end with a default, and a reader that does not know them leaves them out.
+    """
 
     requests: int = 0
     prefilling: int = 0
@@ -53,11 +56,27 @@ class WorkerShare(NamedTuple):
 
     def plus(self, other: WorkerShare) -> WorkerShare:
         """Return the sum, field by field."""
-        return WorkerShare(*map(add, self, other))
+        return WorkerShare(
+            self.requests + other.requests,
+            self.prefilling + other.prefilling,
+            self.prefill_tokens + other.prefill_tokens,
+            self.prefill_attended + other.prefill_attended,
+            self.prompt_tokens + other.prompt_tokens,
+            self.context_tokens + other.context_tokens,
+            self.booked_tokens + other.booked_tokens,
+        )
 
     def minus(self, other: WorkerShare) -> WorkerShare:
         """Return the difference, field by field."""
-        return WorkerShare(*map(sub, self, other))
+        return WorkerShare(
+            self.requests - other.requests,
+            self.prefilling - other.prefilling,
+            self.prefill_tokens - other.prefill_tokens,
+            self.prefill_attended - other.prefill_attended,
+            self.prompt_tokens - other.prompt_tokens,
+            self.context_tokens - other.context_tokens,
+            self.booked_tokens - other.booked_tokens,
+        )
 
 
 NO_SHARE = WorkerShare()
@@ -252,13 +271,17 @@ class LoadBook:
 
     def set_siblings(self, siblings: WorkerShare) -> None:
         """Replace the other workers' part of the totals."""
-        total = self.own.plus(siblings)
+        # By differences, not by a new sum: replicas change it often. They are exact: `prefill_attended` counts halves.
+        before = self.siblings
         self.siblings = siblings
         self.on_change()
-        self.requests, self.prefilling, self.prefill_tokens = total.requests, total.prefilling, total.prefill_tokens
-        self.prefill_attended = total.prefill_attended
-        self.prompt_tokens, self.context_tokens = total.prompt_tokens, total.context_tokens
-        self.booked_tokens = total.booked_tokens
+        self.requests += siblings.requests - before.requests
+        self.prefilling += siblings.prefilling - before.prefilling
+        self.prefill_tokens += siblings.prefill_tokens - before.prefill_tokens
+        self.prefill_attended = self.prefill_attended - before.prefill_attended + siblings.prefill_attended
+        self.prompt_tokens += siblings.prompt_tokens - before.prompt_tokens
+        self.context_tokens += siblings.context_tokens - before.context_tokens
+        self.booked_tokens += siblings.booked_tokens - before.booked_tokens
         self._peak = max(self._peak, self.requests)
         self._peak_tokens = max(self._peak_tokens, self.booked_tokens)
 

@@ -16,16 +16,31 @@ target is scored by something else: that is what restores trust by itself.
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
+
 WINDOW = 5
 WRONG_TO_DISTRUST = 3
 CORRECT_TO_TRUST = 3
 MISSES_TO_ALARM = 8
 
 
+Finding = Literal["confirmed", "overestimated", "underestimated"]
+
+
+class SavedAccuracy(msgspec.Struct, frozen=True, array_like=True):
+    """Accuracy as a value, without counters; see `OverlapAccuracy.save`."""
+
+    trusted: bool
+    recent: tuple[bool, ...] = ()
+    missed_in_row: int = 0
+
+
 class OverlapAccuracy:
     """The accuracy of one target. `predicted` counts the GPU and slower local tiers, capped as engines do."""
 
-    __slots__ = ("_missed_in_row", "_recent", "confirmed", "overestimated", "trusted", "underestimated")
+    __slots__ = ("_missed_in_row", "_news", "_recent", "confirmed", "overestimated", "trusted", "underestimated")
 
     def __init__(self) -> None:
         self.trusted = True
@@ -34,6 +49,7 @@ class OverlapAccuracy:
         self.underestimated = 0  # tokens delivered although none were predicted
         self._recent: tuple[bool, ...] = ()  # whether each prediction was correct, newest last
         self._missed_in_row = 0
+        self._news: Finding | None = None
 
     def observe(self, predicted_tokens: int, delivered_tokens: int | None, block_tokens: int) -> None:
         """Add an answer; `delivered_tokens` is None if the engine reports no usage details, which proves nothing."""
@@ -42,14 +58,31 @@ class OverlapAccuracy:
         if predicted_tokens < block_tokens:
             if delivered_tokens >= block_tokens:
                 self.underestimated += 1
-                self._missed_in_row += 1
+                self._news = "underestimated"
+                self.add("underestimated")
             return
-        self._missed_in_row = 0
-        correct = predicted_tokens - delivered_tokens < block_tokens
-        if correct:
+        if predicted_tokens - delivered_tokens < block_tokens:
             self.confirmed += 1
+            in_doubt = not self.trusted or self._missed_in_row or False in self._recent
+            self._news = "confirmed" if in_doubt else None
+            self.add("confirmed")
         else:
             self.overestimated += 1
+            self._news = "overestimated"
+            self.add("overestimated")
+
+    def take_news(self) -> Finding | None:
+        """Return, once, what the last answer has shown; None where it changes nothing for other routers either."""
+        news, self._news = self._news, None
+        return news
+
+    def add(self, finding: Finding) -> None:
+        """Add what an answer has shown, given to this router or to another one, which counts it."""
+        if finding == "underestimated":
+            self._missed_in_row += 1
+            return
+        self._missed_in_row = 0
+        correct = finding == "confirmed"
         self._recent = (*self._recent[1 - WINDOW :], correct)
         if self.trusted:
             self.trusted = self._recent.count(False) < WRONG_TO_DISTRUST
@@ -62,6 +95,14 @@ class OverlapAccuracy:
         self.trusted = True
         self._recent = ()
         self._missed_in_row = 0
+
+    def save(self) -> SavedAccuracy:
+        """Return the evidence as a value, for another router."""
+        return SavedAccuracy(self.trusted, self._recent, self._missed_in_row)
+
+    def restore(self, saved: SavedAccuracy) -> None:
+        """Continue from another router's evidence."""
+        self.trusted, self._recent, self._missed_in_row = saved.trusted, saved.recent[-WINDOW:], saved.missed_in_row
 
     @property
     def alarm(self) -> str | None:

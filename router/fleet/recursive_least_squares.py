@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 KEEP = 0.99  # forgetting factor: about the last hundred samples count
 NOISE_SHARE = 0.15  # of a sample's time, one standard deviation
 NOISE_FLOOR_MS = 2.0
@@ -28,6 +30,15 @@ CLIP_DEVIATIONS = 3.0
 PRIOR_DOUBT = 3.0  # one standard deviation of each prior coefficient, as a multiple of it
 
 Vector = list[float]
+
+
+class SavedFit(msgspec.Struct, frozen=True, array_like=True):
+    """Coefficients as a value; see `RecursiveLeastSquares.save`."""
+
+    theta: Vector
+    p: list[Vector]
+    samples: int
+    age_s: float | None  # since the last sample; None: there was none
 
 
 class RecursiveLeastSquares:
@@ -76,6 +87,24 @@ class RecursiveLeastSquares:
     def age_s(self, now: float) -> float | None:
         """Return the time since the last sample, in whole milliseconds; None if there was none."""
         return None if self._last_at is None else round(now - self._last_at, 3)
+
+    def save(self, now: float) -> SavedFit:
+        """Return the present state as a value, for another process."""
+        return SavedFit(list(self.theta), [list(row) for row in self._p], self.samples, self.age_s(now))
+
+    def restore(self, saved: SavedFit, saved_at: float) -> bool:
+        """Continue from `saved`, the state of another process at `saved_at`. Return False, and change nothing, if there
+        are samples here already, or none there, or the other fit has other coefficients.
+        """
+        size = len(self.theta)
+        fits = len(saved.theta) == len(saved.p) == size and all(len(row) == size for row in saved.p)
+        if self.samples or not saved.samples or saved.age_s is None or not fits:
+            return False
+        self.theta, self._p = list(saved.theta), [list(row) for row in saved.p]
+        self._last_at = saved_at - saved.age_s
+        self.samples = saved.samples
+        self._rounded = None
+        return True
 
     def _clamp_covariance(self) -> None:
         for i, ceiling in enumerate(self._ceiling):

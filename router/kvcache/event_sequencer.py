@@ -270,6 +270,11 @@ class TargetCacheState:
         sequencer = self.sequencer
         return sequencer is not None and sequencer.trusted and (not sequencer.joined_late or self.turned_over)
 
+    def begin_empty(self) -> None:
+        """Note that the cache is empty now: missed blocks are gone as well."""
+        if self.sequencer is not None:
+            self.sequencer.joined_late = False
+
     def count(self, batch: EventBatch) -> None:
         """Count a live or replayed batch."""
         self.batches += 1

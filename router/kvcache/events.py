@@ -59,6 +59,7 @@ class BlocksCleared(NamedTuple):
 
 
 CacheEvent = BlocksStored | BlocksRemoved | BlocksCleared  # about a target's own cache
+BlockEvent = BlocksStored | BlocksRemoved | BlocksPooled  # names its blocks
 Event = CacheEvent | BlocksPooled
 
 

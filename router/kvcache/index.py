@@ -193,7 +193,10 @@ class BlockIndex:
         return None if blocks is None else save(blocks)
 
     def restore(self, target: TargetId, saved: SavedTargetBlocks) -> None:
-        """Load the blocks of `target` from a snapshot; they count once it joins. 0.3 us per block."""
+        """Load the blocks of `target` from a snapshot; they count once it joins. 0.3 us per block. A later
+        snapshot of the same target replaces an earlier one.
+        """
+        self.discard_restored(target)
         blocks = self._restored[target] = self._allocate(saved.model)
         restore(blocks, saved, self._holders)
 
@@ -278,6 +281,13 @@ class BlockIndex:
         """Return the tokens per block in the last event of `target`; `None`: no event yet, or an unknown target."""
         blocks = self._blocks.get(target)
         return blocks.block_tokens if blocks is not None else None
+
+    def has_joined(self, target: TargetId) -> bool:
+        return target in self._blocks
+
+    def holds(self, target: TargetId, key: Key) -> bool:
+        """Return whether `target` (joined: KeyError otherwise) holds a block on its GPU."""
+        return bool(self._holders.tables[Tier.GPU].get(key, 0) & self._blocks[target].bit)
 
     def held_blocks(self, target: TargetId) -> int:
         """Return how many blocks with known chains `target` holds, each once whatever its tiers; 0 for an unknown

@@ -28,9 +28,10 @@ from router.kvcache.event_sequencer import (
     StreamCursor,
     TargetCacheState,
 )
-from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksStored, Event, EventBatch, Key, TargetId, Tier
+from router.kvcache.events import BlockEvent, BlocksCleared, BlocksPooled, BlocksStored, EventBatch, Key, TargetId, Tier
 from router.kvcache.index import BlockCopies, BlockIndex, IndexStats
 from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator, OverlapGroups, group_overlaps
+from router.kvcache.sent_elsewhere import SentElsewhere
 from router.kvcache.snapshot_format import SavedTarget
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -99,6 +100,7 @@ class KvIndexer:
         self._clock = clock
         self._observer = observer
         self._states: dict[TargetId, TargetCacheState] = {}
+        self.elsewhere = SentElsewhere(index, speculative, approximate, clock)
         self._estimator = OverlapEstimator(index, speculative, approximate, self._states)
         self._restored: dict[TargetId, _RestoredStream] = {}  # restored targets that have not joined yet
         self._uncertain: set[TargetId] = set()  # targets whose state is not `certain`
@@ -151,8 +153,7 @@ class KvIndexer:
         """Return what is known of `target`; `None`: nothing, or not all of its last batch is applied yet. One step of
         the event loop, 30 ns per block.
         """
-        state = self._states.get(target)
-        if state is not None and state.backlog:
+        if (state := self._states.get(target)) is not None and state.backlog:
             return None
         if state is not None and state.sequencer is not None:
             cursor, stored_blocks = state.sequencer.cursor, state.stored_blocks
@@ -206,10 +207,15 @@ class KvIndexer:
         if (state := self._states.get(target)) is not None:
             state.malformed += 1
 
+    def clear(self, target: TargetId) -> None:
+        """Forget what `target` holds, as if its engine had announced an empty cache; a no-op before it joins."""
+        if (state := self._states.get(target)) is not None:
+            state.begin_empty()
+            self._execute(target, [ForgetTarget()])
+
     def resume(self, target: TargetId) -> bool:
         """Apply the next piece of what is left of earlier batches. Return False when nothing was left."""
-        state = self._states.get(target)
-        if state is None or not state.backlog:
+        if (state := self._states.get(target)) is None or not state.backlog:
             return False
         self._apply_piece(target, state)
         return True
@@ -275,7 +281,7 @@ class KvIndexer:
         """Record that the answer has begun, so the prompt was computed there."""
         now = self._clock.now()
         self._speculative.on_first_byte(sent.speculative, now)
-        if sent.approximate:
+        if sent.approximate and not sent.speculative.forgotten:
             self._approximate.add(sent.speculative.target, sent.approximate, now)
 
     def on_failure(self, sent: SentPrompt) -> None:
@@ -291,8 +297,7 @@ class KvIndexer:
 
     def sequencer(self, target: TargetId) -> EventSequencer | None:
         """Return the state of the event stream without its sizes; `None`: no stream, or the target has left."""
-        state = self._states.get(target)
-        return state.sequencer if state is not None else None
+        return None if (state := self._states.get(target)) is None else state.sequencer
 
     def holders(self, key: Key) -> tuple[list[TargetId], list[TargetId]]:
         """Return the targets that hold a block on the GPU, and those that hold it in a slower tier only."""
@@ -324,8 +329,8 @@ class KvIndexer:
         applied, backlog = 0, state.backlog
         while backlog and applied < APPLY_BLOCKS:
             event = backlog.popleft()
-            if isinstance(event, ForgetTarget):
-                self._index.forget(target)
+            if isinstance(event, ForgetTarget | BlocksCleared):
+                self._index.forget(target)  # a clearing names no tier: forgetting all of them is the safe reading
                 self._forget_sent(target)
                 state.stored_blocks = 0
                 applied += 1
@@ -350,12 +355,8 @@ class KvIndexer:
             if len(state.block_sizes) > MAX_BLOCK_SIZES:
                 self._over[target] = "block_size", f"KV events with more than {MAX_BLOCK_SIZES} block sizes"
 
-    def _apply(self, target: TargetId, state: TargetCacheState, event: Event) -> int:
+    def _apply(self, target: TargetId, state: TargetCacheState, event: BlockEvent) -> int:
         """Apply one event. Return its blocks, plus one for itself."""
-        if isinstance(event, BlocksCleared):
-            self._index.apply(target, event)
-            self._approximate.forget(target)
-            return 1
         if isinstance(event, BlocksPooled):
             if self._observer is not None:
                 self._observer.on_pooled(state.model, event)

@@ -26,6 +26,7 @@ class SpeculativePrompt:
 
     target: TargetId
     keys: Sequence[Key]
+    forgotten: bool = False  # its target's cache was emptied meanwhile, before or after its blocks were computed
 
 
 class SpeculativeBlocks:
@@ -78,6 +79,7 @@ class SpeculativeBlocks:
         """Drop everything expected of `target`, which restarted or left."""
         if target in self._waiting:
             for prompt in [live for live in self._live if live.target == target]:
+                prompt.forgotten = True
                 self.discard(prompt)
 
     def targets_expecting(self, key: Key, now: float) -> Collection[TargetId]:

@@ -41,7 +41,7 @@ from router.picker.messages import (
 from router.picker.names import TEST_SERVED
 from router.proxy.call import BodyBudget, ClientDisconnected, Headers
 from router.proxy.headers import content_encoding
-from router.proxy.relay import RelayWatch
+from router.proxy.relay import AnswerWatch
 from router.proxy.watched_exchange import PIECE_BYTES, WatchedExchange, check_body_size
 
 UNREAD_BYTES = 1024 * 1024  # of a body that may wait to be counted
@@ -83,7 +83,7 @@ class PickerExchange(WatchedExchange):
         self._answer = bytearray()
         self._choice: Choice | None = None
         self._answer_headers: list[tuple[str, bytes]] = []
-        self._watch: RelayWatch | None = None
+        self._watch: AnswerWatch | None = None
         self._end: asyncio.Future[AnswerEnd] | None = None
         self._head: Headers = []
         self.moving = False  # another endpoint answers, and nobody watches for it yet
@@ -194,7 +194,7 @@ class PickerExchange(WatchedExchange):
 
     # an answer that the gateway brings
 
-    async def choose(self, choice: Choice, answer_headers: list[tuple[str, bytes]], watch: RelayWatch) -> AnswerEnd:
+    async def choose(self, choice: Choice, answer_headers: list[tuple[str, bytes]], watch: AnswerWatch) -> AnswerEnd:
         """Tell the gateway where the request goes, and return how its answer ended. `answer_headers` are set in it, and
         `watch` sees it. After an end `moved`, call it again for the endpoint that answers: it is not told again.
         """

@@ -15,6 +15,7 @@ from typing import cast
 from hpack import Decoder, HPACKError
 
 from router.picker.grpc_stream import STREAM_WINDOW, UNIMPLEMENTED, GrpcHandler, GrpcStream
+from router.picker.header_blocks import keeps_table
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -24,7 +25,7 @@ REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 FRAME_BYTES = 256 * 1024  # largest frame that is taken
 CONNECTION_WINDOW, MAX_WINDOW = 64 << 20, (1 << 31) - 1
 HEADER_BYTES = 64 * 1024  # of one header block
-STREAMS = 10_000  # open at once on a connection
+STREAMS, MAX_STREAM_ID = 10_000, (1 << 31) - 1  # open at once on a connection
 KNOWN_BLOCKS = 64  # header blocks of which the path is remembered
 UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages that are not whole: so much is taken whatever others hold
 PREFACE_S = 10.0  # for a connection to say that it speaks HTTP/2
@@ -120,6 +121,12 @@ class GrpcConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._stop_timer()
         self._transport.resume_reading()
+
+    def retire(self) -> None:
+        """Let the peer make another connection for its next calls. Those that it begins before it has read this are
+        served (RFC 9113, 6.8: GOAWAY with the highest id, so that none of them is lost).
+        """
+        self.queue_frame(GOAWAY, 0, 0, _U32.pack(MAX_STREAM_ID) + _U32.pack(NO_ERROR))
 
     def drain(self) -> None:
         """Take no new calls; the connection closes when the open ones have ended."""
@@ -276,7 +283,7 @@ class GrpcConnection(asyncio.Protocol):
         except (HPACKError, IndexError, ValueError) as error:
             raise Http2Error(COMPRESSION_ERROR) from error
         path = fields.get(b":path", b"")
-        keeps = _keeps_table(block)
+        keeps = keeps_table(block)
         if not keeps or len(self._paths) >= KNOWN_BLOCKS:
             self._paths.clear()
         if keeps:
@@ -360,41 +367,3 @@ def _unpad(payload: memoryview, flags: int) -> memoryview:
     if not payload or payload[0] >= len(payload):
         raise Http2Error(PROTOCOL_ERROR)
     return payload[1 : len(payload) - payload[0]]
-
-
-def _keeps_table(block: bytes) -> bool:
-    """Return whether a header block leaves the decoder's table as it is: indexed fields, and literal ones that are not
-    to be remembered (RFC 7541 6.1, 6.2.2, 6.2.3). Envoy's path is one of these, the rest of its blocks the others.
-    """
-    at, end = 0, len(block)
-    try:
-        while at < end:
-            first = block[at]
-            if first & 0x80:
-                _, at = _read_integer(block, at, 0x7F)
-            elif first & 0x60:  # to be remembered, or another size of the table
-                return False
-            else:
-                name, at = _read_integer(block, at, 0x0F)
-                for _ in range(1 if name else 2):
-                    length, at = _read_integer(block, at, 0x7F)
-                    at += length
-    except IndexError:
-        return False
-    return at == end
-
-
-def _read_integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """Return the integer whose first byte has the bits `mask` for it, and where it ends (RFC 7541 5.1)."""
-    value = block[at] & mask
-    at += 1
-    if value == mask:
-        shift = 0
-        while True:
-            more = block[at]
-            at += 1
-            value += (more & 0x7F) << shift
-            shift += 7
-            if not more & 0x80 or shift > 28:
-                break
-    return value, at

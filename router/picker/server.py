@@ -23,6 +23,7 @@ from router.picker.health import PickerHealth
 from router.picker.http2 import GrpcConnection
 from router.picker.names import ACCESS_LOG, EXT_PROC
 from router.proxy.client_address import TrustedProxies
+from router.proxy.listening_sockets import BACKLOG, ListeningSockets
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.picker")
@@ -59,8 +60,10 @@ class PickerServer:
         answer_log: AnswerLog,
         health: PickerHealth,
         wall_s: float,
+        sockets: ListeningSockets | None = None,
     ) -> None:
         self._config = config
+        self._listening = sockets or ListeningSockets()
         self._message_bytes = bounds.body_bytes + MESSAGE_OVERHEAD_BYTES
         self._log = answer_log
         self._health = health
@@ -73,9 +76,9 @@ class PickerServer:
         self.port = config.port
         self.health_port = config.health_port
 
-    async def start(self) -> None:
-        """Listen; `port` and `health_port` are the bound ones from here on. Raises `ConfigError` when an address cannot
-        be bound.
+    async def bind(self) -> None:
+        """Bind the addresses; `port` and `health_port` are the bound ones from here on. Raises `ConfigError` when one
+        cannot be bound.
         """
         config, health = self._config, self._health.services()
         services: dict[bytes, Callable[[GrpcStream], GrpcHandler]] = {
@@ -85,8 +88,15 @@ class PickerServer:
         }
         self.port = await self._listen(services, config.port, self._tls, "picker.port")
         self.health_port = await self._listen(health, config.health_port, None, "picker.health_port")
+
+    async def start(self) -> None:
+        """Accept connections. Raises `ConfigError` when an address cannot be bound, unless `bind` has done that."""
+        if not self._servers:
+            await self.bind()
+        for server in self._servers:
+            await server.start_serving()
         self._tasks.supervise("check", self._check)
-        log.info("picker on %s:%d, its health on port %d", config.host, self.port, self.health_port)
+        log.info("picker on %s:%d, its health on port %d", self._config.host, self.port, self.health_port)
 
     async def _listen(
         self,
@@ -95,21 +105,33 @@ class PickerServer:
         tls: ssl.SSLContext | None,
         setting: str,
     ) -> int:
-        host = self._config.host
         try:
+            (sockets,) = await self._listening.open(self._config.host, port)
+        except ConfigError as error:
+            raise ConfigError(f"{setting}: {error}") from error
+        for listening in sockets:
             server = await asyncio.get_running_loop().create_server(
                 lambda: GrpcConnection(
                     services, self._message_bytes, self._connections, CONNECTIONS, self._context.bounds.budget_bytes
                 ),
-                host,
-                port,
+                sock=listening,
+                backlog=BACKLOG,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
+                start_serving=False,
             )
-        except OSError as error:
-            raise ConfigError(f"{setting}: cannot listen on {host}:{port}: {error.strerror or error}") from error
-        self._servers.append(server)
-        return int(server.sockets[0].getsockname()[1])
+            self._servers.append(server)
+        return int(sockets[0].getsockname()[1])
+
+    def stop_accepting(self) -> None:
+        """Accept no new connections; those that are open go on."""
+        for server in self._servers:
+            server.close()
+
+    def retire(self, idle_s: float) -> None:
+        """Let gateways make their next calls on other connections than those that are open, at once."""
+        for connection in self._connections:
+            connection.retire()
 
     async def stop(self, grace_s: float) -> None:
         """Stop when the open exchanges have ended, or after `grace_s`; then they are cut off, and with them the log
@@ -119,8 +141,7 @@ class PickerServer:
         give_up_at = loop.time() + grace_s
         while self._calls and loop.time() < give_up_at:  # noqa: ASYNC110  they end in many places
             await asyncio.sleep(POLL_S)
-        for server in self._servers:
-            server.close()
+        self.stop_accepting()
         for connection in list(self._connections):
             connection.drain()
             connection.close()

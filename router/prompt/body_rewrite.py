@@ -20,6 +20,7 @@ _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 _OPTIONS: msgspec.json.Decoder[dict[str, Raw] | None] = msgspec.json.Decoder(dict[str, Raw] | None)
 MAX_MEMBERS = 1000  # real requests have a few dozen
 _USAGE = b'"stream_options":{"include_usage":true}'
+_IDS = b'"return_token_ids":true'
 
 
 class RequestBody(NamedTuple):
@@ -52,31 +53,65 @@ def not_json(error: Exception) -> BadRequest:
     return BadRequest(f"the body is not valid JSON in UTF-8: {error}")
 
 
-class UsageRequest(NamedTuple):
-    """A streamed chat or completion that asks for usage."""
+class Asked(NamedTuple):
+    """What the router wants to know of an answer."""
+
+    usage: bool
+    token_ids: bool
+
+
+class AnswerRequest(NamedTuple):
+    """A body that asks for this, and what of it the client did not ask for and must not see."""
 
     raw: bytes
-    hide: bool  # the client did not ask: drop the usage chunk
+    hide_usage: bool = False  # drop the usage chunk
+    hide_ids: bool = False  # send null in place of the ids
 
 
-def with_usage(body: RequestBody) -> UsageRequest:
-    """Ask for the usage chunk. Raises BadRequest for `stream_options` that are no object.
+def asks_usage(raw: bytes) -> bool:
+    """Return whether the body of a streamed chat or completion, which was read before, asks for the usage chunk."""
+    members = open_body(raw, ()).members
+    options = _OPTIONS.decode(members["stream_options"]) if "stream_options" in members else None
+    return options is not None and bool(msgspec.json.decode(options.get("include_usage", b"false")))
 
-    A missing field is added in front of the closing brace: `body` has at least one member. Usage in *every* chunk,
-    which the engine sends only together with the last one, is turned off where the client did not ask for the last one:
-    it would not have received it.
+
+def ask_engine(raw: bytes, stream_options: Raw | None, return_token_ids: Raw | None, asked: Asked) -> AnswerRequest:
+    """Ask for what `asked` says in the answer to `raw`, a streamed chat or completion with at least one member. The
+    other two are its fields of these names; None: it has none. Raises BadRequest for `stream_options` that are no
+    object.
+
+    Missing fields are added in front of the closing brace. Usage in *every* chunk, which the engine sends only together
+    with the last one, is turned off where the client did not ask for the last one: it would not have received it.
     """
-    if "stream_options" not in body.members:
-        view, end = memoryview(body.raw), body.raw.rindex(b"}")
-        raw = b"".join((view[:end], b",", _USAGE, view[end:]))  # one copy: large bodies are costly
-        return UsageRequest(raw, hide=True)
+    added: list[bytes] = []
+    changed: dict[str, Raw] = {}
+    if asked.usage and stream_options is None:
+        added.append(_USAGE)
+    elif asked.usage and stream_options is not None and (options := _add_usage(stream_options)) is not None:
+        changed["stream_options"] = options
+    hide_usage = bool(added or changed)
+    if asked.token_ids and return_token_ids is None:
+        added.append(_IDS)
+    elif asked.token_ids and return_token_ids is not None and bytes(return_token_ids) != b"true":
+        changed["return_token_ids"] = Raw(b"true")
+    hide_ids = len(added) + len(changed) > hide_usage
+    if changed:
+        raw = msgspec.json.encode(open_body(raw, ()).members | changed)
+    if added:
+        view, end = memoryview(raw), raw.rindex(b"}")
+        raw = b"".join((view[:end], b",", b",".join(added), view[end:]))  # one copy: large bodies are costly
+    return AnswerRequest(raw, hide_usage, hide_ids)
+
+
+def _add_usage(stream_options: Raw) -> Raw | None:
+    """Return the options with a request for usage; None if they have one."""
     try:
-        options = _OPTIONS.decode(body.members["stream_options"]) or {}
+        options = _OPTIONS.decode(stream_options) or {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("`stream_options` must be an object", param="stream_options") from None
     if "include_usage" in options and msgspec.json.decode(options["include_usage"]):
-        return UsageRequest(body.raw, hide=False)
+        return None
     options["include_usage"] = Raw(b"true")
     if "continuous_usage_stats" in options:
         options["continuous_usage_stats"] = Raw(b"false")
-    return UsageRequest(msgspec.json.encode({**body.members, "stream_options": options}), hide=True)
+    return Raw(msgspec.json.encode(options))

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from router.prompt.answer_tail import StopStrings
+
 
 class Endpoint(Enum):
     """The four endpoints whose prompts are matched against the caches, and `OTHER`, placed by load."""
@@ -121,6 +123,10 @@ class Prompt(msgspec.Struct):
     source: Source | Unread
     stream: bool = False
     hide_usage: bool = False  # the router asked for the usage chunk, the client did not
+    hide_ids: bool = False  # the same of the answer's token ids
+    has_tools: bool = False  # of a chat that can be carried on: the answer may call one
+    stop: StopStrings | None = None  # of an answer that can be carried on
+    uncontinuable: str | None = "off"  # why no other engine can carry the answer on: see `api/continuable.py`
     salt: str | None = None
     session: str | None = None  # these three: as the client names them, see `api/lineage.py`
     parent: str | None = None

@@ -86,7 +86,7 @@ class UsageTail:
             last = first | {k: v for k, v in (last or {}).items() if v is not None}
         if not last:
             return None
-        return _anthropic(last) if self._endpoint is Endpoint.MESSAGES else _openai(last)
+        return _anthropic(last) if self._endpoint is Endpoint.MESSAGES else read_openai_usage(last)
 
     def ends_in_tool_call(self) -> bool | None:
         """Return whether the answer ended in a tool call, which its client answers by itself; None if its last bytes do
@@ -157,8 +157,8 @@ def _object_at(answer: bytes, start: int) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _openai(usage: dict[str, Any]) -> Usage:
-    """Read the counts of chats and completions (prompt/completion) or responses (input/output)."""
+def read_openai_usage(usage: dict[str, Any]) -> Usage:
+    """Return the counts of chats and completions (prompt/completion) or responses (input/output)."""
     prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
     details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
     cached = details.get("cached_tokens") if isinstance(details, dict) else None

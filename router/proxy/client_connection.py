@@ -23,6 +23,7 @@ import httptools
 from router.proxy.call import Headers
 from router.proxy.client_address import TrustedProxies
 from router.proxy.client_exchange import ClientExchange
+from router.proxy.connection_limits import MIN_BODY_RATE, ConnectionLimits
 from router.proxy.request_head import UnfitRequest, check_begun, measure_head, render_refusal
 from router.proxy.request_parser import RequestParser
 from router.proxy.timer import DeadlineTimer
@@ -33,20 +34,9 @@ HIGH_WATER_BYTES = 64 * 1024
 AHEAD_BYTES = 16 * 1024  # of further requests, before the current one is answered
 MAX_PIPELINED = 8  # requests of one client within one read
 FRAMING_PER_BODY_BYTE = 16  # chunk sizes, extensions and trailers; one-byte chunks have 5
-BODY_GRACE_S = 20.0  # and bytes per second after it: the defaults of Apache's mod_reqtimeout
-MIN_BODY_RATE = 500.0
 LINGER_S = 1.0
 AHEAD = "too much was sent ahead of the answer"
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
-
-
-class ConnectionLimits(NamedTuple):
-    header_bytes: int
-    header_timeout_s: float
-    body_idle_timeout_s: float
-    body_grace_s: float  # a body may be so long behind one that comes at `MIN_BODY_RATE`
-    keepalive_s: float
-    stall_timeout_s: float  # a client that reads nothing of what was sent for so long is cut off
 
 
 @runtime_checkable
@@ -233,6 +223,7 @@ class ClientConnection(asyncio.Protocol):
         if (head := self._parser.read_head(self._url, self._headers)) is None:
             return
         exchange = self._reading = ClientExchange(self, head)
+        exchange.keep_alive = exchange.keep_alive and not self._limits.requests_last
         self._in_head = False
         self._framing_bytes = 0
         self._body_due = None
@@ -369,6 +360,15 @@ class ClientConnection(asyncio.Protocol):
         if (tcp := self.transport.get_extra_info("socket")) is not None:
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         self.transport.abort()
+
+    def retire(self, limits: ConnectionLimits) -> None:
+        """Let the next answer be the last. One that has begun could not say so: another may follow it."""
+        self._limits = limits
+        last = self._queue[-1] if self._queue else self._current
+        if last is not None and not last.started:
+            last.keep_alive = False
+        elif last is None and self._idle and self.made:
+            self._timer.set(limits.keepalive_s)
 
     def shutdown(self) -> None:
         """Begin no more requests; the one being answered may end."""

@@ -38,6 +38,7 @@ class ExchangeFailure(Enum):
     CLOSED = "the engine closed the connection"
     MALFORMED = "the engine's answer is not valid HTTP"
     LATE = "the engine was silent for too long"
+    REPORTED = "the engine reported a failure in its answer"
 
 
 class EngineConnection(asyncio.Protocol):

@@ -9,32 +9,26 @@ neither a flood of connections nor a lack of file descriptors keeps the event lo
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from router.config.sections.listeners import ListenConfig
-from router.errors import ConfigError
 from router.proxy.asgi import AsgiHandler
 from router.proxy.certificates import Certificates
 from router.proxy.client_address import TrustedProxies, client_of
-from router.proxy.client_connection import (
-    BODY_GRACE_S,
-    ClientConnection,
-    ConnectionContext,
-    ConnectionLimits,
-    RequestHandler,
-)
+from router.proxy.client_connection import ClientConnection, ConnectionContext, RequestHandler
+from router.proxy.connection_limits import BODY_GRACE_S, ConnectionLimits
 from router.proxy.fair_share import FairShare, Shortage
+from router.proxy.listening_sockets import ListeningSockets
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.web")
 
 KEEPALIVE_S = 75.0  # longer than the usual 60 s of load balancers, so that they are the ones to close
-BACKLOG = 2048
 ACCEPTS_AT_ONCE = 64  # connections, before the event loop turns to something else
 ACCEPT_RETRY_S = 1.0  # after the system had no descriptor for a connection
 WARN_INTERVAL_S = 60.0  # between two lines about connections that are not served
@@ -90,17 +84,32 @@ def connection_capacity(concurrent: int, open_files: int) -> int:
 
 
 class HttpListener:
-    """Serves `server` on the running event loop (uvloop) from `start` to `stop`. `shared`: other processes may listen
-    on the same port; the kernel gives each connection to one of them, for good (Linux, SO_REUSEPORT).
+    """Serves `server` on the running event loop (uvloop) from `start` to `stop`, on one of `sockets`.
+
+    `processes` serve the same address, each with a socket of its own (Linux, SO_REUSEPORT: the kernel gives each
+    connection to one of them, for good). This one binds all sockets, keeps the first, and accepts from those of the
+    others for as long as they do not: a connection in the backlog of a process that dies is not lost.
     """
 
-    def __init__(self, server: RequestServer, handshake_timeout_s: float = 10.0, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        server: RequestServer,
+        handshake_timeout_s: float = 10.0,
+        *,
+        sockets: ListeningSockets | None = None,
+        processes: int = 1,
+    ) -> None:
         self._config = server
-        self._shared = shared
+        self._listening = sockets or ListeningSockets()
+        self._processes = processes
+        # One by one where others may accept from the same socket: a burst of connections is shared out among them.
+        self._accepts_at_once = 1 if processes > 1 or self._listening.handed_over else ACCEPTS_AT_ONCE
         self._handshake_timeout_s = handshake_timeout_s
         self._connections = _Connections(server.connections)
         self._tasks = Tasks("listener")
-        self._sockets: list[socket.socket] = []
+        self._sockets: list[list[socket.socket]] = []  # of each process
+        self._served = set(range(processes))  # processes whose sockets this one accepts from
+        self._accepting: set[socket.socket] = set()
         self._context: ConnectionContext | None = None  # None: not started, or stopped
         self._renewal: asyncio.Task[None] | None = None
         self._warn_at = 0.0  # not before; seconds of the event loop
@@ -111,27 +120,44 @@ class HttpListener:
     def connections(self) -> int:
         return len(self._connections)
 
+    async def bind(self) -> None:
+        """Take or bind the sockets; `port` is the bound one from here on. Raises `ConfigError` when the address cannot
+        be bound.
+        """
+        self._sockets = await self._listening.open(self._config.host, self._config.port, self._processes)
+        self.port = self._sockets[0][0].getsockname()[1]
+
     async def start(self) -> None:
-        """Listen; `port` is the bound one from here on. Raises `ConfigError` when the address cannot be bound."""
+        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done that."""
         config, loop = self._config, asyncio.get_running_loop()
+        if not self._sockets:
+            await self.bind()
         self._context = ConnectionContext(config.handler, config.limits, self._connections, config.proxies, loop)
-        try:
-            found = await loop.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, _, _, _, address in found:
-                listening = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=self._shared)
-                listening.setblocking(False)
-                self._sockets.append(listening)
-                loop.add_reader(listening, self._accept, listening)
-        except OSError as error:
-            self.stop_accepting()
-            raise ConfigError(_bind_error(error, config.host, config.port)) from error
-        self.port = self._sockets[0].getsockname()[1]
+        self._follow_sockets()
         if config.certificates is not None:
             self._renewal = self._tasks.supervise("certificates", config.certificates.follow)
 
+    def sockets_of(self, process: int) -> list[socket.socket]:
+        return self._sockets[process]
+
+    def serve_for(self, process: int, on: bool) -> None:
+        """Accept from the sockets of another process, which does not; or no longer."""
+        (self._served.add if on else self._served.discard)(process)
+        if self._context is not None:
+            self._follow_sockets()
+
+    def _follow_sockets(self) -> None:
+        loop = asyncio.get_running_loop()
+        wanted = {one for n, group in enumerate(self._sockets) if n in self._served for one in group}
+        for listening in self._accepting - wanted:
+            loop.remove_reader(listening)
+        for listening in wanted - self._accepting:
+            loop.add_reader(listening, self._accept, listening)
+        self._accepting = wanted
+
     def _accept(self, listening: socket.socket) -> None:
         """Accept what waits, up to a number."""
-        for _ in range(ACCEPTS_AT_ONCE):
+        for _ in range(self._accepts_at_once):
             try:
                 accepted, address = listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -145,7 +171,7 @@ class HttpListener:
             self._admit(accepted, address[0])
 
     def _accept_again(self, listening: socket.socket) -> None:
-        if listening in self._sockets:
+        if listening in self._accepting:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _admit(self, accepted: socket.socket, host: str) -> None:
@@ -197,17 +223,29 @@ class HttpListener:
     def stop_accepting(self) -> None:
         """Accept no new connections; those that are open go on."""
         loop = asyncio.get_running_loop()
-        for listening in self._sockets:
+        for listening in self._accepting:
             loop.remove_reader(listening)
+        for listening in chain(*self._sockets):
             listening.close()
+        self._accepting.clear()
         self._sockets.clear()
+
+    def retire(self, idle_s: float) -> None:
+        """Let each connection end with its next answer, which says so, or once it was idle for `idle_s`; also those
+        that are still to come.
+        """
+        if self._context is not None:
+            limits = self._config.limits._replace(keepalive_s=idle_s, requests_last=True)
+            self._context = self._context._replace(limits=limits)
+            for connection in list(self._connections):
+                connection.retire(limits)
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections; running exchanges have `grace_s` to end, then they are cut off."""
+        self.stop_accepting()
         if self._context is None:
             return
         self._context = None
-        self.stop_accepting()
         await asyncio.sleep(0)  # what was just accepted has a transport then
         for connection in list(self._connections):
             connection.shutdown()
@@ -245,22 +283,3 @@ class _Connections(set[ClientConnection]):
         while self:
             self._empty.clear()
             await self._empty.wait()
-
-
-def check_port_free(host: str, port: int) -> None:
-    """Raise `ConfigError` when another process listens there, even one that would share the port."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise ConfigError(_bind_error(error, host, port)) from error
-
-
-def _bind_error(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use on {host}: stop what listens there, or choose another port"
-    if error.errno == errno.EACCES:
-        return f"port {port} on {host} may not be used by this user: choose one above 1023"
-    return f"cannot listen on {host}:{port}: {error.strerror or error}"

@@ -2,9 +2,13 @@
 
 Nothing reaches the client before the engine has begun to answer (head and first byte of body), so until then the caller
 may try another engine; what may be tried again is the caller's decision. A 503 is kept back, to be sent if no other
-engine can answer. After the first byte there are only three ends: whole; broken by the engine (an event stream is
-closed with an error event in the client's dialect, anything else is cut off so that the client sees it); or the client
-disconnected, which cancels the relay and thereby closes the engine's connection: that is how vLLM is told to stop.
+engine can answer; a JSON answer until it is whole, as its engine may die while it sends it. After that there are only
+three ends: whole; broken by the engine (an event stream is closed with an error event in the client's dialect, anything
+else is cut off so that the client sees it); or the client disconnected, which cancels the relay and thereby closes the
+engine's connection: that is how vLLM is told to stop.
+
+A broken stream that another engine can carry on is left open (`RelayBroken.open`). The caller then relays that engine's
+answer into it, of which only the body goes out, or ends it with `end_broken_stream`.
 """
 
 from __future__ import annotations
@@ -23,10 +27,11 @@ from router.proxy.headers import ForwardedHeaders, Headers, content_encoding, re
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 
 REFUSAL_BYTES = 64 * 1024
+HELD_BYTES = 1024 * 1024  # of a JSON answer; a larger one passes as it comes, and can no longer be tried again
 BUSY = 503
 
 
-class RelayWatch(Protocol):
+class AnswerWatch(Protocol):
     """Observes an answer as it passes."""
 
     def on_first_byte(self, status: int) -> None:
@@ -40,6 +45,17 @@ class RelayWatch(Protocol):
 
     def flush(self) -> bytes:
         """Return what was held back and may be sent now that the answer is whole."""
+
+
+class RelayWatch(AnswerWatch, Protocol):
+    """Observes an answer that another engine may carry on."""
+
+    @property
+    def stopped(self) -> bool:
+        """What the engine sends is no part of the answer: nothing more of it is relayed."""
+
+    def can_continue(self) -> bool:
+        """Return whether another engine can carry on this answer, of which only whole events have passed."""
 
 
 class OutgoingRequest(NamedTuple):
@@ -96,6 +112,7 @@ class RelayBroken(NamedTuple):
     status: int
     failure: ExchangeFailure
     connect_s: float | None
+    open: bool = False  # the client was not told yet
 
 
 class RelayCut(NamedTuple):
@@ -109,7 +126,9 @@ class RelayDeadline(NamedTuple):
 
 
 class RelayRejected(NamedTuple):
-    """A prefill half found fault with the request (4xx), before anything was sent to the client."""
+    """A prefill half found fault with the request (4xx), before anything was sent to the client; or the engine that
+    should carry an answer on did not (any status), and nothing of its answer was used.
+    """
 
     refusal: EngineRefusal
 
@@ -146,7 +165,14 @@ async def relay_answer(
         if answer.status == BUSY:
             refusal = await read_refusal(answer, outgoing.target, outgoing.record)
             return RelayNotStarted("busy", "the engine answered 503", refusal)
-        return await _stream(call, answer, outgoing, watch)
+        if call.started:
+            return await _stream_rest(call, answer, watch)
+        held, kind = b"", _content_type(answer.headers)
+        if answer.status == 200 and kind.partition(b";")[0].strip() == b"application/json":  # not JSON lines
+            held = await answer.hold(HELD_BYTES)
+            if answer.failure is not None:
+                return RelayNotStarted("died", answer.failure.value)
+        return await _stream(call, answer, outgoing, watch, kind, held)
 
 
 async def read_refusal(answer: UpstreamExchange, target: str, record: str) -> EngineRefusal | None:
@@ -160,12 +186,21 @@ async def read_refusal(answer: UpstreamExchange, target: str, record: str) -> En
     return EngineRefusal(answer.status, headers, body)
 
 
+def _content_type(headers: Headers) -> bytes:
+    return dict(headers).get(b"content-type", b"").lower()
+
+
 async def _stream(
-    call: ClientRequest, answer: UpstreamExchange, outgoing: OutgoingRequest, watch: RelayWatch
+    call: ClientRequest,
+    answer: UpstreamExchange,
+    outgoing: OutgoingRequest,
+    watch: RelayWatch,
+    content_type: bytes,
+    held: bytes,
 ) -> RelayEnd:
+    """Relay an answer, of which `held` is here already."""
     watch.on_first_byte(answer.status)
-    fields = dict(answer.headers)
-    stream = fields.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+    stream = content_type.startswith(b"text/event-stream")
     if encoding := content_encoding(answer.headers):
         watch.on_encoded(encoding)
         stream = False  # no event can be added to it or taken from it
@@ -175,17 +210,50 @@ async def _stream(
         headers.append((b"x-warmroute-waited-ms", b"%d" % outgoing.waited_ms))
     call.start(answer.status, headers)
     client = _ClientSink(call, watch)
-    while await answer.pipe(client.take):
-        await call.drain()
-    if answer.drained:
-        client.finish()
+    if held:
+        client.take(held, answer.drained)
+    if (broken := await _pass_body(call, answer, client)) is None:
         return RelayFinished(answer.status, answer.connect_s)
-    failure = answer.failure or ExchangeFailure.CLOSED
-    if stream and (resized or b"content-length" not in fields):  # an added event would exceed a declared length
-        call.finish(_error_event(failure, client.last_sent, outgoing.endpoint is Endpoint.MESSAGES))
+    if stream and watch.can_continue():
+        return broken._replace(open=True)
+    sized = any(name == b"content-length" for name, _ in answer.headers)  # an added event would exceed it
+    if stream and (resized or not sized):
+        call.finish(_error_event(broken.failure, client.last_sent, outgoing.endpoint is Endpoint.MESSAGES))
     else:
         call.abort()
+    return broken
+
+
+async def _stream_rest(call: ClientRequest, answer: UpstreamExchange, watch: RelayWatch) -> RelayEnd:
+    """Relay the answer of an engine that carries on a stream which the client has the beginning of."""
+    stream = _content_type(answer.headers).startswith(b"text/event-stream")
+    if answer.status != 200 or not stream or content_encoding(answer.headers):
+        return RelayRejected(EngineRefusal(answer.status, [], await answer.read_all(REFUSAL_BYTES) or b""))
+    watch.on_first_byte(answer.status)
+    client = _ClientSink(call, watch)
+    if (broken := await _pass_body(call, answer, client)) is None:
+        return RelayFinished(answer.status, answer.connect_s)
+    if watch.stopped and not client.last_sent:
+        return RelayRejected(EngineRefusal(answer.status, [], b""))
+    return broken._replace(open=True)
+
+
+async def _pass_body(call: ClientRequest, answer: UpstreamExchange, client: _ClientSink) -> RelayBroken | None:
+    """Pass the body on and complete the client's answer; return how it broke if it did."""
+    while await answer.pipe(client.take) and not client.stopped:
+        await call.drain()
+    if answer.drained and not client.stopped:
+        client.finish()
+        return None
+    failure = ExchangeFailure.REPORTED if client.stopped else answer.failure or ExchangeFailure.CLOSED
     return RelayBroken(answer.status, failure, answer.connect_s)
+
+
+def end_broken_stream(call: ClientRequest, failure: ExchangeFailure) -> None:
+    """End a stream that was left open and that no engine carries on, with an error event. Only whole events were sent,
+    of a chat or a completion.
+    """
+    call.finish(_error_event(failure, b"", anthropic=False))
 
 
 class _ClientSink:
@@ -202,12 +270,17 @@ class _ClientSink:
     def take(self, piece: bytes, last: bool) -> bool:
         """Pass `piece` on; return whether the client has stopped reading."""
         visible = self._watch.feed(piece)
-        if last:
+        if last and not self._watch.stopped:
             self.finish(visible)
         elif visible:
             self.last_sent = visible
             self._call.write(visible)
-        return self._call.write_paused
+        return self._call.write_paused or self._watch.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """The watch has found that what comes is no part of the answer."""
+        return self._watch.stopped
 
     def finish(self, last: bytes = b"") -> None:
         """Complete the answer; a second call does nothing."""

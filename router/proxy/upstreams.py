@@ -117,9 +117,10 @@ class Upstreams:
         *,
         timeout_s: float,
         limit_bytes: int = ANSWER_BYTES,
+        rank: int | None = None,
     ) -> HttpAnswer | None:
         """Fetch `path`, as `router/backends/fetch.py:Fetch`."""
-        request = UpstreamRequest(method, path.encode(), JSON if body else NO_HEADERS, body)
+        request = UpstreamRequest(method, path.encode(), JSON if body else NO_HEADERS, body, rank)
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self.send(instance, request, first_byte_s=timeout_s, idle_s=timeout_s)
@@ -189,6 +190,17 @@ class UpstreamExchange:
         when it can take more. Return False at the end: `drained`, or `failure` says why.
         """
         return self._connection.pipe(sink)
+
+    async def hold(self, limit_bytes: int) -> bytes:
+        """Return the body up to its end (`drained`, or `failure` says why not), or the beginning of one that is larger
+        than `limit_bytes`.
+        """
+        pieces: list[bytes] = []
+        size = 0
+        while size <= limit_bytes and not self.drained and (piece := await self.read()):
+            pieces.append(piece)
+            size += len(piece)
+        return b"".join(pieces)
 
     async def read_all(self, limit_bytes: int) -> bytes | None:
         """Return the whole body, or `None` when it is larger than that or breaks off."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol
 
+from router.prompt.continuable_stream import ContinuableStream
+from router.prompt.prompt import Prompt
 from router.proxy.call import ClientRequest
 from router.proxy.disaggregated import PairWatch
 from router.proxy.relay import RelayEnd
@@ -32,6 +34,9 @@ class AttemptWatch(PairWatch, Protocol):
 class DataPath(Protocol):
     def excludes(self, call: ClientRequest) -> set[str]:
         """Return the ids of the targets that this request cannot go to."""
+
+    def follow(self, prompt: Prompt) -> ContinuableStream | None:
+        """Return what keeps the answer to `prompt` so that another engine can carry it on; None where none can."""
 
     async def run(
         self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch

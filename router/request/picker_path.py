@@ -27,6 +27,7 @@ from router.picker.answer_log import AnswerLog, LoggedEnd, OpenAnswer
 from router.picker.exchange import PickerExchange
 from router.picker.messages import Choice
 from router.picker.names import PREFILLER
+from router.prompt.prompt import Prompt
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.proxy.disaggregated import PrefillResult
 from router.proxy.engine_connection import ExchangeFailure
@@ -77,6 +78,9 @@ class PickerPath:
         self._on_moved = on_moved
         self._fallbacks = fallbacks
         self._read_endpoint = lru_cache(MAX_ENDPOINTS)(read_endpoint)
+
+    def follow(self, prompt: Prompt) -> None:
+        """Return None: the answer does not pass here."""
 
     def excludes(self, call: ClientRequest) -> set[str]:
         """Return the targets outside of the endpoints that the gateway, or a test, allows."""

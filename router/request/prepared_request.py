@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Prompt, UnknownIds
 from router.request.admin_tokens import PolicyOverride
 from router.request.admission.lease import AdmissionLease
@@ -30,3 +31,4 @@ class PreparedRequest(NamedTuple):
     override: PolicyOverride | None = None
     lease: AdmissionLease | None = None  # None: sessions are not counted
     trace: TraceContext | None = None  # None: no tracing
+    stream: ContinuableStream | None = None  # None: another engine cannot carry the answer on

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
-from router.prompt.prompt import Prompt
+from router.prompt.answer_ids import ContinuationBudget
+from router.prompt.continuable_stream import ContinuableStream
+from router.prompt.prompt import Endpoint, Prompt
 from router.proxy.call import ClientRequest
 from router.proxy.disaggregated import PrefillLeg, relay_after, relay_beside
 from router.proxy.headers import ForwardedHeaders, HeaderRules, TraceHeader
@@ -42,7 +44,10 @@ class RelayPath:
         header_rules: HeaderRules,
         limits: UpstreamTimeouts,
         peers: PrefillPeers,
+        *,
+        continuation_bytes: int = 0,
     ) -> None:
+        self._budget = ContinuationBudget(continuation_bytes)
         self._upstreams = upstreams
         self._passthrough = passthrough
         self._header_rules = header_rules
@@ -51,6 +56,18 @@ class RelayPath:
 
     def excludes(self, call: ClientRequest) -> set[str]:
         return set()
+
+    def follow(self, prompt: Prompt) -> ContinuableStream | None:
+        if prompt.uncontinuable is not None:
+            return None
+        return ContinuableStream(
+            self._budget,
+            chat=prompt.endpoint is Endpoint.CHAT,
+            tools=prompt.has_tools,
+            stop=prompt.stop,
+            hide_ids=prompt.hide_ids,
+            hide_usage=prompt.hide_usage,
+        )
 
     async def run(
         self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
@@ -121,7 +138,7 @@ def build_outgoing(call: ClientRequest, prompt: Prompt, headers: ForwardedHeader
         headers=headers,
         body=prompt.body,
         rank=target.rank if target.instance.has_ranks else None,
-        hides=prompt.hide_usage,
+        hides=prompt.hide_usage or prompt.hide_ids,
         endpoint=prompt.endpoint,
         waited_ms=ticket.record.stages.admission_ms,
     )

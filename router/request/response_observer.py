@@ -56,7 +56,10 @@ class ResponseObserver:
         self._tokenization = services.tokenization
         self._clock = services.clock
         self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not Endpoint.OTHER else None
-        self._hide = HideUsage() if prompt.hide_usage else None
+        self._stream = request.stream
+        self._hide = HideUsage() if prompt.hide_usage and self._stream is None else None
+        self._feed = self._stream.feed if self._stream is not None else None if self._hide is None else self._hide.feed
+        self._continues = ticket.attempt.continued_tokens is not None
         self._wants_id = prompt.endpoint is Endpoint.RESPONSES  # until the answer's id has passed
         self.handed_over: HandedOverKv | None = None
 
@@ -75,14 +78,16 @@ class ResponseObserver:
     def on_first_byte(self, status: int) -> None:
         record = self._ticket.record
         self._ticket.status = record.status = status
-        record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
         self._scheduler.on_first_byte(self._ticket)
+        if self._continues:
+            return
+        record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
         if self._request.lease is not None:
             self._request.lease.on_first_byte()
 
     def on_encoded(self, encoding: bytes) -> None:
         """The answer is compressed: it passes unread."""
-        self._tail = self._hide = None
+        self._tail = self._hide = self._stream = self._feed = None
         instance = self._ticket.target.instance
         detail = f"its answers have content-encoding {quote_name(encoding.decode('latin-1'))}, unasked: not read"
         if instance.limits.record(OverLimit("encoding", detail)):
@@ -95,11 +100,26 @@ class ResponseObserver:
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
                 self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
                 self._scheduler.remember_response(response_id, self._ticket.target.id)
-        return data if self._hide is None else self._hide.feed(data)
+        return data if self._feed is None else self._feed(data)
 
     def flush(self) -> bytes:
         """Return what was held back and may go out now that the answer is complete."""
+        if self._stream is not None:
+            return self._stream.flush()
         return b"" if self._hide is None else self._hide.end()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stream is not None and self._stream.stopped
+
+    def can_continue(self) -> bool:
+        """Return whether another engine can carry the answer on; the record says why not."""
+        record = self._ticket.record
+        refusal = self._request.prompt.uncontinuable if self._stream is None else self._stream.find_refusal()
+        if refusal is None and record.policy is not None and not record.policy.continuation:
+            refusal = "off"
+        record.uncontinued = refusal
+        return self._stream is not None and refusal is None
 
     def on_end(self, end: RelayEnd) -> None:
         """Write how the relay ended into the ticket and the record."""
@@ -121,8 +141,10 @@ class ResponseObserver:
                 record.error = detail
             case RelayDeadline():
                 ticket.end = "deadline"
-            case RelayRejected():
+            case RelayRejected(refusal=refusal):
                 ticket.end = "rejected"
+                if self._continues:
+                    ticket.status = refusal.status
             case RelayNotStarted(prefill=True):
                 ticket.end = "prefill"
             case RelayNotStarted(reason="connect" | "busy" | "died" as reason):
@@ -146,6 +168,9 @@ class ResponseObserver:
             return
         if self._scheduler.selector.policy_set.needs_session:
             record.tool_call = self._tail.ends_in_tool_call()
-        if (usage := self._tail.read_usage() or read) is not None:
+        usage = self._tail.read_usage() or read
+        if self._stream is not None:
+            usage = self._stream.join_usage(usage)
+        if usage is not None:
             record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
             self._tokenization.check_count(served.base, self._request.tokens, usage.prompt_tokens)

@@ -10,7 +10,8 @@ What is tried again: an engine that was not reached or is full (503) has done no
 the router's retry budget. One that took the request and died before its first byte may have died *of* it: one more
 engine is tried, a second death ends the request with 502 and marks its record, so that a poison prompt does not walk
 through the fleet. That one retry takes nothing from the budget: it is bounded by itself, and the end of one engine must
-not fail the hundred requests that waited there. After the first byte to the client nothing is tried again.
+not fail the hundred requests that waited there. After the first byte to the client nothing is tried again, but a stream
+that breaks off may be carried on by another engine (`carry_on.py`).
 
 A prefill/decode pair is one attempt with two engines (`proxy/disaggregated.py`). If its prefill half fails, another
 pair is tried, and after the second failure the answering engine computes the prompt itself: bounded by itself again, so
@@ -30,9 +31,10 @@ from router.prompt.api.parse import read_prompt, read_request_headers
 from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
-from router.proxy.relay import RelayDeadline, RelayEnd, RelayNotStarted, RelayRejected
+from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayNotStarted, RelayRejected
 from router.request.admin_tokens import PolicyOverride, read_override
 from router.request.attempt import EarlierAttempts, attempt
+from router.request.carry_on import carry_on
 from router.request.experiment_unit import derive_unit
 from router.request.prepared_request import PreparedRequest, RequestTimes
 from router.request.retry_budget import RetryBudget
@@ -55,7 +57,7 @@ async def route(call: ClientRequest, services: Services) -> None:
         body = await call.body(services.config.limits.body_bytes, slot)
         slot.take()
         read_s = services.clock.now()
-        prompt = await parse(call, body, services)
+        prompt = await parse(call, body, override, services)
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
         served = resolve_model(prompt, services.scheduler)
         tokens = await tokenize(prompt, served, override, services)
@@ -88,10 +90,13 @@ async def run_recorded(
 ) -> None:
     """Place and relay, with a record that is open while the request runs and complete when it ends."""
     record = open_record(call, request, stages, times, services)
+    stream = services.data_path.follow(request.prompt)
     try:
         assign_policy(request, record, services)
-        await place_and_relay(call, request, record, services)
+        await place_and_relay(call, request._replace(stream=stream), record, services)
     finally:
+        if stream is not None:
+            stream.close()
         close_record(record, request.trace, services)
 
 
@@ -124,6 +129,8 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
             break
     if not call.started:
         refuse(call, last, record)
+    elif isinstance(last, RelayBroken) and last.open:
+        await carry_on(call, request, record, last, services)
 
 
 def begin_trace(call: ClientRequest, services: Services) -> TraceContext | None:
@@ -131,11 +138,13 @@ def begin_trace(call: ClientRequest, services: Services) -> TraceContext | None:
     return None if services.tracing is None else services.tracing.begin(call.fields)
 
 
-async def parse(call: ClientRequest, body: bytes, services: Services) -> Prompt:
+async def parse(call: ClientRequest, body: bytes, override: PolicyOverride | None, services: Services) -> Prompt:
     """Read what routing needs of the body; the prompt itself is left `Unread`. A large body is read in a thread, one at
     a time, as they would delay the event loop together.
     """
-    fields = call.path, call.text(b"content-type"), body, services.read_options, read_request_headers(call.fields)
+    chosen = services.scheduler.selector.policy_set if override is None else override.policy
+    options = services.read_options if chosen.continuation else services.read_options.uncontinued
+    fields = call.path, call.text(b"content-type"), body, options, read_request_headers(call.fields)
     if len(body) <= LARGE_BODY_BYTES:
         return read_prompt(*fields)
     async with services.large_body:
@@ -197,7 +206,7 @@ async def query_pool(
     if served is None or not isinstance(tokens, TokenizedPrompt) or Needs.POOL not in needs:
         return None
     started_s = services.clock.now()
-    hit = await services.kv_store.lookup(tokens, services.scheduler.hash_inputs(prompt, served))
+    hit = await services.kv_store.lookup(tokens, services.scheduler.hash_inputs(prompt.salt, served))
     stages.pool_ms = (services.clock.now() - started_s) * 1e3
     return hit
 
@@ -259,7 +268,7 @@ def open_record(
     call: ClientRequest, request: PreparedRequest, stages: Stages, times: RequestTimes, services: Services
 ) -> Record:
     """Create the record of a request, visible while the request runs."""
-    prompt, tokens, lease = request.prompt, request.tokens, request.lease
+    prompt, served, tokens, lease = request.prompt, request.served, request.tokens, request.lease
     number = services.scheduler.selector.next_number()
     record = Record(
         id=f"{services.run_id}-{number}",
@@ -287,6 +296,8 @@ def open_record(
             record.blocks = tokens.keys_every(LOG_BLOCK_TOKENS)
     call.recorded = True
     services.recent_records.add(record)
+    if isinstance(tokens, TokenizedPrompt) and prompt.salt is None and served is not None:
+        services.recent_records.prompts.add(tokens, *served)
     services.metrics.on_request_start()
     return record
 

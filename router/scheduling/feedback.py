@@ -7,8 +7,10 @@ attributed to the pool as far as the pool was seen to reach, and only the rest c
 from __future__ import annotations
 
 from router.fleet.instance import FetchedKv
+from router.fleet.preload_book import PreloadBook
+from router.kvcache.overlap_estimate import OverlapEstimate
 from router.prompt.usage import Usage
-from router.scheduling.ticket import TargetBooking
+from router.scheduling.ticket import TargetBooking, Ticket
 from scorers.contract import Overlap, PoolHit
 
 
@@ -22,7 +24,8 @@ def learn_from_answer(
     if cached_tokens is None:
         return
     estimate, target = part.estimate, part.target
-    if estimate is not None and estimate.indexed_tokens is not None and estimate.block_tokens is not None:
+    emptied = part.sent_prompt is not None and part.sent_prompt.speculative.forgotten  # after its choice
+    if estimate is not None and estimate.indexed_tokens is not None and estimate.block_tokens and not emptied:
         own = _own_tokens(estimate.indexed_tokens, cached_tokens, pool_hit, shared_pool)
         target.overlap_accuracy.observe(estimate.indexed_tokens, own, estimate.block_tokens)
     if ttft_ms is None or prompt_tokens is None:
@@ -30,6 +33,20 @@ def learn_from_answer(
     overlap = estimate.overlap if estimate is not None else None
     fetched = _find_fetched(overlap, pool_hit, cached_tokens, shared_pool) if overlap is not None else None
     target.observe_prefill(part.booking, prompt_tokens, cached_tokens, ttft_ms, now, fetched)
+
+
+def predicted_tokens(estimate: OverlapEstimate | None) -> tuple[int | None, int | None]:
+    """Return the overlap that the index predicts for a target, and the same with what was just sent there."""
+    if estimate is None:
+        return None, None
+    return estimate.indexed_tokens, None if estimate.overlap is None else estimate.overlap.expected_tokens
+
+
+def count_preloaded(book: PreloadBook, ticket: Ticket, usage: Usage) -> None:
+    """Count, in the book and the record, what an answer hit of that which was loaded ahead."""
+    if usage.cached_tokens is not None and ticket.attempt.prefill is None:  # else another target computed the prompt
+        keys = ticket.attempt.decision.view.prefixes
+        ticket.record.preloaded_tokens = book.on_answer(ticket.target.id, keys, usage.cached_tokens)
 
 
 def _own_tokens(predicted: int, delivered: int, pool_hit: PoolHit | None, shared_pool: bool) -> int:

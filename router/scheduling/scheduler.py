@@ -14,10 +14,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from router.clock import Clock
+from router.config.sections.experiment import ExperimentConfig
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import ServedModel, Target
 from router.fleet.load import Booking
+from router.fleet.preload_book import PreloadBook
 from router.kvcache.events import TargetId
 from router.kvcache.indexer import KvIndexer, SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate
@@ -26,7 +28,7 @@ from router.prompt.prompt import Prompt
 from router.prompt.usage import Usage
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.feedback import learn_from_answer
+from router.scheduling.feedback import count_preloaded, learn_from_answer, predicted_tokens
 from router.scheduling.pair import PairChoice, choose_pair
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Orders, Policy, merge_orders
@@ -34,7 +36,7 @@ from router.scheduling.policy.record import Attempt, LegEnd, PrefillRecord, Reco
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.selector import Selector
 from router.scheduling.shortlist import SMALL
-from router.scheduling.ticket import PrefillBooking, Ticket, build_outcome, judge_end
+from router.scheduling.ticket import PrefillBooking, Ticket, build_outcome, judge_end, uncached_tokens
 from router.scheduling.view_builder import ViewBuilder
 from scorers.contract import Overlap, PoolHit, Row
 
@@ -61,10 +63,12 @@ class Scheduler:
         self._clock = clock
         self._response_targets: OrderedDict[str, TargetId] = OrderedDict()
         self._responses_kept = responses_kept
-        self._shared_pool = shared_pool  # engines may find prompts there that none of them holds
+        self.shared_pool = shared_pool  # engines may find prompts there that none of them holds
         self.peers = PrefillPeers()
+        self.preloads = PreloadBook()
         self.on_swap: list[Callable[[PolicySet], None]] = []  # called after every swap
         self.experiment: RunningExperiment | None = None  # results of the experiment, if there is one
+        self.make_experiment: Callable[[ExperimentConfig], RunningExperiment] = RunningExperiment
         self.view_builder = ViewBuilder(fleet, indexer, self.peers, selector, secret)
         self.swap(selector.policy_set)
 
@@ -79,7 +83,7 @@ class Scheduler:
             or policy_set.experiment != before.experiment
             or policy_set.arm_digests != before.arm_digests
         ):
-            self.experiment = RunningExperiment(policy_set.experiment)
+            self.experiment = self.make_experiment(policy_set.experiment)
         if self.experiment is not None:
             for arm in policy_set.rolled_back:
                 self.experiment.exclude_arm(arm, "it was rolled back")
@@ -103,6 +107,13 @@ class Scheduler:
             self._index(target, streams.get(target.rank))
         return list(member.targets.values())
 
+    def forget_cache(self, instance: str) -> bool:
+        """Forget what an instance's caches hold: its weights changed. Returns False if it does not exist."""
+        member = self.fleet.get(instance)
+        for target in () if member is None else member.targets.values():
+            self.indexer.clear(target.id)
+        return member is not None
+
     def distrust(self, instance: str) -> Sequence[Target]:
         """Treat an instance as one without events until it is added again. Returns its targets."""
         member = self.fleet.get(instance)
@@ -116,6 +127,7 @@ class Scheduler:
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
                 self.indexer.leave(target.id)
+                self.preloads.forget(target.id)
         self.peers.remove(instance)
         self.fleet.leave(instance)
 
@@ -143,10 +155,10 @@ class Scheduler:
         """Return the block sizes for which a prompt of this model needs keys."""
         return self.view_builder.block_sizes(model)
 
-    def hash_inputs(self, prompt: Prompt, served: ServedModel) -> HashInputs:
+    def hash_inputs(self, salt: str | None, served: ServedModel) -> HashInputs:
         """Return what the shared pool needs to compute this prompt's hashes."""
         adapter = None if served.adapter is None else (served.adapter, self.fleet.model_path(served.adapter) or "")
-        return HashInputs(served.base, self.fleet.model_path(served.base), adapter, prompt.salt)
+        return HashInputs(served.base, self.fleet.model_path(served.base), adapter, salt)
 
     def admit(
         self,
@@ -273,7 +285,7 @@ class Scheduler:
             (self.indexer.on_first_byte if end == "ok" else self.indexer.on_failure)(half.sent_prompt)
         ttft_ms = duration_ms if end == "ok" else None  # its answer is one token long
         if end == "ok":
-            learn_from_answer(half, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self._shared_pool)
+            learn_from_answer(half, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
         if leg.decision.learners:
             self.selector.finished(leg.decision, build_outcome(end, status, ttft_ms, duration_ms, usage))
 
@@ -299,19 +311,25 @@ class Scheduler:
         if ticket.sent_prompt is not None and not ticket.has_prefilled:
             self.indexer.on_failure(ticket.sent_prompt)
         usage = Usage(record.prompt_tokens, record.cached_tokens, record.output_tokens)
-        if ticket.end == "ok" and attempt.prefill is None:  # else the prefill was another target's
+        if self.preloads:
+            count_preloaded(self.preloads, ticket, usage)
+        alone = ticket.end == "ok" and attempt.continued_tokens is None  # else the counts are of several engines
+        if alone and attempt.prefill is None:  # else the prefill was another target's
             # Only a stream shows its prefill: any other answer begins after its last token.
             ttft_ms = ticket.ttft_ms if record.stream else None
-            learn_from_answer(ticket, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self._shared_pool)
+            learn_from_answer(ticket, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
         if ticket.end == "ok" and usage.output_tokens is not None:
             self.fleet.answer_lengths.observe(record.model, usage.output_tokens)
         if ticket.end == "ok":
             self.selector.on_answer(attempt.decision.view, record.tool_call, now)
-        if ticket.end == "ok" and record.stream and ticket.ttft_ms is not None and usage.output_tokens is not None:
+        if alone and record.stream and ticket.ttft_ms is not None and usage.output_tokens is not None:
             ticket.target.observe_decode(ticket.booking, usage.output_tokens, ticket.ttft_ms, duration_ms, now)
         if attempt.decision.learners:
             outcome = build_outcome(ticket.end, ticket.status, ticket.ttft_ms, duration_ms, usage)
             self.selector.finished(attempt.decision, outcome)
+
+    def report_load(self, target: TargetId) -> None:
+        """Do nothing: this router has one process, which knows its own bookings."""
 
     def remember_response(self, response_id: str, target: TargetId) -> None:
         """Remember which target stores a response: it is state of the engine that made it."""
@@ -349,17 +367,17 @@ class Scheduler:
         half = None
         if choice.prefill is not None:
             estimate = estimates.get(TargetId(choice.prefill.target))
-            handed = PrefillRecord(choice.prefill, *_predicted(estimate))
-            uncached = _uncached_tokens(tokens, estimate, pool_hit)
+            handed = PrefillRecord(choice.prefill, *predicted_tokens(estimate))
+            uncached = uncached_tokens(tokens, estimate, pool_hit)
             share = self._take(choice.prefill, known, estimate, tokens, uncached, now)
             half = PrefillBooking(*share, leg=handed)
         estimate = estimates.get(TargetId(choice.answer.target))
-        predicted, expected = _predicted(estimate)
+        predicted, expected = predicted_tokens(estimate)
         pool_tokens = None if pool_hit is None or expected is None else max(0, pool_hit.tokens - expected)
         attempt = Attempt(choice.answer, predicted, expected, pool_tokens, prefill=handed)
         attempt.start_ms = (now - record.arrived_s) * 1e3
         record.attempts.append(attempt)
-        uncached = 0 if handed is not None else _uncached_tokens(tokens, estimate, pool_hit)
+        uncached = 0 if handed is not None else uncached_tokens(tokens, estimate, pool_hit)
         share = self._take(choice.answer, known, estimate, tokens, uncached, now)
         return Ticket(*share, record=record, attempt=attempt, sent_at=now, pool_hit=pool_hit, prefill=half)
 
@@ -379,17 +397,3 @@ class Scheduler:
         target.breaker.on_request_sent(now)
         booking = target.book(uncached, tokens) if known is None else target.book(uncached, tokens, known.keys)
         return target, booking, estimate, sent
-
-
-def _predicted(estimate: OverlapEstimate | None) -> tuple[int | None, int | None]:
-    """Return the overlap that the index predicts for a target, and the same with what was just sent there."""
-    if estimate is None:
-        return None, None
-    return estimate.indexed_tokens, None if estimate.overlap is None else estimate.overlap.expected_tokens
-
-
-def _uncached_tokens(tokens: int, estimate: OverlapEstimate | None, pool_hit: PoolHit | None) -> int:
-    """Return what a target has to compute of a prompt. An engine loads all that the pool has, cheap or not."""
-    overlap = estimate.overlap if estimate is not None else None
-    held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0
-    return tokens - max(held, pool_hit.tokens if pool_hit is not None else 0)

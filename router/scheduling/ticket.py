@@ -69,3 +69,10 @@ def build_outcome(
     """Return the outcome that plug-ins learn from."""
     ok = end == "ok" and status is not None and status < 500
     return Outcome(ok, status, ttft_ms, duration_ms, *usage)
+
+
+def uncached_tokens(tokens: int, estimate: OverlapEstimate | None, pool_hit: PoolHit | None) -> int:
+    """Return what a target has to compute of a prompt. An engine loads all that the pool has, cheap or not."""
+    overlap = estimate.overlap if estimate is not None else None
+    held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0
+    return tokens - max(held, pool_hit.tokens if pool_hit is not None else 0)

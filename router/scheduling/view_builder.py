@@ -39,6 +39,7 @@ class ViewBuilder:
         self._peers = peers
         self._selector = selector
         self._secret = secret.to_bytes(8, "little")
+        self.names_sessions = False  # in every view, whether or not a policy reads them
 
     def candidates(
         self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
@@ -165,7 +166,7 @@ class ViewBuilder:
         reads_session = self._selector.policy_set.needs_session or (
             record.policy is not None and record.policy.needs_session
         )
-        if reads_session or prompt.session is not None:
+        if reads_session or prompt.session is not None or self.names_sessions:
             session, parent, program = self._lineage(prompt)
         if reads_session and session is not None:
             session_turn, answered_s, after_tool_call = self._selector.progress.get((model, session)) or NO_ANSWER

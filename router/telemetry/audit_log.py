@@ -2,7 +2,8 @@
 
 An entry counts as soon as `add` has returned; a thread writes it. So a full or hanging disk never delays a switch or a
 first token: what could not be written is kept, tried again, and counted. The end of the file is read at start. A crash
-in the middle of a line leaves it torn: it is skipped, and the next entry begins on a line of its own.
+in the middle of a line leaves it torn: it is skipped, and the next entry begins on a line of its own. With other
+replicas (`router/control/replicas`), each has the entries of all.
 
     {"at_wall_s": 1766000000.1, "who": "guard", "what": "rollback", "from": {...}, "to": {...}, "why": "...", ...}
 """
@@ -46,6 +47,8 @@ class AuditEntry(msgspec.Struct, frozen=True, rename={"before": "from", "after":
     plan: list[str] | None = None  # of the dry run, in sentences; None: there was none
     why: str | None = None
     arm: str | None = None  # of a rollback
+    replica: str | None = None  # run id of the router where it happened; None: here
+    number: int | None = None  # among the entries of that router's run, from 1; None: it happened here
 
 
 class AuditLog:

@@ -13,6 +13,8 @@ def failure_reason(record: Record) -> str | None:
     """Return why the request failed, or `None`. A 4xx is the engine's verdict on what the client sent."""
     if record.poison:
         return "poison"
+    if record.uncontinued is not None:
+        return "broken"
     if record.attempts and (end := record.attempts[-1].end) in ENDS:
         return end
     if record.status is None:

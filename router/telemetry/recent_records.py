@@ -14,6 +14,7 @@ from itertools import islice
 
 import msgspec
 
+from router.kvcache.recent_prompts import RecentPrompts
 from router.scheduling.policy.record import Record
 from router.scheduling.policy.record_view import describe_record
 
@@ -59,10 +60,11 @@ def _targets(record: Record) -> Iterator[str]:
 
 
 class RecentRecords:
-    """The newest `keep` records."""
+    """The newest `keep` records, and the beginnings of recent prompts as token ids within `prompt_bytes`."""
 
-    def __init__(self, keep: int) -> None:
+    def __init__(self, keep: int, prompt_bytes: int = 0) -> None:
         self.added = 0  # since the start
+        self.prompts = RecentPrompts(prompt_bytes)
         self._keep = keep
         self._order: deque[Record] = deque()
         self._by_id: dict[str, Record] = {}

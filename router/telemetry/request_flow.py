@@ -29,7 +29,7 @@ TARGET_WINDOW_S = 300
 BINS_PER_E = 8.0
 SHORTEST_MS = 1e-3  # counted in the lowest bin
 RECORDS_PER_TURN = 200  # of the event loop: about 0.6 ms
-NO_FAULT = frozenset(("ok", "client_gone", "rejected", "running"))  # ends that are not the fleet's fault
+NO_FAULT = frozenset(("ok", "continued", "client_gone", "rejected", "running"))  # ends that are not the fleet's fault
 
 
 class FlowBucket(msgspec.Struct, array_like=True):

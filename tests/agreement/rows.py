@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.agreement import admission, agents_pool, capacity, dynamo_replay, groups, placement, stack_row
+from tests.agreement import (
+    admission,
+    agents_pool,
+    capacity,
+    dynamo_replay,
+    groups,
+    placement,
+    several_routers,
+    stack_row,
+)
 from tests.agreement.row import Row
 
 ROWS: tuple[Row, ...] = (
@@ -12,5 +21,6 @@ ROWS: tuple[Row, ...] = (
     *groups.ROWS,
     *capacity.ROWS,
     *admission.ROWS,
+    *several_routers.ROWS,
     *stack_row.ROWS,
 )

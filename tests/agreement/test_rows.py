@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
+from router.testbed.sweep.cells import CellResult
+from router.testbed.sweep.spec import SweepSpec, make_cells
 from router.testbed.workloads import source
 from router.testbed.workloads.arrivals import OpenArrivals, take_first
 from router.testbed.workloads.model import Span, Workload
-from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement, stack_row, trace
+from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement, several_routers, stack_row, trace
 from tests.agreement.pauses import Prompts
 from tests.agreement.questions import GROUPS, PER_GROUP, first_asked_s, questions
 from tests.agreement.rows import ROWS
@@ -121,6 +123,21 @@ def test_shares_of_the_real_stack_are_held_within_three_points_or_two_standard_e
 
     assert within(0.0) == [True, False, True]
     assert within(0.021) == [True, True, True]
+
+
+def test_routers_that_share_are_held_within_a_point_and_a_twentieth() -> None:
+    # 2 s and 60 % by one router; 2.05 s and 59.5 % by two that share; 2.6 s and 55 % by two that do not: without a bar.
+    cells = make_cells(SweepSpec(policies=["warm"], sessions=1, routers="1,2", exchange="1,off"), lambda _: None)
+    nothing = compute_figures(SimulationOutcome(8))
+    seen = [
+        CellResult(cell, None, nothing._replace(ttft_p90_s=p90_s, local_share=hits), 1.0, 1, 0, 0)
+        for cell, p90_s, hits in zip(cells, (2.0, 2.05, 2.6), (0.6, 0.595, 0.55), strict=True)
+    ]
+    lines = several_routers.lines("codex", seen)
+    assert [line.ours for line in lines] == pytest.approx([-0.5, 1.025, -5.0, 1.3])
+    assert [line.within for line in lines] == [True, True, None, None]
+    worse = [*seen[:1], seen[1]._replace(figures=seen[2].figures)]
+    assert [line.within for line in several_routers.lines("codex", worse)] == [False, False]
 
 
 def test_the_clock_of_dynamos_engine_is_met_at_a_full_step_and_in_decoding() -> None:

@@ -1,7 +1,7 @@
 """Answers of the benchmark's backend: vLLM's small pages, and completions that report when the engine had the request.
 
 Every answer carries the time of CLOCK_MONOTONIC in nanoseconds, which all processes of a machine share: a whole answer
-when the last byte of its request had arrived (`system_fingerprint`), a chunk when it was written (in its `id`). The
+when the last byte of its request had arrived (`system_fingerprint`), a chunk when it was written (as its text). The
 client knows when it sent and received, so the difference is the router's. The prompt's token count is what the request
 has in `seed`: the router checks it against its own count, and counting costs a real engine nothing here either.
 """
@@ -17,15 +17,21 @@ CONTEXT_TOKENS = 131072
 PROMPT_TOKENS = 40
 _SEED = re.compile(rb'"seed": ?(\d+)')
 _STAMP = re.compile(rb'"system_fingerprint": ?"fp_(\d+)"')
-_CHUNK_STAMP = b"chatcmpl-"
+_CHUNK_STAMP = b'"content":" '
 _ANSWER = (
     b'{"id":"chatcmpl-0123456789abcdef","object":"chat.completion","created":1795233405,"model":"bench","choices":'
     b'[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],"system_fingerprint":"fp_%d",'
     b'"usage":{"prompt_tokens":%d,"completion_tokens":1,"total_tokens":%d}}'
 )
 _CHUNK = (
-    b'data: {"id":"chatcmpl-%016d","object":"chat.completion.chunk","created":1795233405,"model":"bench",'
-    b'"choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}\n\n'
+    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1795233405,"model":"bench",'
+    b'"choices":[{"index":0,"delta":{"content":" %016d"},"logprobs":null,"finish_reason":null%b}]}\n\n'
+)
+_IDS, _NO_IDS = b',"token_ids":[17]', b',"token_ids":null'
+_OPENING = (
+    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1795233405,"model":"bench",'
+    b'"choices":[{"index":0,"delta":{"role":"assistant"},"logprobs":null,"finish_reason":null}],'
+    b'"prompt_token_ids":[%b]}\n\n'
 )
 _USAGE = (
     b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1795233405,"model":"bench",'
@@ -45,14 +51,20 @@ def seen_ns(answer: bytes) -> int:
     return int(found[1])
 
 
-def chunk(written_ns: int) -> bytes:
-    return _CHUNK % written_ns
+def opening(prompt_tokens: int) -> bytes:
+    """The first event of a stream with token ids: those of the prompt."""
+    return _OPENING % b",".join([b"17"] * prompt_tokens)
+
+
+def chunk(written_ns: int, *, with_ids: bool = False) -> bytes:
+    return _CHUNK % (written_ns, _IDS if with_ids else _NO_IDS)
 
 
 def chunk_ns(data: bytes) -> int | None:
     """Return when the last chunk that begins in these bytes was written, `None` without a complete time."""
     at = data.rfind(_CHUNK_STAMP)
-    stamp = data[at + 9 : at + 25]
+    begin = at + len(_CHUNK_STAMP)
+    stamp = data[begin : begin + 16]
     return int(stamp) if at >= 0 and len(stamp) == 16 and stamp.isdigit() else None
 
 

@@ -20,9 +20,19 @@ def test_an_answer_tells_when_the_request_was_there() -> None:
 def test_the_last_whole_stamp_of_several_chunks_counts() -> None:
     two = answers.chunk(111) + answers.chunk(987_654_321)
     assert answers.chunk_ns(two) == 987_654_321
-    assert answers.chunk_ns(two[: len(answers.chunk(111)) + 30]) is None  # cut inside the stamp
+    assert answers.chunk_ns(two[: two.rindex(b"987")]) is None  # cut inside the stamp
     assert answers.chunk_ns(b"data: [DONE]\n\n") is None
-    assert json.loads(answers.chunk(5).removeprefix(b"data: "))["choices"][0]["delta"] == {"content": " word"}
+    assert json.loads(answers.chunk(5).removeprefix(b"data: "))["choices"][0]["delta"] == {
+        "content": " 0000000000000005"
+    }
+
+
+def test_token_ids_of_a_stream() -> None:
+    opening = json.loads(answers.opening(3).removeprefix(b"data: "))
+    assert opening["prompt_token_ids"] == [17, 17, 17]
+    for with_ids, ids in ((True, [17]), (False, None)):
+        chunk = json.loads(answers.chunk(5, with_ids=with_ids).removeprefix(b"data: "))
+        assert chunk["choices"][0]["token_ids"] == ids
 
 
 def test_the_prompt_has_the_tokens_that_the_request_says_wherever_it_says_so() -> None:

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -41,6 +42,15 @@ SOON = {"idle_interval_s": 0.2}  # the first look at a metrics page, which tells
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "port": 0}
 PROCESS_START_S = 30.0
 LISTENING = re.compile(rb"listening on ([\w.]+):(\d+), admin on ([\w.]+):(\d+)")
+
+PASS_SOCKETS = """
+import json, os, sys
+fds = [os.dup2(fd, 100 + n, inheritable=False) for n, fd in enumerate(json.loads(sys.argv[1]))]
+for n, fd in enumerate(fds):
+    os.dup2(fd, 3 + n)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(fds))}
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""  # as a service manager passes its sockets, see sd_listen_fds(3)
 
 Json = dict[str, Any]
 Engine = FakeEngine | EmulatedEngine | str | Mapping[str, Any]
@@ -198,6 +208,7 @@ def config_of(engines: Sequence[Engine], **overrides: Any) -> Json:
         "fleet": {"instances": [instance_of(engine) for engine in engines], "metrics": SOON},
         "tokenizers": {MODEL: {"path": TOKENIZER}},
         "tokens": {"token_id_passthrough": "off"},  # engines get what clients sent, and nothing that they did not
+        "limits": {"continuation_bytes": 0},  # the same
         "policies": {"warm": WARM},
         "active": "warm",
         "seed": 1,
@@ -232,11 +243,19 @@ async def _router(
 
 
 @asynccontextmanager
-async def _router_process(config: Json, folder: Path) -> AsyncIterator[RouterProcess]:
+async def _router_process(
+    config: Json, folder: Path, *words: str, passed: Sequence[socket.socket] = (), env: Mapping[str, str] | None = None
+) -> AsyncIterator[RouterProcess]:
     file = folder / "router.yaml"
     file.write_text(json.dumps({"listen": LOCAL, "admin": LOCAL} | config))  # JSON is YAML
+    command = ["-m", "router", "serve", "--config", str(file), *words]
+    fds = [one.fileno() for one in passed]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "serve", "--config", str(file)), cwd=ROOT, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, *(("-c", PASS_SOCKETS, json.dumps(fds)) if fds else ()), *command),
+        cwd=ROOT,
+        stderr=asyncio.subprocess.PIPE,
+        pass_fds=fds,
+        env=os.environ | dict(env or {}),
     )
     log = bytearray()
     reading = asyncio.create_task(_collect(process, log))
@@ -280,9 +299,11 @@ def router_of_module() -> Callable[..., AbstractAsyncContextManager[Router]]:
 
 
 @pytest.fixture
-def router_process(tmp_path: Path) -> Callable[[Json], AbstractAsyncContextManager[RouterProcess]]:
-    """`router_process(config)`: yields when it is ready; killed at the end unless it has ended by itself."""
-    return lambda config: _router_process(config, tmp_path)
+def router_process(tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[RouterProcess]]:
+    """`router_process(config, *words, passed=[socket], env={})`: yields when it is ready; killed at the end unless it
+    has ended by itself.
+    """
+    return lambda config, *words, **how: _router_process(config, tmp_path, *words, **how)
 
 
 @pytest.fixture

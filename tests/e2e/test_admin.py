@@ -154,6 +154,25 @@ async def test_a_drained_instance_finishes_what_it_has_and_gets_nothing_new(rout
         assert await r.metric("warmroute_instance_state", instance=a.address, state="ready") == 1
 
 
+@pytest.mark.parametrize("told_by", ["the operator", "its event"])
+async def test_what_an_engine_of_other_weights_held_is_forgotten(router: Any, told_by: str) -> None:
+    async with engine(events=told_by == "its event") as fake, router([fake]) as r:
+        await r.post(CHAT, chat("old weights"))
+        await r.hear()
+        before = await r.record(await r.post(CHAT, chat("old weights")))
+        await r.hear()
+        assert before["attempts"][0]["expected_tokens"] > 0
+        await r.http.post(f"{fake.url}/reset_prefix_cache")
+        if told_by == "the operator":
+            answer = await r.admin.post(f"/admin/instances/{fake.address}/weights-changed")
+            assert answer.json() == {"id": fake.address}
+        else:  # vLLM publishes events with its next step, this one too
+            await r.http.post(fake.url + CHAT, json=chat("anything else", max_tokens=1))
+            await r.hear()
+        after = await r.record(await r.post(CHAT, chat("old weights")))
+        assert after["attempts"][0]["expected_tokens"] == after["cached_tokens"] == 0
+
+
 async def test_what_is_not_there(routed: Any) -> None:
     for method, path in (
         ("GET", "/admin/records/none"),

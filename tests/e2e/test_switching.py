@@ -194,7 +194,7 @@ async def test_what_needs_a_restart_is_said_and_not_done(
             await until(lambda: active_is(r, "turns"))
             assert (await told(r))["needs_restart"] == []
 
-            replace(file, json.dumps(changed | {"active": "calm", "limits": {"grace_s": 1.5}}))
+            replace(file, json.dumps(changed | {"active": "calm", "limits": changed["limits"] | {"grace_s": 1.5}}))
             await until(lambda: active_is(r, "calm"))
             assert (await told(r))["needs_restart"] == ["limits.grace_s"]
             assert b"changes of these keys need a restart: limits.grace_s" in r.log

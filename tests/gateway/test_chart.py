@@ -30,6 +30,7 @@ SECRETS = {
     "engines-key": {"api-key": "sk-engines"},
     "clients": {"keys.txt": f"{'a' * 64}  team-search\n"},
     "index": {"secret": "0123456789"},
+    "mesh": {"secret": "0123456789abcdef"},
     "hub": {"token": "hf-token"},
     "front-tls": {"tls.crt": (TLS / "cert.pem").read_text(), "tls.key": (TLS / "key.pem").read_text()},
 }
@@ -44,6 +45,7 @@ EVERYTHING: Json = {
         "engineApiKey": {"name": "engines-key"},
         "clientKeys": {"name": "clients", "key": "keys.txt"},
         "indexKey": {"name": "index"},
+        "replicas": {"name": "mesh"},
         "huggingFaceToken": {"name": "hub"},
         "tls": {"name": "front-tls"},
     },
@@ -129,6 +131,13 @@ def test_the_router_takes_its_files(chart: Helm, values: Json, tmp_path: Path, m
     if mode == "gateway":
         assert picker is not None
         assert (listed.pop("grpc"), listed.pop("grpc-health")) == (picker.port, picker.health_port)
+    replicas = read.config.replicas
+    assert (replicas is not None) == ("replicas" in values.get("secrets", {}))
+    if replicas is not None:
+        assert replicas.dns == "warmroute-replicas.llm.svc"
+        assert listed.pop("replicas") == replicas.port
+        found_by = rendered.find("Service", "warmroute-replicas")
+        assert found_by["spec"]["publishNotReadyAddresses"]
     assert not listed
     assert (picker is None) == (mode == "proxy")
     assert read.config.admin.host == "127.0.0.1"
@@ -244,7 +253,14 @@ def test_only_clients_and_prometheus_reach_the_pod(chart: Helm) -> None:
     assert to_all == {"ports": [{"protocol": "TCP", "port": 8000}]}
     assert [port["port"] for port in metrics["ports"]] == [9090]
     assert metrics["from"][0]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
-    (to_some, _) = chart.template(EVERYTHING).find("NetworkPolicy")["spec"]["ingress"]
+    (to_some, to_replicas, _) = chart.template(EVERYTHING).find("NetworkPolicy")["spec"]["ingress"]
+    assert to_replicas["from"] == [
+        {
+            "podSelector": {
+                "matchLabels": {"app.kubernetes.io/name": "warmroute", "app.kubernetes.io/instance": "warmroute"}
+            }
+        }
+    ]
     assert to_some["from"] == [{"podSelector": {"matchLabels": {"app": "gateway"}}}]
 
 

@@ -10,6 +10,7 @@ from router.app import App
 from router.backends.discovery.discovery import StaticDiscovery
 from router.backends.discovery.dns import DnsDiscovery
 from router.backends.discovery.file import FileDiscovery
+from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
 from router.clock import ManualClock
 from router.config import schema
 from router.config.sections.discovery import DnsConfig
@@ -22,8 +23,10 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.wiring import (
     build_configured_policies,
     build_discoveries,
+    build_replica_discovery,
     build_scheduler,
     build_tokenization,
+    choose_seed,
     resolve_key_secret,
 )
 from tests.fakes.engines import eventually
@@ -99,6 +102,48 @@ def test_or_a_snapshots_so_that_its_keys_mean_something(monkeypatch: pytest.Monk
     monkeypatch.setenv("KEY_SECRET", "warmroute-production-1")
     given = config(index={"key_secret_env": "KEY_SECRET"})
     assert resolve_key_secret(given, SavedIndex(77, [])) == resolve_key_secret(given)
+
+
+def test_replicas_have_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they name sessions by the same pseudonyms, whatever snapshots they had."""
+    monkeypatch.setenv("SHARED", "0123456789abcdef")
+    replica = config(replicas={"peers": ["10.0.0.1:9004"], "secret_env": "SHARED"})
+    assert resolve_key_secret(replica) == resolve_key_secret(replica, SavedIndex(77, []))
+    monkeypatch.setenv("KEY_SECRET", "warmroute-production-1")
+    given = replica.model_copy(update={"index": schema.IndexConfig(key_secret_env="KEY_SECRET")})
+    assert resolve_key_secret(given) == resolve_key_secret(config(index={"key_secret_env": "KEY_SECRET"}))
+
+
+def test_replicas_with_the_same_seed_draw_differently() -> None:
+    """Else all of them would send their next request to the same of several equal targets."""
+
+    def replica(port: int, seed: int | None = 7) -> schema.Config:
+        return config(seed=seed, replicas={"peers": ["10.0.0.1:9004"], "secret_env": "SHARED", "port": port})
+
+    assert choose_seed(config(seed=7)) == 7
+    assert choose_seed(replica(9004)) == choose_seed(replica(9004))  # the same after a restart
+    assert len({7, choose_seed(replica(9004)), choose_seed(replica(9005)), choose_seed(replica(9004, 8))}) == 4
+    assert choose_seed(replica(9004, None)) != choose_seed(replica(9004, None))
+
+
+def test_replicas_are_listed_or_found_by_name_or_by_labels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def built(**where: object) -> object:
+        section = {"secret_env": "SHARED", "port": 9014} | where
+        api = {"url": "https://10.0.0.1", "token_file": str(tmp_path / "token")}
+        kubernetes = {"namespace": "llm", "selector": "app=vllm", "api": api}
+        return build_replica_discovery(config(replicas=section, fleet={"kubernetes": kubernetes}), ManualClock(0.0))
+
+    assert build_replica_discovery(config(), ManualClock(0.0)) is None
+    assert built(peers=["10.0.0.1:9004"]) is None
+    by_name, by_labels = built(dns="routers.llm.svc"), built(selector="app=warmroute")
+    assert isinstance(by_name, DnsDiscovery)
+    assert (by_name._config.name, by_name._config.port) == ("routers.llm.svc", 9014)
+    assert isinstance(by_labels, KubernetesDiscovery)
+    assert (by_labels._config.selector, by_labels._config.ports, by_labels._namespace) == (
+        "app=warmroute",
+        [9014],
+        "llm",
+    )
 
 
 # its own life

@@ -38,7 +38,7 @@ NIXL_PREFILL = msgspec.json.encode(
 
 _ONE, _TRUE, _FALSE = Raw(b"1"), Raw(b"true"), Raw(b"false")
 _NO = frozenset((b"null", b"false", b"0"))
-_DROPPED = frozenset(("stream_options", "min_tokens", "stop", "stop_token_ids", "stop_sequences"))
+_DROPPED = frozenset(("stream_options", "return_token_ids", "min_tokens", "stop", "stop_token_ids", "stop_sequences"))
 _ENDLESS = {"ignore_eos": _TRUE}
 _SET: dict[Endpoint, dict[str, Raw]] = {
     Endpoint.CHAT: {"max_tokens": _ONE, **_ENDLESS},

@@ -105,6 +105,13 @@ def read_tokenize(body: bytes) -> array[int] | None:
         return None
 
 
+def read_detokenize(body: bytes) -> str | None:
+    """Return the text of `POST /detokenize`; `None` if it cannot be read."""
+    answer = _json(body)
+    text = answer.get("prompt") if isinstance(answer, dict) else None
+    return text if isinstance(text, str) else None
+
+
 def _json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)

@@ -66,7 +66,8 @@ def show_audit(answer: Answer) -> RenderableType:
     for entry in answer["entries"]:
         why = entry.get("why") or "; ".join((entry.get("plan") or [])[:1]) or MISSING
         what = entry["what"] + (f" {entry['arm']}" if entry.get("arm") else "")
-        rows.append((format_time(entry["at_wall_s"]), entry["who"], what, why))
+        who = entry["who"] + (f" at {entry['replica']}" if entry.get("replica") else "")
+        rows.append((format_time(entry["at_wall_s"]), who, what, why))
     return render(make_grid("", ("when", "who", "what", "plan or reason"), rows, labels=4))
 
 

@@ -66,6 +66,11 @@ PortOption = Annotated[
 AdminPortOption = Annotated[
     int | None, typer.Option(min=0, max=65535, help="admin port, replaces `admin.port`; 0: the system chooses")
 ]
+TAKE_OVER = typer.Option(
+    "--take-over",
+    help="replace the router that runs at this address, if there is one: it stops when this one is ready",
+)
+TakeOverOption = Annotated[bool, TAKE_OVER]
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="processes on the public port, replaces `workers`")]
 LogOption = Annotated[
     Path | None, typer.Option("--decision-log", help="folder for a log of every decision", file_okay=False)
@@ -80,15 +85,16 @@ def serve(
     admin_port: AdminPortOption = None,
     workers: WorkersOption = None,
     tokenizer: TokenizerOption = None,
+    take_over: TakeOverOption = False,
 ) -> None:
     """Run the router in front of the engines at these URLs, or of those that a configuration names."""
     import uvloop
 
-    from router.app import serve as serve_router
+    from router.cli.serve.run import serve_router
 
     settings = _override(_settings_of(urls or [], config, tokenizer or []), policy, port, admin_port, workers)
     log_to_stderr(settings.log.level, settings.log.format, access=settings.log.access)
-    uvloop.run(serve_router(settings, file=config))
+    uvloop.run(serve_router(settings, file=config, take_over=take_over))
 
 
 def picker(
@@ -96,17 +102,18 @@ def picker(
     policy: PolicyOption = None,
     port: PortOption = None,
     admin_port: AdminPortOption = None,
+    take_over: TakeOverOption = False,
 ) -> None:
     """Run the endpoint picker of a gateway (Envoy ext_proc); the public port serves /health, /ready and /metrics."""
     import uvloop
 
-    from router.app import serve as serve_router
+    from router.cli.serve.run import serve_router
     from router.config.sections.listeners import PickerConfig
 
     settings = _override(_settings_of([], config, []), policy, port, admin_port, 1)
     settings = settings.model_copy(update={"picker": settings.picker or PickerConfig()})
     log_to_stderr(settings.log.level, settings.log.format, access=settings.log.access)
-    uvloop.run(serve_router(settings, file=config, only_picker=True))
+    uvloop.run(serve_router(settings, file=config, only_picker=True, take_over=take_over))
 
 
 def fleet(
@@ -204,7 +211,7 @@ def _override(
 
 
 async def _serve_simulated(settings: Config, spec: EmbeddedFleetConfig, file: Path | None) -> None:
-    from router.app import serve as serve_router
+    from router.cli.serve.run import serve_router
     from router.config.schema import InstanceConfig, TokenizerSource
     from router.testbed.emulator.supervisor import EmbeddedFleet
     from router.testbed.emulator.vocabulary import DATA
@@ -222,7 +229,7 @@ async def _serve_simulated(settings: Config, spec: EmbeddedFleetConfig, file: Pa
 
 async def _serve_stack(settings: Config, running: RunningStack, file: Path) -> None:
     """Serve until the router is stopped. Raises StackFailed when one of the stack's processes ends by itself."""
-    from router.app import serve as serve_router
+    from router.cli.serve.run import serve_router
     from router.testbed.local_stack.supervisor import build_router_config
 
     try:

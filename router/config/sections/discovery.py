@@ -9,6 +9,7 @@ from pydantic import Field
 from router.config.sections.base import BaseUrl, PathName, Seconds, Section
 
 TcpPort = Annotated[int, Field(ge=1, le=65535)]
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$", max_length=253)]
 
 
 class DiscoveredEngines(Section):
@@ -25,7 +26,7 @@ class DiscoveredEngines(Section):
 
 
 class DnsConfig(DiscoveredEngines):
-    name: str = Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$", max_length=253)
+    name: HostName
     """host name whose addresses are the engines, such as a headless Service; each IPv4 address is one, the IPv6
     addresses are used where there is no other. With `port: null`, the name of SRV records
     (_http._tcp.vllm.llm.svc.cluster.local)"""

@@ -74,8 +74,8 @@ class AdminTokenConfig(Section):
     hash: str = Field(pattern="^[0-9a-fA-F]{64}$")
     """sha256 of the token in hex (`printf %s TOKEN | sha256sum`)"""
     rights: list[Literal["read", "write", "override"]] = ["read"]
-    """read: all GET endpoints and explain; write: drain instances, change policies and experiments; override: choose
-    the policy of a single request by header"""
+    """read: all GET endpoints and explain; write: drain instances, forget their caches, change policies and
+    experiments; override: choose the policy of a single request by header"""
 
 
 class AdminConfig(Section):
@@ -137,6 +137,10 @@ class LimitsConfig(Section):
     """retries allowed at once beyond `retry_ratio`"""
     grace_s: Seconds = 30.0
     """time that requests in progress have to finish after SIGTERM, seconds"""
+    continuation_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
+    """memory for the token ids of streamed answers, bytes (about 6 per token of prompt and answer), or for the text of
+    those without ids, with which another engine carries an answer on when its own fails in the middle; what does not
+    fit breaks off as without; 0: no answer is carried on"""
     responses_kept: Positive = 10_000
     """stored response ids whose target is remembered; the oldest are forgotten first"""
 

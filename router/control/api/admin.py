@@ -77,9 +77,41 @@ class WorkerList(BaseModel):
     workers: list[WorkerShape]
 
 
+class WarmUpShape(OpenShape):
+    id: str
+    end: str | None
+
+
+class PreloadedPrefixShape(OpenShape):
+    target: str
+    reason: str
+
+
+class PreloadsShape(OpenShape):
+    saved_ms: float | None
+    warmups: list[WarmUpShape]
+    handoffs: list[WarmUpShape]
+    prefixes: list[PreloadedPrefixShape]
+
+
+class ReplicaShape(OpenShape):
+    address: str | None
+    run: str | None
+    own: bool
+    up: bool
+
+
+class ReplicaList(BaseModel):
+    replicas: list[ReplicaShape]
+
+
 class DrainAnswer(BaseModel):
     id: str
     draining: bool
+
+
+class CacheForgottenAnswer(BaseModel):
+    id: str
 
 
 class ErrorDetail(BaseModel):
@@ -125,7 +157,7 @@ def admin_app(
     guard = AdminGuard(tokens)
     read, write = Depends(guard.require("read")), Depends(guard.require("write"))
     _add_status_routes(app, status, [read])
-    _add_drain_routes(app, status, [write])
+    _add_instance_routes(app, status, [write])
     add_record_routes(app, status, explainer, [read], _describe_errors)
     add_policy_routes(app, control, read, write, DESCRIBED)
     add_live_routes(app, feed, [read], guard.rights, NOT_THERE)
@@ -161,12 +193,26 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
         """Return the processes that answer requests: pid, run (the start of its records' ids), policies in force."""
         return WorkerList.model_validate({"workers": status.describe_workers()})
 
+    @app.get("/admin/replicas", dependencies=read)
+    async def replicas() -> ReplicaList:
+        """Return the routers that share load, sessions and drains with this one: by configured address the run that
+        answers there (the start of its records' ids), whether it is heard, lag and bytes. Empty without `replicas`.
+        """
+        return ReplicaList.model_validate({"replicas": [one._asdict() for one in status.describe_replicas()]})
+
     @app.get("/admin/admission", dependencies=read)
     async def admission() -> ModelAdmissionList:
         """Return the rule in force, and by model live sessions, their contexts, the capacity, the queues' lengths, and
         position and wait of the first 100 waiting requests.
         """
         return ModelAdmissionList.model_validate(status.describe_admission())
+
+    @app.get("/admin/preloads", dependencies=read)
+    async def preloads() -> PreloadsShape:
+        """Return what was loaded into engines ahead of the requests for it, the newest first, what the first requests
+        for it hit, and the last warm-up and hand-off of each instance that had one.
+        """
+        return PreloadsShape.model_validate(status.describe_preloads())
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:
@@ -175,10 +221,12 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
         return PoolShape.model_validate({"configured": description is not None, **(description or {})})
 
 
-def _add_drain_routes(app: FastAPI, status: Status, write: list[Any]) -> None:
+def _add_instance_routes(app: FastAPI, status: Status, write: list[Any]) -> None:
     @app.post("/admin/instances/{id}/drain", dependencies=write, responses=NOT_THERE)
     async def drain(id: Identifier) -> DrainAnswer:
-        """Drain an instance: it finishes its requests and gets no new ones."""
+        """Drain an instance: it finishes its requests and gets no new ones. With `preload.drain` it is handed off
+        before, and a second call drains it at once.
+        """
         return _set_draining(status, id, True)
 
     @app.post("/admin/instances/{id}/undrain", dependencies=write, responses=NOT_THERE)
@@ -186,11 +234,24 @@ def _add_drain_routes(app: FastAPI, status: Status, write: list[Any]) -> None:
         """Stop draining an instance: it gets requests again."""
         return _set_draining(status, id, False)
 
+    @app.post("/admin/instances/{id}/weights-changed", dependencies=write, responses=NOT_THERE)
+    async def weights_changed(id: Identifier) -> CacheForgottenAnswer:
+        """Forget what the index believes the instance to hold: its weights were replaced while it runs. Its own event
+        AllBlocksCleared does the same. Entries of the shared pool are not touched.
+        """
+        if not status.forget_cache(id):
+            raise _no_instance()
+        return CacheForgottenAnswer(id=id)
+
 
 def _set_draining(status: Status, instance: str, on: bool) -> DrainAnswer:
     if not status.drain(instance, on):
-        raise NotFound("no such instance", param="id", code="unknown_instance")
+        raise _no_instance()
     return DrainAnswer(id=instance, draining=on)
+
+
+def _no_instance() -> NotFound:
+    return NotFound("no such instance", param="id", code="unknown_instance")
 
 
 class AdminGuard:

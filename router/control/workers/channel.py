@@ -18,7 +18,8 @@ from typing import cast
 import msgspec
 
 from router.control.workers import messages
-from router.control.workers.messages import AnyMessage, Message, ShareOf
+from router.control.workers.messages import AnyMessage, Message
+from router.control.workers.outbox import Outbox, ShareOf
 
 log = logging.getLogger("warmroute.workers")
 
@@ -35,7 +36,7 @@ class Channel(asyncio.Protocol):
         self._on_message = on_message
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._outbox = messages.Outbox(share_of, self._wake)
+        self._outbox = Outbox(share_of, self._wake)
         self._frames = messages.FrameReader()
         self._transport: asyncio.Transport | None = None
         self._queries: dict[int, asyncio.Future[bytes]] = {}

@@ -1,13 +1,16 @@
 """Requests of an experiment that followers answer, counted by the leader's experiment as if they were its own.
 
     follower    SyncedExperiment    takes the place of the running experiment and passes everything to the leader
-    leader      FollowerRequests    keeps a record per request, as far as an experiment reads it, until it has ended
+    leader      ReportedRequests    keeps a record per request, as far as an experiment reads it, until it has ended
 
 Begins and first bytes are sent as they happen, because bets and limits depend on waiting times and on the order of
 units. The open requests of a worker that died count as if their clients had left: the arm is not to blame.
 """
 
 from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
 
 from router.clock import Clock
 from router.config.sections.experiment import ExperimentConfig
@@ -17,6 +20,8 @@ from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, AttemptEnd, Record, Stages
 from scorers.contract import Row, Speed, View
+
+Owner = TypeVar("Owner", bound=Hashable)
 
 NO_STAGES = Stages()
 NO_SPEED = Speed(0.0, 0.0, 0.0, 0, None, None, None, None)
@@ -40,56 +45,71 @@ class SyncedExperiment(RunningExperiment):
             self._broadcast.send(RequestAnswered(record.number, record.ttft_ms))
 
     def end_request(self, record: Record) -> None:
-        self._broadcast.send(
-            RequestEnded(
-                record.number,
-                record.attempts[-1].end if record.attempts else None,
-                record.target,
-                record.status,
-                record.ttft_ms,
-                record.duration_ms,
-                record.prompt_tokens,
-                record.cached_tokens,
-            )
-        )
+        self._broadcast.send(describe_end(record))
 
 
-class FollowerRequests:
-    """Requests in progress in followers, for the leader's experiment."""
+class ReportedRequests(Generic[Owner]):
+    """Requests in progress elsewhere, by who answers them and by their numbers there. An owner is a follower's number
+    or the run id of another replica. Their records get `numbers`, which no other requests of this process have.
+    """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, numbers: Iterator[int]) -> None:
         self._clock = clock
-        self._running: dict[int, tuple[int, Record]] = {}  # follower and record, by the request's number
+        self._numbers = numbers
+        self._running: dict[Owner, dict[int, Record]] = {}
 
-    def begin(self, follower: int, message: RequestBegan, experiment: RunningExperiment) -> None:
-        record = Record("", message.number, message.arrived_s, 0.0, "", "", False, "", None, NO_STAGES)
+    def begin(self, owner: Owner, number: int, arrived_s: float) -> Record:
+        """Return the record of a request that has begun, for the experiment."""
+        record = Record("", next(self._numbers), arrived_s, 0.0, "", "", False, "", None, NO_STAGES)
         record.attempts = []
-        self._running[message.number] = follower, record
-        experiment.begin_request(message.arm, message.unit, record)
+        self._running.setdefault(owner, {})[number] = record
+        return record
 
-    def answer(self, message: RequestAnswered) -> None:
-        if (running := self._running.get(message.number)) is not None:
-            running[1].ttft_ms = message.ttft_ms
+    def apply(
+        self, owner: Owner, message: RequestAnswered | RequestEnded, experiment: RunningExperiment | None
+    ) -> None:
+        """Note what became of a request; ignored if its beginning was not reported."""
+        if isinstance(message, RequestEnded):
+            self._end(owner, message, experiment)
+        elif (record := self._running.get(owner, {}).get(message.number)) is not None:
+            record.ttft_ms = message.ttft_ms
+            if experiment is not None:
+                experiment.first_byte(record)
 
-    def end(self, message: RequestEnded, experiment: RunningExperiment | None) -> None:
-        if (running := self._running.pop(message.number, None)) is None:
+    def _end(self, owner: Owner, message: RequestEnded, experiment: RunningExperiment | None) -> None:
+        if (record := self._running.get(owner, {}).pop(message.number, None)) is None:
             return
-        record = running[1]
         record.status, record.ttft_ms, record.duration_ms = message.status, message.ttft_ms, message.duration_ms
         record.prompt_tokens, record.cached_tokens = message.prompt_tokens, message.cached_tokens
+        record.uncontinued = message.uncontinued
         if message.target is not None and message.end is not None:
             record.attempts.append(_create_attempt(message.target, message.end))
         record.done = True
         if experiment is not None:
             experiment.end_request(record)
 
-    def drop_worker(self, follower: int, experiment: RunningExperiment | None) -> None:
-        """End the open requests of a follower that died."""
-        for number, (owner, record) in list(self._running.items()):
-            if owner == follower:
-                waited_ms = (self._clock.now() - record.arrived_s) * 1e3
-                end = RequestEnded(number, "client_gone", "", None, record.ttft_ms, waited_ms, None, None)
-                self.end(end, experiment)
+    def drop(self, owner: Owner, experiment: RunningExperiment | None) -> None:
+        """End the open requests of one that is gone."""
+        for number, record in list(self._running.get(owner, {}).items()):
+            waited_ms = (self._clock.now() - record.arrived_s) * 1e3
+            end = RequestEnded(number, "client_gone", "", None, record.ttft_ms, waited_ms, None, None)
+            self._end(owner, end, experiment)
+        self._running.pop(owner, None)
+
+
+def describe_end(record: Record) -> RequestEnded:
+    """Return the outcome of a request as a message."""
+    return RequestEnded(
+        record.number,
+        record.attempts[-1].end if record.attempts else None,
+        record.target,
+        record.status,
+        record.ttft_ms,
+        record.duration_ms,
+        record.prompt_tokens,
+        record.cached_tokens,
+        record.uncontinued,
+    )
 
 
 def _create_attempt(target: str, end: AttemptEnd) -> Attempt:

@@ -16,6 +16,7 @@ import msgspec
 
 from router.clock import Clock
 from router.config.schema import Config
+from router.config.sections.preload import PreloadConfig
 from router.control.record_detail import Others, describe_in_full
 from router.control.workers import messages, metrics_merge
 from router.control.workers.admission import SyncedAdmission
@@ -48,7 +49,7 @@ class LocalState(NamedTuple):
     metrics: Metrics
     clock: Clock
 
-    def apply(self, message: messages.SessionMoved | messages.SessionAnswered | messages.ResponseStored) -> None:
+    def apply(self, message: messages.SessionMessage | messages.EngineMessage | messages.BlocksSent) -> None:
         match message:
             case messages.SessionMoved():
                 self.scheduler.apply_session(message)
@@ -56,6 +57,16 @@ class LocalState(NamedTuple):
                 self.scheduler.apply_progress(message)
             case messages.ResponseStored():
                 self.scheduler.apply_response(message)
+            case messages.BlocksSent():
+                self.scheduler.apply_sent(message)
+            case messages.PredictionChecked():
+                self.scheduler.apply_finding(message)
+            case messages.BreakerMoved():
+                self.scheduler.apply_breaker(message)
+            case messages.InstanceSuspected(instance):
+                self.scheduler.suspect(instance)
+            case messages.CacheForgotten(instance):
+                self.scheduler.apply_forgotten(instance)
 
     async def encode_families(self) -> bytes:
         """Encode the counters as of now; the encoding runs in a thread."""
@@ -82,13 +93,12 @@ class LocalState(NamedTuple):
 class FollowerWorker:
     """A follower's channel to its leader, and what it does with the messages.
 
-    Messages that arrive before `attach` wait for it. `stopping` is set when the worker has to stop; `stops_alone` is
-    False when the leader stops all workers.
+    Messages that arrive before `attach` wait for it. `stopping` is set when the worker has to stop.
     """
 
     def __init__(self, tasks: Tasks) -> None:
         self.stopping = asyncio.Event()
-        self.stops_alone = True
+        self.idle_s: float | None = None  # that the leader gives connections to end; None: it did not ask to stop
         self._tasks = tasks
         self._channel: Channel
         self._local: LocalState | None = None
@@ -114,6 +124,11 @@ class FollowerWorker:
         """Report to the leader that this worker accepts connections."""
         assert self._local is not None
         self.send(messages.WorkerUp(self._local.run_id, os.getpid()))
+
+    def announce_stop(self) -> None:
+        """Report to the leader that this worker accepts no more connections."""
+        self.send(messages.WorkerStopping())
+        self.flush()
 
     async def scrape(self, form: PageForm = "text") -> bytes:
         """Return the metrics page of all workers, or of this one alone when the leader does not answer."""
@@ -153,7 +168,7 @@ class FollowerWorker:
         if isinstance(message, messages.StartMessage):
             self._start.set_result(message)
         elif isinstance(message, messages.StopMessage):
-            self.stops_alone = False
+            self.idle_s = message.idle_s
             self.stopping.set()
         elif self._local is None:
             self._waiting.append(message)
@@ -166,8 +181,18 @@ class FollowerWorker:
                 local.scheduler.apply_load(TargetId(target), share)
             case messages.SessionMoved() | messages.SessionAnswered() | messages.ResponseStored():
                 local.apply(message)
+            case (
+                messages.BlocksSent()
+                | messages.PredictionChecked()
+                | messages.BreakerMoved()
+                | messages.InstanceSuspected()
+                | messages.CacheForgotten()
+            ):
+                local.apply(message)
             case messages.DrainMessage(instance, on):
                 local.scheduler.apply_drain(instance, on)
+            case messages.PrefixPreloaded() | messages.PreloadSettled():
+                local.scheduler.apply_preload(message)
             case messages.AdmissionVerdict():
                 self._admission.on_verdict(message)
             case messages.PolicyRule():
@@ -228,12 +253,13 @@ def dump_follower_config(config: Config, seed: int, policy_set: PolicySet) -> st
     """Return the configuration of a follower as JSON: without what only the leader does (file watch, audit log).
 
     Policies are inline instead of read again, since the files may have changed meanwhile. All workers share one memory
-    budget. The index snapshot is read by every worker but saved only by the leader.
+    budget. Only the leader loads prefixes ahead. The index snapshot is read by every worker but saved only by the
+    leader.
     """
     tokens = config.tokens.model_copy(update={"memory_bytes": config.tokens.memory_bytes // config.workers})
     admin = config.admin.model_copy(update={"audit_file": None})
-    changes = {"tokens": tokens, "admin": admin, "seed": seed, "watch": False}
+    changes = {"tokens": tokens, "admin": admin, "seed": seed, "watch": False, "replicas": None}
     policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
     changes |= {"policies_dir": None, "policies": policies, "active": policy_set.active, "experiment": None}
-    changes |= {"admission": policy_set.admission}
+    changes |= {"admission": policy_set.admission, "preload": PreloadConfig()}
     return config.model_copy(update=changes).model_dump_json()

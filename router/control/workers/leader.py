@@ -3,6 +3,9 @@
 The workers form a star: a follower's message goes through the leader to all others. The leader answers requests like
 any other worker, and it alone has the admin API, the configuration files, the guard and the audit log. Metrics of any
 worker, and records from the admin API, cover all workers.
+
+With other replicas (`control/replicas`), the leader reports the bookings of all its workers to them as its own, and
+what they report to its followers as if it were its own. So each replica is one router to the others.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -25,17 +28,22 @@ from router.control.record_detail import Others
 from router.control.workers import messages, metrics_merge
 from router.control.workers.admission import FollowerAdmissions
 from router.control.workers.channel import Channel
-from router.control.workers.experiment import FollowerRequests
+from router.control.workers.experiment import ReportedRequests
 from router.control.workers.follower import LocalState, dump_follower_config
-from router.control.workers.messages import AnyMessage, Message
+from router.control.workers.history import list_history
+from router.control.workers.loads import ReportedLoads
+from router.control.workers.member import FollowerMember, describe_follower
+from router.control.workers.messages import AnyMessage, Message, Replicas
 from router.control.workers.metrics_merge import MetricFamily
 from router.control.workers.scheduler import make_rule
 from router.control.workers.supervisor import WorkerSupervisor
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
+from router.proxy.listener import HttpListener
 from router.request.admission.waiting import AdmissionQueues
 from router.tasks import Tasks
 from router.telemetry.metrics.exposition import PageForm
+from router.telemetry.metrics.snapshot import ReplicaReport
 from router.telemetry.recent_records import RecordQuery
 from router.telemetry.request_flow import FlowUpdate, TargetRequest
 from router.telemetry.shared_prefixes import SharedPrefix
@@ -47,53 +55,7 @@ POLL_S = 0.005
 PING_PAUSE_S = 2.0
 PING_TIMEOUT_S = 3.0
 MISSED_PINGS = 2  # in a row, then a follower is replaced; one may be missed because the leader itself was stopped
-HISTORY_SLICE = 2_000  # sessions and responses sent to a new follower without a pause: about a millisecond
-
-
-@dataclass
-class FollowerMember:
-    """One follower, from its start to its end."""
-
-    number: int
-    channel: Channel
-    run: str | None = None  # None: it does not accept connections yet
-    version: int = 0  # of the policy rule that it has in force
-    digests: dict[str, str] = field(default_factory=dict)
-    trouble: str | None = None  # why it could not apply the newest rule
-    families: list[MetricFamily] = field(default_factory=list)  # its counters, as last received
-    missed_pings: int = 0  # in a row
-
-
-class WorkerLoads:
-    """Bookings of every follower by target. The leader's own are not in it, but in its own load books."""
-
-    def __init__(self) -> None:
-        self._shares: dict[TargetId, dict[int, WorkerShare]] = {}  # by target, then by follower's number
-
-    def put(self, follower: int, target: TargetId, share: WorkerShare) -> None:
-        """Replace the bookings of `target` by `follower`."""
-        shares = self._shares.setdefault(target, {})
-        if any(share):
-            shares[follower] = share
-            return
-        shares.pop(follower, None)
-        if not shares:
-            del self._shares[target]
-
-    def total(self, target: TargetId, excluding: int | None = None) -> WorkerShare:
-        """Return the bookings of `target` by all followers, except the one numbered `excluding`."""
-        total = NO_SHARE
-        for number, share in self._shares.get(target, {}).items():
-            if number != excluding:
-                total = share if total is NO_SHARE else total.plus(share)
-        return total
-
-    def drop(self, follower: int) -> list[TargetId]:
-        """Remove the bookings of a follower that ended, and return their targets."""
-        targets = [target for target, shares in self._shares.items() if follower in shares]
-        for target in targets:
-            self.put(follower, target, NO_SHARE)
-        return targets
+SPREAD_S = 0.01
 
 
 class LeaderWorker:
@@ -103,46 +65,127 @@ class LeaderWorker:
         self._tasks = tasks
         self._local: LocalState
         self._members: dict[int, FollowerMember] = {}  # connected followers, by number
-        self._loads = WorkerLoads()
-        self._requests = FollowerRequests(clock)
+        self._loads = ReportedLoads[int]()  # of followers, by number
+        self._replica_loads = ReportedLoads[str]()  # of other replicas, by run id
+        self._unspread: set[TargetId] = set()  # with bookings of other replicas that are not applied yet
+        self._replicas: Replicas | None = None
+        self._accept_for: Callable[[int, bool], None] = lambda number, on: None  # before `start`
+        self._requests = ReportedRequests[int](clock, count(-1, -2))  # `SharedExperiments` has the others below 0
         self._admissions: FollowerAdmissions
         self._ended: list[MetricFamily] = []  # counters of followers that ended
         self._supervisor = WorkerSupervisor(self._on_start, clock, tasks)
 
     def attach(self, local: LocalState, queues: AdmissionQueues) -> None:
-        """Apply messages of followers to `local`, and let their requests begin as `queues` decide. Call it before
-        `start`.
-        """
+        """Apply messages of followers to `local`; their requests begin as `queues` decide. Call it before `start`."""
         self._local = local
         self._admissions = FollowerAdmissions(queues, self._tasks)
 
-    def start(self, port: int) -> None:
-        """Start the followers; all workers listen on `port`."""
-        self._config = self._config.model_copy(update={"listen": self._config.listen.model_copy(update={"port": port})})
-        self._supervisor.start(self._config.workers - 1)
+    async def join_replicas(self) -> None:
+        """Start the exchange with other replicas, if there are any (`Replicas.start`). Call it before engines join."""
+        if self._replicas is not None:
+            await self._replicas.start()
+
+    async def leave_replicas(self) -> None:
+        """End it, and free its port."""
+        if self._replicas is not None:
+            await self._replicas.close()
+
+    def start(self, listener: HttpListener) -> None:
+        """Start the followers, which listen where `listener` does."""
+        self._accept_for = listener.serve_for
+        listen = self._config.listen.model_copy(update={"port": listener.port})
+        self._config = self._config.model_copy(update={"listen": listen})
+        self._supervisor.start(self._config.workers - 1, listener.sockets_of)
         self._tasks.supervise("pings", self._ping_followers)
 
-    def announce_stop(self) -> None:
-        """Ask all followers to finish their requests and exit."""
+    def announce_stop(self, idle_s: float) -> None:
+        """Ask all followers to finish their requests and exit; see `StopMessage`."""
         self._supervisor.stop_restarting()
-        self.send(messages.StopMessage())
+        self._send_to_followers(messages.StopMessage(idle_s))
 
     async def stop(self, timeout_s: float) -> None:
         await self._supervisor.stop(timeout_s)
+        await self.leave_replicas()
 
     # Broadcast
 
     def report_load(self, target: TargetId) -> None:
         for member in self._members.values():
             member.channel.report_load(target)
+        if self._replicas is not None:
+            self._replicas.report_load(target)
 
     def send(self, message: Message) -> None:
-        for member in self._members.values():
-            member.channel.send(message)
+        self._send_to_followers(message)
+        if self._replicas is not None:
+            self._replicas.send(message)
 
     def flush(self) -> None:
         for member in self._members.values():
             member.channel.flush()
+        if self._replicas is not None:
+            self._replicas.flush()
+
+    def _send_to_followers(self, message: Message, but: int | None = None) -> None:
+        """Send a message to all followers but that number."""
+        for number, member in self._members.items():
+            if number != but:
+                member.channel.send(message)
+
+    # other replicas
+
+    def report_to_replicas(self, replicas: Replicas) -> None:
+        """Report to other replicas from now on. Call it before `start`."""
+        self._replicas = replicas
+        self._local.scheduler.sends_every_session = True
+
+    def describe_replicas(self) -> list[ReplicaReport]:
+        return [] if self._replicas is None else self._replicas.describe()
+
+    def share_for_replicas(self, target: TargetId) -> WorkerShare:
+        """Return the bookings of `target` by all workers of this router."""
+        return self._local.scheduler.own_share(target).plus(self._loads.total(target))
+
+    def loads_for_replicas(self) -> dict[str, WorkerShare]:
+        """Return those bookings by target, without targets that have none."""
+        here = {target.id for instance in self._local.scheduler.fleet for target in instance.targets.values()}
+        shares = {target: self.share_for_replicas(target) for target in here.union(self._loads.targets())}
+        return {target: share for target, share in shares.items() if share != NO_SHARE}
+
+    def share_of_replicas(self, target: TargetId) -> WorkerShare:
+        """Return the bookings of `target` by all other replicas."""
+        return self._replica_loads.total(target)
+
+    def put_replica_load(self, run: str, target: TargetId, share: WorkerShare) -> None:
+        """Replace the bookings of `target` by a replica."""
+        self._replica_loads.put(run, target, share)
+        self._spread_soon([target])
+
+    def replace_replica_loads(self, run: str, loads: Mapping[str, WorkerShare]) -> None:
+        """Replace all bookings of a replica; none of it are left when `loads` is empty."""
+        dropped = set(self._replica_loads.drop(run))
+        for name, share in loads.items():
+            self._replica_loads.put(run, TargetId(name), share)
+        self._spread_soon(dropped.union(map(TargetId, loads)))
+
+    def _spread_soon(self, targets: Collection[TargetId]) -> None:
+        """Apply changed loads of replicas within `SPREAD_S`: several of them often report the same targets."""
+        if targets and not self._unspread:
+            asyncio.get_running_loop().call_later(SPREAD_S, self._spread_replica_loads)
+        self._unspread.update(targets)
+
+    def _spread_replica_loads(self) -> None:
+        for target in self._unspread:
+            self._spread_load(target, None)
+        self._unspread.clear()
+
+    def apply_from_replica(self, message: messages.SpreadMessage) -> None:
+        """Apply what happened at another replica, in all workers of this router."""
+        if isinstance(message, messages.DrainMessage):
+            self._local.scheduler.apply_drain(message.instance, message.on)
+        else:
+            self._local.apply(message)
+        self._send_to_followers(message)
 
     # queries
 
@@ -158,19 +201,9 @@ class LeaderWorker:
         """Describe all workers as plain JSON types, the leader first."""
         digests = self._local.scheduler.selector.policy_set.digests
         own = {"number": 0, "pid": os.getpid(), "run": self._local.run_id, "up": True}
-        followers = [self._describe_follower(number) for number in range(1, self._config.workers)]
+        numbers = range(1, self._config.workers)
+        followers = [describe_follower(n, self._members.get(n), self._supervisor.pid(n)) for n in numbers]
         return [own | {"policies": digests, "trouble": None}, *followers]
-
-    def _describe_follower(self, number: int) -> dict[str, Any]:
-        member = self._members.get(number)
-        return {
-            "number": number,
-            "pid": self._supervisor.pid(number),
-            "run": member.run if member is not None else None,
-            "up": member is not None and member.run is not None,
-            "policies": member.digests if member is not None else {},
-            "trouble": member.trouble if member is not None else None,
-        }
 
     async def scrape(self, form: PageForm = "text") -> bytes:
         """Return the metrics page of all workers."""
@@ -187,9 +220,8 @@ class LeaderWorker:
     async def fetch_record(self, id: str, others: Others) -> dict[str, Any] | None:
         """Return a record from the follower that made it; None when that follower is gone or no longer keeps it."""
         owner = next((member for member in self._up() if id.startswith(f"{member.run}-")), None)
-        payload = (
-            None if owner is None else await owner.channel.ask("record", msgspec.json.encode((id, others)).decode())
-        )
+        asked = msgspec.json.encode((id, others)).decode()
+        payload = None if owner is None else await owner.channel.ask("record", asked)
         return msgspec.json.decode(payload, type=dict[str, Any]) if payload else None
 
     async def fetch_records(self, query: RecordQuery) -> list[bytes]:
@@ -252,29 +284,10 @@ class LeaderWorker:
 
     async def _send_history(self, member: FollowerMember) -> None:
         """Send the last targets and the progress of sessions, and the targets of stored responses, in slices."""
-        async for message in self._history():
+        async for message in list_history(self._local.scheduler):
             if self._members.get(member.number) is not member:
                 return
             member.channel.send(message)
-
-    async def _history(self) -> AsyncIterator[Message]:
-        """Yield each entry as it is when it is sent: a later move is sent as news, and must not be undone by this."""
-        sessions, responses = self._local.scheduler.selector.sessions, self._local.scheduler.responses()
-        for n, (key, _) in enumerate(sessions.items()):
-            if n % HISTORY_SLICE == HISTORY_SLICE - 1:
-                await asyncio.sleep(POLL_S)
-            if (target := sessions.get(key)) is not None:
-                yield messages.SessionMoved(*key, target)
-        progress = self._local.scheduler.selector.progress
-        for n, (whose, _) in enumerate(progress.items()):
-            if n % HISTORY_SLICE == HISTORY_SLICE - 1:
-                await asyncio.sleep(POLL_S)
-            if (now := progress.get(whose)) is not None:
-                yield messages.SessionAnswered(*whose, now.turn, now.answered_s, now.tool_call)
-        for n, (response, owner) in enumerate(responses):
-            if n % HISTORY_SLICE == HISTORY_SLICE - 1:
-                await asyncio.sleep(POLL_S)
-            yield messages.ResponseStored(response, owner)
 
     async def _ping_followers(self) -> None:
         """Replace followers that stopped answering, until cancelled: the kernel still assigns connections to them."""
@@ -291,12 +304,12 @@ class LeaderWorker:
 
     def _on_close(self, number: int) -> None:
         """Forget a follower: its counters stay in the sums, its open requests and bookings end."""
+        self._accept_for(number, True)
         member = self._members.pop(number, None)
         if member is None:
             return
-        counters = metrics_merge.select_counters(member.families)
-        self._ended = metrics_merge.merge_families([self._ended, counters])
-        self._requests.drop_worker(number, self._local.scheduler.experiment)
+        self._ended = metrics_merge.merge_families([self._ended, metrics_merge.select_counters(member.families)])
+        self._requests.drop(number, self._local.scheduler.experiment)
         self._admissions.drop_worker(number)
         for target in self._loads.drop(number):
             self._spread_load(target, number)
@@ -304,14 +317,18 @@ class LeaderWorker:
     # messages
 
     def _share_for(self, follower: int, target: TargetId) -> WorkerShare:
-        """Return the bookings of `target` by all workers except this follower."""
-        return self._local.scheduler.own_share(target).plus(self._loads.total(target, excluding=follower))
+        """Return the bookings of `target` by all workers except this follower, and by all other replicas."""
+        here = self._local.scheduler.own_share(target).plus(self._loads.total(target, excluding=follower))
+        return here.plus(self._replica_loads.total(target))
 
-    def _spread_load(self, target: TargetId, by: int) -> None:
-        self._local.scheduler.apply_load(target, self._loads.total(target))
+    def _spread_load(self, target: TargetId, by: int | None) -> None:
+        """Apply a changed load, reported `by` a follower, or by another replica (None)."""
+        self._local.scheduler.apply_load(target, self._loads.total(target).plus(self._replica_loads.total(target)))
         for number, member in self._members.items():
             if number != by:
                 member.channel.report_load(target)
+        if by is not None and self._replicas is not None:
+            self._replicas.report_load(target)
 
     def _on_message(self, number: int, message: AnyMessage) -> None:
         member, scheduler = self._members[number], self._local.scheduler
@@ -324,20 +341,33 @@ class LeaderWorker:
                 self.send(message)  # to its sender too: when two moves cross, all workers end with the leader's order
                 if isinstance(message, messages.ResponseStored):
                     self.flush()
+            case messages.BlocksSent() | messages.PredictionChecked():
+                self._local.apply(message)
+                self._send_to_followers(message, but=number)
+                if self._replicas is not None:
+                    self._replicas.send(message)
+            case messages.BreakerMoved() | messages.InstanceSuspected():
+                self._local.apply(message)
+                self.send(message)
+            case messages.PreloadSettled():
+                scheduler.apply_preload(message)
+                self.send(message)
             case messages.RequestBegan():  # does not count when an earlier experiment placed it
                 if scheduler.experiment is not None and message.version >= scheduler.experiment_since:
-                    self._requests.begin(number, message, scheduler.experiment)
-            case messages.RequestAnswered():
-                self._requests.answer(message)
-            case messages.RequestEnded():
-                self._requests.end(message, scheduler.experiment)
+                    record = self._requests.begin(number, message.number, message.arrived_s)
+                    scheduler.experiment.begin_request(message.arm, message.unit, record)
+            case messages.RequestAnswered() | messages.RequestEnded():
+                self._requests.apply(number, message, scheduler.experiment)
             case messages.AdmissionAsked():
                 self._admissions.begin(number, member.channel, message)
             case messages.AdmissionPlaced() | messages.AdmissionAnswered() | messages.AdmissionEnded():
                 self._admissions.apply(number, message)
             case messages.WorkerUp(run, pid):
                 member.run = run
+                self._accept_for(number, False)
                 log.info("worker %d accepts connections (pid %d)", number, pid)
+            case messages.WorkerStopping():
+                self._accept_for(number, True)
             case messages.PolicyApplied(version, digests, trouble):
                 member.version, member.digests, member.trouble = version, digests, trouble
             case messages.AskMessage():

@@ -1,8 +1,12 @@
-"""Typed messages between the workers of one router, and their bytes.
+"""Typed messages between the workers of one router and between the leaders of several routers, and their bytes.
 
     worker -> leader    its bookings, session moves, requests of an experiment, requests that ask for admission, and its
                         counters when asked
     leader -> worker    the same of all other workers, who may begin, and what the operator switched
+    leader -> leader    of another router (a replica): the bookings of all workers, session moves, drains
+
+What is said does not depend on how it travels: between workers over a socket pair (`channel.py`), between replicas over
+ZeroMQ (`control/replicas`).
 
 A load message carries the whole load of a target, not a change: the latest one is valid by itself, so a lost one does
 no lasting harm and a worker that died is forgotten with one message. A frame is a list of messages, preceded by its
@@ -11,20 +15,22 @@ length in four bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from router.fleet.load import WorkerShare
+from router.fleet.overlap_accuracy import Finding
+from router.fleet.preload_book import Reason
 from router.kvcache.events import TargetId
 from router.request.admission.lease import ComputedPrompt
 from router.request.admission.shared_prefixes import PromptPrefix
 from router.scheduling.policy.record import AttemptEnd
+from router.telemetry.metrics.snapshot import ReplicaReport
 
 HEAD_BYTES = 4
 
-ShareOf = Callable[[TargetId], WorkerShare]
 
 Query = Literal[
     "ping", "families", "scrape", "record", "records", "local_tokens", "flow", "flow_end", "target_requests", "prefixes"
@@ -53,6 +59,10 @@ class WorkerUp(Message, frozen=True):
 
     run: str
     pid: int
+
+
+class WorkerStopping(Message, frozen=True):
+    """The follower accepts no more connections; it ends when those that it has do."""
 
 
 class LoadMessage(Message, frozen=True):
@@ -88,9 +98,74 @@ class ResponseStored(Message, frozen=True):
     target: str
 
 
+class BlocksSent(Message, frozen=True):
+    """Blocks that a request brings into a target's cache, before any event has told of them."""
+
+    target: str
+    keys: bytes  # of `pack_keys`
+    computed: bool = False  # all of a prompt, by a target whose events cannot be trusted; else they are on their way
+
+
+class PredictionChecked(Message, frozen=True):
+    """What an answer has shown of the overlap that a target's events predicted, where that is evidence for others."""
+
+    target: str
+    finding: Finding
+
+
 class DrainMessage(Message, frozen=True):
+    """An operator's decision. Between replicas the highest `version` counts, of equal ones the greater `by`."""
+
     instance: str
     on: bool
+    version: int = 0  # 0: between the workers of one router, whose leader decides
+    by: str = ""  # run id of the router that was asked
+
+
+class AllLoads(Message, frozen=True):
+    """All bookings of a replica: it has none at other targets."""
+
+    loads: dict[str, WorkerShare]
+
+
+class CacheForgotten(Message, frozen=True):
+    """The weights of an instance changed: nothing that its caches hold is of use."""
+
+    instance: str
+    number: int = 0  # between replicas: of those that `by` was asked for, from 1
+    by: str = ""  # run id of the router that was asked
+
+
+class BreakerMoved(Message, frozen=True):
+    """The circuit breaker of a target opened after failures of its engine, or closed after an answer."""
+
+    target: str
+    opened: bool
+    client: str | None = None  # of the last failure: its key's name or address; None: unknown
+    several: bool = False  # clients had failures
+
+
+class InstanceSuspected(Message, frozen=True):
+    """A request could not connect to an instance, or died there: probe it now."""
+
+    instance: str
+
+
+class PrefixPreloaded(Message, frozen=True):
+    """A prefix was loaded into a target ahead of the requests for it; see `PreloadBook.expect`."""
+
+    target: str
+    reason: Reason
+    keys: tuple[int, ...]
+    tokens: int
+    loaded_tokens: int
+
+
+class PreloadSettled(Message, frozen=True):
+    """A request at a target was the first to ask for prefixes that were loaded ahead; by key, whether it hit them."""
+
+    target: str
+    found: dict[int, bool]
 
 
 class PolicyRule(Message, frozen=True):
@@ -138,6 +213,7 @@ class RequestEnded(Message, frozen=True):
     duration_ms: float | None
     prompt_tokens: int | None
     cached_tokens: int | None
+    uncontinued: str | None = None  # as in a record
 
 
 class AdmissionAsked(Message, frozen=True):
@@ -202,17 +278,30 @@ class AnswerMessage(Message, frozen=True):
 
 
 class StopMessage(Message, frozen=True):
-    """Finish the requests in progress, then exit."""
+    """Accept no more connections, finish the requests in progress, then exit. A client that is between two requests has
+    `idle_s` for its next one.
+    """
 
+    idle_s: float
+
+
+SessionMessage = SessionMoved | SessionAnswered | ResponseStored
+EngineMessage = BreakerMoved | InstanceSuspected | CacheForgotten | PredictionChecked
+"""What happened to an engine, by any worker's requests or by an operator."""
+
+SpreadMessage = SessionMessage | EngineMessage | DrainMessage | BlocksSent
+"""What all workers of another router apply as those of the one where it happened did."""
+
+SharedMessage = LoadMessage | AllLoads | SpreadMessage
+"""What the leaders of several routers tell each other."""
 
 AnyMessage = (
-    StartMessage
+    SharedMessage
+    | StartMessage
     | WorkerUp
-    | LoadMessage
-    | SessionMoved
-    | SessionAnswered
-    | ResponseStored
-    | DrainMessage
+    | WorkerStopping
+    | PrefixPreloaded
+    | PreloadSettled
     | PolicyRule
     | PolicyApplied
     | RequestBegan
@@ -233,7 +322,7 @@ _decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
 
 
 class Broadcast(Protocol):
-    """The way to the other workers: from the leader to all followers, from a follower to its leader."""
+    """The way to the others: from the leader to all followers and replicas, from a follower to its leader."""
 
     def report_load(self, target: TargetId) -> None:
         """Send this worker's bookings of `target`, which have changed."""
@@ -244,39 +333,18 @@ class Broadcast(Protocol):
         """Write the gathered messages now: another worker may need them in a moment."""
 
 
-class Outbox:
-    """Messages gathered until they are sent: one load per target, all others in order.
+class Replicas(Broadcast, Protocol):
+    """The exchange with other replicas (`control/replicas`), which knows the leader, not the leader it."""
 
-    A target that was booked and released ten times meanwhile gives one message, with its load (`share_of`) when the
-    outbox is taken. `wake` is called when the outbox stops being empty.
-    """
+    async def start(self) -> None:
+        """Listen for the others, connect to them, and take over what one of them has learned.
 
-    def __init__(self, share_of: ShareOf, wake: Callable[[], None]) -> None:
-        self._share_of = share_of
-        self._wake = wake
-        self._booked: set[TargetId] = set()
-        self._messages: list[Message] = []
-        self._awake = False
+        Raises ConfigError when the port is taken.
+        """
 
-    def report_load(self, target: TargetId) -> None:
-        self._booked.add(target)
-        if not self._awake:
-            self._awake = True
-            self._wake()
+    async def close(self) -> None: ...
 
-    def send(self, message: Message) -> None:
-        self._messages.append(message)
-        if not self._awake:
-            self._awake = True
-            self._wake()
-
-    def take(self) -> list[Message]:
-        """Return everything gathered, and empty the outbox."""
-        loads: list[Message] = [LoadMessage(target, self._share_of(target)) for target in self._booked]
-        messages, self._messages = loads + self._messages, []
-        self._booked.clear()
-        self._awake = False
-        return messages
+    def describe(self) -> list[ReplicaReport]: ...
 
 
 def encode_frame(messages: Sequence[Message]) -> bytes:

@@ -1,8 +1,8 @@
 """The follower processes: started, restarted when one ends, and stopped with the leader.
 
 They are new processes, not forks: a running event loop with threads and sockets cannot be forked. Each gets one end of
-a socket pair and nothing else. A process that ends is started again after a pause, which doubles as long as processes
-keep ending soon after their start.
+a socket pair and its listening sockets. A process that ends is started again after a pause, which doubles as long as
+processes keep ending soon after their start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class WorkerSupervisor:
         self._processes: dict[int, Process] = {}
         self._stopping = False
 
-    def start(self, followers: int) -> None:
+    def start(self, followers: int, sockets_of: Callable[[int], list[socket.socket]]) -> None:
+        """Start followers, each with its listening sockets."""
+        self._sockets_of = sockets_of
         for number in range(1, followers + 1):
             self._tasks.supervise(f"worker {number}", lambda number=number: self._keep_running(number))  # type: ignore[misc]
 
@@ -85,9 +87,10 @@ class WorkerSupervisor:
     async def _start_process(self, number: int) -> Process:
         ours, theirs = socket.socketpair()
         with theirs:
+            passed = [theirs.fileno(), *(listening.fileno() for listening in self._sockets_of(number))]
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.cli.worker", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
+                *(sys.executable, "-m", "router.cli.worker", *map(str, passed)),
+                pass_fds=passed,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C at the terminal is for the leader, which then stops its followers
             )

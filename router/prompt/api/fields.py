@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from math import isfinite
+from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -39,6 +40,8 @@ class BodyFields(msgspec.Struct):
     priority: Part = UNSET
     max_tokens: Part = UNSET
     max_completion_tokens: Part = UNSET  # chats only; takes precedence over max_tokens
+    temperature: Part = UNSET
+    return_token_ids: Part = UNSET
 
 
 F = TypeVar("F", bound=BodyFields)
@@ -46,9 +49,13 @@ _FIELD_OF = re.compile(r"\$\.(\w+)")
 
 
 class FieldReader(Generic[F]):
-    """Reads one type of fields from a body. `strip`: names of fields that must not be in it."""
+    """Reads one type of fields from a body. `strip`: names of fields that must not be in it. `checked`, `plain`: names
+    of more fields, for `read_checked`.
+    """
 
-    def __init__(self, kind: type[F], strip: Collection[str]) -> None:
+    def __init__(
+        self, kind: type[F], strip: Collection[str], checked: Sequence[str] = (), plain: Collection[str] = ()
+    ) -> None:
         unread = [(f"strip_{i}", name) for i, name in enumerate(sorted(strip))]
         members = [(attribute, Part, msgspec.field(name=name, default=UNSET)) for attribute, name in unread]
         own = {field.encode_name: field for field in msgspec.structs.fields(kind)}
@@ -59,9 +66,21 @@ class FieldReader(Generic[F]):
         watched = [member for member, (_, name) in zip(members, unread, strict=True) if name not in own]
         self._watched = (*(member[0] for member in watched), *(field.name for field in both))
         self._decoder = msgspec.json.Decoder(msgspec.defstruct(kind.__name__, watched, bases=(kind,)))
+        others = [name for name in (*checked, *plain) if name not in own and name not in strip]
+        members += [(f"other_{i}", Part, msgspec.field(name=name, default=UNSET)) for i, name in enumerate(others)]
+        members = [member for member in members if member[2].name not in own]
+        self._whole = msgspec.defstruct(kind.__name__, members, bases=(kind,), forbid_unknown_fields=True)
+        self._whole_decoder = msgspec.json.Decoder(self._whole) if others else None
+        fields = {field.encode_name: field for field in msgspec.structs.fields(self._whole)}
+        self._checked = tuple(checked)
+        self._get_checked = attrgetter(*(fields[name].name for name in checked)) if checked else None
+        self._unset = tuple(fields[name].default for name in checked)
 
     def read(self, raw: bytes) -> F:
         """Parse `raw`. Raises BadRequest for anything but a JSON object, and for a small field of the wrong type."""
+        if self._whole_decoder is not None:
+            with suppress(msgspec.ValidationError):  # of a field that is not known here, or as below
+                return cast(F, self._whole_decoder.decode(raw))
         try:
             return cast(F, self._decoder.decode(raw))
         except msgspec.ValidationError as error:
@@ -70,6 +89,18 @@ class FieldReader(Generic[F]):
             raise BadRequest(f"`{field[1]}`: {error}", param=field[1]) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise not_json(error) from None
+
+    def read_checked(self, fields: F) -> dict[str, Any] | None:
+        """Return those of the `checked` fields that the body has, but for defaults; None if it has fields that are
+        neither these, nor `plain`, nor of the type.
+        """
+        if self._get_checked is None or not isinstance(fields, self._whole):
+            return None
+        found = self._get_checked(fields)
+        if found == self._unset:
+            return {}
+        named = zip(self._checked, found, self._unset, strict=True)
+        return {name: field for name, field, unset in named if field is not unset}
 
     def has_forbidden(self, fields: F) -> bool:
         """Return whether the body that `fields` were read from may hold a field to strip."""

@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
+from router.prompt.answer_tail import StopStrings
 from router.prompt.api.anthropic import MessagesFields, check_messages, read_messages
+from router.prompt.api.continuable import CHECKED_FIELDS, PLAIN_FIELDS, find_refusal, read_stop
 from router.prompt.api.fields import (
     LARGEST,
     BodyFields,
     FieldReader,
+    Part,
+    is_present,
     objective_ms,
     short_value,
     text_of,
@@ -43,12 +47,18 @@ from router.prompt.api.openai import (
 )
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
 from router.prompt.api.size_limits import LARGE_BODY_BYTES, check_elements, exceeds
-from router.prompt.body_rewrite import RequestBody, UsageRequest, open_body, with_usage
+from router.prompt.body_rewrite import (
+    AnswerRequest,
+    Asked,
+    ask_engine,
+    open_body,
+)
 from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
 
 TTFT, TPOT = b"x-slo-ttft-ms", b"x-slo-tpot-ms"
 LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
-NAMES = SESSION_HEADERS | {TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT}
+CONTINUE = b"x-warmroute-continue"  # `off`: the client does not want the answer carried on by another engine
+NAMES = SESSION_HEADERS | {TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT, CONTINUE}
 
 
 class _BodyFormat(NamedTuple):
@@ -77,6 +87,7 @@ class RequestHeaders(NamedTuple):
     lineage: Lineage | None = None
     ttft: str | None = None
     tpot: str | None = None
+    continues: bool = True
 
 
 NO_HEADERS = RequestHeaders()
@@ -90,6 +101,7 @@ def read_request_headers(fields: Mapping[bytes, bytes]) -> RequestHeaders:
         read_header_lineage(fields),
         _header_text(fields, LLM_D_TTFT) or _header_text(fields, TTFT),
         _header_text(fields, LLM_D_TPOT) or _header_text(fields, TPOT),
+        fields.get(CONTINUE, b"").lower() != b"off",
     )
 
 
@@ -98,18 +110,29 @@ def _header_text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:
 
 
 class ReadOptions:
-    """Settings for reading bodies. `want_source` False: the prompt's source stays `Unread`."""
+    """Settings for reading bodies. `want_source` False: the prompt's source stays `Unread`; `continues`: the token ids
+    of streamed answers are asked for, so that another engine can carry them on; `uncontinued`: the same without.
+    """
 
     def __init__(
         self,
         strip_fields: frozenset[str] = frozenset(("kv_transfer_params", "vllm_xargs")),
         inject_usage: bool = True,
         want_source: bool = True,
+        *,
+        continues: bool = False,
     ) -> None:
+        self.continues = continues
         self.strip_fields = strip_fields
         self.inject_usage = inject_usage
         self.want_source = want_source
-        self.readers = {path: FieldReader(shape.fields, strip_fields) for path, shape in _FORMATS.items()}
+        self.uncontinued = self if not continues else ReadOptions(strip_fields, inject_usage, want_source)
+        self.readers = {path: self._build_reader(shape) for path, shape in _FORMATS.items()}
+
+    def _build_reader(self, shape: _BodyFormat) -> FieldReader[BodyFields]:
+        if not self.continues or not issubclass(shape.fields, ChatFields | CompletionFields):
+            return FieldReader(shape.fields, self.strip_fields)
+        return FieldReader(shape.fields, self.strip_fields, CHECKED_FIELDS, PLAIN_FIELDS)
 
 
 def read_prompt(
@@ -127,19 +150,21 @@ def read_prompt(
     reader = options.readers[path]
     fields = reader.read(body)
     lineage = headers.lineage or _read_lineage(fields)  # before fields are stripped
-    opened: RequestBody | None = None
     if reader.has_forbidden(fields):
-        opened = open_body(body, options.strip_fields)
-        fields = reader.read(opened.raw)
+        body = open_body(body, options.strip_fields).raw
+        fields = reader.read(body)
     if not fields.model:
         raise BadRequest("`model` is missing", param="model")
     format_.check(fields)
     stream = bool(fields.stream)
-    usage_request = UsageRequest(body if opened is None else opened.raw, hide=False)
-    if stream and options.inject_usage and isinstance(fields, ChatFields | CompletionFields):
-        if opened is None:
-            opened = open_body(body, ()) if fields.stream_options is not UNSET else RequestBody(body, {})
-        usage_request = with_usage(opened)
+    uncontinuable: str | None = "off"
+    stop: StopStrings | None = None
+    if stream:
+        uncontinuable, stop = _read_continuation(format_.endpoint, reader, fields, options, headers)
+    asking = AnswerRequest(body)
+    if stream and isinstance(fields, ChatFields | CompletionFields):
+        asked = Asked(options.inject_usage, token_ids=uncontinuable is None)
+        asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), asked)
     session, parent, program = lineage if lineage is not None else (None, None, None)
     unread = Unread(partial(_read_source, format_, fields, len(body)))
     prompt_fields = unread.read(None) if options.want_source else None
@@ -147,10 +172,14 @@ def read_prompt(
         endpoint=format_.endpoint,
         path=path,
         model=fields.model,
-        body=usage_request.raw,
+        body=asking.raw,
         source=unread if prompt_fields is None else prompt_fields.source,
         stream=stream,
-        hide_usage=usage_request.hide,
+        hide_usage=asking.hide_usage,
+        hide_ids=asking.hide_ids,
+        has_tools=isinstance(fields, ChatFields) and is_present(fields.tools),
+        stop=stop,
+        uncontinuable=uncontinuable,
         salt=fields.cache_salt,
         session=session,
         parent=parent,
@@ -163,6 +192,27 @@ def read_prompt(
         ttft_ms=None if headers.ttft is None else objective_ms(headers.ttft),
         tpot_ms=None if headers.tpot is None else objective_ms(headers.tpot),
     )
+
+
+def _read_continuation(
+    endpoint: Endpoint, reader: FieldReader[Any], fields: BodyFields, options: ReadOptions, headers: RequestHeaders
+) -> tuple[str | None, StopStrings | None]:
+    """Return why another engine cannot carry the streamed answer on, or None; and its stop strings if it can."""
+    if not options.continues:
+        return "off", None
+    if not headers.continues:
+        return "opted_out", None
+    prompt = fields.prompt if isinstance(fields, CompletionFields) else UNSET
+    checked = reader.read_checked(fields)
+    refusal = find_refusal(endpoint, checked, prompt, fields.temperature)
+    stop = read_stop(checked) if checked and refusal is None else None
+    if stop is not None and is_present(fields.return_token_ids):  # tokens that come again would be named again
+        return "stop_strings", None
+    return refusal, stop
+
+
+def _raw(part: Part) -> Raw | None:
+    return part if isinstance(part, Raw) else None
 
 
 def _read_source(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +100,11 @@ class LocalTokenizer:
         """Return the ids of one segment of `segment`."""
         text = segment.decode()
         return self._encode(text, False) if self._segmenter is not None else self._encode_whole(text, source).tolist()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` without special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
 
     def render(self, chat: Chat) -> str:
         """Return the prompt of a chat. Raises UnrenderableChat."""

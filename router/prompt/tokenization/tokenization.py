@@ -115,6 +115,9 @@ class RemoteTokenizer(Protocol):
     ) -> array[int] | RemoteFailure:
         """Return the ids from this instance, without the limit on requests in flight."""
 
+    async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
+        """Return the text of `ids` from one of `instances`; None if it does not answer."""
+
 
 class _ReadPrompt(NamedTuple):
     """A prompt read from its body. `prepared`: rendered for the local tokenizer; `None` where it is not asked."""
@@ -210,6 +213,14 @@ class Tokenization:
             return _ReadPrompt(fields, None)
         prepared = self._incremental.prepare(self._locals[chain.model], source, chain, limit_bytes, begun_s)
         return prepared if isinstance(prepared, UnknownIds) else _ReadPrompt(fields, prepared)
+
+    async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
+        """Return the text of some ids of a base model, which may begin and end inside a character; None if nobody here
+        knows it and no instance answers.
+        """
+        if (local := self._locals.get(model)) is not None and not self.uses_remote(model):
+            return local.decode(ids)
+        return await self._remote.detokenize(ids, model, instances)
 
     def check_count(self, model: str, tokens: TokenizedPrompt | UnknownIds | None, prompt_tokens: int | None) -> bool:
         """Compare an answer's `prompt_tokens` with our count; on a difference return False and stop trusting ours."""

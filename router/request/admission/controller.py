@@ -72,6 +72,15 @@ class AdmissionState(NamedTuple):
     waiting: tuple[Queued, ...]  # the first of them, in order
 
 
+class KnownProgram(NamedTuple):
+    """What one router knows of a silent program, for another one."""
+
+    name: bytes
+    prompt_tokens: int
+    context_tokens: int
+    target: str | None
+
+
 class AdmissionController:
     """Admission for one model. `pooled`: the fleet has a shared pool."""
 
@@ -167,6 +176,41 @@ class AdmissionController:
                 program.context_tokens = admission.context_before
             self._rule.ended(admission, None, now)
         self._rest(program, now)
+
+    # programs of other routers
+
+    def begin_elsewhere(self, session: bytes | None, prompt_tokens: int | None, now: float) -> Admission:
+        """Count a request that another router has admitted. What becomes of it follows as for one of this router."""
+        self._advance(now)
+        program = self._programs.get_or_create(session)
+        self._rule.arrived(program, now)
+        self._programs.wake(program)
+        queue: QueueName = "new" if program.prompt_tokens is None else "parked"
+        admission = Admission(program, prompt_tokens or 0, None, queue, now)
+        self._begin(admission, now)
+        return admission
+
+    def learn(self, known: KnownProgram, now: float) -> None:
+        """Take over what another router knows of a program, unless a request of it is here or nothing is new."""
+        program = self._programs.find(known.name)
+        if program is not None:
+            same = (known.prompt_tokens, known.context_tokens) == (program.prompt_tokens, program.context_tokens)
+            if same or program.running or program.waiting:
+                return
+        self._advance(now)
+        program = self._programs.get_or_create(known.name)
+        self._rule.arrived(program, now)
+        self._programs.wake(program)
+        program.prompt_tokens, program.context_tokens, program.target = known[1:]
+        self._rest(program, now)
+
+    def list_silent(self, at_most: int) -> list[KnownProgram]:
+        """Return the programs that were last answered, the latest first."""
+        return [
+            KnownProgram(program.name, program.prompt_tokens, program.context_tokens, program.target)
+            for program in islice(self._programs.latest(), at_most)
+            if program.name is not None and program.prompt_tokens is not None
+        ]
 
     # the fleet, and time
 

@@ -18,6 +18,7 @@ from router.request.admission.controller import (
     AdmissionState,
     Admitted,
     Arrival,
+    KnownProgram,
     Queued,
     Released,
 )
@@ -59,6 +60,16 @@ class ModelAdmission:
         now = self._clock.now()
         self._update_capacity(now)
         return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens), now)
+
+    def begin_elsewhere(self, session: bytes | None, prompt_tokens: int | None) -> Admission:
+        """Count a request that another router has admitted."""
+        now = self._clock.now()
+        self._update_capacity(now)
+        return self.controller.begin_elsewhere(session, prompt_tokens, now)
+
+    def learn(self, known: KnownProgram) -> None:
+        """Take over what another router knows of a program. Call `release_waiting` afterwards."""
+        self.controller.learn(known, self._clock.now())
 
     def needs_overlap(self, session: bytes | None, prompt_tokens: int | None) -> bool:
         """Return whether it matters what instances hold of a prompt."""

@@ -34,6 +34,10 @@ class Programs:
         yield from (program for program in self._by_name.values() if program.silent_since_s is None)
         yield from self._silent
 
+    def latest(self) -> Iterator[AgentProgram]:
+        """Iterate over the silent ones, the shortest silence first."""
+        return reversed(self._silent)
+
     def find(self, name: bytes | None) -> AgentProgram | None:
         return None if name is None else self._by_name.get(name)
 

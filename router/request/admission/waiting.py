@@ -24,7 +24,7 @@ from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.conversation_id import DIGEST_BYTES, conversation_digest
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.admission.controller import AdmissionController, Queued
+from router.request.admission.controller import AdmissionController, KnownProgram, Queued
 from router.request.admission.lease import AdmissionLease, ComputedPrompt
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.rules import build_rule
@@ -61,6 +61,19 @@ class AdmissionControl(Protocol):
         """Wait for admission; the lease is `None` where sessions are not counted. Raises `RequestRefused`."""
 
 
+class LeaseListener(Protocol):
+    """Learns what becomes of admitted requests; `router/control/replicas` tells the other routers."""
+
+    def on_begin(self, model: str, session: bytes | None, prompt_tokens: int, prefix: PromptPrefix | None) -> int:
+        """A request was admitted. Returns a number for it."""
+
+    def on_placed(self, number: int, target: str) -> None: ...
+
+    def on_first_byte(self, number: int) -> None: ...
+
+    def on_end(self, number: int, computed: ComputedPrompt | None) -> None: ...
+
+
 class AdmissionQueues:
     """The admission queues of all models. `pooled`: the fleet has a shared pool. Raises ConfigError when the rule
     cannot be built.
@@ -82,6 +95,7 @@ class AdmissionQueues:
         self._clock = clock
         self._on_wait_end = on_wait_end
         self._pooled = pooled
+        self.listener: LeaseListener | None = None
         self._queues: dict[str, AdmissionQueue] = {}  # by base model: those that instances serve
         self._policy_set: PolicySet | None = None
         self._window_ends_wall_s = inf  # of an experiment that compares admission rules
@@ -90,6 +104,12 @@ class AdmissionQueues:
     def __iter__(self) -> Iterator[ModelAdmission]:
         """Iterate over the models that requests have asked for."""
         return (queue.model_admission for queue in self._queues.values())
+
+    def listen(self, listener: LeaseListener) -> None:
+        """Let `listener` learn what becomes of all requests that are admitted from now on."""
+        self.listener = listener
+        for queue in self._queues.values():
+            queue.listener = listener
 
     def follow(self, policy_set: PolicySet) -> None:
         """Let the admission rule of `policy_set` decide from now on; in an experiment that compares such rules, that of
@@ -149,6 +169,7 @@ class AdmissionQueues:
             controller = AdmissionController(rule, config.max_wait_s, config.idle_s, pooled=self._pooled, now=now)
             admission = ModelAdmission(model, controller, self._scheduler, self._clock)
             queue = AdmissionQueue(admission, config.rule.name, config.max_wait_s, self._clock, self._on_wait_end)
+            queue.listener = self.listener
             self._queues[model] = queue
         return queue
 
@@ -164,6 +185,7 @@ class AdmissionQueue:
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._on_wait_end = on_wait_end
+        self.listener: LeaseListener | None = None
         self._waiting: dict[Admission, asyncio.Future[Queued | None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._warned = False
@@ -193,7 +215,17 @@ class AdmissionQueue:
                 self.model_admission.model,
             )
         waited_s = await self._wait(verdict.admission) if isinstance(verdict, Queued) else None
-        return QueueLease(self, verdict.admission, waited_s, prefix)
+        return QueueLease(self, verdict.admission, waited_s, prefix, self.listener)
+
+    def hold(self, session: bytes | None, prompt_tokens: int | None, prefix: PromptPrefix | None) -> QueueLease:
+        """Return a place for a request that another router has admitted, which takes room here as well."""
+        admission = self.model_admission.begin_elsewhere(session, prompt_tokens)
+        return QueueLease(self, admission, None, prefix)
+
+    def learn(self, known: KnownProgram) -> None:
+        """Take over what another router knows of a program."""
+        self.model_admission.learn(known)
+        self.release_waiting()
 
     async def _wait(self, admission: Admission) -> float:
         """Wait, and return the seconds. A client that leaves meanwhile leaves nothing behind, even if its request was
@@ -251,24 +283,39 @@ class AdmissionQueue:
 class QueueLease(AdmissionLease):
     """A place that `queue` has given."""
 
-    __slots__ = ("_admission", "_prefix", "_queue")
+    __slots__ = ("_admission", "_listener", "_number", "_prefix", "_queue")
 
     def __init__(
-        self, queue: AdmissionQueue, admission: Admission, waited_s: float | None, prefix: PromptPrefix | None
+        self,
+        queue: AdmissionQueue,
+        admission: Admission,
+        waited_s: float | None,
+        prefix: PromptPrefix | None,
+        listener: LeaseListener | None = None,
     ) -> None:
         super().__init__(admission.prompt_tokens, waited_s, queue.rule)
         self._queue = queue
         self._admission = admission
         self._prefix = prefix
+        self._listener = listener
+        if listener is not None:
+            name, model = admission.program.name, queue.model_admission.model
+            self._number = listener.on_begin(model, name, admission.prompt_tokens, prefix)
 
     def on_placed(self, target: str) -> None:
         self._queue.model_admission.on_placed(self._admission, target, self._prefix)
+        if self._listener is not None:
+            self._listener.on_placed(self._number, target)
 
     def on_first_byte(self) -> None:
         self._queue.model_admission.on_first_token(self._admission)
         self._queue.release_waiting()
+        if self._listener is not None:
+            self._listener.on_first_byte(self._number)
 
     def end(self, computed: ComputedPrompt | None) -> None:
+        if self._listener is not None:
+            self._listener.on_end(self._number, computed)
         if computed is None:
             self._queue.model_admission.on_leave(self._admission)
         else:

@@ -9,13 +9,14 @@ intervals are confidence sequences (`confidence_sequences.py`). Takes about 40 K
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import KeysView, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from itertools import accumulate
 from math import inf, log
 from typing import NamedTuple
 
 from router.config.sections.experiment import Metric
 from router.scheduling.experiments.confidence_sequences import mean_bounds, share_bounds
+from router.scheduling.experiments.counts import HistogramCounts, MeanCounts, MetricCounts
 from router.scheduling.experiments.unit import ExperimentUnit, has_failed
 from router.scheduling.policy.record import Record
 
@@ -56,6 +57,17 @@ class LatencyHistogram:
                 self._lowest = bucket
         self.units += 1
 
+    def counts(self) -> HistogramCounts:
+        return HistogramCounts(self.units, {bucket: weight for bucket, weight in enumerate(self._weights) if weight})
+
+    def add_counts(self, counts: HistogramCounts) -> None:
+        """Add the units of another histogram."""
+        self.units += counts.units
+        for bucket, weight in counts.weights.items():
+            if 0 <= bucket <= BUCKETS:
+                self._weights[bucket] += weight
+                self._lowest = min(self._lowest, bucket)
+
     def quantile(self, share: float) -> float | None:
         """Return the ms within which at least `share` of the weight was; infinite for failures; None without units."""
         if not self.units:
@@ -93,6 +105,14 @@ class Imbalance:
         """Targets that were chosen."""
         return self._requests.keys()
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of requests by target."""
+        return dict(self._requests)
+
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        """Add the requests of another one."""
+        self._requests.update(counts)
+
     def ratio(self, offered: int) -> float | None:
         """Return the busiest target's requests over the mean of all `offered`: 1 is even; None without requests."""
         total = self._requests.total()
@@ -113,6 +133,14 @@ class UnitMean:
             self.total += share
             self.units += 1
 
+    def counts(self) -> MeanCounts:
+        return MeanCounts(self.units, self.total)
+
+    def add_counts(self, counts: MeanCounts) -> None:
+        """Add the units of another mean."""
+        self.units += counts.units
+        self.total += counts.total
+
 
 class ArmMetrics:
     """The metrics of one arm."""
@@ -126,6 +154,35 @@ class ArmMetrics:
         self.last_bytes = LatencyHistogram()
         self.hits = UnitMean()
         self.errors = UnitMean()
+
+    def counts(self) -> MetricCounts:
+        """Return everything counted so far."""
+        return MetricCounts(
+            self.units,
+            self.requests,
+            self.failed,
+            self._imbalance.counts(),
+            self.first_bytes.counts(),
+            self.last_bytes.counts(),
+            self.hits.counts(),
+            self.errors.counts(),
+        )
+
+    def plus(self, others: Sequence[MetricCounts]) -> ArmMetrics:
+        """Return these metrics with what other routers have counted."""
+        if not others:
+            return self
+        total = ArmMetrics()
+        for counts in (self.counts(), *others):
+            total.units += counts.units
+            total.requests += counts.requests
+            total.failed += counts.failed
+            total._imbalance.add_counts(counts.targets)
+            total.first_bytes.add_counts(counts.first_bytes)
+            total.last_bytes.add_counts(counts.last_bytes)
+            total.hits.add_counts(counts.hits)
+            total.errors.add_counts(counts.errors)
+        return total
 
     def add_request(self, record: Record) -> None:
         """Add a request that has ended."""

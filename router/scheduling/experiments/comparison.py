@@ -12,12 +12,14 @@ verdict is about the arms as they run here, side by side.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log
 from typing import NamedTuple, get_args
 
 from router.config.sections.experiment import GuardConfig, Metric
 from router.scheduling.experiments.arm_metrics import QUANTILES
 from router.scheduling.experiments.confidence_sequences import surprise
+from router.scheduling.experiments.counts import ComparisonCounts, EvidenceCounts
 from router.scheduling.experiments.e_process import EProcess
 from router.scheduling.experiments.results import Verdict
 
@@ -73,6 +75,15 @@ class MetricComparison:
         self._units += 1
         self._mean += (value - self._mean) / min(self._units, LATEST_UNITS)
 
+    def counts(self) -> tuple[EvidenceCounts, EvidenceCounts]:
+        """Return what was seen here."""
+        return self.higher.counts(), self.lower.counts()
+
+    def set_others(self, others: Sequence[tuple[EvidenceCounts, EvidenceCounts]]) -> None:
+        """Count what other routers have seen."""
+        self.higher.set_others([higher for higher, _ in others])
+        self.lower.set_others([lower for _, lower in others])
+
     def judge(self, bar: float) -> None:
         """Update the verdict. It stays until the opposite has the stronger evidence: things may change after it."""
         stronger = max(self.higher, self.lower, key=lambda evidence: evidence.value)
@@ -95,8 +106,9 @@ class ArmComparison:
 
     def __init__(self, chance: float, guard: GuardConfig, bars: EvidenceBars) -> None:
         self.metrics = [MetricComparison(chance, metric in HIGHER_IS_BETTER) for metric in METRICS]
-        self.units = 0  # of the arm
+        self._units = 0  # of the arm
         self._both = 0
+        self._others: Sequence[ComparisonCounts] = ()
         self._chance = chance
         self._guard = guard
         self._guarded = METRICS.index(guard.metric)
@@ -113,11 +125,32 @@ class ArmComparison:
         for each, value in zip(self.metrics, values, strict=True):
             if value is not None:
                 each.observe(on_arm, value)
-        self.units += on_arm
+        self._units += on_arm
         self._both += 1
+        self._judge()
+
+    def _judge(self) -> None:
         if self.units >= self._guard.min_units:
             for each in self.metrics:
                 each.judge(self._bars.verdict)
+
+    @property
+    def units(self) -> int:
+        """Units of the arm."""
+        return self._units + sum(each.units for each in self._others)
+
+    def counts(self) -> ComparisonCounts:
+        """Return what was seen here."""
+        evidence = [each.counts() for each in self.metrics]
+        return ComparisonCounts(self._units, self._both, self.guard_evidence.counts(), evidence)
+
+    def set_others(self, others: Sequence[ComparisonCounts]) -> None:
+        """Count what other routers have seen."""
+        self._others = others
+        self.guard_evidence.set_others([each.guard for each in others])
+        for n, metric in enumerate(self.metrics):
+            metric.set_others([each.metrics[n] for each in others])
+        self._judge()
 
     @property
     def guard_tripped(self) -> bool:
@@ -127,4 +160,5 @@ class ArmComparison:
     @property
     def is_lopsided(self) -> bool:
         """Units are split between the arms otherwise than by chance: something else assigns them."""
-        return surprise(self.units, self._both, self._chance) >= log(self._bars.verdict)
+        both = self._both + sum(each.both for each in self._others)
+        return surprise(self.units, both, self._chance) >= log(self._bars.verdict)

@@ -10,18 +10,23 @@ everything a bet depends on was known before its unit's arm was drawn. The first
 over and each of its requests has ended or is hopelessly late (`LATE` times the first arm's P90), so a hanging one does
 not delay the rest for long.
 
+With several routers in front of the same engines, each counts units of its own (`control/replicas/experiments.py`);
+`set_others` adds theirs to every figure, the guard's included.
+
 Memory is bounded: by `enrolment.py` for units, by the requests in flight, and 40 KB per arm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import inf
 
 from router.config.sections.experiment import ExperimentConfig, Metric
 from router.scheduling.experiments.arm_metrics import QUANTILES, ArmMetrics
 from router.scheduling.experiments.comparison import METRICS, ArmComparison, Values, compute_bars
+from router.scheduling.experiments.counts import ArmCounts, ExperimentCounts
+from router.scheduling.experiments.e_process import BETS
 from router.scheduling.experiments.enrolment import OPEN_UNITS, Enrolment
 from router.scheduling.experiments.limits import ArmLimit, LimitedRequest, judge_failure, judge_ttft
 from router.scheduling.experiments.results import ArmReport, ExperimentReport, Finding, MetricResult
@@ -47,6 +52,26 @@ class ArmState:
         self.metrics = ArmMetrics()
         self.reported = False
         self.exclusion: str | None = None
+        self.others: Sequence[ArmCounts] = ()  # of other routers
+
+    @property
+    def all_metrics(self) -> ArmMetrics:
+        """Its metrics at all routers."""
+        return self.metrics.plus([each.metrics for each in self.others])
+
+    def counts(self, open_units: int) -> ArmCounts:
+        """Return what was counted here."""
+        comparison = None if self.comparison is None else self.comparison.counts()
+        limits = {key: limit.counts() for key, limit in self.limits.items()}
+        return ArmCounts(open_units, self.metrics.counts(), comparison, limits)
+
+    def set_others(self, others: Sequence[ArmCounts], running: Sequence[ArmCounts]) -> None:
+        """Count what other routers have counted; `running` are those of them that are not gone."""
+        self.others = others
+        if self.comparison is not None:
+            self.comparison.set_others([each.comparison for each in others if each.comparison is not None])
+        for key, limit in self.limits.items():
+            limit.set_others([each.limits[key] for each in running if key in each.limits])
 
 
 class RunningExperiment:
@@ -78,7 +103,7 @@ class RunningExperiment:
 
     @property
     def units(self) -> dict[str, int]:
-        """Number of closed units by arm."""
+        """Number of closed units by arm, without those of other routers."""
         return {arm.name: arm.metrics.units for arm in self._arms}
 
     @property
@@ -103,6 +128,9 @@ class RunningExperiment:
             limited.unit.running[record.number] = record
         for limit in state.limits.values():
             limit.add(limited)
+
+    def first_byte(self, record: Record) -> None:
+        """The answer of a request has begun. Nothing to do here: the record says so."""
 
     def end_request(self, record: Record) -> None:
         """Add the outcome of a request whose record is closed; ignored unless `begin_request` added it."""
@@ -132,19 +160,46 @@ class RunningExperiment:
             self._close(unit, findings)
         for arm in self._arms:
             if arm.exclusion is None and not self.is_over:
+                self._check_guard(arm, findings)  # units of other routers may have tripped it
                 self._check_limits(arm, now_s, findings)
         return findings
 
+    def counts(self) -> ExperimentCounts:
+        """Return what was counted here, for other routers."""
+        opened = self._enrolment.open
+        return ExperimentCounts([arm.counts(opened[number]) for number, arm in enumerate(self._arms)])
+
+    def set_others(self, others: Sequence[ExperimentCounts], running: Sequence[ExperimentCounts]) -> None:
+        """Count what other routers have counted of this experiment, units that are not counted here; `running` are
+        those of them that are not gone.
+        """
+        for number, arm in enumerate(self._arms):
+            arm.set_others([each.arms[number] for each in others], [each.arms[number] for each in running])
+
+    def fits(self, counts: ExperimentCounts) -> bool:
+        """Return whether counts can be added: those of another version may have other metrics or bets."""
+        compared = [arm.comparison for arm in counts.arms]
+        return [arm is None for arm in compared] == [arm.comparison is None for arm in self._arms] and all(
+            len(arm.metrics) == len(METRICS)
+            and all(len(each.won) == len(BETS) for pair in (*arm.metrics, (arm.guard,)) for each in pair)
+            for arm in compared
+            if arm is not None
+        )
+
     def report(self) -> ExperimentReport:
         """Return the present results."""
-        targets = set[str]().union(*(arm.metrics.targets for arm in self._arms))
+        metrics = [arm.all_metrics for arm in self._arms]
+        targets = set[str]().union(*(each.targets for each in metrics))
         requests = sum(arm.metrics.requests for arm in self._arms)
         per_unit = requests / max(1, self._enrolment.enrolled)
         return ExperimentReport(
             alpha=self._spec.guard.alpha,
             bar=self._bars.verdict,
             guard_bar=self._bars.guard,
-            arms=tuple(self._report_arm(arm, len(targets), per_unit) for arm in self._arms),
+            arms=tuple(
+                self._report_arm(arm, each, len(targets), per_unit)
+                for arm, each in zip(self._arms, metrics, strict=True)
+            ),
             warnings=tuple(self._warnings()),
         )
 
@@ -173,8 +228,7 @@ class RunningExperiment:
                 other.comparison.observe(other is arm, values, guarded)
         arm.metrics.add_unit(unit)
         self._refresh()
-        if arm.comparison is not None and arm.comparison.guard_tripped and not arm.reported:
-            findings.append(self._trip_guard(arm, arm.comparison))
+        self._check_guard(arm, findings)
 
     def _values(self, unit: ExperimentUnit) -> Values:
         return tuple(self._value(metric, unit) for metric in METRICS)
@@ -207,9 +261,13 @@ class RunningExperiment:
             if quantile is not None:
                 self._quantiles[metric] = quantile
 
+    def _check_guard(self, arm: ArmState, findings: list[Finding]) -> None:
+        if arm.comparison is not None and arm.comparison.guard_tripped and not arm.reported:
+            findings.append(self._trip_guard(arm, arm.comparison))
+
     def _trip_guard(self, arm: ArmState, comparison: ArmComparison) -> Finding:
         guard = self._spec.guard
-        of_arm, of_first = (each.metrics.estimate(guard.metric, 0.5).value for each in (arm, self._arms[0]))
+        of_arm, of_first = (each.all_metrics.estimate(guard.metric, 0.5).value for each in (arm, self._arms[0]))
         why = (
             f"{guard.metric}: {_figure(guard.metric, of_arm)} against {_figure(guard.metric, of_first)} of "
             f"{self._arms[0].name}: worse by more than {guard.worse_by:.0%}, after {comparison.units} units"
@@ -227,13 +285,12 @@ class RunningExperiment:
                 most = (
                     self._spec.limits.ttft_p90_max_ms if key == "ttft_p90_max_ms" else self._spec.limits.error_rate_max
                 )
-                arm.exclusion = f"{key}: {limit.bad} of {limit.requests} requests are beyond it ({most:g})"
-                share = limit.bad / limit.requests
-                findings.append(
-                    Finding(arm.name, "limit", key, arm.exclusion, arm.metrics.units, limit.evidence, share, None)
-                )
+                total = limit.total
+                arm.exclusion = f"{key}: {total.bad} of {total.requests} requests are beyond it ({most:g})"
+                share, units = total.bad / total.requests, arm.all_metrics.units
+                findings.append(Finding(arm.name, "limit", key, arm.exclusion, units, total.evidence, share, None))
 
-    def _report_arm(self, arm: ArmState, targets: int, per_unit: float) -> ArmReport:
+    def _report_arm(self, arm: ArmState, metrics: ArmMetrics, targets: int, per_unit: float) -> ArmReport:
         config = self._spec.arms[arm.name]
         return ArmReport(
             arm=arm.name,
@@ -241,17 +298,17 @@ class RunningExperiment:
             admission=None if config.admission is None else config.admission.name,
             share=arm.share,
             out=arm.exclusion,
-            units_open=self._enrolment.open[self._numbers[arm.name]],
-            units_closed=arm.metrics.units,
-            requests=arm.metrics.requests,
-            failed=arm.metrics.failed,
-            spread=arm.metrics.imbalance(targets),
+            units_open=self._enrolment.open[self._numbers[arm.name]] + sum(each.open_units for each in arm.others),
+            units_closed=metrics.units,
+            requests=metrics.requests,
+            failed=metrics.failed,
+            spread=metrics.imbalance(targets),
             guard_evidence=arm.comparison.guard_evidence.peak if arm.comparison is not None else None,
-            standings=tuple(self._judge(arm, metric, per_unit) for metric in METRICS),
+            standings=tuple(self._judge(arm, metrics, metric, per_unit) for metric in METRICS),
         )
 
-    def _judge(self, arm: ArmState, metric: Metric, per_unit: float) -> MetricResult:
-        estimate = arm.metrics.estimate(metric, self._spec.guard.alpha / (len(self._arms) * len(METRICS)))
+    def _judge(self, arm: ArmState, metrics: ArmMetrics, metric: Metric, per_unit: float) -> MetricResult:
+        estimate = metrics.estimate(metric, self._spec.guard.alpha / (len(self._arms) * len(METRICS)))
         if arm.comparison is None:
             return MetricResult(metric, *estimate, None, None, None, None)
         comparison = arm.comparison.metrics[METRICS.index(metric)]

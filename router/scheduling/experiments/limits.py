@@ -11,15 +11,17 @@ together (an engine that dies with forty of them) are one piece of evidence. Aga
 is the Shiryaev-Roberts detector in its form for bounded values (Shin, Ramdas and Rinaldo 2024): while y is expected to
 be at most q, R grows by no more than 1 a second on average, so the first false alarm comes after no less than `ALARM`
 seconds with requests, on average (11 days right at the bound, far longer below it). If all are bad: after 8 s at a
-bound of 10 %, 6 s at 5 %, 4 s at 1 %.
+bound of 10 %, 6 s at 5 %, 4 s at 1 %. With several routers, each of which judges requests of its own, R is the mean of
+theirs: so there are no more false alarms than at one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+from router.scheduling.experiments.counts import LimitCounts
 from router.scheduling.experiments.e_process import BETS
 from router.scheduling.experiments.unit import ExperimentUnit, first_byte_ms, has_failed, is_counted
 from router.scheduling.policy.record import Record
@@ -78,6 +80,7 @@ class ArmLimit:
         "_good",
         "_judge",
         "_most",
+        "_others",
         "_queue",
         "_stakes",
         "alarmed",
@@ -97,6 +100,22 @@ class ArmLimit:
         self.bad = 0
         self.evidence = 0.0
         self.alarmed = False
+        self._others: Sequence[LimitCounts] = ()
+
+    def counts(self) -> LimitCounts:
+        """Return what was judged here."""
+        return LimitCounts(self.evidence, self.requests, self.bad)
+
+    def set_others(self, others: Sequence[LimitCounts]) -> None:
+        """Count what the other routers that run have judged."""
+        self._others = others
+
+    @property
+    def total(self) -> LimitCounts:
+        """What was judged at all routers, and their mean evidence."""
+        of_all = (self.counts(), *self._others)
+        evidence = sum(each.evidence for each in of_all) / len(of_all)
+        return LimitCounts(evidence, sum(each.requests for each in of_all), sum(each.bad for each in of_all))
 
     def add(self, limited: LimitedRequest) -> None:
         self._queue.append(limited)
@@ -125,7 +144,7 @@ class ArmLimit:
         gain = (self._bad / requests - self._most) / self._most
         self._stakes = [(stake + 1) * (1 + bet * gain) for bet, stake in zip(BETS, self._stakes, strict=True)]
         self.evidence = sum(self._stakes) / len(BETS)
-        self.alarmed = self.alarmed or self.evidence >= ALARM
+        self.alarmed = self.alarmed or self.total.evidence >= ALARM
         self.requests += requests
         self.bad += self._bad
         self._bad = self._good = 0

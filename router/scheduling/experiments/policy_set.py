@@ -50,11 +50,13 @@ class PolicySet:
     needs_cache: bool = field(init=False)
     needs_session: bool = field(init=False)
     orders: Orders | None = field(init=False)  # of all in use, see `Policy.orders`
+    continuation: bool = field(init=False)  # of any in use
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", reduce(Needs.__or__, (p.needs for p in self.in_use), Needs.NONE))
         object.__setattr__(self, "needs_cache", Needs.CACHE in self.needs)
         object.__setattr__(self, "needs_session", Needs.SESSION in self.needs)
+        object.__setattr__(self, "continuation", any(p.continuation for p in self.in_use))
         object.__setattr__(self, "orders", reduce(merge_orders, (p.orders for p in self.in_use)))
 
     @property

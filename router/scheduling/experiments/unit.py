@@ -25,7 +25,7 @@ AT_ONCE = 1e-9  # ms, for a client that left at once: negative zero is not negat
 
 def has_failed(record: Record) -> bool:
     """Return whether a request that has ended failed."""
-    if _end(record) == "broken":
+    if _end(record) == "broken" or record.uncontinued is not None:
         return True
     if record.status is None:
         return not client_left(record)

@@ -88,6 +88,7 @@ class Policy:
         self.spec = spec  # the file it was built from
         self.digest = compute_digest(spec)
         self.prefill_from_tokens = prefill_from_tokens
+        self.continuation = spec is None or spec.continuation
         self._parts: dict[Part, Policy] = {"whole": self, "prefill": prefill or self, "decode": decode or self}
         self.filters = tuple(filters)
         self.scorers = tuple(scorers)
@@ -178,8 +179,12 @@ class Policy:
 
 
 def compute_digest(spec: schema.PolicyConfig | None) -> str:
-    """Return a short digest of a policy file, equal for equal files in every process; `by hand` without a file."""
-    return "by hand" if spec is None else blake2b(spec.model_dump_json().encode(), digest_size=6).hexdigest()
+    """Return a short digest of a policy file, equal for equal files in every process; `by hand` without a file. A field
+    that a later version adds does not change it, unless it is set.
+    """
+    if spec is None:
+        return "by hand"
+    return blake2b(spec.model_dump_json(exclude_defaults=True).encode(), digest_size=6).hexdigest()
 
 
 def build_policy(

@@ -17,7 +17,18 @@ DEATHS_ALLOWED = 1  # of engines that took the request; one more ends it
 PREFILLS_ALLOWED = 2  # failed prefill halves after which a request is no longer split
 
 AttemptEnd = Literal[
-    "running", "ok", "connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "rejected", "prefill"
+    "running",
+    "ok",
+    "connect",
+    "busy",
+    "died",
+    "broken",
+    "continued",
+    "client_gone",
+    "cut",
+    "deadline",
+    "rejected",
+    "prefill",
 ]
 """How an attempt at a request ended.
 
@@ -27,10 +38,11 @@ AttemptEnd = Literal[
     busy         the engine answered 503
     died         the engine closed the connection before the first byte of its answer
     broken       the engine failed after the first byte of its answer
+    continued    the same, and the answer was carried on: by the next attempt, or by the router if only its end lacked
     client_gone  the client disconnected
     cut          a gateway ended the exchange before the answer was whole: the engine failed, or the client left
     deadline     no byte of an answer within `limits.first_byte_timeout_s`
-    rejected     the prefill engine of a pair found fault with the request (4xx)
+    rejected     the prefill engine of a pair found fault with the request (4xx), or the engine carried no answer on
     prefill      the prefill half of a pair failed; its own end is in `PrefillRecord.end`
 """
 
@@ -69,6 +81,8 @@ class Attempt(msgspec.Struct, gc=False):
     end: AttemptEnd = "running"
     prefill: PrefillRecord | None = None  # the half that computed the prompt, of a pair
     token_id_passthrough: bool = False  # the engine got the prompt's token ids from the router
+    continued_tokens: int | None = None  # of the answer that earlier attempts had sent when this one carried it on
+    continued_by: Literal["ids", "text"] | None = None  # how it got them; by text they may be more
     served: str | None = None  # the endpoint that answered, where a gateway says so and it is another one
     panic: bool = False  # no target that could answer had a closed breaker, so breakers were ignored
     start_ms: float | None = None  # when its choice began, after the request's arrival
@@ -120,6 +134,8 @@ class Record(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None  # by the engine
     cached_tokens: int | None = None  # delivered
     output_tokens: int | None = None
+    preloaded_tokens: int | None = None  # of the cached: loaded ahead, and hit here first; None: nothing was
+    uncontinued: str | None = None  # why an answer that broke off was not carried on; None: it was, or did not break
     tool_call: bool | None = None  # whether the answer ended in a tool call; None: unknown, or not needed
     poison: bool = False  # more engines died on it than allowed
     done: bool = False

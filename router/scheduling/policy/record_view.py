@@ -49,6 +49,8 @@ def _describe_attempt(attempt: Attempt, policy: Policy | None) -> dict[str, Any]
     return {
         **_describe_choice(attempt, policy),
         "panic": attempt.panic,
+        "continued_tokens": attempt.continued_tokens,
+        "continued_by": attempt.continued_by,
         "served": attempt.served,
         "pool_tokens": attempt.pool_tokens,
         "start_ms": attempt.start_ms,

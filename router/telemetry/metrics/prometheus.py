@@ -153,13 +153,23 @@ class Metrics:
             if attempt.panic:
                 self._panics[counters.model] += 1
         for attempt in record.attempts[:-1]:
-            self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
+            if attempt.end != "continued":
+                self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
+        self._count_continued(record)
         for buckets, ms in zip(self._stages, astuple(record.stages), strict=True):
             if ms is not None:
                 buckets.observe(ms / 1000)
         self._count_tokens(record, counters.model)
         if record.arm is not None:
             self._count_arm(record, record.arm, status)
+
+    def _count_continued(self, record: Record) -> None:
+        """Count the answers that broke off, by what became of them."""
+        if record.uncontinued is not None:
+            self._broken[(record.uncontinued,)] += 1
+        elif any(attempt.end == "continued" for attempt in record.attempts):
+            by_text = any(attempt.continued_by == "text" for attempt in record.attempts)
+            self._broken[("continued_text" if by_text else "continued",)] += 1
 
     def on_trace(self, record: Record) -> None:
         """Make a request that was counted, and whose spans are exported, the exemplar of its latencies' buckets."""
@@ -227,6 +237,9 @@ class Metrics:
         self._requests = self._counter("requests_total", "requests ended, by class of status", *by_endpoint, "status")
         self._errors = self._counter("errors_total", "requests that failed, by reason", "endpoint", "reason")
         self._retries = self._counter("retries_total", "second attempts, by how the first one ended", "reason")
+        broken = "answers whose engine failed in the middle: continued (by text: continued_text), or why not"
+        self._broken = self._counter("broken_answers_total", broken, "outcome")
+        self._broken[("continued",)] += 0
         self._halves = self._counter("prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
         panics = "attempts for which breakers were ignored, as no target that could answer had a closed one (panic)"
         self._panics = self._counter("panic_attempts_total", panics, "model")

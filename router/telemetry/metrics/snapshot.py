@@ -35,7 +35,7 @@ class TargetState(NamedTuple):
     instance: str
     state: str  # one of INSTANCE_STATES
     breaker: str  # one of BREAKER_STATES
-    requests: int
+    requests: int  # of this router, without those of other replicas
     prefilling: int
     live_tokens: int  # of KV memory, as in `scorers.contract.Load`
     gauges: Gauges  # as last reported by the engine
@@ -81,7 +81,7 @@ class PolicyState(NamedTuple):
     """Policies in force, their switches, and the results of experiments and shadows."""
 
     in_force: Sequence[PolicyInForce] = ()
-    switches: Mapping[str, int] = {}  # by source: files, admin, guard
+    switches: Mapping[str, int] = {}  # by source: files, admin, guard, replicas
     refusals: Mapping[str, int] = {}  # by the source of what could not be read or built
     arms: Sequence[ArmUnits] = ()
     shadows: Mapping[str, tuple[ChoiceComparison, bool]] = {}  # by policy; whether it is out
@@ -114,6 +114,31 @@ class ConnectionState(NamedTuple):
     refused: Mapping[str, int]  # by reason
 
 
+class ReplicaReport(NamedTuple):
+    """One configured address, or a replica that was heard and is not configured here (`address` None)."""
+
+    address: str | None
+    run: str | None  # id of its run; None: it has not answered yet
+    own: bool  # this router itself
+    up: bool  # both ways
+    last_heard_s: float | None  # since its last frame; None: it is not heard
+    lag_s: float | None  # half the time from the last beat to its acknowledgement; None: there was none
+    bytes_sent: int
+    bytes_received: int  # since it was heard first, or again
+    unsent: int  # frames for which there was no connection, or no room
+    same_policies: bool | None = None  # as in force here; None: it is not up, or has not said so
+    same_instances: bool | None = None  # the same names as here
+    instances: int | None = None  # number of those it knows
+
+
+class PreloadState(NamedTuple):
+    """What was loaded into engines ahead of the requests for it, by reason."""
+
+    loaded_tokens: Mapping[tuple[str, str], int] = {}  # by reason and source: computed, pool
+    settled_tokens: Mapping[tuple[str, str], int] = {}  # by reason and outcome: hit, lost
+    requests: Mapping[tuple[str, str], int] = {}  # by reason and end: loaded, failed
+
+
 class RouterSnapshot(NamedTuple):
     targets: Sequence[TargetState] = ()
     distrusted: Mapping[str, bool] = {}  # by instance: its events are ignored
@@ -130,3 +155,5 @@ class RouterSnapshot(NamedTuple):
     admission: Sequence[ModelAdmissionState] = ()  # by model, where sessions are admitted
     tracing: TracingStats | None = None  # None: no tracing
     connections: ConnectionState | None = None
+    replicas: Sequence[ReplicaReport] = ()
+    preloads: PreloadState = PreloadState()

@@ -25,6 +25,8 @@ from router.telemetry.metrics.snapshot import (
     PolicyState,
     PoolState,
     PrefixCacheState,
+    PreloadState,
+    ReplicaReport,
     RouterSnapshot,
     TargetState,
 )
@@ -111,6 +113,17 @@ HELP = {
     "admission_waiting_requests": "requests that wait for admission, by queue",
     "admission_live_sessions": "sessions expected to come back",
     "admission_context_tokens": "tokens of the contexts of those sessions",
+    "preload_tokens_total": "tokens loaded into engines ahead of the requests for them, by reason (join, drain, copy) "
+    "and source: computed, pool",
+    "preload_settled_tokens_total": "of those, tokens that the first request for them hit, or found lost, by outcome",
+    "preload_requests_total": "requests that loaded them, by reason and end: loaded, failed",
+    "replica_up": "1 while the other router is heard, followed without a gap, and acknowledges what it gets",
+    "replica_last_heard_seconds": "time since its last frame; no sample while it is not heard",
+    "replica_lag_seconds": "half the time from the last beat to its acknowledgement",
+    "replica_bytes_total": "bytes of messages, before encryption, by direction: sent, received (of its present run)",
+    "replica_same_policies": "1 while it has the same policies in force as this router; no sample while it is not up",
+    "replica_same_instances": "1 while it knows instances of the same names; no sample while it is not up",
+    "replica_unsent_frames_total": "frames for which there was no connection to it, or no room",
     "admission_capacity_tokens": "tokens that fit the KV caches; no sample while unknown: everything is admitted",
 }
 """Help texts by name, without the prefix `warmroute_`. What ends with `_total` is a counter, the rest are gauges."""
@@ -177,6 +190,8 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     yield from _prefix_cache(now.prefix_cache, now.tokenizers)
     yield from _admission(now.admission)
     yield from _connections(now.connections)
+    yield from _preloads(now.preloads)
+    yield from _replicas([replica for replica in now.replicas if replica.address is not None and not replica.own])
     yield build_family("traces_total", ("end",), by_label({} if now.tracing is None else now.tracing._asdict()))
 
 
@@ -242,6 +257,28 @@ def _policies(now: PolicyState) -> Iterator[Metric]:
     yield build_family("decision_log_bytes_total", (), [((), log and log.bytes)])
     yield build_family("decision_log_failures_total", (), [((), log and log.failures)])
     yield build_family("audit_failures_total", (), [((), now.audit_failures)])
+
+
+def _replicas(replicas: Sequence[ReplicaReport]) -> Iterator[Metric]:
+    named = {replica.address or "": replica for replica in replicas}
+    label = ("replica",)
+    yield build_family("replica_up", label, by_label({name: r.up for name, r in named.items()}))
+    yield build_family("replica_last_heard_seconds", label, by_label({n: r.last_heard_s for n, r in named.items()}))
+    yield build_family("replica_lag_seconds", label, by_label({name: r.lag_s for name, r in named.items()}))
+    policies = by_label({name: r.same_policies for name, r in named.items()})
+    yield build_family("replica_same_policies", label, policies)
+    instances = by_label({name: r.same_instances for name, r in named.items()})
+    yield build_family("replica_same_instances", label, instances)
+    sent = (((name, "sent"), replica.bytes_sent) for name, replica in named.items())
+    received = (((name, "received"), replica.bytes_received) for name, replica in named.items())
+    yield build_family("replica_bytes_total", ("replica", "direction"), (*sent, *received))
+    yield build_family("replica_unsent_frames_total", label, by_label({n: r.unsent for n, r in named.items()}))
+
+
+def _preloads(now: PreloadState) -> Iterator[Metric]:
+    yield build_family("preload_tokens_total", ("reason", "source"), now.loaded_tokens.items())
+    yield build_family("preload_settled_tokens_total", ("reason", "outcome"), now.settled_tokens.items())
+    yield build_family("preload_requests_total", ("reason", "end"), now.requests.items())
 
 
 def _prefix_cache(now: PrefixCacheState | None, reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:

@@ -41,9 +41,12 @@ class HttpClients:
         *,
         timeout_s: float,
         limit_bytes: int = ANSWER_BYTES,
+        rank: int | None = None,
     ) -> HttpAnswer | None:
         """Return the whole answer; None when none came in time."""
         headers = {"content-type": "application/json"} if body else {}
+        if rank is not None:
+            headers["x-data-parallel-rank"] = str(rank)
         try:
             answer = await self._clients[instance].request(
                 method, path, content=body, headers=headers, timeout=timeout_s

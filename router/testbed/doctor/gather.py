@@ -64,6 +64,7 @@ class DoctorOptions(NamedTuple):
     token: str | None = None  # for them
     api_key: str | None = None  # for engines that only a router names
     passive: bool = False  # send no prompts
+    engines: frozenset[str] | None = None  # only these, of all that are listed; None: every one
 
 
 class _Work(NamedTuple):
@@ -72,6 +73,7 @@ class _Work(NamedTuple):
     subject: Subject
     clients: HttpClients
     clock: Clock
+    only: frozenset[str] | None  # engines
 
 
 async def gather_facts(options: DoctorOptions, clock: Clock) -> Subject:
@@ -82,7 +84,7 @@ async def gather_facts(options: DoctorOptions, clock: Clock) -> Subject:
         subject.document = load(options.config)
         subject.read = read_all(options.config)
     clients = HttpClients(ASK_TIMEOUT_S)
-    work = _Work(subject, clients, clock)
+    work = _Work(subject, clients, clock, options.engines)
     try:
         await asyncio.gather(_ask_routers(work, options), _list_engines(work))
         _add_engines_of_routers(work, options.api_key)
@@ -168,6 +170,8 @@ def _add_engines_of_routers(work: _Work, api_key: str | None) -> None:
 
 
 def _add_engine(work: _Work, engine: ExaminedEngine, api_key: str | None) -> None:
+    if work.only is not None and engine.name not in work.only:
+        return
     work.subject.engines.append(engine)
     work.clients.add(engine.name, engine.config.url, token=api_key, ca_file=engine.config.ca_file)
     if engine.config.transfer is not None and engine.config.transfer.bootstrap_url is not None:

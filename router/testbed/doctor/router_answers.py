@@ -38,6 +38,7 @@ async def ask_router(clients: HttpClients, url: str, *, config: Config | None, h
         _is_open(clients, url),
         scrape(clients, url, config),
     )
+    replicas = await _get(client, "/admin/replicas")
     return RouterAnswers(
         url,
         None,
@@ -49,6 +50,7 @@ async def ask_router(clients: HttpClients, url: str, *, config: Config | None, h
         (workers or {}).get("workers") or [],
         (records or {}).get("records") or [],
         metrics,
+        replicas=(replicas or {}).get("replicas") or [],
     )
 
 

@@ -95,6 +95,38 @@ def check_workers(subject: Subject) -> Iterator[FleetFinding]:
                 yield FleetFinding("fault", str(worker["trouble"]), why, "restart the router", at)
 
 
+def check_replicas(subject: Subject) -> Iterator[FleetFinding]:
+    """The routers in front of the same engines hear each other and agree."""
+    for router in subject.routers:
+        for other in router.replicas:
+            yield from _judge_replica(router.url, other)
+
+
+def _judge_replica(url: str, other: Json) -> Iterator[FleetFinding]:
+    at = (url,)
+    if other["own"]:
+        return
+    if (address := other["address"]) is None:
+        why, change = "that one hears nothing of this one's load", f"add it to replicas.peers of {url}"
+        yield FleetFinding("fault", f"hears a router (run {other['run']}) that is not in its list", why, change, at)
+        return
+    if not other["up"]:
+        heard = other.get("last_heard_s") is not None
+        what = f"hears the router at {address}, and gets no acknowledgements" if heard else f"does not hear {address}"
+        why = "each decides without the other's requests, drains and switches"
+        change = f"let both reach the other's replicas.port; the same secret (replicas.secret_env) at {address}"
+        yield FleetFinding("fault", what, why, change, at)
+    if other.get("same_policies") is False:
+        why = "one fleet is decided by two policies"
+        change = "compare GET /admin/policies of both: `errors.replicas`, and their files"
+        yield FleetFinding("fault", f"has other policies in force than the router at {address}", why, change, at)
+    if other.get("same_instances") is False:
+        why = "an engine that has two names, or is known to one of them, has its load counted wrongly"
+        change = "give both the same section fleet; set `name` where they reach an engine by different URLs"
+        what = f"knows other engines than the router at {address}, which knows {other.get('instances')}"
+        yield FleetFinding("fault", what, why, change, at)
+
+
 def _instances(subject: Subject) -> Iterator[tuple[RouterAnswers, Json]]:
     for router in subject.routers:
         for one in router.instances:
@@ -107,4 +139,5 @@ CHECKS = (
     Check("routers.targets", "breakers closed, events trusted, hits predicted", "router", check_targets),
     Check("routers.sources", "the lists of engines are current", "router", check_sources),
     Check("routers.workers", "all workers are up, with the same policies", "router", check_workers),
+    Check("routers.replicas", "replicas hear each other and agree", "router", check_replicas),
 )

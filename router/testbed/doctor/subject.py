@@ -123,6 +123,7 @@ class RouterAnswers(NamedTuple):
     records: list[Json] = []
     metrics: str | None = None  # the page for Prometheus
     later_metrics: str | None = None  # the same, some seconds later
+    replicas: list[Json] = []  # the other routers in front of the same engines
 
 
 class MasterAnswers(NamedTuple):

@@ -53,6 +53,26 @@ SHAPES: dict[str, Callable[[AnswerFacts], AnswerShape]] = {
 CUT_AFTER_TOKENS = 3  # where `die_mid_stream` ends an answer
 
 
+class _StreamWriter:
+    """Writes a streamed answer, of which at most `left_bytes` are sent (None: all)."""
+
+    def __init__(self, exchange: HttpExchange, left_bytes: int | None) -> None:
+        self._exchange = exchange
+        self._left_bytes = left_bytes
+
+    async def write(self, piece: bytes) -> None:
+        """Write `piece`. Raises RequestGone where the answer is to be cut."""
+        left = self._left_bytes
+        if left is None:
+            await self._exchange.write(piece)
+            return
+        self._left_bytes = left - len(piece)
+        if left > 0:
+            await self._exchange.write(piece[:left])
+        if self._left_bytes <= 0:
+            raise RequestGone
+
+
 class GenerateEndpoints:
     """Serves all four; `in_flight` counts running requests for `/load`."""
 
@@ -81,6 +101,8 @@ class GenerateEndpoints:
         """Answer one request. Raises RequestRefused or EngineFailed for what is to be answered as an error."""
         self._inject_errors()
         raw, body = exchange.body, read_json(exchange)
+        if self._cores.faults.no_ids:
+            body.pop("return_token_ids", None)
         rank = self._read_rank(exchange)
         if exchange.path == RESPONSES and body.get("previous_response_id") is not None:
             body = self.responses.expand(body) | {"previous_response_id": None}
@@ -129,14 +151,15 @@ class GenerateEndpoints:
             raise RequestGone
         dies = self._rng.happens(self._cores.faults.die_mid_stream)
         choices, usage = [ChoiceText() for _ in params.sequences], AnswerUsage(params.prompt_tokens, 0, 0)
+        stream_writer = _StreamWriter(exchange, self._cores.faults.die_after_bytes)
         if params.stream:
             await exchange.start_stream()
             if greeting := shape.greeting():
-                await exchange.write(greeting)
+                await stream_writer.write(greeting)
         while pieces := self._pieces(params, await stream.tokens(), choices, usage):
             if params.stream:
                 opening = shape.opening(pieces[0].usage) if usage.completion_tokens == 0 else b""
-                await exchange.write(opening + b"".join(map(shape.piece, pieces)))
+                await stream_writer.write(opening + b"".join(map(shape.piece, pieces)))
             usage = pieces[-1].usage
             if dies and usage.completion_tokens >= CUT_AFTER_TOKENS:
                 raise RequestGone
@@ -148,10 +171,10 @@ class GenerateEndpoints:
         if isinstance(shape, ResponseShape) and params.body.get("store") is not False:
             self.responses.put(whole, input_items(params.body))
         if params.stream:
-            await exchange.write(shape.closing(choices, usage))
+            await stream_writer.write(shape.closing(choices, usage))
             await exchange.finish_stream()
         else:
-            await exchange.send_json(whole)
+            await exchange.send_json(whole, cut_after_bytes=self._cores.faults.die_after_bytes)
 
     def _pieces(
         self,

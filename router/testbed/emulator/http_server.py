@@ -31,6 +31,10 @@ class ClientLeft(Exception):
     """The client disconnected before its request was read."""
 
 
+def _headers(body: bytes, content_type: str) -> list[tuple[bytes, bytes]]:
+    return [(b"content-length", str(len(body)).encode()), (b"content-type", content_type.encode())]
+
+
 class HttpExchange:
     """A request and its answer. `headers` have lower-case names; of a repeated header the last value counts."""
 
@@ -67,14 +71,19 @@ class HttpExchange:
         self._abort()
         await self.wait_closed()
 
-    async def send_json(self, value: object, status: int = 200) -> None:
-        """Answer with `value` encoded as JSON."""
-        await self.send_body(_encode(value), "application/json", status)
+    async def send_json(self, value: object, status: int = 200, *, cut_after_bytes: int | None = None) -> None:
+        """Answer with `value` encoded as JSON. `cut_after_bytes`: the connection is closed after so many of them."""
+        body = _encode(value)
+        if cut_after_bytes is None or cut_after_bytes >= len(body):
+            await self.send_body(body, "application/json", status)
+            return
+        await self._start(status, _headers(body, "application/json"))
+        await self._send({"type": "http.response.body", "body": body[:cut_after_bytes], "more_body": True})
+        await self.abort()
 
     async def send_body(self, body: bytes, content_type: str, status: int = 200) -> None:
         """Answer with a body of known length."""
-        headers = [(b"content-length", str(len(body)).encode()), (b"content-type", content_type.encode())]
-        await self._start(status, headers)
+        await self._start(status, _headers(body, content_type))
         await self._send({"type": "http.response.body", "body": body})
 
     async def start_stream(self) -> None:

@@ -32,10 +32,12 @@ class EngineFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     freeze: bool = False  # accept connections and requests, answer none, step and publish nothing
     refuse_ids: bool = False  # chats that carry token ids: 400
     ignore_ids: bool = False  # token ids of chats are not read, as by engines before 0.32
+    no_ids: bool = False  # no answer names token ids, as of engines before 0.10.2
     silent_replays: bool = False  # replay requests are taken and not answered
     slow: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on every step's duration
     die_before_first_byte: Probability = 0.0  # connection cut after the request was read
     die_mid_stream: Probability = 0.0  # connection cut inside the answer
+    die_after_bytes: int | None = None  # connection cut after so many bytes of an answer
 
     def merge_json(self, body: bytes) -> EngineFaults:
         """Return these faults with the fields of a JSON object replaced. Raises msgspec.ValidationError."""

@@ -160,6 +160,7 @@ class RequestParamsReader:
             adapter=adapter,
             salt=body.get("cache_salt") if self._options.prefix_caching else uuid.uuid4().hex,  # off: nothing hits
             seed=(body.get("seed") or 0) + copy,
+            greedy=body.get("temperature") == 0,
         )
 
 

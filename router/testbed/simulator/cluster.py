@@ -203,13 +203,18 @@ class Cluster:
         idle = not any(router.in_flight(number) for router in self._front.routers)
         if alive and (not idle or at_s - self._polled_s[number] >= IDLE_POLL_S):
             self._polled_s[number] = at_s
-            gauges = self._engines[number].gauges()
-            for router in self._front.routers:
-                router.on_metrics(number, gauges)
+            routers = self._front.routers
+            self._poll(routers[0], number)
+            for n, router in enumerate(routers[1:], 1):  # each at its own time
+                self._event_queue.at(at_s + every_s * n / len(routers), self._poll, router, number)
         self._ticks_s[number] = next_s = at_s + every_s
         while alive and idle and next_s - self._polled_s[number] < IDLE_POLL_S:
             next_s += every_s
         self._poll_at(number, next_s)
+
+    def _poll(self, router: SimulatedRouter, number: int) -> None:
+        if self._alive[number]:
+            router.on_metrics(number, self._engines[number].gauges())
 
     # instances that join and leave
 

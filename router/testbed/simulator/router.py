@@ -32,6 +32,7 @@ from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, At
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
+from router.testbed.simulator.exchange import SimulatedExchange
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.workloads.block_names import BlockNameKeyring, NamedTokens
 from scorers.admission.contract import Admission
@@ -56,9 +57,19 @@ class SimulatedTurn(NamedTuple):
 
 
 class SimulatedRouter:
-    """One router of a scenario; its admission control covers its share of the fleet's memory."""
+    """One router of a scenario; its admission control covers its share of the fleet's memory. `exchange` tells it what
+    the others do; None: nothing does.
+    """
 
-    def __init__(self, policy: schema.PolicyConfig, scenario: Scenario, clock: Clock, *, seed: int) -> None:
+    def __init__(
+        self,
+        policy: schema.PolicyConfig,
+        scenario: Scenario,
+        clock: Clock,
+        *,
+        seed: int,
+        exchange: SimulatedExchange | None = None,
+    ) -> None:
         config, shared_pool = schema.Config(), scenario.store is not None
         self.splits = scenario.prefills > 0
         self._clock = clock
@@ -71,13 +82,10 @@ class SimulatedRouter:
             ApproximateBlocks(config.index.approximate_blocks, config.index.approximate_ttl_s),
             clock,
         )
-        self.scheduler = Scheduler(
-            Fleet(config.fleet.model_copy(update={"speed_prior": scenario.speed_prior})),
-            indexer,
-            Selector(policies, seed=seed),
-            clock,
-            STORED_RESPONSES,
-            shared_pool=shared_pool,
+        fleet = Fleet(config.fleet.model_copy(update={"speed_prior": scenario.speed_prior}))
+        build = Scheduler if exchange is None else exchange.build_scheduler
+        self.scheduler: Scheduler = build(
+            fleet, indexer, Selector(policies, seed=seed), clock, STORED_RESPONSES, shared_pool=shared_pool
         )
         self.admission: ModelAdmission | None = None
         if (admission := scenario.admission) is not None and admission.enabled:
@@ -93,8 +101,8 @@ class SimulatedRouter:
 
     @property
     def booked_requests(self) -> int:
-        """Number of requests in its load books, over all instances."""
-        return sum(target.load_book.requests for target in self.scheduler.fleet.targets_serving(None))
+        """Number of its own requests in its load books, over all instances."""
+        return sum(target.load_book.own.requests for target in self.scheduler.fleet.targets_serving(None))
 
     # engines
 

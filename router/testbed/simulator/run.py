@@ -22,6 +22,7 @@ from router.testbed.rng import Rng
 from router.testbed.simulator.clients import ClientTurn, SimulatedClients
 from router.testbed.simulator.cluster import Cluster
 from router.testbed.simulator.event_queue import EventQueue
+from router.testbed.simulator.exchange import SimulatedExchange, connect_exchanges
 from router.testbed.simulator.fast_engine import EngineJob
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
 from router.testbed.simulator.router import (
@@ -105,6 +106,7 @@ class _Run:
         self._stopwatch = stopwatch
         self._progress = progress
         self._rng = Rng(seed ^ 0x5EED)
+        self._router_rng = Rng(seed ^ 0x0FF1CE)  # of its own: the workload does not depend on the number of routers
         self._event_queue = EventQueue()
         self._retired: list[SimulatedRouter] = []
         self.routers: list[SimulatedRouter] = []
@@ -133,7 +135,13 @@ class _Run:
 
     def _build_routers(self, policy: schema.PolicyConfig) -> list[SimulatedRouter]:
         scenario, clock, first = self._scenario, self._event_queue.clock, self._seed * 1000
-        return [SimulatedRouter(policy, scenario, clock, seed=first + number) for number in range(scenario.routers)]
+        exchanges: Sequence[SimulatedExchange | None] = [None] * scenario.routers
+        if scenario.exchange is not None and scenario.routers > 1:
+            exchanges = connect_exchanges(scenario.routers, scenario.exchange, self._event_queue, self._router_rng)
+        return [
+            SimulatedRouter(policy, scenario, clock, seed=first + number, exchange=exchange)
+            for number, exchange in enumerate(exchanges)
+        ]
 
     def _start_routers(self) -> None:
         """Replace the round-robin routers; requests under way in those end there."""
@@ -147,7 +155,8 @@ class _Run:
     def _send(self, turn: ClientTurn) -> None:
         """Give a turn to its router, which may queue it."""
         session, names = turn.session.number, self._prompt(turn)
-        router = self.routers[session % len(self.routers)]
+        routers = len(self.routers)
+        router = self.routers[session % routers if self._scenario.sticky else self._router_rng.below(routers)]
         parent = None if turn.started_by is None else str(turn.started_by.number)
         arrival = SimulatedTurn(str(session), names, turn.prompt_tokens, self._cluster.pooled_tokens(names), parent)
         request = _Request(turn, router.open(arrival), self._event_queue.now_s)

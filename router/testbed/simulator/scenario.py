@@ -38,6 +38,14 @@ class EventLags:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaLink:
+    """The way between two routers that tell each other what they book and where sessions go."""
+
+    delay_s: float = 0.001
+    lost: float = 0.0  # share of frames
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceFailure:
     """A fault of one instance from `at_s` to `until_s`."""
 
@@ -81,7 +89,9 @@ class Scenario:
     host: StoreScenario | None = None  # host memory of each instance
     lags: EventLags = EventLags()
     trouble: Trouble = Trouble()
-    routers: int = 1  # routers that share the fleet, each with its share of the requests
+    routers: int = 1  # routers in front of the fleet; each request comes to one of them by chance
+    exchange: ReplicaLink | None = None  # between those; None: they tell each other nothing
+    sticky: bool = False  # all requests of a session come to the same router
     max_queued: int | None = None  # waiting requests at which an engine refuses more, so that another is tried
     prefills: int = 0  # instances that only prefill; the others only decode
     decode_profile: EngineProfile | None = None  # of the decode instances; None: `profile`

@@ -20,6 +20,8 @@ from router.kvcache.events import EngineHash
 from router.testbed.rng import Rng
 from router.testbed.simulator.engine_types import EngineShape, Finish, RequestId, SequenceRequest
 
+GREEDY_TOKENS = 8  # the last ones, of which a greedy request's next token follows
+
 
 class Sequence:
     """A request. The KV of its first `computed` tokens is in `blocks`; others can hit the first `registered` blocks."""
@@ -81,6 +83,9 @@ class Sequence:
             return shape.end_token, "stop"
         if request.script is not None:
             token = request.script[position]
+        elif request.greedy:
+            last = array("Q", self.tokens[-GREEDY_TOKENS:]).tobytes()
+            token = shape.vocabulary[xxhash.xxh32_intdigest(last, len(self.tokens)) % len(shape.vocabulary)]
         else:
             token = shape.vocabulary[self.rng.below(len(shape.vocabulary))]
         return token, "length" if position + 1 >= request.max_tokens else None

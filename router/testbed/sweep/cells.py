@@ -15,7 +15,7 @@ from router.config.sections.listeners import AdmissionConfig
 from router.testbed.engine_profile import EngineProfile
 from router.testbed.simulator.outcome import ServiceLimits, SimulationFigures, SimulationOutcome, compute_figures
 from router.testbed.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario, Trouble
-from router.testbed.sweep.options import OFF, parse_memory
+from router.testbed.sweep.options import OFF, parse_exchange, parse_memory
 from router.testbed.workloads.model import Workload
 from router.testbed.workloads.source import WorkloadSpec, load_workload
 
@@ -36,6 +36,8 @@ class FleetOption(NamedTuple):
     admission: bool = False
     routers: int = 1
     trouble: str = OFF
+    exchange: str = OFF  # between several routers
+    sticky: bool = False
 
     def __str__(self) -> str:
         return f"{self.instances:,} instance{'' if self.instances == 1 else 's'}, {self.beside}"
@@ -48,7 +50,7 @@ class FleetOption(NamedTuple):
             _describe("pool", self.pool) or "no pool",
             _describe("host memory", self.host_memory),
             "admission" if self.admission else "",
-            f"{self.routers} routers" if self.routers > 1 else "",
+            _describe_routers(self.routers, self.exchange, self.sticky),
             "" if self.trouble == OFF else f"trouble {self.trouble}",
         ]
         return ", ".join(part for part in parts if part)
@@ -63,6 +65,8 @@ class FleetOption(NamedTuple):
             lags=lags,
             trouble=trouble,
             routers=self.routers,
+            exchange=parse_exchange(self.exchange),
+            sticky=self.sticky,
             prefills=self.prefills,
             admission=AdmissionConfig(enabled=True) if self.admission else None,
         )
@@ -82,6 +86,16 @@ def _describe(what: str, text: str) -> str:
         return ""
     size = "" if memory.tokens is None else f" of {memory.tokens:,} tokens"
     return f"{what}{size} at {memory.tokens_per_s:,.0f} tokens/s"
+
+
+def _describe_routers(routers: int, exchange: str, sticky: bool) -> str:
+    if routers == 1:
+        return ""
+    told = "share nothing"
+    if (link := parse_exchange(exchange)) is not None:
+        lost = f", {link.lost * 100:g} % lost" if link.lost else ""
+        told = f"share all in {link.delay_s * 1e3:g} ms{lost}"
+    return f"{routers} routers ({told}{', sticky' if sticky else ''})"
 
 
 class WorkloadSource(NamedTuple):

@@ -19,7 +19,7 @@ from router.config.sections.simulation import FaultWindow, TroubleFile
 from router.errors import ConfigError
 from router.scheduling.policy.policy import build_policies
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.scenario import EventLags, InstanceFailure, Trouble
+from router.testbed.simulator.scenario import EventLags, InstanceFailure, ReplicaLink, Trouble
 
 POLICIES, PROFILES, TROUBLES = (SHIPPED / kind for kind in ("policies", "profiles", "troubles"))
 ALL = "all"
@@ -79,6 +79,23 @@ def parse_lags(text: str) -> EventLags:
         raise ConfigError(
             f"--lags: found {text!r}, expected two numbers in milliseconds: from a cached block to the router's index, "
             "and between two polls of an instance, as 50:250"
+        )
+    return found
+
+
+def parse_exchange(text: str) -> ReplicaLink | None:
+    """Return the value of `DELAY_MS` or `DELAY_MS:LOST_PERCENT`; None for `off`. Raises ConfigError."""
+    if text == OFF:
+        return None
+    delay, _, lost = text.partition(":")
+    try:
+        found = ReplicaLink(float(delay) / 1e3, float(lost or 0) / 100)
+    except ValueError:
+        found = ReplicaLink(-1.0)
+    if not 0 <= found.delay_s < float("inf") or not 0 <= found.lost < 1:
+        raise ConfigError(
+            f"--exchange: found {text!r}, expected off, or the milliseconds that a message takes from one router to "
+            "another, with the percentage that is lost if any, as 1 or 20:5"
         )
     return found
 

@@ -51,7 +51,9 @@ class SweepSpec:
     staggered: bool = True
     admission: bool = False
     lags: str = "50:250"
-    routers: int = 1
+    routers: str = "1"
+    exchange: str = "1"
+    sticky: bool = False
     trouble: str = options.OFF
     seeds: int = 1
     first_seed: int = 1
@@ -114,8 +116,7 @@ def _fleets(spec: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
             f"--prefills: {spec.prefills} of {min(sizes)} instances leave none to decode; "
             f"give at most {min(sizes) - 1}, or more --instances"
         )
-    if spec.routers > min(sizes):
-        raise ConfigError(f"--routers: {spec.routers} routers for {min(sizes)} instances; give at most {min(sizes)}")
+    fronts = _fronts(spec, min(sizes))
     pools = options.parse_list("--pool", spec.pool)
     memories = options.parse_list("--host-memory", spec.host_memory)
     troubles = options.load_troubles(spec.trouble)
@@ -127,10 +128,26 @@ def _fleets(spec: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
     if spec.kv_tokens is not None:
         profile = replace(profile, kv_tokens=spec.kv_tokens)
     fleets = [
-        FleetOption(size, spec.prefills, pool, memory, spec.admission, spec.routers, trouble)
-        for size, pool, memory, trouble in product(sizes, pools, memories, troubles)
+        FleetOption(size, spec.prefills, pool, memory, spec.admission, routers, trouble, exchange, spec.sticky)
+        for size, pool, memory, trouble, (routers, exchange) in product(sizes, pools, memories, troubles, fronts)
     ]
     return [(fleet, fleet.scenario(profile, lags, troubles[fleet.trouble])) for fleet in fleets]
+
+
+def _fronts(spec: SweepSpec, instances: int) -> list[tuple[int, str]]:
+    """Return numbers of routers, each with what they tell each other; nothing where there is one."""
+    counts = [options.parse_whole("--routers", text) for text in options.parse_list("--routers", spec.routers)]
+    if max(counts) > instances:
+        raise ConfigError(f"--routers: {max(counts)} routers for {instances} instances; give at most {instances}")
+    exchanges = options.parse_list("--exchange", spec.exchange)
+    for text in exchanges:
+        options.parse_exchange(text)
+    if spec.admission and max(counts) > 1 and not spec.sticky:
+        raise ConfigError(
+            "--admission: simulated routers do not tell each other which sessions they admitted; "
+            "give --sticky, so that all requests of a session come to the same one"
+        )
+    return [(count, text) for count in counts for text in (exchanges if count > 1 else [options.OFF])]
 
 
 def _loads(spec: SweepSpec, closed: bool) -> list[LoadLevel]:

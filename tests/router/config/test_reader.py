@@ -225,6 +225,19 @@ index: {key_secret_env: NOT_SET}
     ]
 
 
+def test_the_secret_of_replicas_is_not_short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "fleet: {instances: [{url: http://a}]}\nreplicas: {peers: ['10.0.0.1:9004'], secret_env: SHARED}\n" + POLICY
+    monkeypatch.setenv("SHARED", "fifteen letters")
+    assert refusal(folder, text) == [
+        "2: replicas.secret_env: the secret in SHARED has fewer than 16 characters",
+    ]
+    monkeypatch.setenv("SHARED", "sixteen letters!")
+    assert read_config(put(folder, text)).replicas is not None
+    for where in ("", "peers: ['10.0.0.1:9004'], selector: app=warmroute, ", "dns: a, selector: b, "):
+        text = f"fleet: {{instances: [{{url: http://a}}]}}\nreplicas: {{{where}secret_env: SHARED}}\n" + POLICY
+        assert refusal(folder, text) == ["2: replicas: give one of peers, dns and selector"]
+
+
 def test_a_variable_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_KEY", "hush-hush")
     config = read_config(put(folder, "fleet: {instances: [{url: http://a, api_key_env: ENGINE_KEY}]}\n" + POLICY))

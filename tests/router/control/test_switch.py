@@ -36,7 +36,7 @@ def test_what_makes_an_experiment_the_same(other: PolicySet, same: bool) -> None
 def test_arms_that_went_stay_out() -> None:
     rollbacks = Rollbacks()
     assert rollbacks.apply(RUNNING) is RUNNING
-    rollbacks.add(RUNNING, "far")
+    rollbacks.add(fingerprint(RUNNING), "far")
     assert rollbacks.apply(RUNNING).rolled_back == {"far"}
     another = replace(RUNNING, experiment=experiment(seed=2))
     assert rollbacks.apply(another) is another
@@ -46,7 +46,7 @@ def test_arms_that_went_stay_out() -> None:
 
 def test_without_the_first_arm_it_is_over() -> None:
     rollbacks = Rollbacks()
-    rollbacks.add(RUNNING, "near")
+    rollbacks.add(fingerprint(RUNNING), "near")
     assert rollbacks.apply(RUNNING).experiment is None
 
 

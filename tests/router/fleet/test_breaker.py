@@ -208,3 +208,24 @@ def test_reset_forgets_who_was_served() -> None:
     breaker.reset()
     story(breaker, *((1.0, "bad", "failure") for _ in range(3)))
     assert breaker.state(1.0) == "open"
+
+
+def test_failures_of_several_clients_elsewhere_open_it_and_a_good_answer_there_closes_it() -> None:
+    breaker = CircuitBreaker(3, 10.0)
+    breaker.on_request_end("success", 0.0, "bob")
+    breaker.on_opened_elsewhere("ann", several=True, now=1.0)
+    assert (breaker.state(1.0), breaker.state(11.0), breaker.times_opened) == ("open", "half_open", 0)
+    breaker.on_closed_elsewhere()
+    assert breaker.state(1.0) == "closed"
+
+
+def test_failures_of_one_client_elsewhere_do_not_close_the_target_to_others_that_it_serves_here() -> None:
+    breaker = CircuitBreaker(3, 10.0)
+    breaker.on_request_end("success", 0.0, "bob")
+    breaker.on_opened_elsewhere("ann", several=False, now=1.0)
+    assert breaker.allows(1.0, "bob")
+    breaker.on_request_end("failure", 2.0, "bob")  # one of another client is enough now
+    assert breaker.state(2.0) == "open"
+    nobody_else = CircuitBreaker(3, 10.0)
+    nobody_else.on_opened_elsewhere("ann", several=False, now=1.0)
+    assert (nobody_else.state(1.0), nobody_else.times_opened) == ("open", 0)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.fleet.engine_facts import Gauges
 from router.fleet.load import NO_SHARE, BatchShare, Booking, LoadBook, WorkerShare, attended_pairs
@@ -287,7 +290,7 @@ def test_the_others_part_is_in_the_totals_and_not_in_what_is_our_own() -> None:
     load_book.set_siblings(WorkerShare(requests=1))  # in the place of what they had
     assert (load_book.requests, load_book.prefilling, load_book.own) == (2, 1, own)
     load_book.set_siblings(NO_SHARE)
-    assert totals(load_book) == own
+    assert totals(load_book) == msgspec.structs.astuple(own)
 
 
 def test_what_others_booked_is_not_elsewhere() -> None:
@@ -315,3 +318,14 @@ def test_whoever_keeps_a_load_hears_of_the_others() -> None:
     load_book = LoadBook(lambda: heard.append(1))
     load_book.set_siblings(WorkerShare(requests=1))
     assert heard == [1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 999_983), st.integers(0, 999_983)), min_size=1, max_size=40))
+def test_nothing_is_left_of_the_others_whatever_they_had(prompts: list[tuple[int, int]]) -> None:
+    """In halves of pairs of tokens every sum is exact: differences leave no residue."""
+    load_book = LoadBook()
+    for uncached, cached in prompts:
+        load_book.set_siblings(WorkerShare(1, 1, uncached, attended_pairs(uncached, cached) * 7))
+        load_book.book(uncached, uncached + cached).release()
+    load_book.set_siblings(NO_SHARE)
+    assert totals(load_book) == (0, 0, 0, 0.0, 0, 0, 0)

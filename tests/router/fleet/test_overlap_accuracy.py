@@ -68,3 +68,29 @@ def test_a_new_process_is_judged_afresh() -> None:
     assert accuracy.trusted
     assert accuracy.alarm is None
     assert accuracy.overestimated == 3
+
+
+def test_two_routers_that_tell_each_other_find_out_together_what_one_would_that_got_all_answers() -> None:
+    """Each of two gets every other answer; what changes nothing is not sent, and only the own answers are counted."""
+    alone, pair = OverlapAccuracy(), (OverlapAccuracy(), OverlapAccuracy())
+    sent = 0
+    answers = [160] * 10 + [0, 0, 0] + [160] * 3 + [0, 160, 0, 160, 0] + [160] * 9
+    for n, delivered in enumerate(answers):
+        alone.observe(160, delivered, 16)
+        pair[n % 2].observe(160, delivered, 16)
+        if (finding := pair[n % 2].take_news()) is not None:
+            pair[1 - n % 2].add(finding)
+            sent += 1
+        assert pair[n % 2].take_news() is None  # once
+        assert pair[0].trusted == pair[1].trusted == alone.trusted, n
+    assert sent < len(answers) - 12
+    assert alone.overestimated == pair[0].overestimated + pair[1].overestimated == 6
+    for _ in range(4):
+        pair[0].observe(0, 160, 16)
+        pair[1].observe(0, 160, 16)
+        for one, other in (pair, pair[::-1]):
+            finding = one.take_news()
+            assert finding == "underestimated"
+            other.add(finding)
+    assert pair[0].alarm is not None
+    assert pair[1].alarm is not None

@@ -118,6 +118,30 @@ def test_a_cleared_cache_holds_nothing_by_any_account(house: House) -> None:
     assert tokens(house.overlap(A, believed=False)) == (0, 0, 0, 0)
 
 
+def test_a_cache_of_other_weights_is_forgotten_with_all_that_was_on_its_way(house: House) -> None:
+    cache = late(house, capacity_blocks=100)
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS[:8])))
+    on_its_way = house.send(A, prompt_of([7] * 9), believed=False)
+    assert house.overlap(A, prompt_of([7] * 9), believed=False).expected_tokens == 8
+    house.knowledge.clear(A)
+    house.knowledge.on_first_byte(on_its_way)
+    assert on_its_way.speculative.forgotten
+    assert tokens(house.overlap(A)) == (0, 0, 0, 0)  # known to be empty, although its stream was joined late
+    assert tokens(house.overlap(A, prompt_of([7] * 9), believed=False)) == (0, 0, 0, 0)
+    house.knowledge.on_batch(A, cache.batch(cache.stored([8] * 8)))
+    assert house.overlap(A, prompt_of([8] * 9)).gpu_tokens == 8
+    house.knowledge.clear(TargetId("nobody/0"))
+
+
+def test_events_that_wait_when_the_weights_change_are_of_the_old_weights(house: House) -> None:
+    cache = house.join(A)
+    ids = list(range(4 * (APPLY_BLOCKS + 10)))
+    house.knowledge.on_batch(A, cache.batch(cache.stored(ids), cache.stored(IDS)))  # the second one waits
+    house.knowledge.clear(A)
+    assert not house.knowledge.resume(A)
+    assert tokens(house.overlap(A)) == (0, 0, 0, 0)
+
+
 def test_joining_again_and_leaving_forget(house: House) -> None:
     cache = house.join(A)
     house.send(A)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from router.picker import http2
 from router.picker.grpc_stream import GrpcStream
+from router.picker.header_blocks import keeps_table
 from router.picker.http2 import GrpcConnection
 from tests.fakes.engines import eventually
 
@@ -121,23 +122,40 @@ async def test_messages_come_back_whole_however_they_are_cut() -> None:
         assert b"grpc-status\x010" in found[3]
 
 
+async def test_a_retired_connection_serves_what_begins_before_the_peer_knows() -> None:
+    async with serving() as (port, connections):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        p = Peer(reader, writer)
+        await p.start(headers(1))
+        await eventually(lambda: len(Echo.calls) == 1)
+        for connection in connections:
+            connection.retire()
+        assert await p.read() == (GOAWAY, 0, 0, struct.pack(">II", (1 << 31) - 1, 0))
+        writer.write(headers(3, flags=5))  # sent before that was read
+        found = await p.read()
+        assert found is not None
+        assert (found[0], found[2]) == (HEADERS, 3)
+        assert b"grpc-status\x010" in found[3]
+        writer.close()
+
+
 def test_blocks_that_change_the_table_are_told_from_those_that_do_not() -> None:
     """By the decoder: a block that keeps the table is decoded alike afterwards, and the table is the same."""
     fields = [(":method", "POST"), (":path", "/a" * 100), ("x-a", "b"), ("te", "trailers")]
     encoder, decoder = hpack.Encoder(), hpack.Decoder()
     first = encoder.encode(fields)
-    assert not http2._keeps_table(first), "it makes entries"
+    assert not keeps_table(first), "it makes entries"
     decoder.decode(first)
     again = encoder.encode(fields)
     before = list(decoder.header_table.dynamic_entries)
-    assert http2._keeps_table(again)
+    assert keeps_table(again)
     assert decoder.decode(again) == decoder.decode(again)
     secret = hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple("x-key", "v" * 300)])
-    assert http2._keeps_table(secret)
+    assert keeps_table(secret)
     decoder.decode(secret)
     assert list(decoder.header_table.dynamic_entries) == before
-    assert not http2._keeps_table(again + b"\x00"), "cut off"
-    assert not http2._keeps_table(b"\x3f\xe1\x1f"), "another size of the table"
+    assert not keeps_table(again + b"\x00"), "cut off"
+    assert not keeps_table(b"\x3f\xe1\x1f"), "another size of the table"
 
 
 async def test_what_is_sent_keeps_to_the_windows_of_the_peer() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from router.picker.health import PickerHealth
 from router.picker.names import EXT_PROC
 from router.picker.server import PickerServer, read_bounds
 from router.proxy.client_address import TrustedProxies
+from router.proxy.listening_sockets import ListeningSockets
 from tests.paths import ROOT
 
 TLS = ROOT / "tests/fakes/tls"
@@ -43,13 +44,13 @@ async def answer_nothing(exchange: PickerExchange) -> None:
     raise AssertionError("there is no request")
 
 
-def build(ready: Readiness | None = None, **settings: Any) -> PickerServer:
+def build(ready: Readiness | None = None, sockets: ListeningSockets | None = None, **settings: Any) -> PickerServer:
     ready = ready or Readiness()
     config = PickerConfig.model_validate(LOCAL | settings)
     health = PickerHealth(lambda: ready.reason, lambda: ready.stopping)
     bounds = read_bounds(LimitsConfig(), ListenConfig())
     log = AnswerLog(time.monotonic)
-    return PickerServer(config, bounds, TrustedProxies([]), answer_nothing, log, health, NOW_S)
+    return PickerServer(config, bounds, TrustedProxies([]), answer_nothing, log, health, NOW_S, sockets)
 
 
 @asynccontextmanager
@@ -107,6 +108,42 @@ async def test_health_says_serving_from_the_first_ready_engine_to_the_stop() -> 
         assert await check(plain(server.health_port), "liveness") == "SERVING"
 
 
+async def test_another_picker_takes_over_without_a_failed_call() -> None:
+    """A gateway that never stops asking over its one connection gets the next picker's answers when it is told to."""
+    sockets = ListeningSockets()
+    old = build(sockets=sockets, tls="off")
+    await old.start()
+    copies = [one.dup() for one in sockets.all]  # as another process gets them
+    unready = Readiness()
+    unready.reason = "no instance is ready"  # by which the new one is known
+    new = build(unready, ListeningSockets(copies), tls="off", port=old.port, health_port=old.health_port)
+    await new.bind()
+    said: list[str] = []
+    async with plain(old.port) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def ask() -> str:
+            answer = await stub.Check(HealthCheckRequest(service=EXT_PROC), timeout=5)
+            said.append(HealthCheckResponse.ServingStatus.Name(answer.status))
+            return said[-1]
+
+        assert await ask() == "SERVING"
+        asking = asyncio.gather(*(_ask_until(ask, "NOT_SERVING") for _ in range(8)))
+        await new.start()
+        old.stop_accepting()
+        old.retire(0.0)
+        async with asyncio.timeout(10):
+            await asking
+        await old.stop(0.1)
+        assert await ask() == "NOT_SERVING"
+    await new.stop(0.1)
+
+
+async def _ask_until(ask: Callable[[], Awaitable[str]], answer: str) -> None:
+    while await ask() != answer:
+        pass
+
+
 async def test_a_watch_is_told_of_changes() -> None:
     ready = Readiness()
     async with picker(ready, tls="off") as server, plain(server.health_port) as channel:
@@ -148,6 +185,6 @@ def test_files_that_cannot_be_used_are_found_at_the_start(tmp_path: Path) -> Non
 async def test_a_port_in_use_is_said() -> None:
     async with picker(tls="off") as first:
         second = build(port=first.port, tls="off")
-        with pytest.raises(ConfigError, match=f"picker.port: cannot listen on 127.0.0.1:{first.port}"):
+        with pytest.raises(ConfigError, match=f"picker.port: port {first.port} is in use on 127.0.0.1"):
             await second.start()
         await second.stop(0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.errors import BadRequest
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.body_rewrite import open_body, with_usage
+from router.prompt.body_rewrite import AnswerRequest, Asked, ask_engine, open_body
 
 NAMES = frozenset(("kv_transfer_params", "vllm_xargs"))
 SKIMMING = ReadOptions(NAMES, want_source=False)
@@ -59,13 +59,31 @@ def test_stripped_keys_are_gone_for_the_engines_parser_and_nothing_else_is(body:
     assert list(json.loads(stripped)) == list(expected)
 
 
+def ask(body: bytes, *, usage: bool = True, token_ids: bool = False) -> AnswerRequest:
+    members = open_body(body, ()).members
+    return ask_engine(body, members.get("stream_options"), members.get("return_token_ids"), Asked(usage, token_ids))
+
+
+@pytest.mark.parametrize("usage", [None, {"include_usage": True}, {"include_usage": False}])
+@pytest.mark.parametrize("ids", [None, True, False])
+def test_usage_and_token_ids_are_asked_for_together(usage: dict[str, Any] | None, ids: bool | None) -> None:
+    options = {"stream_options": usage, "return_token_ids": ids}
+    before = {"model": "m"} | {name: option for name, option in options.items() if option is not None}
+    asking = ask(json.dumps(before).encode(), token_ids=True)
+    assert (asking.hide_usage, asking.hide_ids) == (usage != {"include_usage": True}, ids is not True)
+    wanted = {"stream_options": {"include_usage": True}, "return_token_ids": True}
+    assert json.loads(asking.raw) == before | wanted
+    assert ask(asking.raw, token_ids=True) == AnswerRequest(asking.raw)
+    assert ask(json.dumps(before).encode(), usage=False) == AnswerRequest(json.dumps(before).encode())
+
+
 @given(bodies(), st.none() | st.dictionaries(st.sampled_from(["include_usage", "continuous_usage_stats", "x"]), plain))
 def test_usage_is_asked_for_and_the_rest_kept(body: bytes, options: dict[str, Any] | None) -> None:
     before = json.loads(body) | {"model": "m", "stream_options": options}
-    asking = with_usage(open_body(json.dumps(before).encode(), ()))
+    asking = ask(json.dumps(before).encode())
     after = json.loads(asking.raw)
     client_asked = bool((options or {}).get("include_usage"))
-    assert asking.hide is not client_asked
+    assert asking.hide_usage is not client_asked
     if client_asked:
         assert after == before
         return
@@ -77,8 +95,8 @@ def test_usage_is_asked_for_and_the_rest_kept(body: bytes, options: dict[str, An
 
 @given(bodies().filter(lambda body: json.loads(body) and "stream_options" not in json.loads(body)))
 def test_usage_is_added_to_a_body_without_options(body: bytes) -> None:
-    asking = with_usage(open_body(body, ()))
-    assert asking.hide
+    asking = ask(body)
+    assert asking.hide_usage
     assert json.loads(asking.raw) == json.loads(body) | {"stream_options": {"include_usage": True}}
 
 
@@ -128,7 +146,7 @@ def test_what_is_no_json_object_in_utf8_is_refused(body: bytes) -> None:
 
 def test_stream_options_of_the_wrong_type_are_refused() -> None:
     with pytest.raises(BadRequest) as refusal:
-        with_usage(open_body(b'{"stream_options":[1]}', ()))
+        ask(b'{"stream_options":[1]}')
     assert refusal.value.param == "stream_options"
 
 

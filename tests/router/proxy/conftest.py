@@ -108,6 +108,7 @@ class Watch:
     seen: list[bytes] = field(default_factory=list)
     encodings: list[bytes] = field(default_factory=list)
     hide: bytes = b""
+    stopped: bool = False
     halves: list[PrefillResult] = field(default_factory=list)
 
     def on_first_byte(self, status: int) -> None:
@@ -123,6 +124,9 @@ class Watch:
 
     def flush(self) -> bytes:
         return b""
+
+    def can_continue(self) -> bool:
+        return False
 
     def on_prefill_end(self, result: PrefillResult) -> None:
         self.halves.append(result)

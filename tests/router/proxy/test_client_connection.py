@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from router.config.sections.listeners import ListenConfig
 from router.proxy.call import ClientDisconnected
-from router.proxy.client_connection import AHEAD_BYTES, BODY_GRACE_S, MAX_PIPELINED
+from router.proxy.client_connection import AHEAD_BYTES, MAX_PIPELINED
 from router.proxy.client_exchange import ClientExchange
+from router.proxy.connection_limits import BODY_GRACE_S
 from router.proxy.listener import HttpListener, configure_server
 
 PATIENCE_S = 5.0

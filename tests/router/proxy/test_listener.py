@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import select
 import socket
 import ssl
 from contextlib import suppress
@@ -16,7 +17,7 @@ from router.errors import ConfigError
 from router.proxy.call import ClientDisconnected
 from router.proxy.client_exchange import ClientExchange
 from router.proxy.fair_share import Shortage
-from router.proxy.listener import HttpListener, check_port_free, configure_server, connection_capacity
+from router.proxy.listener import HttpListener, configure_server, connection_capacity
 
 
 class Slow:
@@ -119,33 +120,83 @@ async def test_two_listeners_share_a_loop():
     await second.stop(0)
 
 
-# a port that several share
+# a port that several processes share
 
 
-async def sharing(port: int = 0) -> HttpListener:
-    listener = HttpListener(configure_server(Slow(), ListenConfig(host="127.0.0.1", port=port)), shared=True)
+class Greeting:
+    """Answers at once."""
+
+    async def answer(self, call: ClientExchange) -> None:
+        call.answer(200, [], b"hello")
+
+
+async def test_the_sockets_of_a_process_that_does_not_accept_are_served():
+    listener = HttpListener(configure_server(Greeting(), ListenConfig(host="127.0.0.1", port=0)), processes=2)
     await listener.start()
-    return listener
-
-
-async def test_two_listeners_may_share_a_port_if_both_say_so():
-    first = await sharing()
-    second = await sharing(first.port)
-    assert second.port == first.port
-    alone = HttpListener(configure_server(Slow(), ListenConfig(host="127.0.0.1", port=first.port)))
-    with pytest.raises(ConfigError, match=f"port {first.port} is in use"):
-        await alone.start()
-    await first.stop(0)
-    await second.stop(0)
-
-
-async def test_a_port_is_not_free_while_somebody_shares_it():
-    listener = await sharing()
-    with pytest.raises(ConfigError, match=f"port {listener.port} is in use on 127.0.0.1"):
-        check_port_free("127.0.0.1", listener.port)
+    listener.serve_for(1, False)
+    asking = [asyncio.create_task(answered(listener)) for _ in range(40)]  # all to one of both: once in 2**39
+    while not any(task.done() for task in asking):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    (other,) = listener.sockets_of(1)
+    waits = select.poll()
+    waits.register(other, select.POLLIN)
+    assert waits.poll(1000)
+    assert not all(task.done() for task in asking)
+    listener.serve_for(1, True)
+    async with asyncio.timeout(5):
+        assert set(await asyncio.gather(*asking)) == {b"HTTP/1.1 200 OK\r\n"}
     await listener.stop(0)
-    check_port_free("127.0.0.1", listener.port)
-    check_port_free("127.0.0.1", 0)
+
+
+async def answered(listener: HttpListener) -> bytes:
+    reader, writer = await ask(listener)
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+# the last answers
+
+
+async def test_a_retired_connection_ends_with_its_next_answer():
+    listener = await started(Greeting())
+    reader, writer = await ask(listener)
+    assert b"connection: close" not in await reader.readuntil(b"hello")
+    listener.retire(60.0)
+    writer.write(b"GET / HTTP/1.1\r\nHost: r\r\n\r\n")
+    assert b"connection: close" in await reader.read()
+    writer.close()
+    reader, writer = await ask(listener)  # one that comes later too
+    assert b"connection: close" in await reader.read()
+    writer.close()
+    assert listener.connections == 0
+    await listener.stop(0)
+
+
+async def test_an_answer_that_has_begun_is_not_the_last_of_a_retired_connection():
+    app = Slow()
+    listener = await started(app)
+    reader, writer = await ask(listener)
+    await app.begun.wait()
+    listener.retire(60.0)
+    app.proceed.set()
+    await reader.readuntil(b"0\r\n\r\n")
+    writer.write(b"GET / HTTP/1.1\r\nHost: r\r\n\r\n")
+    assert b"connection: close" in await reader.read()
+    writer.close()
+    await listener.stop(0)
+
+
+async def test_a_retired_connection_that_is_idle_closes():
+    listener = await started(Greeting())
+    idle, fresh = await ask(listener), await asyncio.open_connection("127.0.0.1", listener.port)
+    await idle[0].readuntil(b"hello")
+    listener.retire(0.05)
+    async with asyncio.timeout(5):
+        assert [await reader.read() for reader, _ in (idle, fresh)] == [b"", b""]
+    for _, writer in (idle, fresh):
+        writer.close()
+    await listener.stop(0)
 
 
 async def test_open_connections_go_on_after_stop_accepting():

@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from router.proxy.engine_connection import ExchangeFailure
-from router.proxy.relay import RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted
+from router.proxy.relay import HELD_BYTES, RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted
 
 POST = b"POST /v1/completions?a=b%20c HTTP/1.1\r\nHost: router\r\nContent-Length: 2\r\n\r\n{}"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
@@ -386,6 +386,68 @@ async def test_a_half_sent_event_is_closed_before_the_error(house):
     client.send(POST)
     _, body = await client.message()
     assert b'\n\ndata: {"error":' in body
+
+
+JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json; charset=utf-8\r\ncontent-length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize("beginning", [b"", b"{", b"x" * 200_000])
+async def test_a_json_answer_that_breaks_off_was_not_begun_for_the_client(house, beginning):
+    async def script(peer):
+        await peer.message()
+        peer.send(JSON % 300_000 + beginning)
+
+    front = await house.front(await house.engine(script))
+    client = await house.client(front.port)
+    client.send(POST)
+    end = await front.end()
+    assert (end.reason, end.detail) == ("died", ExchangeFailure.CLOSED.value)
+    assert front.watches[0].statuses == []
+
+
+async def test_lines_of_json_pass_as_they_come(house):
+    proceed = asyncio.Event()
+
+    async def script(peer):
+        await peer.message()
+        peer.send(STREAM.replace(b"text/event-stream", b"application/jsonl") + chunk(b"{}\n"))
+        await proceed.wait()
+        peer.send(b"0\r\n\r\n")
+
+    front = await house.front(await house.engine(script))
+    client = await house.client(front.port)
+    client.send(POST)
+    await client.until(chunk(b"{}\n"))
+    proceed.set()
+    assert await front.end() == RelayFinished(200, pytest.approx(0, abs=1))
+
+
+@pytest.mark.parametrize("size", [2, 300_000, HELD_BYTES + 300_000])
+async def test_a_json_answer_in_parts_comes_whole(house, size):
+    async def script(peer):
+        await peer.message()
+        peer.send(JSON % size + b"x")
+        peer.send(b"x" * (size - 1))
+
+    front = await house.front(await house.engine(script))
+    client = await house.client(front.port)
+    client.send(POST)
+    _, body = await client.message()
+    assert body == b"x" * size
+    assert await front.end() == RelayFinished(200, pytest.approx(0, abs=1))
+    assert b"".join(front.watches[0].seen) == body
+
+
+async def test_a_json_answer_that_is_too_large_to_be_held_breaks_for_the_client_too(house):
+    async def script(peer):
+        await peer.message()
+        peer.send(JSON % (HELD_BYTES * 3) + b"x" * (HELD_BYTES * 2))
+
+    front = await house.front(await house.engine(script))
+    client = await house.client(front.port)
+    client.send(POST)
+    assert len(await client.rest()) > HELD_BYTES
+    assert isinstance(await front.end(), RelayBroken)
 
 
 async def test_a_broken_body_cuts_the_connection(house):

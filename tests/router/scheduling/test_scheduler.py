@@ -464,6 +464,20 @@ def test_broken_promises_cost_the_stream_its_trust_and_kept_ones_bring_it_back()
     assert target.overlap_accuracy.trusted
 
 
+def test_a_request_that_met_an_emptied_cache_says_nothing_of_its_stream() -> None:
+    house = House(count=1)
+    for _ in range(4):
+        house.stored("a/0")
+        ticket = house.admit()
+        assert ticket.attempt.predicted_tokens == 36
+        assert house.core.forget_cache("a")  # after the choice, before the prompt is computed
+        assert house.expected("a/0") == 0
+        house.answer(ticket, cached=0)
+    accuracy = house.target("a/0").overlap_accuracy
+    assert (accuracy.trusted, accuracy.overestimated) == (True, 0)
+    assert not house.core.forget_cache("zz")
+
+
 def test_an_answer_that_says_nothing_of_the_cache_teaches_nothing() -> None:
     house = House(count=1)
     house.stored("a/0")

@@ -49,6 +49,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with $secrets.indexKey.name }}
 {{- $_ := set $config "index" (dict "key_secret_env" "WARMROUTE_INDEX_KEY") }}
 {{- end }}
+{{- if $secrets.replicas.name }}
+{{- $service := printf "%s-replicas.%s.svc" (include "warmroute.name" .) .Release.Namespace }}
+{{- $_ := set $config "replicas" (dict "dns" $service "secret_env" "WARMROUTE_REPLICAS_SECRET" "port" 9004) }}
+{{- end }}
 {{- if or .Values.engines.labels (include "warmroute.pool" .) }}
 {{- $_ := set $config "fleet" (dict "kubernetes" (include "warmroute.engines" . | fromYaml)) }}
 {{- end }}

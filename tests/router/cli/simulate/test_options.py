@@ -33,6 +33,10 @@ def test_options_reach_the_cells_and_the_page_quotes_them(tmp_path: Path) -> Non
         "80000:1e6",
         "--trouble",
         "slow",
+        "--routers",
+        "2",
+        "--exchange",
+        "2:1",
         "--until",
         "9",
         "--jobs",
@@ -45,6 +49,7 @@ def test_options_reach_the_cells_and_the_page_quotes_them(tmp_path: Path) -> Non
     assert (asked["policies"], asked["rate"], asked["lags"], asked["until_s"]) == (["warm"], "3", "10:100", 9.0)
     (cell,) = written["cells"]
     assert (cell["host_memory"], cell["trouble"]) == ("80000:1e6", "slow")
+    assert (cell["routers"], cell["exchange"], cell["sticky"]) == (2, "2:1", False)
     assert cell["requests"] < 30
     assert f"warmroute simulate {' '.join(given)}" in (tmp_path / "simulate.html").read_text()
 

@@ -18,6 +18,7 @@ from router.control.live.feed import LiveFeed
 from router.control.record_detail import Others
 from router.errors import NoTarget
 from router.tasks import Tasks
+from router.telemetry.metrics.snapshot import ReplicaReport
 from router.telemetry.recent_records import RecordQuery
 from router.telemetry.request_flow import TargetRequest
 from tests.router.control.control_plane import ControlPlane
@@ -30,6 +31,7 @@ class Rooms:
 
     def __init__(self) -> None:
         self.draining = {"a": False, "b": False}
+        self.forgotten: list[str] = []
 
     def describe_instances(self) -> list[dict[str, Any]]:
         return [
@@ -39,6 +41,16 @@ class Rooms:
 
     def describe_discovery(self) -> dict[str, str | None]:
         return {"config": None, "file": "fleet.yaml: no such file"}
+
+    def describe_preloads(self) -> dict[str, Any]:
+        warmups = [{"id": "a", "end": None, "tokens": 512}]
+        prefixes = [{"target": "a/0", "reason": "join", "tokens": 512}]
+        return {"saved_ms": 9.5, "warmups": warmups, "handoffs": [], "prefixes": prefixes}
+
+    def forget_cache(self, instance: str) -> bool:
+        if instance in self.draining:
+            self.forgotten.append(instance)
+        return instance in self.draining
 
     def drain(self, instance: str, on: bool) -> bool:
         if instance not in self.draining:
@@ -64,6 +76,9 @@ class Rooms:
 
     def describe_workers(self) -> list[dict[str, Any]]:
         return [{"number": n, "pid": 100 + n, "up": n == 0, "policies": {"warm": "0a"}} for n in range(2)]
+
+    def describe_replicas(self) -> list[ReplicaReport]:
+        return [ReplicaReport("10.0.0.2:9004", "1f3a", False, True, 0.1, 0.002, 120, 240, 0)]
 
     def describe_admission(self) -> dict[str, Any]:
         models = [{"model": "m", "capacity_tokens": None, "waiting": []}]
@@ -130,7 +145,25 @@ def test_drain_and_undrain() -> None:
     assert rooms.draining == {"a": False, "b": False}
 
 
-@pytest.mark.parametrize("action", ["drain", "undrain"])
+def test_replicas() -> None:
+    (replica,) = open_door().get("/admin/replicas").json()["replicas"]
+    assert (replica["address"], replica["up"], replica["lag_s"]) == ("10.0.0.2:9004", True, 0.002)
+
+
+def test_preloads() -> None:
+    body = open_door().get("/admin/preloads").json()
+    assert body["warmups"] == [{"id": "a", "end": None, "tokens": 512}]
+    assert body["prefixes"] == [{"target": "a/0", "reason": "join", "tokens": 512}]
+
+
+def test_weights_changed_forgets_one_cache() -> None:
+    rooms = Rooms()
+    client = open_door(rooms)
+    assert client.post("/admin/instances/b/weights-changed").json() == {"id": "b"}
+    assert rooms.forgotten == ["b"]
+
+
+@pytest.mark.parametrize("action", ["drain", "undrain", "weights-changed"])
 def test_draining_nobody(action: str) -> None:
     answer = open_door().post(f"/admin/instances/zz/{action}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_instance")
@@ -251,6 +284,7 @@ OWN_ERRORS = {
     ("get", "/admin/records/{id}"): {"404"},
     ("post", "/admin/instances/{id}/drain"): {"404"},
     ("post", "/admin/instances/{id}/undrain"): {"404"},
+    ("post", "/admin/instances/{id}/weights-changed"): {"404"},
     ("put", "/admin/policies"): {"400", "413"},
     ("get", "/admin/policies/{name}"): {"404"},
     ("put", "/admin/policies/{name}"): {"400", "413"},
@@ -265,7 +299,7 @@ OWN_ERRORS = {
 
 def test_every_error_is_described() -> None:
     paths = open_door().get("/admin/openapi.json").json()["paths"]
-    assert len(paths) == 17
+    assert len(paths) == 20
     for path, methods in paths.items():
         for method, description in methods.items():
             wanted = {"200", "401", "403", "422"} | OWN_ERRORS.get((method, path), set())

@@ -56,10 +56,10 @@ async def ends() -> AsyncIterator[tuple[End, End]]:
 
 async def test_both_sides_tell_and_hear() -> None:
     async with ends() as (one, other):
-        one.channel.send(StopMessage())
+        one.channel.send(StopMessage(1.0))
         other.channel.send(SessionMoved(True, "m", "s", "a/0"))
         await eventually(lambda: one.heard and other.heard)
-        assert (one.heard, other.heard) == ([SessionMoved(True, "m", "s", "a/0")], [StopMessage()])
+        assert (one.heard, other.heard) == ([SessionMoved(True, "m", "s", "a/0")], [StopMessage(1.0)])
 
 
 async def test_a_busy_side_tells_the_last_word_in_few_frames() -> None:
@@ -107,10 +107,10 @@ async def test_who_asks_somebody_that_goes_gets_no_answer_at_once() -> None:
 
 async def test_what_was_told_before_closing_arrives() -> None:
     async with ends() as (one, other):
-        one.channel.send(StopMessage())
+        one.channel.send(StopMessage(1.0))
         one.channel.close()
         await eventually(lambda: other.lost)
-        assert other.heard == [StopMessage()]
+        assert other.heard == [StopMessage(1.0)]
 
 
 async def test_nonsense_ends_the_line(caplog) -> None:

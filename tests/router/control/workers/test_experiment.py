@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from router.clock import ManualClock
-from router.control.workers.experiment import FollowerRequests, SyncedExperiment
+from router.control.workers.experiment import ReportedRequests, SyncedExperiment, describe_end
 from router.control.workers.messages import Message, RequestAnswered, RequestBegan, RequestEnded
 from router.kvcache.events import TargetId
 from router.scheduling.experiments.experiment import RunningExperiment
@@ -12,12 +14,16 @@ from tests.router.scheduling.experiments.traffic import Behaviour, a_record, an_
 ARMS = {"a": 50.0, "b": 50.0}
 
 
+def begin(requests: ReportedRequests[int], follower: int, message: RequestBegan, experiment: RunningExperiment) -> None:
+    experiment.begin_request(message.arm, message.unit, requests.begin(follower, message.number, message.arrived_s))
+
+
 class Between:
     """What a follower tells reaches the leader's trial at once."""
 
     def __init__(self, trial: RunningExperiment) -> None:
         self.sent: list[Message] = []
-        self.requests = FollowerRequests(ManualClock(50.0))
+        self.requests = ReportedRequests[int](ManualClock(50.0), count(-1, -1))
         self._trial = trial
 
     def report_load(self, target: TargetId) -> None: ...
@@ -28,11 +34,9 @@ class Between:
         self.sent.append(message)
         match message:
             case RequestBegan():
-                self.requests.begin(1, message, self._trial)
-            case RequestAnswered():
-                self.requests.answer(message)
-            case RequestEnded():
-                self.requests.end(message, self._trial)
+                begin(self.requests, 1, message, self._trial)
+            case RequestAnswered() | RequestEnded():
+                self.requests.apply(1, message, self._trial)
 
 
 def test_a_trial_comes_to_the_same_wherever_its_requests_were_answered() -> None:
@@ -53,7 +57,7 @@ def test_a_trial_comes_to_the_same_wherever_its_requests_were_answered() -> None
     assert found == findings
     assert there.report() == here.report()
     assert sum(arm.requests for arm in here.report().arms) > 500
-    between.requests.drop_worker(1, there)
+    between.requests.drop(1, there)
     assert there.report() == here.report(), "nothing is under way any more"
 
 
@@ -77,11 +81,11 @@ def test_what_a_dying_worker_had_under_way_is_not_held_against_the_arm() -> None
     follower = SyncedExperiment(an_experiment(), between, version=1)
     mine, others = a_record(1, 10.0), a_record(2, 10.0)
     follower.begin_request("a", b"mine", mine)
-    between.requests.begin(2, RequestBegan(1, 2, "a", b"others", 10.0), trial)
-    between.requests.drop_worker(1, trial)
+    begin(between.requests, 2, RequestBegan(1, 2, "a", b"others", 10.0), trial)
+    between.requests.drop(1, trial)
     arm = trial.report().arms[0]
     assert (arm.requests, arm.failed) == (1, 0)
-    follower.end_request(finish(others))
+    between.requests.apply(2, describe_end(finish(others)), trial)
     assert trial.report().arms[0].requests == 2
     follower.end_request(finish(mine))  # too late to count again
     assert trial.report().arms[0].requests == 2

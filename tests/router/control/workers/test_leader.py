@@ -21,7 +21,7 @@ from router.config.sections.experiment import ExperimentConfig
 from router.control.workers import leader as leader_module
 from router.control.workers.channel import Channel
 from router.control.workers.follower import LocalState
-from router.control.workers.leader import LeaderWorker, WorkerLoads
+from router.control.workers.leader import LeaderWorker, ReportedLoads
 from router.control.workers.messages import (
     AnswerMessage,
     AskMessage,
@@ -189,7 +189,7 @@ async def test_a_request_of_an_earlier_experiment_does_not_count_for_this_one() 
 
 
 def test_everybody_but_one() -> None:
-    loads = WorkerLoads()
+    loads = ReportedLoads()
     for follower in (1, 2, 3):
         loads.put(follower, A, WorkerShare(follower, follower, 10 * follower, 0.5, 100, 100))
     assert loads.total(A) == WorkerShare(6, 6, 60, 1.5, 300, 300)
@@ -198,7 +198,7 @@ def test_everybody_but_one() -> None:
 
 
 def test_the_last_word_counts() -> None:
-    loads = WorkerLoads()
+    loads = ReportedLoads()
     loads.put(1, A, WorkerShare(requests=5))
     loads.put(1, A, WorkerShare(requests=2))
     assert loads.total(A) == WorkerShare(requests=2)
@@ -207,7 +207,7 @@ def test_the_last_word_counts() -> None:
 
 
 def test_one_that_is_gone_has_nothing_booked() -> None:
-    loads = WorkerLoads()
+    loads = ReportedLoads()
     loads.put(1, A, WorkerShare(requests=1))
     loads.put(1, B, WorkerShare(requests=1))
     loads.put(2, B, WorkerShare(requests=7))
@@ -218,7 +218,7 @@ def test_one_that_is_gone_has_nothing_booked() -> None:
 
 @given(st.dictionaries(st.integers(1, 5), st.tuples(*[st.integers(0, 100)] * 6).map(lambda n: WorkerShare(*n))))
 def test_the_whole_is_one_and_all_the_others(shares: dict[int, WorkerShare]) -> None:
-    loads = WorkerLoads()
+    loads = ReportedLoads()
     for follower, share in shares.items():
         loads.put(follower, A, share)
     for follower, share in shares.items():

@@ -12,15 +12,16 @@ from router.control.workers.messages import (
     AskMessage,
     FrameReader,
     LoadMessage,
-    Outbox,
     PolicyRule,
     RequestBegan,
     RequestEnded,
     SessionMoved,
     StartMessage,
     StopMessage,
+    WorkerStopping,
     encode_frame,
 )
+from router.control.workers.outbox import Outbox
 from router.fleet.load import WorkerShare
 from router.kvcache.events import TargetId
 
@@ -33,7 +34,8 @@ TOLD = [
     RequestEnded(10**12 + 5, None, None, None, None, 3.5, None, 0),
     AskMessage(0, "records", '{"limit":7}'),
     AnswerMessage(0, b"[]"),
-    StopMessage(),
+    WorkerStopping(),
+    StopMessage(1.0),
 ]
 
 
@@ -86,16 +88,16 @@ def test_everything_else_keeps_its_order() -> None:
     for message in went:
         gathering.outbox.send(message)
     gathering.outbox.report_load(B)
-    gathering.outbox.send(StopMessage())
-    assert gathering.outbox.take() == [LoadMessage(B, WorkerShare(requests=5)), *went, StopMessage()]
+    gathering.outbox.send(StopMessage(1.0))
+    assert gathering.outbox.take() == [LoadMessage(B, WorkerShare(requests=5)), *went, StopMessage(1.0)]
 
 
 def test_who_sends_is_woken_once_until_the_outbox_is_taken() -> None:
     gathering = Gathering()
     gathering.outbox.report_load(A)
     gathering.outbox.report_load(B)
-    gathering.outbox.send(StopMessage())
+    gathering.outbox.send(StopMessage(1.0))
     assert gathering.woken == 1
     gathering.outbox.take()
-    gathering.outbox.send(StopMessage())
+    gathering.outbox.send(StopMessage(1.0))
     assert gathering.woken == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +17,13 @@ from router.config.schema import Config, PolicyConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.listeners import AdmissionConfig
 from router.control.workers.experiment import SyncedExperiment
+from router.control.workers.follower import dump_follower_config
 from router.control.workers.messages import (
+    BlocksSent,
+    BreakerMoved,
+    CacheForgotten,
     DrainMessage,
+    InstanceSuspected,
     Message,
     PolicyRule,
     ResponseStored,
@@ -30,15 +36,18 @@ from router.fleet.engine_facts import ModelCard
 from router.fleet.load import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint, Prompt, Text
+from router.prompt.usage import Usage
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policies, build_policy
-from router.scheduling.policy.record import Record, Stages
+from router.scheduling.policy.record import AttemptEnd, Record, Stages
+from router.scheduling.preload import book_preload, settle_preload
 from router.scheduling.ticket import Ticket
 from router.wiring import WorkerRole, build_scheduler
 from scorers.registry import load_registry
 from tests.fakes.caches import RING, prompt_of
 from tests.paths import CONFIGS
 
+A = TargetId("a/0")
 CARD = ModelCard("m", "/models/m", None, 8192)
 LEAST = build_policy("least", schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]}))
 STICKY = build_policy("sticky", schema.PolicyConfig.model_validate({"scorers": [{"name": "session_affinity"}]}))
@@ -98,6 +107,16 @@ class Worker:
         other.sent.targets.clear()
 
 
+def test_a_sessions_target_is_sent_when_it_moves_and_with_replicas_with_every_request() -> None:
+    """Two replicas whose moves crossed, or that could not hear each other, agree again at its next request."""
+    for every, sent in ((False, ["a/0"]), (True, ["a/0", "a/0"])):
+        worker = Worker(0, "a")
+        worker.core.sends_every_session = every
+        for _ in range(2):
+            worker.core.settle(worker.admit("chat"))
+        assert [message.target for message in worker.sent.messages if isinstance(message, SessionMoved)] == sent
+
+
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["admit", "byte", "settle", "tell"])), max_size=40))
 def test_once_told_everybodys_books_are_the_sum_and_at_the_end_nothing(steps: list[tuple[int, str]]) -> None:
@@ -113,7 +132,7 @@ def test_once_told_everybodys_books_are_the_sum_and_at_the_end_nothing(steps: li
             books = [worker.core.fleet.target(TargetId(target)).load_book for worker in workers]  # type: ignore[union-attr]
             assert books[0].prefill_attended == books[1].prefill_attended
             assert books[0].context_tokens == books[1].context_tokens
-            assert min(min(share) for share in own) >= 0
+            assert min(min(msgspec.structs.astuple(share)) for share in own) >= 0
 
     for who, what in steps:
         worker, open_ = workers[who], tickets[who]
@@ -190,6 +209,43 @@ def test_nothing_is_told_of_sessions_whose_progress_nobody_reads() -> None:
     assert not any(isinstance(message, SessionAnswered) for message in one.sent.messages)
 
 
+def fail(worker: Worker, times: int = 1, end: AttemptEnd = "died") -> None:
+    """Let requests of a worker end like this at `a`, the only target it has."""
+    for _ in range(times):
+        ticket = worker.admit()
+        ticket.end, ticket.status = end, 200 if end == "ok" else None
+        worker.core.settle(ticket)
+
+
+def test_a_breaker_that_opened_is_open_for_all_and_a_good_answer_anywhere_closes_it() -> None:
+    one, other = Worker(0, "a"), Worker(1, "a")
+    theirs = other.core.fleet.target(TargetId("a/0"))
+    assert theirs is not None
+    fail(one, 2)
+    assert not any(isinstance(message, BreakerMoved) for message in one.sent.messages)
+    fail(one)
+    (moved,) = [message for message in one.sent.messages if isinstance(message, BreakerMoved)]
+    assert moved == BreakerMoved("a/0", True)
+    other.core.apply_breaker(moved)
+    assert (theirs.breaker.state(100.0), theirs.breaker.allows(100.0)) == ("open", False)
+    assert other.core.open_breakers() == [moved]
+    assert theirs.breaker.times_opened == 0  # counted where it happened
+    fail(other, end="ok")
+    (closed,) = [message for message in other.sent.messages if isinstance(message, BreakerMoved)]
+    one.core.apply_breaker(closed)
+    assert (one.core.open_breakers(), other.core.open_breakers()) == ([], [])
+
+
+def test_an_engine_that_cannot_be_reached_from_here_is_only_suspected_elsewhere() -> None:
+    one = Worker(0, "a")
+    fail(one, 5, "connect")
+    mine = one.core.fleet.target(TargetId("a/0"))
+    assert mine is not None
+    assert mine.breaker.is_open
+    assert [message for message in one.sent.messages if not isinstance(message, PolicyRule)] == [InstanceSuspected("a")]
+    assert one.core.open_breakers() == []
+
+
 def test_a_response_is_found_where_it_was_only_told_of() -> None:
     one, other = Worker(0), Worker(1)
     one.sent.messages.clear()
@@ -213,6 +269,19 @@ def test_a_drain_is_told_and_holds_for_who_joins_later() -> None:
     assert other.core.fleet.candidates("m", (), 100.0) == ()
     other.core.apply_drain("a", False)
     assert len(other.core.fleet.candidates("m", (), 100.0)) == 1
+
+
+def test_a_cache_to_forget_is_told_once_and_forgotten_by_all() -> None:
+    one, other = Worker(0), Worker(1)
+    forgotten: list[str] = []
+    other.core.indexer.clear = forgotten.append  # type: ignore[assignment, method-assign]
+    one.sent.messages.clear()
+    assert one.core.forget_cache("a")
+    assert not one.core.forget_cache("zz")
+    assert one.sent.messages == [CacheForgotten("a")]
+    other.sent.messages.clear()
+    other.core.apply_forgotten("a")
+    assert (forgotten, other.sent.messages) == (["a/0"], [])
 
 
 def test_the_leader_tells_what_decides_and_followers_do_not() -> None:
@@ -291,3 +360,60 @@ def test_what_cannot_be_built_is_said() -> None:
     outside = PolicyRule(1, {"warm": '{"scorers": [{"name": "not_installed_here"}]}'}, "warm", None, [], "{}")
     with pytest.raises(ConfigError, match="not_installed_here"):
         build_from_rule(outside, regime(), load_registry())
+
+
+def test_only_the_leader_loads_prefixes_ahead() -> None:
+    config = Config.model_validate({"preload": {"join": True}})
+    follower = Config.model_validate_json(dump_follower_config(config, 1, REGIME))
+    assert not follower.preload.enabled
+    assert follower.preload.prompt_bytes == 0  # and keeps no token ids
+    assert config.preload.prompt_bytes > 0
+
+
+def test_a_preloaded_prefix_is_booked_by_all_and_its_first_request_counts_once() -> None:
+    leader, follower = Worker(0), Worker(1)
+    leader.sent.messages.clear()
+    target, known = leader.core.fleet.target(A), prompt_of(range(16))
+    assert target is not None
+    booked = book_preload(leader.core, target, known, "join", None, 100.0)
+    share = leader.core.own_share(A)
+    assert (leader.sent.targets, share.prefilling, share.prefill_tokens) == ({A}, 1, 16)
+    leader.sent.targets.clear()
+    keys = tuple(known.keys[4][n - 1] for n in (1, 2, 4))
+    settle_preload(leader.core, booked, Usage(16, 0, 1), keys, 101.0, 101.0)
+    assert (leader.sent.targets, leader.core.own_share(A)) == ({A}, NO_SHARE)
+    for message in leader.sent.messages:
+        follower.core.apply_preload(message)  # type: ignore[arg-type]
+    follower.sent.messages.clear()
+    assert follower.core.preloads.on_answer(A, keys, 16) == 16
+    for message in follower.sent.messages:
+        leader.core.apply_preload(message)  # type: ignore[arg-type]
+    assert not leader.core.preloads
+    assert leader.core.preloads.prefixes[0].hit_tokens == 16
+    assert follower.core.preloads.on_answer(A, keys, 16) is None
+
+
+def test_blocks_on_their_way_are_expected_by_the_others_and_those_of_a_target_without_events_are_kept() -> None:
+    """So that a burst on a new prefix does not scatter over the fleet because it came to several routers."""
+    here, there = Worker(0, "a"), Worker(1, "a")
+    target = TargetId("a/0")
+    for worker in (here, there):
+        found = worker.core.fleet.target(target)
+        assert found is not None
+        found.set_block_tokens(4)
+    ticket = here.admit()
+    ticket.status = 200
+    here.core.on_first_byte(ticket)
+    sent = [message for message in here.sent.messages if isinstance(message, BlocksSent)]
+    assert [(message.target, message.computed, len(message.keys)) for message in sent] == [
+        ("a/0", False, 40),
+        ("a/0", True, 40),
+    ]
+    for message, expected in zip(sent, ((0, 16), (16, 16)), strict=True):
+        there.core.apply_sent(message)
+        (estimate,) = there.core.indexer.estimate_overlaps(
+            prompt_of(list(range(20))), {target: 4}, frozenset()
+        ).values()
+        assert estimate.overlap is not None
+        assert (estimate.overlap.gpu_tokens, estimate.overlap.expected_tokens) == expected
+    assert not any(isinstance(message, BlocksSent) for message in there.sent.messages)  # it is not passed on

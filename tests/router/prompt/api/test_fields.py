@@ -124,6 +124,22 @@ def test_a_forbidden_field_is_noticed_whether_it_is_read_or_not(name: str) -> No
     assert reader.has_forbidden(reader.read(b'{"model":"m","messages":[],"%s":null}' % name.encode()))
 
 
+def test_checked_fields_are_those_that_the_body_has_and_unknown_ones_are_noticed() -> None:
+    reader = FieldReader(ChatFields, ["strip"], ["echo", "n", "tools"], ["plain"])
+    for body, expected in (
+        (b'{"model":"m"}', {}),
+        (b'{"model":"m","plain":1,"strip":2,"user":"x","echo":false}', {}),
+        (b'{"n":2,"echo":true,"tools":[]}', {"n": Raw(b"2"), "echo": True, "tools": Raw(b"[]")}),
+        (b'{"\\u006e":2}', {"n": Raw(b"2")}),
+        (b'{"n":2,"unknown":1}', None),
+    ):
+        assert reader.read_checked(reader.read(body)) == expected
+    assert reader.read(b'{"unknown":1,"model":"m"}').model == "m"
+    with pytest.raises(BadRequest, match="`echo`"):
+        reader.read(b'{"echo":"yes"}')
+    assert FieldReader(ChatFields, []).read_checked(reader.read(b"{}")) is None
+
+
 def test_where_a_read_field_cannot_be_watched_every_body_may_have_it() -> None:
     reader = FieldReader(ChatFields, ["cache_salt", "priority"])
     assert reader.has_forbidden(reader.read(b'{"model":"m","messages":[]}'))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log
 from random import Random
 
 import pytest
@@ -120,3 +121,46 @@ def test_what_does_not_grow_is_not_extrapolated() -> None:
     for on_x in (True, False) * 20:
         evidence.observe(on_x, 0.5, 0.25)
     assert evidence.units_needed(100) is None
+
+
+def bet_on(units: list[tuple[bool, float]], others: list[EProcess] | None = None) -> EProcess:
+    evidence = EProcess(0.5)
+    evidence.set_others([other.counts() for other in others or []])
+    for on_x, value in units:
+        evidence.observe(on_x, value, 0.5)
+    return evidence
+
+
+def test_routers_that_count_different_units_multiply_what_each_bet_won() -> None:
+    units = [(n % 2 == 0, 0.8 if n % 2 == 0 else 0.4) for n in range(60)]
+    parts = [bet_on(units[n::3]) for n in range(3)]
+    alone = bet_on(units)
+    together = [bet_on(units[n::3], [parts[m] for m in range(3) if m != n]).value for n in range(3)]
+    assert together == pytest.approx([together[0]] * 3)
+    assert max(part.value for part in parts) < together[0] < alone.value
+    assert log(alone.value / together[0]) < 2.5  # nats, for two more routers
+    assert parts[0].units_needed(1e6) > bet_on(units[::3], parts[1:]).units_needed(1e6)  # type: ignore[operator]
+
+
+def test_without_other_routers_the_evidence_is_its_own() -> None:
+    units = [(True, 0.9), (False, 0.2), (True, 0.7)]
+    evidence = bet_on(units)
+    value = evidence.value
+    evidence.set_others([bet_on(units).counts()])
+    assert evidence.value > value
+    evidence.set_others([])
+    assert evidence.value == pytest.approx(value)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), unit_values), max_size=20),
+    st.lists(st.tuples(st.booleans(), unit_values), max_size=20),
+    unit_values,
+)
+def test_the_money_of_several_routers_is_not_expected_to_grow_either(
+    mine: list[tuple[bool, float]], theirs: list[tuple[bool, float]], value: float
+) -> None:
+    """A unit of equal arms falls on either with a probability of a half."""
+    before = bet_on(mine, [bet_on(theirs)])
+    ends = [bet_on([*mine, (on_x, value)], [bet_on(theirs)]).value for on_x in (True, False)]
+    assert sum(ends) / 2 <= before.value * (1 + 1e-9)

@@ -60,9 +60,9 @@ def test_a_record_without_an_attempt() -> None:
         "policy": None, "policy_digest": None, "arm": None, "asked_by": None, "attempts": [], "why": None,
         "admission_rule": None,
         "shadows": [], "status": None, "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None,
-        "cached_tokens": None, "output_tokens": None, "tool_call": None, "session": None, "parent": None,
-        "program": None, "poison": False, "done": False, "target": None, "body_ms": None,
-        "prepared_ms": None, "trace_id": None,
+        "cached_tokens": None, "output_tokens": None, "tool_call": None, "uncontinued": None, "session": None,
+        "preloaded_tokens": None, "parent": None, "program": None, "poison": False, "done": False, "target": None,
+        "body_ms": None, "prepared_ms": None, "trace_id": None,
         "stages": {
             "parse_ms": 0.25, "tokens_ms": None, "keys_ms": None, "pool_ms": None, "match_ms": None, "decide_ms": None,
             "connect_ms": None, "admission_ms": None,

@@ -90,6 +90,17 @@ async def test_the_engine_counts_them_and_finds_them_in_its_cache() -> None:
         assert rendered == (await http.post("/tokenize", json={"messages": MESSAGES})).json()["count"] != 40
 
 
+async def test_an_engine_may_name_no_ids() -> None:
+    body = {"model": "warm-tiny", "messages": MESSAGES, "max_tokens": 1, "return_token_ids": True}
+    async with engine() as fake, httpx.AsyncClient(base_url=fake.url) as http:
+        named = []
+        for no_ids in (False, True):
+            fake.faults(no_ids=no_ids)
+            answer = (await http.post(CHAT, json=body)).raise_for_status().json()
+            named.append([bool(answer["prompt_token_ids"]), bool(answer["choices"][0]["token_ids"])])
+        assert named == [[True, True], [False, False]]
+
+
 async def test_the_version_is_reported() -> None:
     async with engine(version="0.31.2") as fake, httpx.AsyncClient(base_url=fake.url) as http:
         assert (await http.get("/version")).json() == {"version": "0.31.2"}

@@ -15,7 +15,15 @@ from router.request.admission.model_admission import ModelAdmission
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
 from router.testbed.simulator.router import SimulatedRouter
 from router.testbed.simulator.run import simulate
-from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
+from router.testbed.simulator.scenario import (
+    EventLags,
+    InstanceFailure,
+    LinkSpeed,
+    ReplicaLink,
+    Scenario,
+    StoreScenario,
+    Trouble,
+)
 from router.testbed.workloads.model import Session, Span, Turn, Workload
 from router.testbed.workloads.presets import CODEX
 from scorers.admission.contract import Admission
@@ -203,11 +211,41 @@ def test_what_came_to_a_router_before_the_late_start_ends_there(monkeypatch: pyt
     assert outcome.double_bookings == 0
 
 
-def test_several_routers_share_a_fleet() -> None:
-    workload = AGENTS.workload(2)
-    outcome = simulate(replace(FLEET, routers=3), WARM, workload, at_once=12)
+@pytest.mark.parametrize("exchange", [None, ReplicaLink(0.02, 0.2)])
+def test_several_routers_share_a_fleet(exchange: ReplicaLink | None) -> None:
+    workload, several = AGENTS.workload(2), replace(FLEET, routers=3, exchange=exchange)
+    outcome = simulate(several, WARM, workload, at_once=12)
     assert len(outcome) == workload.turns
     assert outcome.double_bookings == 0
+
+
+def test_what_is_lost_between_routers_depends_on_the_seed_alone() -> None:
+    several, asked = replace(FLEET, routers=3, exchange=ReplicaLink(0.02, 0.2)), alone((1.0, 1, 5000), (1.1, 2, 5000))
+    assert columns(simulate(several, LEAST, asked)) == columns(simulate(several, LEAST, asked))
+
+
+def test_routers_that_tell_each_other_what_they_book_do_not_meet_at_one_engine() -> None:
+    """Four prompts of 1.8 s within 0.4 s, and polls every 10: by the fewest requests each of four engines gets one."""
+    asked = alone(*((1.0 + at / 10, 1 + at, 20_000) for at in range(4)))
+    blind = replace(FLEET, routers=2, lags=EventLags(metrics_s=10.0))
+    met = [len(set(simulate(blind, LEAST, asked, seed=seed).instance)) for seed in range(4)]
+    assert min(met) < 4
+    told = replace(blind, exchange=ReplicaLink())
+    assert {len(set(simulate(told, LEAST, asked, seed=seed).instance)) for seed in range(4)} == {4}
+
+
+def test_a_session_stays_with_its_router_only_where_the_balancer_is_sticky() -> None:
+    """By session affinity alone, without events: each router knows where it sent a session, or what another says."""
+    sticks = schema.PolicyConfig.model_validate({"scorers": [{"name": "session_affinity"}]})
+    dumb = replace(FLEET, routers=3, lags=EventLags(events_s=float("inf")))
+
+    def moved(scenario: Scenario) -> int:
+        outcome = simulate(scenario, sticks, AGENTS.workload(2), at_once=12)
+        return len(set(zip(outcome.session, outcome.instance, strict=True))) - len(set(outcome.session))
+
+    assert moved(dumb) > 0
+    assert moved(replace(dumb, sticky=True)) == 0
+    assert moved(replace(dumb, exchange=ReplicaLink())) == 0
 
 
 def test_a_prompt_is_computed_by_one_half_of_the_fleet_and_answered_by_the_other() -> None:

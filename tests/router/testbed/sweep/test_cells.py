@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.testbed.simulator.scenario import EventLags, LinkSpeed, StoreScenario, Trouble
+from router.testbed.simulator.scenario import EventLags, LinkSpeed, ReplicaLink, StoreScenario, Trouble
 from router.testbed.sweep.cells import SHARE, FleetOption
 from tests.router.testbed.sweep.cells import PROFILE
 
@@ -21,15 +21,22 @@ def test_all_that_is_there_is_said() -> None:
     whole = FleetOption(1200, 4, "40000:2e6", "90000", True, 3, "slow")
     assert str(whole) == (
         "1,200 instances, 4 of them prefill, pool of 2,000,000 tokens at 40,000 tokens/s, "
-        "host memory at 90,000 tokens/s, admission, 3 routers, trouble slow"
+        "host memory at 90,000 tokens/s, admission, 3 routers (share nothing), trouble slow"
     )
+    front = [FleetOption(8, routers=2, exchange="1"), FleetOption(8, routers=2, exchange="20:5", sticky=True)]
+    assert [one.beside for one in front] == [
+        "no pool, 2 routers (share all in 1 ms)",
+        "no pool, 2 routers (share all in 20 ms, 5 % lost, sticky)",
+    ]
     assert whole.beside == str(whole).removeprefix("1,200 instances, ")
 
 
 def test_the_rest_of_the_scenario_is_as_given() -> None:
     trouble = Trouble(events_lost=0.5)
-    made = FleetOption(6, prefills=2, admission=True, routers=3).scenario(SMALL, LAGS, trouble)
+    fleet = FleetOption(6, prefills=2, admission=True, routers=3, exchange="5", sticky=True)
+    made = fleet.scenario(SMALL, LAGS, trouble)
     assert (made.instances, made.prefills, made.routers) == (6, 2, 3)
+    assert (made.exchange, made.sticky) == (ReplicaLink(0.005), True)
     assert (made.profile, made.lags, made.trouble) == (SMALL, LAGS, trouble)
     assert made.admission is not None
     assert made.admission.enabled

@@ -12,7 +12,7 @@ from router.config.lookup import list_files
 from router.config.sections.simulation import ProfileFile
 from router.errors import ConfigError
 from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.scenario import EventLags, InstanceFailure, Trouble
+from router.testbed.simulator.scenario import EventLags, InstanceFailure, ReplicaLink, Trouble
 from router.testbed.sweep import options
 from router.testbed.sweep.options import POLICIES, PROFILES, check_possible, load_policies, load_profile, load_troubles
 
@@ -221,3 +221,15 @@ def test_lags_are_two_numbers_in_milliseconds() -> None:
 def test_no_lags(text: str) -> None:
     with pytest.raises(ConfigError, match="--lags: found"):
         options.parse_lags(text)
+
+
+def test_an_exchange_is_a_delay_and_what_is_lost() -> None:
+    assert options.parse_exchange("off") is None
+    assert options.parse_exchange("0") == ReplicaLink(0.0, 0.0)
+    assert options.parse_exchange("20:5") == ReplicaLink(0.02, 0.05)
+
+
+@pytest.mark.parametrize("text", ["", "on", "-1", "inf", "nan", "1:100", "1:-5", "1:nan", "1:a"])
+def test_no_exchange(text: str) -> None:
+    with pytest.raises(ConfigError, match="--exchange: found"):
+        options.parse_exchange(text)

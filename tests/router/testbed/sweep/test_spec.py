@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.errors import ConfigError
-from router.testbed.simulator.scenario import EventLags, Trouble
+from router.testbed.simulator.scenario import EventLags, ReplicaLink, Trouble
 from router.testbed.sweep.cells import FleetOption, LoadLevel, SweepCell
 from router.testbed.sweep.spec import SweepSpec, make_cells
 
@@ -43,6 +43,15 @@ def test_what_a_fleet_has_beside_its_gpus_and_what_it_suffers_multiply() -> None
         assert (cell.scenario.host is None) == (cell.fleet.host_memory == "off")
 
 
+def test_one_router_has_nobody_to_tell() -> None:
+    made = asked(policies=["warm"], routers="1,2", exchange="off,1")
+    assert [(cell.scenario.routers, cell.scenario.exchange) for cell in made] == [
+        (1, None),
+        (2, None),
+        (2, ReplicaLink(0.001)),
+    ]
+
+
 def test_what_is_not_said_is_as_stated() -> None:
     (cell,) = make_cells(SweepSpec(policies=["warm"], sessions=1), HEARD.append)
     assert cell.source.name == "codex"
@@ -58,8 +67,8 @@ def test_what_is_not_said_is_as_stated() -> None:
 
 def test_the_rest_arrives(tmp_path: Path) -> None:
     (cell,) = asked(
-        policies=["warm"], rate="2", admission=True, routers=2, prefills=3, lags="10:50", warmup_s=5.0, until_s=60.0,
-        ttft_limit_s=30.0, tpot_limit_s=0.2, first_seed=7, staggered=False,
+        policies=["warm"], rate="2", admission=True, routers="2", sticky=True, prefills=3, lags="10:50", warmup_s=5.0,
+        until_s=60.0, ttft_limit_s=30.0, tpot_limit_s=0.2, first_seed=7, staggered=False,
     )  # fmt: skip
     assert cell.load == LoadLevel("rate", 2.0)
     assert cell.scenario.admission is not None
@@ -81,7 +90,10 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     ("more", "said"),
     [
         ({"prefills": 4, "instances": "8,4"}, "--prefills: 4 of 4 instances leave none to decode; give at most 3"),
-        ({"routers": 9}, "--routers: 9 routers for 8 instances"),
+        ({"routers": "1,9"}, "--routers: 9 routers for 8 instances"),
+        ({"routers": "0"}, "--routers: found '0'"),
+        ({"exchange": "on"}, "--exchange: found 'on'"),
+        ({"routers": "1,2", "admission": True}, "give --sticky"),
         ({"rate": "1", "rho": "0.9"}, "--rate and --rho both set"),
         ({"sessions_per_instance": "8"}, "tools is an open workload"),
         ({"workload": "codex", "requests": None, "sessions": 1, "rho": "0.9"}, "codex is a closed loop"),

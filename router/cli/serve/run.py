@@ -1,0 +1,120 @@
+"""Runs a router until a signal ends it or another process takes over: reads the signals, reports its addresses and what
+its listeners expose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from router.app import POLL_S, STOP_IDLE_S, App
+from router.config import schema
+from router.config.exposure import list_exposures
+from router.control.handover import Predecessor, SocketGiver, find_predecessor
+from router.control.process import notify_service_manager, raise_open_file_limit, tune_interpreter
+from router.errors import ConfigError, WarmrouteError
+from router.proxy.listening_sockets import ListeningSockets, take_passed_sockets
+from router.tasks import Tasks
+
+log = logging.getLogger("warmroute.app")
+
+HOLD_S = 30.0  # for a process with passed sockets to find an engine that is ready; then it answers 503 as any other
+TAKE_OVER_S = 120.0  # for one that takes over; then the running router goes on
+HANDOVER_IDLE_S = 5.0  # as `STOP_IDLE_S`, for a process that nobody waits for
+
+
+async def serve_router(
+    config: schema.Config,
+    when_ready: Callable[[App], None] = lambda app: None,
+    file: Path | None = None,
+    *,
+    only_picker: bool = False,
+    take_over: bool = False,
+) -> None:
+    """Run a router until SIGTERM or SIGINT, or until another process takes over; SIGHUP applies changed configuration
+    files, watched or not. `when_ready` is called once, when an instance is ready for requests. `file` is where `config`
+    was read: its changes take effect as far as they can. `only_picker`: as for `App`. With `take_over` the router that
+    runs at this address, if there is one, is replaced. Raises `ConfigError` when a port is not available, and
+    `WarmrouteError` when the running router cannot be replaced: then that one goes on.
+    """
+    raise_open_file_limit()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its default ends the process
+    predecessor = find_predecessor(config.listen.host, config.listen.port) if take_over else None
+    passed = take_passed_sockets(os.environ, os.getpid())
+    sockets = ListeningSockets(predecessor.sockets if predecessor is not None else passed)
+    app = App(config, file=file, only_picker=only_picker, sockets=sockets)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, app.reload)
+    await app.start(hold=sockets.handed_over, join=predecessor is None)
+    if sockets.handed_over:
+        await _open_when_ready(app, sockets, stop, predecessor)
+    tune_interpreter()
+    for line in list_exposures(config):
+        log.warning(line)
+    log.info("listening on %s:%d, admin on %s:%d", config.listen.host, app.port, config.admin.host, app.admin_port)
+    if config.metrics.port is not None:
+        log.info("metrics on %s:%d", config.metrics.host, app.metrics_port)
+    notify_service_manager("READY=1")
+    owner = Tasks("serve")
+    owner.spawn("when ready", _call_when_ready(app, when_ready))
+    giver = SocketGiver(sockets, app.save_index, app.hand_over)
+    owner.spawn("successor", giver.serve(config.listen.host, app.port))
+    owner.spawn("released", _set_after(giver.released, stop))
+    await stop.wait()
+    notify_service_manager("STOPPING=1")
+    log.info("stopping: requests in progress have up to %g s", config.limits.grace_s)
+    if passed:  # the service manager has the sockets too: who starts next accepts what waits
+        app.release()
+    await owner.close()
+    await app.stop(HANDOVER_IDLE_S if giver.released.is_set() else STOP_IDLE_S)
+
+
+async def _open_when_ready(
+    app: App, sockets: ListeningSockets, stop: asyncio.Event, predecessor: Predecessor | None
+) -> None:
+    """Accept connections, which another process may be accepting until then, once this one can serve them. Raises
+    ConfigError for passed sockets that no listener has, and WarmrouteError when a predecessor has to go on.
+    """
+    if unused := sockets.unused():
+        if predecessor is None:
+            raise ConfigError(
+                f"the service manager passed a socket on {unused[0]}, which no listener of the configuration has"
+            )
+        log.warning("the running router also listens on %s: nobody does when it ends", ", ".join(unused))
+    hold_s = HOLD_S if predecessor is None else TAKE_OVER_S
+    log.info("accepting connections when an engine is ready, for which there are %g s", hold_s)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(hold_s):
+            while app.unready_reason() is not None and not stop.is_set():  # noqa: ASYNC110  many causes, one answer
+                await asyncio.sleep(POLL_S)
+    reason = "it was told to stop" if stop.is_set() else app.unready_reason()
+    if predecessor is None:
+        await app.open()
+        return
+    if reason is not None:
+        predecessor.leave()
+        await app.stop()
+        raise WarmrouteError(f"--take-over: not ready within {hold_s:g} s: {reason}; the running router goes on")
+    await app.open()
+    await predecessor.release()
+    await app.join_replicas()  # the port is free now
+    log.info("took over from the router that ran here, which finishes its requests")
+
+
+async def _call_when_ready(app: App, callback: Callable[[App], None]) -> None:
+    while app.unready_reason() is not None:  # noqa: ASYNC110  many causes, one answer
+        await asyncio.sleep(POLL_S)
+    callback(app)
+
+
+async def _set_after(event: asyncio.Event, then: asyncio.Event) -> None:
+    await event.wait()
+    then.set()

@@ -1,0 +1,162 @@
+"""A router's listening sockets go to the process that replaces it, over a Unix socket.
+
+    successor                                   predecessor, which goes on serving
+    connects                          ->        saves the index snapshot
+                                      <-        its sockets (SCM_RIGHTS)
+    starts, knows its engines, accepts
+    "release"                         ->        accepts no more
+                                      <-        "released", then it finishes its requests and ends
+
+Both accept from the same sockets for a moment, and at no moment does none of them: no connection is refused, and none
+that waits in a backlog is reset. A successor that ends before "release" changes nothing. The Unix socket has no file:
+it is in Linux's abstract namespace, which belongs to the network namespace as ports do, under the public address. Only
+processes of the same user, and of root, are answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from router.errors import WarmrouteError
+from router.proxy.listening_sockets import ListeningSockets
+
+log = logging.getLogger("warmroute.app")
+
+GREETING = b"warmroute sockets 1"
+RELEASE, RELEASED = b"release", b"released"
+MOST_SOCKETS = 253  # in one message: SCM_MAX_FD
+ANSWER_TIMEOUT_S = 60.0  # for a predecessor to save its snapshot
+RELEASE_TIMEOUT_S = 10.0
+
+
+class SocketGiver:
+    """Gives `sockets` to a successor. Calls `prepare` before, and `release` when the successor accepts; then `released`
+    is set.
+    """
+
+    def __init__(
+        self,
+        sockets: ListeningSockets,
+        prepare: Callable[[], Awaitable[None]],
+        release: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._sockets = sockets
+        self._prepare = prepare
+        self._release = release
+        self.released = asyncio.Event()
+
+    async def serve(self, host: str, port: int) -> None:
+        """Wait for a successor of the router at this address, until one has taken over. Returns at once where that is
+        not possible.
+        """
+        if sys.platform != "linux":
+            return
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.setblocking(False)
+            try:
+                listening.bind(_name(host, port))
+            except OSError as error:
+                log.warning("--take-over will not find this router: another process has its name: %s", error.strerror)
+                return
+            listening.listen()
+            while not self.released.is_set():
+                connection, _ = await loop.sock_accept(listening)
+                with connection:
+                    await self._give(connection)
+
+    async def _give(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if not _is_trusted(connection):
+            log.warning("a process of another user asked for the listening sockets, and did not get them")
+            return
+        await self._prepare()
+        try:
+            socket.send_fds(connection, [GREETING], [listening.fileno() for listening in self._sockets.all])
+            log.info("a new process has the listening sockets, and takes over when it is ready")
+            if await loop.sock_recv(connection, len(RELEASE)) != RELEASE:
+                log.warning("the new process ended before it was ready: this one goes on")
+                return
+        except OSError as error:
+            log.warning("the new process did not take over, this one goes on: %s", error)
+            return
+        await self._release()
+        self.released.set()
+        with suppress(OSError):
+            await loop.sock_sendall(connection, RELEASED)
+
+
+class Predecessor:
+    """A running router that has given its listening sockets to this process."""
+
+    def __init__(self, connection: socket.socket, sockets: list[socket.socket]) -> None:
+        self._connection = connection
+        self.sockets = sockets
+
+    async def release(self) -> None:
+        """Let it accept no more connections and end; return when it accepts none. Raises WarmrouteError when it does
+        not answer.
+        """
+        loop = asyncio.get_running_loop()
+        with self._connection:
+            try:
+                async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                    await loop.sock_sendall(self._connection, RELEASE)
+                    answer = await loop.sock_recv(self._connection, len(RELEASED))
+            except (OSError, TimeoutError) as error:
+                raise WarmrouteError(f"--take-over: the running router did not let go: {error!r}") from error
+        if answer != RELEASED:
+            raise WarmrouteError("--take-over: the running router ended or was taken over by another process")
+
+    def leave(self) -> None:
+        """Let it go on."""
+        self._connection.close()
+
+
+def find_predecessor(host: str, port: int) -> Predecessor | None:
+    """Return the router of this user, or of root, that runs at this address; None: there is none that gives its
+    sockets away. Raises WarmrouteError when it does not answer.
+    """
+    if sys.platform != "linux":
+        raise WarmrouteError("--take-over: needs Linux")
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(ANSWER_TIMEOUT_S)
+    try:
+        connection.connect(_name(host, port))
+    except ConnectionRefusedError:
+        connection.close()
+        return None
+    if not _is_trusted(connection):
+        connection.close()
+        raise WarmrouteError(f"--take-over: the router on port {port} belongs to another user")
+    try:
+        answer, descriptors, _, _ = socket.recv_fds(connection, len(GREETING), MOST_SOCKETS)
+    except OSError as error:
+        connection.close()
+        raise WarmrouteError(f"--take-over: the router on port {port} did not answer: {error}") from error
+    sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    if answer != GREETING or not sockets:
+        connection.close()
+        raise WarmrouteError(f"--take-over: the router on port {port} gives no sockets to this version")
+    for one in sockets:
+        one.set_inheritable(False)
+        one.setblocking(False)
+    connection.setblocking(False)
+    return Predecessor(connection, sockets)
+
+
+def _name(host: str, port: int) -> str:
+    return f"\0warmroute/{host}:{port}"
+
+
+def _is_trusted(connection: socket.socket) -> bool:
+    """The other end is a process of this user, or of root."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1] in (os.geteuid(), 0)

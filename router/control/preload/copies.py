@@ -1,0 +1,148 @@
+"""Copies of hot prefixes: one more holder for a prefix that takes more requests than its holders can bear.
+
+    alarm   x / (1 - x) > m / (n - m)     x: share of the model's requests of the last minute that begin with the prefix
+                                          m of n targets hold it
+
+that is, as soon as the holders' part of the fleet is smaller than the prefix's part of the requests. The guard is that
+of Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (arXiv 2603.15202),
+which sends requests of the class elsewhere by force until copies match its share, once enough of them have gone to the
+holders in a row. Here the holders must be at least twice as busy as the others, in requests each; then the copy is made
+first, when its new holder has nothing else to compute, and requests go there because it holds the prefix.
+
+Of several prefixes in alarm, the one comes first whose missing holders would hold most tokens:
+
+    (x n - m) / m x tokens
+
+A copy is unmade by nobody: when the prefix cools, no further one is made, and the engines evict what is not asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from router.clock import Clock
+from router.control.preload.placement import find_place
+from router.control.preload.plan import HotPrefix, count_sessions
+from router.control.preload.preloader import Preloader
+from router.fleet.instance import InstanceState, Target
+from router.kvcache.events import Key, TargetId
+from router.kvcache.recent_prompts import RecentPrompt
+from router.scheduling.scheduler import Scheduler
+from router.tasks import Tasks
+from router.telemetry.recent_records import RecentRecords
+
+INTERVAL_S = 1.0
+WINDOW_S = 60.0
+MIN_REQUESTS = 8  # in the window, that begin with a prefix, before its share says anything
+IMBALANCE = 2.0  # of the requests in flight at a holder, to those at another target, in the mean
+TIMEOUT_S = 30.0  # for one copy; it waits so long at most until its target has nothing else to compute
+
+
+class MissingCopy(NamedTuple):
+    """A prefix that needs one more holder."""
+
+    prompt: RecentPrompt
+    urgency: float  # tokens: those of the prefix, times the holders that are missing for each that there is
+
+
+def find_missing_copy(
+    hot: Iterable[HotPrefix],
+    prompts: Mapping[Key, RecentPrompt],
+    targets: Mapping[TargetId, int],
+    holders: Callable[[Key], Collection[TargetId]],
+) -> MissingCopy | None:
+    """Return the prefix that needs one more holder most among `targets`, which may serve each other's requests; None if
+    none does. `targets` gives the requests in flight at each. A prefix that no target holds is left out, as its next
+    request brings it, and one whose ids are not kept.
+    """
+    found: MissingCopy | None = None
+    for prefix in hot:
+        prompt = prompts.get(prefix.key)
+        if prompt is None or prefix.requests < MIN_REQUESTS:
+            continue
+        holding = targets.keys() & set(holders(prefix.key))
+        count, fair = len(holding), len(targets) * prefix.share
+        if not 0 < count < fair or count == len(targets):
+            continue
+        busy = sum(targets[id] for id in holding)
+        others_busy = sum(targets.values()) - busy
+        if busy / count <= IMBALANCE * others_busy / (len(targets) - count):
+            continue
+        urgency = (fair - count) / count * prefix.blocks * prompt.block_tokens
+        if found is None or urgency > found.urgency:
+            found = MissingCopy(prompt.cut(prefix.blocks), urgency)
+    return found
+
+
+class HotCopies:
+    """Looks for a missing copy every second, and makes one at a time. Where several processes or replicas route, one of
+    them does, from its own records (`leads`).
+    """
+
+    def __init__(
+        self,
+        preloader: Preloader,
+        scheduler: Scheduler,
+        records: RecentRecords,
+        leads: Callable[[], bool],
+        tasks: Tasks,
+        clock: Clock,
+    ) -> None:
+        self._preloader = preloader
+        self._scheduler = scheduler
+        self._records = records
+        self._leads = leads
+        self._tasks = tasks
+        self._clock = clock
+
+    def start(self) -> None:
+        """Start looking."""
+        self._tasks.supervise("copies", self._run)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            await self.make_copies()
+
+    async def make_copies(self) -> None:
+        """Make one copy for each model and role of instances that lacks one."""
+        if not self._leads() or self._preloader.saved_ms <= 0:
+            return
+        for model, groups in self._group_targets().items():
+            if not any(len(targets) > 1 for targets in groups.values()):
+                continue
+            hot = await count_sessions(self._records, model, self._clock.wall(), WINDOW_S)
+            prompts = self._records.prompts.by_prefix() if hot else {}
+            for targets in groups.values():
+                requests = {target.id: target.load_book.requests for target in targets}
+                missing = find_missing_copy(hot, prompts, requests, self._holders)
+                if missing is not None:
+                    await self._make(missing.prompt, targets)
+
+    async def _make(self, prompt: RecentPrompt, targets: Collection[Target]) -> None:
+        holding = self._holders(prompt.prefixes[-1])
+        others = [one for one in targets if one.id not in holding and (prompt.adapter or prompt.model) in _models(one)]
+        known = await self._preloader.tokenize(prompt)
+        place = find_place(self._scheduler, others, known, self._clock.now())
+        if place is not None:
+            await self._preloader.load(place, prompt, "copy", TIMEOUT_S, known)
+
+    def _group_targets(self) -> dict[str, dict[str, list[Target]]]:
+        """Return the targets that compute prompts of clients, by base model and the role of their instance."""
+        groups: dict[str, dict[str, list[Target]]] = {}
+        for instance in self._scheduler.fleet:
+            role = instance.config.role
+            if instance.state is InstanceState.READY and instance.base is not None and role != "decode":
+                groups.setdefault(instance.base, {}).setdefault(role, []).extend(instance.targets.values())
+        return groups
+
+    def _holders(self, key: Key) -> Collection[TargetId]:
+        """Return the targets that hold a block, in any tier."""
+        gpu, slower = self._scheduler.indexer.holders(key)
+        return {*gpu, *slower}
+
+
+def _models(target: Target) -> Collection[str]:
+    return target.instance.served.keys()

@@ -1,0 +1,158 @@
+"""Hand-off: before an engine is drained, others get the prefixes that only it holds and that several sessions share.
+
+    drain asked -> plan -> load one after the other, while the engine serves -> drained
+
+Without it the next session on each of these prefixes computes it, and all that wait behind it wait longer. The engine
+gets requests meanwhile, as it alone can answer these without computing them. What the shared pool holds is left to the
+pool. A session's own history is not moved: in simulations that gained nothing, as a session has often gone on, or has
+ended, before it is moved. Its next turn goes where the policy finds most of it.
+
+An operator's drain and that of a rollout are handed off; a pod that Kubernetes ends is not, as it goes in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from router.clock import Clock
+from router.control.preload.placement import find_place
+from router.control.preload.plan import HotPrefix, count_sessions
+from router.control.preload.preloader import Preloader
+from router.fleet.instance import Instance, InstanceState, Target
+from router.kvcache.events import Key
+from router.kvcache.recent_prompts import RecentPrompt
+from router.scheduling.scheduler import Scheduler
+from router.tasks import Tasks
+from router.telemetry.recent_records import RecentRecords
+
+log = logging.getLogger("warmroute.preload")
+
+
+@dataclass(slots=True)
+class HandOffState:
+    """The last hand-off of one instance."""
+
+    began_wall_s: float
+    planned: int = 0  # prefixes
+    loaded: int = 0  # of these, by this hand-off: others may have come elsewhere by themselves, or be in the pool
+    took_s: float | None = None  # None: it runs
+    end: Literal["done", "late", "stopped"] | None = None  # None: it runs; stopped: drained at once, or undrained
+
+
+def plan_handoff(
+    hot: Iterable[HotPrefix], prompts: Mapping[Key, RecentPrompt], is_only_there: Callable[[Key], bool]
+) -> list[RecentPrompt]:
+    """Return the prefixes that would be lost, those of most sessions first, and of these the longest. One whose ids are
+    not kept is left out, and one that an earlier one begins with.
+    """
+    planned: list[RecentPrompt] = []
+    brought: set[Key] = set()
+    for prefix in sorted(hot, key=lambda one: (-one.sessions, -one.blocks)):
+        prompt = prompts.get(prefix.key)
+        if prompt is not None and prefix.key not in brought and is_only_there(prefix.key):
+            planned.append(prompt.cut(prefix.blocks))
+            brought.update(planned[-1].prefixes)
+    return planned
+
+
+class HandOff:
+    """Hands off what drained instances hold, within `limit_s` each."""
+
+    def __init__(
+        self,
+        limit_s: float,
+        preloader: Preloader,
+        scheduler: Scheduler,
+        records: RecentRecords,
+        tasks: Tasks,
+        clock: Clock,
+    ) -> None:
+        self.states: dict[str, HandOffState] = {}  # by instance, the last one of each
+        self._limit_s = limit_s
+        self._preloader = preloader
+        self._scheduler = scheduler
+        self._records = records
+        self._tasks = tasks
+        self._clock = clock
+
+    def begin(self, id: str) -> bool:
+        """Hand off what an instance holds, and drain it then. Return False where the caller drains it at once: it is
+        not ready, no other could answer for it, or its hand-off runs already, which ends with this second call.
+        """
+        instance = self._scheduler.fleet.get(id)
+        if self.stop(id) or instance is None or instance.state is not InstanceState.READY or instance.base is None:
+            return False
+        if not self._find_others(instance, instance.base):
+            return False
+        for gone in [known for known in self.states if self._scheduler.fleet.get(known) is None]:
+            del self.states[gone]
+        self.states[id] = state = HandOffState(self._clock.wall())
+        self._tasks.spawn(f"hand off {id}", self._run(instance, state, instance.base))
+        return True
+
+    def stop(self, id: str) -> bool:
+        """Stop the hand-off of an instance, which then is not drained by it. Return False when none runs."""
+        if not self.is_running(id):
+            return False
+        self.states[id].end = "stopped"
+        return True
+
+    def is_running(self, id: str) -> bool:
+        """Return whether the hand-off of an instance runs."""
+        return id in self.states and self.states[id].end is None
+
+    async def _run(self, instance: Instance, state: HandOffState, model: str) -> None:
+        began_at = self._clock.now()
+        give_up_at = began_at + self._limit_s
+        try:
+            hot = await count_sessions(self._records, model, self._clock.wall())
+            prompts = self._records.prompts.by_prefix() if hot else {}
+            plan = plan_handoff(hot, prompts, lambda key: self._is_only_there(instance, key))
+            state.planned = len(plan)
+            for prompt in plan:
+                if state.end is None:
+                    await self._hand_over(instance, prompt, state, give_up_at)
+        finally:
+            state.took_s = self._clock.now() - began_at
+            if state.end != "stopped":
+                state.end = state.end or "done"
+                self._scheduler.drain(instance.id, True)
+        if state.planned:
+            log.info(
+                "instance %s was handed off: %d of %d prefixes, %.1f s, %s",
+                *(instance.id, state.loaded, state.planned, state.took_s, state.end),
+            )
+
+    async def _hand_over(self, leaving: Instance, prompt: RecentPrompt, state: HandOffState, give_up_at: float) -> None:
+        """Load one prefix elsewhere, unless it is there, or in the pool, by now."""
+        if not self._is_only_there(leaving, prompt.prefixes[-1]):
+            return
+        known = await self._preloader.tokenize(prompt)
+        if await self._preloader.is_pooled(prompt, known):
+            return
+        others, now = self._find_others(leaving, prompt.adapter or prompt.model), self._clock.now()
+        place = find_place(self._scheduler, others, known, now)
+        if place is not None and now < give_up_at:
+            state.loaded += await self._preloader.load(place, prompt, "drain", give_up_at - now, known) == "loaded"
+        if state.end is None and self._clock.now() >= give_up_at:
+            state.end = "late"
+
+    def _is_only_there(self, leaving: Instance, key: Key) -> bool:
+        """Return whether the instance holds a block that no target holds which stays."""
+        gpu, slower = self._scheduler.indexer.holders(key)
+        holders = [target for id in (*gpu, *slower) if (target := self._scheduler.fleet.target(id)) is not None]
+        staying = [target for target in holders if self._stays(target, leaving)]
+        return not staying and any(target.instance is leaving for target in holders)
+
+    def _find_others(self, leaving: Instance, model: str) -> list[Target]:
+        """Return the targets that stay and may get what this instance holds."""
+        serving = self._scheduler.fleet.targets_serving(model)
+        return [one for one in serving if self._stays(one, leaving) and one.instance.config.role == leaving.config.role]
+
+    def _stays(self, target: Target, leaving: Instance) -> bool:
+        instance = target.instance
+        ready = instance.state is InstanceState.READY and not self.is_running(instance.id)
+        return ready and instance is not leaving

@@ -1,0 +1,106 @@
+"""Which prefixes an engine that joins should get: those that its first requests will probably begin with.
+
+Counted are sessions, not requests: the turns of one session share their history with each other, but they go where it
+is. What many sessions share (instructions, tools, documents) is what the next session begins with. It may begin it at
+any target that holds it, and the new one will be one more of these: so of the sessions that begin with a prefix, one in
+`holders + 1` is expected there. Where fewer than one is, in the time in which they were counted, loading the prefix
+would cost more than it saves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from router.kvcache.events import Key, TargetId
+from router.kvcache.recent_prompts import RecentPrompt
+from router.telemetry.recent_records import RecentRecords
+from router.telemetry.shared_prefixes import RECORDS_PER_TURN, WINDOW_S
+
+MIN_SESSIONS = 2
+MIN_DEMAND = 1.0  # sessions
+
+
+class HotPrefix(NamedTuple):
+    """A prefix, and how many sessions of the last minutes began with it; a request without a session is one."""
+
+    key: Key
+    blocks: int
+    sessions: int
+    requests: int  # of these sessions
+    all_requests: int  # of the model in that time, whatever they begin with
+
+    @property
+    def share(self) -> float:
+        """Share of the model's requests that began with it."""
+        return self.requests / self.all_requests
+
+
+class PlannedPrefix(NamedTuple):
+    """A prefix to load."""
+
+    prompt: RecentPrompt  # as long as the prefix
+    new_tokens: int  # of it: those that no earlier one of the plan has brought
+    demand: float  # sessions that are expected to begin with it at this target
+
+
+async def count_sessions(records: RecentRecords, model: str, now: float, window_s: float = WINDOW_S) -> list[HotPrefix]:
+    """Return the prefixes of the model's records of the last `window_s` before `now` (wall clock) that at least
+    `MIN_SESSIONS` sessions share, in no order. Requests go on meanwhile.
+    """
+    sessions: dict[Key, set[str]] = {}
+    requests: Counter[Key] = Counter()
+    blocks: dict[Key, int] = {}
+    all_requests = 0
+    for n, record in enumerate(records.latest(len(records)), 1):
+        if record.at_wall_s < now - window_s:
+            break
+        if record.attempts and (view := record.attempts[0].decision.view).model == model:
+            all_requests += 1
+            for i, key in enumerate(map(Key, view.prefixes)):
+                sessions.setdefault(key, set()).add(view.session or record.id)
+                requests[key] += 1
+                blocks[key] = 1 << i
+        if n % RECORDS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return [
+        HotPrefix(key, blocks[key], len(who), requests[key], all_requests)
+        for key, who in sessions.items()
+        if len(who) >= MIN_SESSIONS
+    ]
+
+
+def plan_join(
+    target: TargetId,
+    hot: Iterable[HotPrefix],
+    prompts: Mapping[Key, RecentPrompt],
+    budget_tokens: int,
+    holders: Callable[[Key], Collection[TargetId]],
+) -> list[PlannedPrefix]:
+    """Return what to load into `target`, what most sessions are expected to begin with there first, and of these the
+    longest. A prefix is left out where its ids are not kept, where the target holds it (`holders`), where too few
+    sessions are expected, and where it does not fit what is left of the budget.
+    """
+    wanted: list[tuple[float, int, RecentPrompt]] = []
+    for prefix in hot:
+        prompt, holding = prompts.get(prefix.key), holders(prefix.key)
+        demand = prefix.sessions / (len(holding) + 1)
+        if prompt is not None and target not in holding and demand >= MIN_DEMAND:
+            wanted.append((demand, prefix.blocks, prompt.cut(prefix.blocks)))
+    planned: list[PlannedPrefix] = []
+    brought: set[Key] = set()
+    left = budget_tokens
+    for demand, _, prompt in sorted(wanted, key=lambda one: one[:2], reverse=True):
+        new = len(prompt.ids) - _brought_tokens(prompt, brought)
+        if prompt.prefixes[-1] not in brought and new <= left:
+            left -= new
+            brought.update(prompt.prefixes)
+            planned.append(PlannedPrefix(prompt, new, demand))
+    return planned
+
+
+def _brought_tokens(prompt: RecentPrompt, brought: Collection[Key]) -> int:
+    """Return the tokens of the longest prefix that was brought."""
+    return max((prompt.block_tokens << i for i, key in enumerate(prompt.prefixes) if key in brought), default=0)

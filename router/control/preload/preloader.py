@@ -1,0 +1,167 @@
+"""Sends a prefix to an engine ahead of the requests that begin with it: the one way in which this router does so.
+
+It is a completion of one token, with the prefix as token ids, so that the engine computes it or fetches it from the
+shared pool, as it would for a client's request. By its `user` and `request_id` an engine's log tells it from others. It
+waits until its target computes no other prompt, one prefix per target at a time, and, where the target gets requests,
+until the budget allows it (`budget.py`).
+
+Which prefix, where and when is the caller's business: an engine that joins (`warmup.py`), one that is drained
+(`handoff.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Literal
+
+import msgspec
+
+from router.backends.fetch import Fetch
+from router.backends.kv_store import KvStore
+from router.clock import Clock
+from router.control.preload.budget import PreloadBudget
+from router.fleet.instance import InstanceState, ServedModel, Target
+from router.fleet.preload_book import Reason
+from router.kvcache.block_keys import Keyring
+from router.kvcache.events import Key, TargetId
+from router.kvcache.recent_prompts import RecentPrompt
+from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
+from router.prompt.prompt import Endpoint
+from router.prompt.usage import Usage, UsageTail
+from router.scheduling.preload import PreloadBooking, book_preload, settle_preload
+from router.scheduling.scheduler import NO_USAGE, Scheduler
+
+POLL_S = 0.05
+USER = "warmroute-preload"
+
+PreloadEnd = Literal["loaded", "failed", "late", "gone"]
+"""loaded: the engine has it now; failed: no answer, or an error; late: it was not sent in time, as the target was busy
+or the budget was spent; gone: the target left, or does not serve the model any more.
+"""
+
+
+class Preloader:
+    def __init__(
+        self,
+        budget: PreloadBudget,
+        scheduler: Scheduler,
+        keyring: Keyring,
+        kv_store: KvStore,
+        fetch: Fetch,
+        clock: Clock,
+    ) -> None:
+        self._budget = budget
+        self._scheduler = scheduler
+        self._keyring = keyring
+        self._kv_store = kv_store
+        self._fetch = fetch
+        self._clock = clock
+        self._numbers = count(1)
+        self._loading: set[TargetId] = set()
+
+    @property
+    def saved_ms(self) -> float:
+        """Prefill time that may be taken now; below 0, what was taken in advance."""
+        engines = sum(instance.state is InstanceState.READY for instance in self._scheduler.fleet)
+        return self._budget.saved_ms(engines, self._clock.now())
+
+    async def load(
+        self,
+        target: Target,
+        prompt: RecentPrompt,
+        reason: Reason,
+        timeout_s: float,
+        known: TokenizedPrompt | None = None,
+    ) -> PreloadEnd:
+        """Load a prefix into a target, and return how that ended. `known`: the prefix as `tokenize` returned it; None:
+        nobody has asked for that yet. Never raises for failures of the engine.
+        """
+        give_up_at, name = self._clock.now() + timeout_s, prompt.adapter or prompt.model
+        known = known or await self.tokenize(prompt)
+        origin = self._origin(prompt)
+        while True:
+            if (end := self._find_obstacle(target, name)) is None:
+                pool_hit = await self._kv_store.lookup(known, origin)
+                if (end := self._find_obstacle(target, name)) is None:
+                    break
+            if end == "gone" or self._clock.now() >= give_up_at:
+                return end
+            await asyncio.sleep(POLL_S)
+        self._loading.add(target.id)
+        try:
+            booked = book_preload(self._scheduler, target, known, reason, pool_hit, self._clock.now())
+            if target.instance.state is InstanceState.READY:
+                self._budget.charge(booked.price_ms())
+            return await self._load(booked, prompt, give_up_at)
+        finally:
+            self._loading.discard(target.id)
+
+    def _find_obstacle(self, target: Target, model: str) -> PreloadEnd | None:
+        """Return why nothing can be sent to the target now; None: it can."""
+        instance = target.instance
+        if self._scheduler.fleet.target(target.id) is not target or model not in instance.served:
+            return "gone"
+        if instance.state not in (InstanceState.READY, InstanceState.DRAINING):
+            return "gone"
+        if target.id in self._loading or target.load_book.prefilling or target.load_book.others_waiting:
+            return "late"
+        spent = self.saved_ms <= 0  # asked for in any case, so that time counts
+        return "late" if spent and instance.state is InstanceState.READY else None
+
+    async def _load(self, booked: PreloadBooking, prompt: RecentPrompt, give_up_at: float) -> PreloadEnd:
+        usage = None
+        try:
+            usage = await self._send(booked, prompt, give_up_at)
+        finally:
+            now, wall_s = self._clock.now(), self._clock.wall()
+            settle_preload(self._scheduler, booked, usage, prompt.prefixes, now, wall_s)
+        return "failed" if usage is None else "loaded"
+
+    async def _send(self, booked: PreloadBooking, prompt: RecentPrompt, give_up_at: float) -> Usage | None:
+        """Let the engine compute the prefix. Return the usage of its answer; None: it failed."""
+        target = booked.target
+        body = {
+            "model": prompt.adapter or prompt.model,
+            "prompt": prompt.ids.tolist(),
+            "max_tokens": 1,
+            "temperature": 0,
+            "user": USER,
+            "request_id": f"{USER}-{booked.reason}-{next(self._numbers)}",
+        }
+        answer = await self._fetch(
+            target.instance.id,
+            "POST",
+            Endpoint.COMPLETIONS.value,
+            await asyncio.to_thread(msgspec.json.encode, body),
+            timeout_s=max(1.0, give_up_at - self._clock.now()),
+            rank=target.rank if target.instance.has_ranks else None,
+        )
+        if answer is None or answer.status != 200:
+            return None
+        tail = UsageTail(Endpoint.COMPLETIONS)
+        tail.feed(answer.body)
+        return tail.read_usage() or NO_USAGE
+
+    async def is_pooled(self, prompt: RecentPrompt, known: TokenizedPrompt) -> bool:
+        """Return whether the shared pool holds the prefix, up to the last block, of which engines compute a token."""
+        hit = await self._kv_store.lookup(known, self._origin(prompt))
+        return hit is not None and len(prompt.ids) - hit.tokens <= max(known.keys)
+
+    def _origin(self, prompt: RecentPrompt) -> HashInputs:
+        return self._scheduler.hash_inputs(None, ServedModel(prompt.model, prompt.adapter))
+
+    async def tokenize(self, prompt: RecentPrompt) -> TokenizedPrompt:
+        """Return the prefix with keys for all block sizes in use. Requests go on meanwhile: it can take 3 ms."""
+        sizes = self._scheduler.block_sizes(prompt.model) | {prompt.block_tokens}
+        return await asyncio.to_thread(_tokenize, prompt, self._keyring, sizes)
+
+
+def _tokenize(prompt: RecentPrompt, keyring: Keyring, sizes: Iterable[int]) -> TokenizedPrompt:
+    """Return the prefix with keys for blocks of all these sizes."""
+    root = keyring.root(prompt.model, prompt.adapter, None)
+    ids = array("I", prompt.ids)
+    keys: dict[int, Sequence[Key]] = {size: keyring.chain(root, ids, size) for size in sizes}
+    return TokenizedPrompt(ids, True, "given", keys, 0.0, 0.0)

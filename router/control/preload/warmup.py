@@ -1,0 +1,141 @@
+"""Warm-up: an engine that becomes ready gets the prefixes that its first requests will probably begin with.
+
+The plan (`plan.py`) is made as soon as the engine's block size is known, for each rank by itself: ranks have caches of
+their own. A drained engine, as in a rollout, gets its prefixes as fast as it computes them; one that gets requests, by
+and by, within the budget of all preloading.
+
+Where several processes or replicas route, one of them warms, from its own records: the leader of the replica with the
+first id (`leads`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from router.clock import Clock
+from router.config.sections.preload import PreloadConfig
+from router.control.preload.plan import HotPrefix, PlannedPrefix, count_sessions, plan_join
+from router.control.preload.preloader import Preloader
+from router.fleet.instance import Instance, Target
+from router.kvcache.events import Key, TargetId
+from router.scheduling.scheduler import Scheduler
+from router.tasks import Tasks
+from router.telemetry.recent_records import RecentRecords
+
+log = logging.getLogger("warmroute.preload")
+
+POLL_S = 0.05
+FACTS_S = 5.0  # in which an engine tells its block size and capacity, or is warmed without
+CACHE_SHARE = 0.5  # of a target's cache that is filled ahead, at most
+
+
+@dataclass(slots=True)
+class WarmUpState:
+    """The warm-up of one instance since it joined last."""
+
+    began_wall_s: float
+    planned: int = 0  # prefixes
+    loaded: int = 0  # of these
+    tokens: int = 0  # of these: those that no other one of the plan had brought
+    took_s: float | None = None  # None: it runs
+    end: Literal["done", "late", "failed", "gone"] | None = None  # None: it runs
+
+
+class WarmUp:
+    def __init__(
+        self,
+        config: PreloadConfig,
+        preloader: Preloader,
+        scheduler: Scheduler,
+        records: RecentRecords,
+        leads: Callable[[], bool],
+        tasks: Tasks,
+        clock: Clock,
+    ) -> None:
+        self.states: dict[str, WarmUpState] = {}  # by instance, the last one of each
+        self._config = config
+        self._preloader = preloader
+        self._scheduler = scheduler
+        self._records = records
+        self._leads = leads
+        self._tasks = tasks
+        self._clock = clock
+
+    def begin(self, id: str) -> None:
+        """Warm an instance that has become ready; nothing happens where another router warms."""
+        instance = self._scheduler.fleet.get(id)
+        if instance is None or instance.base is None or not self._leads():
+            return
+        for gone in [known for known in self.states if self._scheduler.fleet.get(known) is None]:
+            del self.states[gone]
+        self.states[id] = state = WarmUpState(self._clock.wall())
+        self._tasks.spawn(f"warm up {id}", self._run(instance, state, instance.base))
+
+    def is_warming(self, id: str) -> bool:
+        """Return whether the warm-up of an instance runs."""
+        return id in self.states and self.states[id].end is None
+
+    async def _run(self, instance: Instance, state: WarmUpState, model: str) -> None:
+        began_at = self._clock.now()
+        give_up_at = began_at + self._config.join_s
+        try:
+            if hot := await count_sessions(self._records, model, self._clock.wall()):
+                await self._wait_for_facts(instance)
+                plans = dict(self._plan(instance, hot))
+                state.planned = sum(map(len, plans.values()))
+                loads = (self._load_all(target, plan, state, give_up_at) for target, plan in plans.items())
+                await asyncio.gather(*loads)
+        finally:
+            state.end = state.end or "done"
+            state.took_s = self._clock.now() - began_at
+        if state.planned:
+            log.info(
+                "instance %s is warmed: %d of %d prefixes, %d tokens, %.1f s, %s",
+                *(instance.id, state.loaded, state.planned, state.tokens, state.took_s, state.end),
+            )
+
+    async def _wait_for_facts(self, instance: Instance) -> None:
+        """Wait until block size and capacity are known: events tell the first before the metrics page tells both."""
+        give_up_at = self._clock.now() + FACTS_S
+        while self._clock.now() < give_up_at:
+            targets = instance.targets.values()
+            if all(self._scheduler.view_builder.block_tokens(one) and one.capacity_tokens for one in targets):
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _plan(self, instance: Instance, hot: list[HotPrefix]) -> Iterator[tuple[Target, list[PlannedPrefix]]]:
+        """Yield the plan of each rank; a rank counts as a holder of what an earlier one gets."""
+        prompts = self._records.prompts.by_prefix()
+        left = self._config.join_tokens
+        planned: dict[Key, set[TargetId]] = {}
+
+        def holders(key: Key) -> Collection[TargetId]:
+            on_gpu, _ = self._scheduler.indexer.holders(key)
+            return planned.get(key, set()).union(on_gpu)
+
+        for target in instance.targets.values():
+            capacity = target.capacity_tokens
+            room = left if capacity is None else min(left, int(CACHE_SHARE * capacity))
+            plan = plan_join(target.id, hot, prompts, room, holders) if target.can_answer else []
+            for one in plan:
+                left -= one.new_tokens
+                for key in one.prompt.prefixes:
+                    planned.setdefault(key, set()).add(target.id)
+            yield target, plan
+
+    async def _load_all(self, target: Target, plan: list[PlannedPrefix], state: WarmUpState, give_up_at: float) -> None:
+        """Load a plan into its target, one prefix after the other, until one does not end well."""
+        for one in plan:
+            if self.states.get(target.instance.id) is not state:
+                state.end = "gone"  # it has joined again
+                return
+            end = await self._preloader.load(target, one.prompt, "join", give_up_at - self._clock.now())
+            if end != "loaded":
+                state.end = end
+                return
+            state.loaded += 1
+            state.tokens += one.new_tokens

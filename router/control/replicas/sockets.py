@@ -1,0 +1,112 @@
+"""The ZeroMQ sockets between replicas: a ROUTER that all others connect to, and a DEALER to each of them, with CURVE.
+
+All replicas have one key pair, made from the shared secret. A client must know the public key before it connects, and
+must have the private key to be let in (ZAP), so nobody without the secret can speak or listen. Nothing is queued for a
+replica that is not connected (`IMMEDIATE`): what it misses, its state makes up for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple, cast
+
+import zmq
+import zmq.asyncio
+from zmq.utils import z85
+
+from router.errors import ConfigError
+
+log = logging.getLogger("warmroute.replicas")
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+QUEUED_FRAMES = 1000
+SHARED_OPTIONS = {
+    zmq.IPV6: 1,
+    zmq.LINGER: 200,
+    zmq.SNDHWM: QUEUED_FRAMES,
+    zmq.RCVHWM: QUEUED_FRAMES,
+    zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
+    zmq.HEARTBEAT_IVL: 500,
+    zmq.HEARTBEAT_TIMEOUT: 2000,  # a connection through a partition is given up, or TCP would wait for minutes
+    zmq.HANDSHAKE_IVL: 2000,
+    zmq.ZAP_DOMAIN: b"replicas",
+    zmq.ZAP_ENFORCE_DOMAIN: 1,  # nobody is let in before `admit` runs
+}
+LINK_OPTIONS = {zmq.IMMEDIATE: 1, zmq.CONNECT_TIMEOUT: 1000, zmq.RECONNECT_IVL: 100, zmq.RECONNECT_IVL_MAX: 1000}
+
+
+class CurveKeys(NamedTuple):
+    """A key pair in Z85, as ZeroMQ takes it."""
+
+    public: bytes
+    secret: bytes
+
+
+def derive_curve_keys(secret: bytes) -> CurveKeys:
+    """Return the key pair that belongs to a shared secret; X25519 takes any 32 bytes as a private key."""
+    private: bytes = z85.encode(blake2b(secret, digest_size=32, person=b"warmroute curve").digest())
+    return CurveKeys(zmq.curve_public(private), private)
+
+
+class ReplicaSockets:
+    """Makes sockets with the keys of all replicas, on the running loop. Call `close` when all of them are closed."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._keys = derive_curve_keys(secret)
+        self._context: zmq.asyncio.Context | None = None  # made with the first socket: one that is never closed warns
+
+    async def admit(self) -> None:
+        """Decide which clients may connect to `bind`'s socket, until cancelled (ZAP, https://rfc.zeromq.org/spec/27)."""
+        allowed = [b"CURVE", z85.decode(self._keys.public)]
+        with self._open().socket(zmq.REP) as gate:
+            gate.bind("inproc://zeromq.zap.01")
+            while True:
+                version, number, _, address, _, *offered = await gate.recv_multipart()
+                if offered == allowed:
+                    await gate.send_multipart([version, number, b"200", b"", b"", b""])
+                else:
+                    log.warning("replicas: a client at %s without the secret was refused", address.decode())
+                    await gate.send_multipart([version, number, b"400", b"no replica of this router", b"", b""])
+
+    def bind(self, host: str, port: int) -> zmq.asyncio.Socket:
+        """Return the socket on which this router hears all others. Raises ConfigError when the port is taken."""
+        socket = self._make(zmq.ROUTER, {zmq.CURVE_SERVER: 1})
+        try:
+            socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            advice = "" if error.errno != zmq.EADDRINUSE else "; a second router on this host needs a port of its own"
+            raise ConfigError(f"replicas.port: cannot listen on {host}:{port}: {error.strerror}{advice}") from error
+        return socket
+
+    def connect(self, address: str) -> zmq.asyncio.Socket:
+        """Return a socket that connects to the replica at `address`, host:port, and connects again after each end."""
+        socket = self._make(zmq.DEALER, {zmq.CURVE_SERVERKEY: self._keys.public} | LINK_OPTIONS)
+        socket.connect(f"tcp://{address}")
+        return socket
+
+    def close(self) -> None:
+        """Block until what is queued has been sent, 200 ms at most."""
+        if self._context is not None:
+            self._context.term()
+
+    def _open(self) -> zmq.asyncio.Context:
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+        return self._context
+
+    def _make(self, kind: int, options: dict[Any, Any]) -> zmq.asyncio.Socket:
+        socket: zmq.asyncio.Socket = self._open().socket(kind)
+        keys = {zmq.CURVE_PUBLICKEY: self._keys.public, zmq.CURVE_SECRETKEY: self._keys.secret}
+        for option, value in (SHARED_OPTIONS | keys | options).items():
+            socket.setsockopt(option, value)
+        return socket
+
+
+def send_now(socket: zmq.asyncio.Socket, parts: Sequence[bytes]) -> bool:
+    """Send without waiting. Return False when there is no connection, or no room: then nothing is sent."""
+    sending = cast("asyncio.Future[None]", socket.send_multipart(parts, flags=zmq.NOBLOCK))
+    return sending.exception() is None

@@ -1,0 +1,79 @@
+"""One engine as the router sees it, as a rollout needs it: read from an entry of `GET /admin/instances`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class EngineSight(NamedTuple):
+    """An entry of `GET /admin/instances`."""
+
+    id: str
+    url: str
+    state: str  # joining, ready, draining or down
+    joins: int  # rises when it becomes ready again
+    models: tuple[str, ...]
+    requests: int  # of the router, in flight there
+    streams: Mapping[str, str]  # state of the event stream, by target that has one
+    stream_restarts: int  # new processes that the streams showed
+    trouble: str | None
+    warming: bool = False  # the router sends it prefixes ahead
+    pod: str | None = None  # NAMESPACE/NAME in Kubernetes, where another pod of the same name has another id
+    handing_off: bool = False  # it is drained as soon as others have what only it holds
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers requests, those that it has at least."""
+        return self.state in ("ready", "draining")
+
+    def is_other_process(self, before: EngineSight) -> bool:
+        """Return whether it joined or its events began anew after `before`."""
+        return (self.joins, self.stream_restarts) != (before.joins, before.stream_restarts)
+
+    def may_succeed(self, before: EngineSight) -> bool:
+        """Return whether it may be the engine that takes the place of `before`, which has left: another pod of the same
+        name, or one that serves the same model.
+        """
+        if self.pod is not None and self.pod == before.pod:
+            return True
+        return self.serves and self.models[:1] == before.models[:1]
+
+    def find_faults(self, before: EngineSight) -> list[str]:
+        """Return what the router sees to be missing of what the engine was before its restart."""
+        faults = []
+        if before.models and before.models[0] not in self.models:
+            faults.append(f"it does not serve {before.models[0]} any more")
+        for rank in sorted(target.rpartition("/")[2] for target in before.streams):
+            target = f"{self.id}/{rank}"
+            if target not in self.streams:
+                faults.append(f"{target}: it publishes no KV events any more")
+            elif self.streams[target] == "lost":
+                faults.append(f"{target}: its event stream is lost")
+        return faults
+
+
+def read_engine(entry: Mapping[str, Any]) -> EngineSight:
+    """Return one entry of the list."""
+    targets = entry["targets"]
+    streams = {target["id"]: target["stream"] for target in targets if target["stream"] is not None}
+    return EngineSight(
+        id=entry["id"],
+        url=entry["url"],
+        state=entry["state"],
+        joins=entry["joins"],
+        models=tuple(entry["models"]),
+        requests=sum(target["load"]["requests"] for target in targets),
+        streams={id: stream["state"] for id, stream in streams.items()},
+        stream_restarts=sum(stream["restarts"] for stream in streams.values()),
+        trouble=entry["trouble"],
+        warming=entry["warming"],
+        pod=next((pod for source in entry["sources"] if (pod := _read_pod(source["origin"])) is not None), None),
+        handing_off=entry["handing_off"],
+    )
+
+
+def _read_pod(origin: str | None) -> str | None:
+    """Return NAMESPACE/NAME of the pod that a discovery source names; None where it names none."""
+    kind, _, name = (origin or "").partition(" ")
+    return name if kind == "pod" and name else None

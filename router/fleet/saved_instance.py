@@ -1,0 +1,40 @@
+"""What was learned of an instance as a value, for another router: its speed, and whether its events can be trusted.
+
+Counters stay with the router that counted. Times are ages, because the clocks of two machines do not agree. New fields
+come at the end with a default: routers that exchange these values may differ by a version.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.fleet.instance import Instance
+from router.fleet.overlap_accuracy import SavedAccuracy
+from router.fleet.recursive_least_squares import SavedFit
+
+
+class SavedInstance(msgspec.Struct, frozen=True, array_like=True):
+    """The fits of one instance, in the order of `LatencyModel.fits`, and the accuracy of its ranks' events."""
+
+    id: str
+    fits: list[SavedFit]
+    accuracy: dict[int, SavedAccuracy] = {}
+
+
+def save_instance(instance: Instance, now: float) -> SavedInstance:
+    """Return what was learned of `instance` by `now`."""
+    fits = [fit.save(now) for fit in instance.latency_model.fits]
+    return SavedInstance(
+        instance.id, fits, {rank: target.overlap_accuracy.save() for rank, target in instance.targets.items()}
+    )
+
+
+def restore_instance(instance: Instance, saved: SavedInstance, saved_at: float) -> None:
+    """Give `instance` what another router had learned of it at `saved_at`, by the clock of this one. What was learned
+    here already stays.
+    """
+    instance.latency_model.restore(saved.fits, saved_at)
+    for rank, accuracy in saved.accuracy.items():
+        if (target := instance.targets.get(rank)) is not None:
+            target.overlap_accuracy.restore(accuracy)
+            target.on_speed_change()

@@ -1,0 +1,134 @@
+"""The listening sockets of a router: handed over by whoever held them before, else bound here.
+
+A socket that is closed resets every connection that waits in its backlog, also where another process listens on the
+same port (Linux: each socket with SO_REUSEPORT has a backlog of its own; `net.ipv4.tcp_migrate_req` is off by default).
+So a router that replaces another gets its predecessor's sockets, not sockets of its own: the backlog belongs to the
+socket, whoever accepts from it. The service manager hands sockets over in the same way (systemd, `LISTEN_FDS`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterable, MutableMapping
+from itertools import chain
+from typing import Any
+
+from router.errors import ConfigError
+
+BACKLOG = 2048
+FIRST_FD = 3  # of those that a service manager passes
+
+SocketAddress = tuple[socket.AddressFamily, Any]
+
+
+class ListeningSockets:
+    """All listening sockets of one process. `handed_over`: those that are bound already; they are taken for the
+    addresses of the configuration that they are bound to, and this owns them.
+    """
+
+    def __init__(self, handed_over: Iterable[socket.socket] = ()) -> None:
+        self._unused = list(handed_over)
+        self._used: list[socket.socket] = []
+        self.handed_over = bool(self._unused)
+
+    @property
+    def all(self) -> list[socket.socket]:
+        """Those that are in use, and not closed."""
+        return [listening for listening in self._used if listening.fileno() >= 0]
+
+    async def open(self, host: str, port: int, copies: int = 1) -> list[list[socket.socket]]:
+        """Return the sockets for `host` and `port`, for `copies` processes: one list for each, with a socket for each
+        address of `host`. The kernel assigns each connection to one of the processes; where fewer sockets were handed
+        over than there are processes, some share one. Raises ConfigError when an address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            addresses: list[SocketAddress] = [(family, address) for family, _, _, _, address in found]
+            if taken := self._take(addresses):
+                return [taken[n::copies] or [taken[n % len(taken)]] for n in range(copies)]
+            if copies > 1:
+                check_port_free(host, port)
+            return self._bind(addresses, copies)
+        except OSError as error:
+            raise ConfigError(_bind_error(error, host, port)) from error
+
+    def _take(self, addresses: list[SocketAddress]) -> list[socket.socket]:
+        taken = [one for one in self._unused if any(_is_bound_to(one, address) for _, address in addresses)]
+        self._unused = [one for one in self._unused if one not in taken]
+        self._used += taken
+        return taken
+
+    def _bind(self, addresses: list[SocketAddress], copies: int) -> list[list[socket.socket]]:
+        groups: list[list[socket.socket]] = []
+        try:
+            for _ in range(copies):
+                group: list[socket.socket] = []
+                groups.append(group)
+                for family, address in addresses:
+                    listening = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=copies > 1)
+                    listening.setblocking(False)
+                    group.append(listening)
+                addresses = [(one.family, one.getsockname()) for one in group]  # the port that the system chose for 0
+        except OSError:
+            for listening in chain(*groups):
+                listening.close()
+            raise
+        self._used += chain(*groups)
+        return groups
+
+    def unused(self) -> list[str]:
+        """Return the addresses, host:port, of what was handed over and is in no listener of the configuration."""
+        return [_describe(*listening.getsockname()[:2]) for listening in self._unused]
+
+
+def take_passed_sockets(environment: MutableMapping[str, str], pid: int) -> list[socket.socket]:
+    """Return the sockets that a service manager passed to the process `pid`, and remove from `environment` what says
+    so, which is not for child processes: sd_listen_fds(3). Raises ConfigError for anything but a TCP socket that
+    listens.
+    """
+    names = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+    owner, count, _ = (environment.pop(name, "") for name in names)
+    if owner != str(pid):
+        return []
+    passed = [socket.socket(fileno=FIRST_FD + n) for n in range(int(count))]
+    for one in passed:
+        if one.type != socket.SOCK_STREAM or one.family not in (socket.AF_INET, socket.AF_INET6):
+            raise ConfigError(f"the service manager passed a socket that is not of TCP: {one.getsockname()!r}")
+        if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise ConfigError(f"the service manager passed a connection: the socket unit needs Accept=no: {one}")
+        one.set_inheritable(False)
+        one.setblocking(False)
+    return passed
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raise `ConfigError` when another process listens there, even one that would share the port."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(_bind_error(error, host, port)) from error
+
+
+def _is_bound_to(listening: socket.socket, address: tuple[Any, ...]) -> bool:
+    """`listening` gets what is sent to `address`. One socket of the service manager may be for both versions of IP."""
+    (host, port), (bound, bound_port) = address[:2], listening.getsockname()[:2]
+    both = bound == "::" and host == "0.0.0.0" and not listening.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+    return port == bound_port and (host == bound or both)
+
+
+def _describe(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bind_error(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use on {host}: stop what listens there, or choose another port"
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host} may not be used by this user: choose one above 1023"
+    return f"cannot listen on {host}:{port}: {error.strerror or error}"

@@ -1,0 +1,221 @@
+"""Carries a stream on at another engine when its own has failed after the first byte.
+
+The next engine is chosen as for any request, without those that failed. It gets the prompt's token ids and those of the
+answer so far, or the text where ids are not known or not used (`backends/vllm/continuation.py`), and the client gets
+its tokens in the same stream (`prompt/continuable_stream.py`). Where no engine can, the stream ends with an error
+event, and the record says why (`uncontinued`). Bounded per request, because an answer on which engines go on failing
+may be what they fail of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from router.backends.vllm.continuation import ContinuationRefusal, continuation_body, text_continuation_body
+from router.kvcache.events import TargetId
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.answer_tail import BROKEN_CHARACTER
+from router.prompt.answer_text import encode_text
+from router.prompt.api.continuable import has_media
+from router.prompt.body_rewrite import asks_usage
+from router.prompt.continuable_stream import BrokenReason, ContinuableStream
+from router.prompt.prompt import UnknownIds
+from router.proxy.call import ClientRequest
+from router.proxy.engine_connection import ExchangeFailure
+from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, end_broken_stream
+from router.request.attempt import EarlierAttempts, attempt
+from router.request.prepared_request import PreparedRequest
+from router.request.services import Services
+from router.scheduling.policy.record import Attempt, Record
+from router.scheduling.ticket import Ticket
+
+BREAKS_ALLOWED = 2  # of one answer: a rolling restart may meet a long one twice; one more ends it
+ENGINES_TRIED = 3  # in a row that do not begin to carry it on
+
+NotCarriedOn = (
+    BrokenReason
+    | ContinuationRefusal
+    | Literal["multimodal", "stop_strings", "breaks", "no_target", "refused", "deadline"]
+)
+"""Why an answer that could be carried on was not, beside what the stream itself says.
+
+    stop_strings  too many tokens without text before the end
+    multimodal    the prompt has media, of which its token ids are only placeholders
+    breaks        more engines failed on it than `BREAKS_ALLOWED`
+    no_target     no other engine can serve it now
+    refused       no engine began to carry it on: not reached, full, or its prompt was not the ids that it was sent
+    deadline      the next engine did not begin in time
+    length        no token is left of `max_tokens`
+"""
+
+
+@dataclass(slots=True)
+class _Break:
+    """Where the answer broke off last."""
+
+    attempt: Attempt
+    failure: ExchangeFailure
+    number: int = 1  # of this answer
+    refusal: NotCarriedOn | None = None  # it cannot be carried on from there
+    tried: int = 0  # engines since, none of which began to carry it on
+
+
+class _Rest(NamedTuple):
+    """The request for the rest of the answer, and its booking."""
+
+    request: PreparedRequest
+    ticket: Ticket
+
+
+async def carry_on(
+    call: ClientRequest, request: PreparedRequest, record: Record, broken: RelayBroken, services: Services
+) -> None:
+    """Complete the answer that `broken` left open, by other engines; or end it with an error event."""
+    stream = request.stream
+    assert stream is not None, "only such streams are left open"
+    earlier = EarlierAttempts(failed=set())
+    at = _Break(record.attempts[-1], broken.failure)
+    end: RelayEnd = broken
+    while not isinstance(end, RelayFinished):
+        if not await _turn_to_text(request, stream, earlier, services):
+            _exclude(record.attempts[-1].decision.target, earlier, services)
+        if stream.finished:
+            at.attempt.end = "continued"
+            _close(call, request, stream, record)
+            return
+        if isinstance(end, RelayBroken):
+            at.refusal = await _find_seam(request, stream, earlier, services)
+        rest = _prepare(request, record, at, end, earlier, services)
+        if not isinstance(rest, _Rest):
+            record.uncontinued, record.error = rest, at.failure.value
+            end_broken_stream(call, at.failure)
+            return
+        end = await attempt(call, rest.request, rest.ticket, earlier, services)
+        at.tried += 1
+        if isinstance(end, RelayFinished | RelayBroken):
+            at.attempt.end = "continued"
+        if isinstance(end, RelayBroken):
+            at = _Break(record.attempts[-1], end.failure, at.number + 1)
+    record.error = None
+
+
+def _prepare(
+    request: PreparedRequest,
+    record: Record,
+    at: _Break,
+    end: RelayEnd,
+    earlier: EarlierAttempts,
+    services: Services,
+) -> _Rest | NotCarriedOn:
+    """Return the request for the rest of the answer, with the next engine booked; or why there is none. `end`: of the
+    attempt before.
+    """
+    stream = request.stream
+    assert stream is not None
+    if at.number > BREAKS_ALLOWED:
+        return "breaks"
+    if isinstance(end, RelayDeadline):
+        return "deadline"
+    if at.tried >= ENGINES_TRIED:
+        return "refused"
+    if (refusal := at.refusal or stream.find_refusal()) is not None:
+        return refusal
+    if has_media(request.prompt.body):
+        return "multimodal"
+    if not isinstance(rest := _build_rest(request, stream), PreparedRequest):
+        return rest
+    if (ticket := _place(request, record, earlier, services)) is None:
+        return "no_target"
+    ticket.attempt.continued_tokens = stream.tokens
+    ticket.attempt.continued_by = stream.by if stream.begun else None
+    return _Rest(rest, ticket)
+
+
+async def _find_seam(
+    request: PreparedRequest, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
+) -> NotCarriedOn | None:
+    """Go back in the answer to where the next engine can begin; return why there is no such place."""
+    if (refusal := stream.find_refusal()) is not None:
+        return refusal
+    while (ids := stream.seam_ids()) is not None:
+        text = await _detokenize(ids, request, earlier, services) if ids else None
+        if text is None:
+            return "parser"
+        if stream.is_all_sent(text):
+            break
+        if not stream.drop_unsent():
+            return "parser"
+    return None if stream.rewind() else "stop_strings"
+
+
+async def _turn_to_text(
+    request: PreparedRequest, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
+) -> bool:
+    """Turn from ids to text because an engine did not use the ids; return whether it can: then that engine may be asked
+    again.
+    """
+    ids = stream.ids_for_text() if stream.ids_ignored else None
+    text = await _detokenize(ids, request, earlier, services) if ids else None
+    if text is None:
+        return False
+    text, prompt = text.rstrip(BROKEN_CHARACTER), request.prompt
+    if isinstance(text_continuation_body(prompt.endpoint, prompt.body, encode_text(text), stream.tokens), str):
+        return False
+    stream.use_text(text)
+    return True
+
+
+async def _detokenize(
+    ids: list[int], request: PreparedRequest, earlier: EarlierAttempts, services: Services
+) -> str | None:
+    """Return the text of `ids`; None if nobody says it."""
+    served = request.served
+    if served is None:
+        return None
+    candidates = services.scheduler.fleet.candidates(served.base, (), services.clock.now())
+    instances = [target.instance.id for target in candidates if target.id not in earlier.failed]
+    return await services.tokenization.detokenize(ids, served.base, list(dict.fromkeys(instances)))
+
+
+def _exclude(failed: str, earlier: EarlierAttempts, services: Services) -> None:
+    """Ask no rank again of an instance that failed, and have it probed."""
+    earlier.failed.add(failed)
+    if (target := services.scheduler.fleet.target(TargetId(failed))) is not None:
+        earlier.failed.update(target.id for target in target.instance.targets.values())
+        services.health.suspect(target.instance.id)
+
+
+def _place(request: PreparedRequest, record: Record, earlier: EarlierAttempts, services: Services) -> Ticket | None:
+    """Choose and book the next engine; None if there is none."""
+    known = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
+    ticket = services.scheduler.admit(
+        record, request.prompt, request.served, known, request.pool_hit, excluding=earlier.failed
+    )
+    if ticket is not None and request.lease is not None:
+        request.lease.on_placed(ticket.target.id)
+    return ticket
+
+
+def _build_rest(request: PreparedRequest, stream: ContinuableStream) -> PreparedRequest | ContinuationRefusal:
+    """Return the request for the rest of the answer, or why there is none."""
+    known = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
+    counted = len(known.ids) if known is not None and known.complete else None
+    prompt, so_far = request.prompt, stream.begin_rest(counted)
+    if so_far is None:
+        return request._replace(tokens=UnknownIds("continued"))
+    build = continuation_body if stream.by == "ids" else text_continuation_body
+    body = build(prompt.endpoint, prompt.body, so_far, stream.tokens)
+    if not isinstance(body, bytes):
+        return body
+    return request._replace(prompt=msgspec.structs.replace(prompt, body=body), tokens=UnknownIds("continued"))
+
+
+def _close(call: ClientRequest, request: PreparedRequest, stream: ContinuableStream, record: Record) -> None:
+    """Complete an answer of which only the end is missing."""
+    usage, record.error = stream.count(), None
+    record.prompt_tokens, record.output_tokens = usage.prompt_tokens, usage.output_tokens
+    prompt = request.prompt
+    call.finish(stream.closing(with_usage=not prompt.hide_usage and asks_usage(prompt.body)))

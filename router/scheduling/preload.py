@@ -1,0 +1,93 @@
+"""The booking of a prefix that the router itself sends to a target, ahead of the requests that begin with it.
+
+It is booked as a client's request is, so that decisions see the work and expect the blocks, and an answer teaches the
+target's speed and the trust in its events as any other does. It is no attempt: no policy chose the target, and the
+breaker does not hear of it.
+"""
+
+from __future__ import annotations
+
+from router.fleet.instance import Target
+from router.fleet.preload_book import PreloadedPrefix, Reason
+from router.kvcache.events import Key
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.usage import Usage
+from router.scheduling.feedback import learn_from_answer
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.ticket import TargetBooking, uncached_tokens
+from scorers.contract import PoolHit, Speed
+
+
+class PreloadBooking(TargetBooking):
+    """One prefix on its way to a target."""
+
+    reason: Reason
+    tokens: int
+    compute_tokens: int  # of these, as expected: neither held by the target nor by the pool
+    fetch_tokens: int  # of these, as expected: held by the pool and not by the target
+    sent_at: float
+    pool_hit: PoolHit | None
+
+    def price_ms(self) -> float:
+        """Return the prefill time that it is expected to take, at the target's own speed."""
+        speed = self.target.latency_model.speed(self.sent_at)
+        computing = speed.prefill_ms(self.compute_tokens, self.tokens - self.compute_tokens)
+        return computing + _fetch_ms(speed, self.fetch_tokens)
+
+
+def book_preload(
+    scheduler: Scheduler, target: Target, prompt: TokenizedPrompt, reason: Reason, pool_hit: PoolHit | None, now: float
+) -> PreloadBooking:
+    """Book `prompt` at `target`, and expect it to hold that soon. Whoever books calls `settle_preload`, once."""
+    tokens = len(prompt.ids)
+    estimate = scheduler.view_builder.estimates(prompt, [target]).get(target.id)
+    sent = None if estimate is None else scheduler.indexer.add_sent(target.id, prompt, estimate)
+    compute_tokens = uncached_tokens(tokens, estimate, pool_hit)
+    fetch_tokens = uncached_tokens(tokens, estimate, None) - compute_tokens
+    booking = target.book(compute_tokens, tokens, prompt.keys)
+    scheduler.report_load(target.id)
+    return PreloadBooking(
+        target=target,
+        booking=booking,
+        estimate=estimate,
+        sent_prompt=sent,
+        reason=reason,
+        tokens=tokens,
+        compute_tokens=compute_tokens,
+        fetch_tokens=fetch_tokens,
+        sent_at=now,
+        pool_hit=pool_hit,
+    )
+
+
+def settle_preload(
+    scheduler: Scheduler, preload: PreloadBooking, usage: Usage | None, keys: tuple[Key, ...], now: float, wall_s: float
+) -> PreloadedPrefix | None:
+    """Release the booking and learn from the answer; `usage` is None where none came. `keys` are those of the prefix's
+    first 1, 2, 4, ... blocks. Return what was loaded, which is counted from now on; None: nothing was.
+    """
+    preload.booking.release()
+    scheduler.report_load(preload.target.id)
+    if preload.sent_prompt is not None:
+        (scheduler.indexer.on_failure if usage is None else scheduler.indexer.on_first_byte)(preload.sent_prompt)
+    if usage is None:
+        scheduler.preloads.requests[preload.reason, "failed"] += 1
+        return None
+    duration_ms = (now - preload.sent_at) * 1e3  # its answer is one token long
+    learn_from_answer(preload, preload.pool_hit, usage, duration_ms, now, shared_pool=scheduler.shared_pool)
+    scheduler.preloads.requests[preload.reason, "loaded"] += 1
+    missing = preload.compute_tokens + preload.fetch_tokens
+    computed, fetched = preload.compute_tokens, preload.fetch_tokens
+    if usage.cached_tokens is not None:  # by the engine, rather than as it was expected
+        computed = min(missing, preload.tokens - usage.cached_tokens)
+        fetched = missing - computed if fetched or scheduler.shared_pool else 0
+    loaded = PreloadedPrefix(preload.target.id, preload.reason, wall_s, preload.tokens, computed, fetched, duration_ms)
+    scheduler.preloads.add(loaded, keys)
+    return loaded
+
+
+def _fetch_ms(speed: Speed, tokens: int) -> float:
+    """Return the time to fetch from the pool; 0 where nothing is known of the link."""
+    if not tokens or speed.pool is None:
+        return 0.0
+    return speed.pool.base_ms + speed.pool.us_per_token * tokens / 1000
