@@ -7,13 +7,13 @@ and tokenises it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from router.prompt.answer_tail import StopStrings
+from router.prompt.known_prompt import FindKnown, ReadMessages
 
 
 class Endpoint(Enum):
@@ -47,6 +47,7 @@ class Chat(NamedTuple):
     has_media: bool
     # from /v1/messages, where vLLM adapts two things to the template: see prompt/tokenization/chat_template.py
     anthropic: bool = False
+    read: ReadMessages | None = None  # the same messages, where the prompt may be remembered
 
     def outline(self) -> Chat | None:
         """Return the chat without its text, by which token-id pass-through still tells kinds of chats apart; `None` for
@@ -59,6 +60,7 @@ class Chat(NamedTuple):
             messages=[dict.fromkeys(keys) | {"role": role} for role, *keys in kinds],
             tools=None if self.tools is None else [],
             template_kwargs={name: _shorten(value) for name, value in self.template_kwargs.items()},
+            read=None,
         )
 
 
@@ -105,12 +107,20 @@ class PromptFields(NamedTuple):
         return PromptFields(chat or UnknownIds("dropped"), {})
 
 
-class Unread(NamedTuple):
-    """A prompt whose messages are still bytes. `read` converts them, or tells why it did not: it gets the most bytes of
-    text that the model can take (`None`: any number). It raises BadRequest, and may run in any thread.
-    """
+class PromptReader(Protocol):
+    """Converts the messages of a body."""
 
-    read: Callable[[int | None], PromptFields]
+    def __call__(self, text_limit_bytes: int | None, find: FindKnown | None = None) -> PromptFields:
+        """Return the prompt, or why it was not read: the model can take text of `text_limit_bytes` (`None`: any).
+        Messages that `find` knows are not read again; the prompt has no `remote_fields` then. Raises BadRequest. May
+        run in any thread.
+        """
+
+
+class Unread(NamedTuple):
+    """A prompt whose messages are still bytes."""
+
+    read: PromptReader
 
 
 class Prompt(msgspec.Struct):

@@ -15,7 +15,9 @@ from msgspec import UNSET
 
 from router.errors import BadRequest
 from router.prompt.api.fields import BodyFields, Part, is_present, require, starts_with, value
+from router.prompt.api.known_messages import read_messages
 from router.prompt.api.messages import has_media, normalise
+from router.prompt.known_prompt import FindKnown, ReadMessages
 from router.prompt.prompt import Chat, Ids, PromptFields, Text, UnknownIds
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -74,8 +76,8 @@ def check_completion(fields: CompletionFields) -> None:
         require(fields.prompt, "prompt", b'"[', "a string or an array")
 
 
-def read_chat(fields: ChatFields) -> PromptFields:
-    """Return the prompt of a chat completion."""
+def read_chat(fields: ChatFields, find: FindKnown | None = None) -> PromptFields:
+    """Return the prompt of a chat completion; `find`: see `PromptReader`."""
     if is_present(fields.chat_template):
         return unknown_ids("client_template")
     if fields.truncate_prompt_tokens is not None:
@@ -85,8 +87,9 @@ def read_chat(fields: ChatFields) -> PromptFields:
     client = value(fields.chat_template_kwargs, "chat_template_kwargs")
     kwargs = template_kwargs(client, fields.reasoning_effort, value(fields.documents, "documents"))
     tools = template_tools(value(fields.tools, "tools"))
-    messages = value(fields.messages, "messages")
-    request = ChatRequest(messages, tools, kwargs, fields.add_generation_prompt, fields.continue_final_message)
+    read = None if find is None else read_messages(fields.messages, find)
+    messages = value(fields.messages, "messages") if read is None else []
+    request = ChatRequest(messages, tools, kwargs, fields.add_generation_prompt, fields.continue_final_message, read)
     return chat_prompt(request, add_special_tokens=fields.add_special_tokens)
 
 
@@ -120,6 +123,7 @@ class ChatRequest(NamedTuple):
     kwargs: dict[str, Any] | UnknownIds
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    read: ReadMessages | None = None  # in place of `messages`
 
 
 def chat_prompt(
@@ -130,7 +134,8 @@ def chat_prompt(
         return PromptFields(request.kwargs, {})
     if isinstance(request.tools, UnknownIds):
         return PromptFields(request.tools, {})
-    messages = normalise(request.messages, validated=validated)
+    read = request.read
+    messages = normalise(request.messages, validated=validated) if read is None else read.messages
     if messages is None:
         return unknown_ids("content")
     source = Chat(
@@ -140,9 +145,12 @@ def chat_prompt(
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         add_special_tokens=add_special_tokens,
-        has_media=has_media(messages),
+        has_media=read is None and has_media(messages),
         anthropic=anthropic,
+        read=read,
     )
+    if read is not None:
+        return PromptFields(source, {})
     remote = {
         "messages": request.messages,
         "add_generation_prompt": request.add_generation_prompt,

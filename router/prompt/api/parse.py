@@ -53,6 +53,7 @@ from router.prompt.body_rewrite import (
     ask_engine,
     open_body,
 )
+from router.prompt.known_prompt import FindKnown
 from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
 
 TTFT, TPOT = b"x-slo-ttft-ms", b"x-slo-tpot-ms"
@@ -216,12 +217,18 @@ def _raw(part: Part) -> Raw | None:
 
 
 def _read_source(
-    format_: _BodyFormat, fields: BodyFields, body_bytes: int, text_limit_bytes: int | None
+    format_: _BodyFormat,
+    fields: BodyFields,
+    body_bytes: int,
+    text_limit_bytes: int | None,
+    find: FindKnown | None = None,
 ) -> PromptFields:
     """Return the prompt of `fields`, unless its text is certain to be longer than `text_limit_bytes`."""
     if text_limit_bytes is not None and body_bytes > text_limit_bytes and exceeds(fields, text_limit_bytes):
         return unknown_ids("too_long")
     try:
+        if find is not None and isinstance(fields, ChatFields):
+            return read_chat(fields, find)
         return format_.read(fields)
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None

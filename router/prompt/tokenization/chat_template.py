@@ -25,6 +25,7 @@ import jinja2.runtime
 import jinja2.sandbox
 import msgspec
 
+from router.prompt.known_prompt import ReadMessages
 from router.prompt.prompt import MEDIA, Chat
 from router.prompt.tokenization.content_format import iterates_content
 
@@ -81,7 +82,7 @@ class ChatTemplate:
         if chat.anthropic:
             messages = self._merge_system(messages)
             values = self._supported_effort(values)
-        messages = [_flatten(message, self.content_format) for message in messages]
+        messages = self._flatten_all(messages, None if chat.anthropic else chat.read)
         if not self._knows_developer:
             messages = _without_developer(messages)
         tools = values.pop("tools", chat.tools)
@@ -89,6 +90,17 @@ class ChatTemplate:
             return [self._render_continued(messages, tools, values, chat.add_generation_prompt)]
         chunks = self._generate(messages, tools, values, chat.add_generation_prompt)
         return [_before_media("".join(chunks))] if chat.has_media else chunks
+
+    def _flatten_all(self, messages: list[Message], read: ReadMessages | None) -> list[Message]:
+        """Return the messages with content in the form the template takes; those of a remembered prompt were."""
+        content_format = self.content_format
+        if read is None:
+            return [_flatten(message, content_format) for message in messages]
+        flat: list[Message] = []
+        if read.known is not None:
+            flat = read.known.flat.get(content_format, [])[: read.known_messages]
+        read.flat[content_format] = flat = [*flat, *[_flatten(one, content_format) for one in messages[len(flat) :]]]
+        return flat
 
     def _generate(
         self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], add_generation_prompt: bool

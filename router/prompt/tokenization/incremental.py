@@ -16,9 +16,11 @@ from router.clock import Clock
 from router.config.schema import TokensConfig as Settings
 from router.kvcache.block_keys import Keyring
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.known_prompt import NamedText
 from router.prompt.prompt import Chat, Text, UnknownIds
 from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer, SegmentedPrompt
+from router.prompt.tokenization.named_text import continue_text, drop_segments, encode_rest, name_rest
 from router.prompt.tokenization.prefix_cache import CachedSegment, Name, Prefix, PrefixCache, make_segment
 from router.prompt.tokenization.threads import Abandonment, TokenizerThreads, discard
 
@@ -42,8 +44,10 @@ class PreparedPrompt(NamedTuple):
     chain: KeyInputs
     spell: bool
     begun_s: float
-    parts: SegmentedPrompt
-    names: list[Name]
+    parts: SegmentedPrompt  # without the segments that are `known`
+    names: list[Name]  # of all segments
+    known: list[CachedSegment]  # the first segments
+    text: NamedText | None = None  # to be remembered
 
 
 class _Result(NamedTuple):
@@ -73,6 +77,13 @@ class IncrementalTokenizer:
         """
         spell = self._settings.token_id_passthrough == "auto" and isinstance(source, Chat)
         try:
+            if isinstance(source, Chat) and source.read is not None and (size := local.delimiter_bytes) is not None:
+                known = None if source.read.known is None else source.read.known.text
+                named = continue_text(local.render_chunks(source), _root(source, chain, spell), known, size)
+                if named.chunk_ends and named.chunk_ends[-1] > text_limit_bytes:
+                    return UnknownIds("too_long")
+                prompt = PreparedPrompt(local, source, chain, spell, begun_s, SegmentedPrompt([], [], []), [], [])
+                return self._prepare_rest(prompt, named)
             text = local.text(source)
         except (UnrenderableChat, RecursionError):
             return UnknownIds("template_refused")
@@ -80,16 +91,25 @@ class IncrementalTokenizer:
             return UnknownIds("too_long")
         parts = local.segment(text, source)
         names = self._prefix_cache.name_segments(_root(source, chain, spell), parts.segments)
-        return PreparedPrompt(local, source, chain, spell, begun_s, parts, names)
+        return PreparedPrompt(local, source, chain, spell, begun_s, parts, names, [])
+
+    def _prepare_rest(self, prompt: PreparedPrompt, text: NamedText) -> PreparedPrompt:
+        """Add the segments of `text`, whose first segments may be cached."""
+        known = self._prefix_cache.find(text.names)
+        drop_segments(text, len(known))
+        parts = prompt.local.segment(encode_rest(text), prompt.source)
+        names = name_rest(text, parts.segments, self._prefix_cache.begin_hash)
+        return prompt._replace(parts=parts, names=names, known=known, text=text)
 
     async def tokenize(self, prompt: PreparedPrompt, *, remember: bool = True) -> TokenizedPrompt | UnknownIds:
         """Return ids and keys, within the budget. Without `remember`, nothing is stored or counted."""
         chain = prompt.chain
-        found = self._prefix_cache.find(prompt.names)
+        known = len(prompt.known)
+        found = [*prompt.known, *self._prefix_cache.find(prompt.names[known:])]
         prefix = Prefix(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
-        for segment in (make_segment(prompt.parts.head, spell=prompt.spell), *found):
-            prefix.add(segment)
-        new = prompt.parts.segments[len(found) :]
+        prefix.add(make_segment(prompt.parts.head, spell=prompt.spell))
+        prefix.add_cached(found)
+        new = prompt.parts.segments[len(found) - known :]
         new_bytes = sum(map(len, new))
         store = partial(self._store, prompt, found) if remember else discard
         if new_bytes <= self._settings.inline_chars:

@@ -78,13 +78,20 @@ class LocalTokenizer:
 
     def text(self, source: Chat | Text) -> bytes:
         """Return the prompt as UTF-8, a chat rendered by its template. Raises UnrenderableChat."""
-        chunks = (
-            [source.text] if isinstance(source, Text) else self._template(source).render_chunks(source, self._variables)
-        )
+        chunks = [source.text] if isinstance(source, Text) else self.render_chunks(source)
         try:
             return b"".join([chunk.encode() for chunk in chunks])
         except UnicodeEncodeError:
             raise UnrenderableChat("half of a surrogate pair") from None  # JSON can carry one, UTF-8 cannot
+
+    def render_chunks(self, chat: Chat) -> list[str]:
+        """Return the prompt of a chat in the chunks in which the template prints it. Raises UnrenderableChat."""
+        return self._template(chat).render_chunks(chat, self._variables)
+
+    @property
+    def delimiter_bytes(self) -> int | None:
+        """Length of what segments begin with; `None`: prompts are not segmented."""
+        return None if self._segmenter is None else len(self._segmenter.delimiter)
 
     def segment(self, text: bytes, source: Chat | Text) -> SegmentedPrompt:
         """Return the segments of a prompt's `text`, for a chat with media without the last ids, as `tokenize` does."""

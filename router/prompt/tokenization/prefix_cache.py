@@ -59,6 +59,7 @@ def make_segment(ids: list[int], *, spell: bool) -> CachedSegment:
 class _Entry:
     segment: CachedSegment
     bytes: int
+    block_sizes: int  # that the segment had keys for when `bytes` was estimated
 
 
 class PrefixCache:
@@ -76,13 +77,17 @@ class PrefixCache:
         return len(self._entries)
 
     def name_segments(self, root: bytes, segments: Sequence[bytes]) -> list[Name]:
-        """Return the name of each segment behind all before it. No root may be a prefix of another root."""
-        text = blake2b(root, digest_size=16, key=self._secret)
+        """Return the name of each segment behind all before it."""
+        text = self.begin_hash(root)
         names = []
         for segment in segments:
             text.update(segment)
             names.append(text.digest())
         return names
+
+    def begin_hash(self, root: bytes) -> blake2b:
+        """Return the hash whose digest behind each segment is its name. No root may be a prefix of another root."""
+        return blake2b(root, digest_size=16, key=self._secret)
 
     def find(self, names: Sequence[Name]) -> list[CachedSegment]:
         """Return the leading segments that are cached."""
@@ -99,14 +104,15 @@ class PrefixCache:
             self._put(name, segment)
 
     def _put(self, name: Name, segment: CachedSegment) -> None:
-        size = segment.memory_bytes
         if (entry := self._entries.get(name)) is None:
-            self._entries[name] = _Entry(segment, size)
+            size = segment.memory_bytes
+            self._entries[name] = _Entry(segment, size, len(segment.keys))
             self._budget.take(size)
             return
         self._entries.move_to_end(name)
-        if segment is entry.segment and size > entry.bytes:  # keys for another block size were added
-            entry.bytes, more = size, size - entry.bytes
+        if segment is entry.segment and len(segment.keys) > entry.block_sizes:  # keys for another one were added
+            size, more = segment.memory_bytes, segment.memory_bytes - entry.bytes
+            entry.bytes, entry.block_sizes = size, len(segment.keys)
             self._budget.take(more)
 
     def _evict_oldest(self) -> bool:
@@ -136,6 +142,19 @@ class Prefix:
     def keys(self) -> dict[int, Sequence[Key]]:
         """Keys of the full blocks by block size."""
         return cast("dict[int, Sequence[Key]]", self._keys)
+
+    def add_cached(self, segments: Sequence[CachedSegment]) -> None:
+        """Append segments; all at once where they have their keys, which takes a fifth of the time."""
+        for size in self._keys:
+            for segment in segments:
+                if size not in segment.keys:
+                    for each in segments:
+                        self.add(each)
+                    return
+        self.ids.frombytes(b"".join([segment.ids for segment in segments]))
+        self.json_ids += [segment.json_ids for segment in segments if segment.json_ids]
+        for size, keys in self._keys.items():
+            keys.frombytes(b"".join([segment.keys[size] for segment in segments]))
 
     def add(self, segment: CachedSegment) -> None:
         """Append a segment, and store its block keys in it."""

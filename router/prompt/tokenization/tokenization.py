@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
@@ -33,6 +33,7 @@ from router.prompt.tokenization.incremental import IncrementalTokenizer, KeyInpu
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.prefix_cache import CachedSegment, Prefix, PrefixCache
 from router.prompt.tokenization.probes import probe_bodies
+from router.prompt.tokenization.prompt_memory import PromptMemory
 from router.prompt.tokenization.threads import TokenizerThreads
 
 log = logging.getLogger("warmroute.tokens")
@@ -149,6 +150,7 @@ class Tokenization:
         self.memory = budget or MemoryBudget(settings.memory_bytes)
         prefix_cache = PrefixCache(self.memory, secrets.token_bytes(64))
         self._incremental = IncrementalTokenizer(settings, keyring, prefix_cache, self._threads, clock)
+        self._prompt_memory = PromptMemory(self.memory)
 
     def local_tokenizer(self, model: str) -> LocalTokenizer | None:
         """Return the local tokenizer of a base model, trusted or not."""
@@ -179,10 +181,9 @@ class Tokenization:
         source, begun_s = prompt.source, self._clock.now()
         if isinstance(source, UnknownIds):
             return source
-        read = source.read if isinstance(source, Unread) else lambda _: PromptFields(source, prompt.remote_fields)
         chain = KeyInputs(model, adapter, prompt.salt, frozenset(block_sizes))
         limit_tokens = min(context_tokens or ASSUMED_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
-        work = partial(self._prepare, read, chain, limit_tokens, begun_s)
+        work = partial(self._prepare, prompt, chain, limit_tokens, begun_s)
         ready = await self._threads.run(work, self._left_s(begun_s)) if reads_slowly(prompt.body) else work()
         if isinstance(ready, UnknownIds):
             prompt.source = ready
@@ -190,6 +191,8 @@ class Tokenization:
         prompt.source, prompt.remote_fields = ready.fields
         if ready.prepared is not None:
             tokens = await self._incremental.tokenize(ready.prepared, remember=remember)
+            if remember and isinstance(tokens, TokenizedPrompt):
+                self._remember(ready.prepared)
         elif isinstance(ready.fields.source, Ids):
             tokens = await self._add_keys(ready.fields.source.ids, "given", chain, begun_s)
         else:
@@ -198,12 +201,10 @@ class Tokenization:
             prompt.source, prompt.remote_fields = ready.fields.outline()
         return tokens
 
-    def _prepare(
-        self, read: Callable[[int], PromptFields], chain: KeyInputs, limit_tokens: int, begun_s: float
-    ) -> _ReadPrompt | UnknownIds:
+    def _prepare(self, prompt: Prompt, chain: KeyInputs, limit_tokens: int, begun_s: float) -> _ReadPrompt | UnknownIds:
         """Return the prompt read from its body and, for the local tokenizer, rendered. May run in any thread."""
         limit_bytes = BYTES_PER_TOKEN * limit_tokens
-        fields = read(limit_bytes)
+        fields = self._read(prompt, chain, limit_bytes)
         source = fields.source
         if isinstance(source, UnknownIds):
             return source
@@ -213,6 +214,21 @@ class Tokenization:
             return _ReadPrompt(fields, None)
         prepared = self._incremental.prepare(self._locals[chain.model], source, chain, limit_bytes, begun_s)
         return prepared if isinstance(prepared, UnknownIds) else _ReadPrompt(fields, prepared)
+
+    def _read(self, prompt: Prompt, chain: KeyInputs, limit_bytes: int) -> PromptFields:
+        """Return the prompt's fields; for the local tokenizer, messages that are remembered are not read again."""
+        source = prompt.source
+        if not isinstance(source, Unread):
+            return PromptFields(source, prompt.remote_fields)
+        local = None if self.uses_remote(chain.model) else self._locals[chain.model]
+        if local is None or local.delimiter_bytes is None:
+            return source.read(limit_bytes)
+        return source.read(limit_bytes, partial(self._prompt_memory.find, _owner(chain)))
+
+    def _remember(self, prompt: PreparedPrompt) -> None:
+        source = prompt.source
+        if prompt.text is not None and isinstance(source, Chat) and source.read is not None:
+            self._prompt_memory.store(_owner(prompt.chain), source.read, prompt.text)
 
     async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
         """Return the text of some ids of a base model, which may begin and end inside a character; None if nobody here
@@ -322,6 +338,11 @@ class Tokenization:
             tokens_ms=(made_s - begun_s) * 1000,
             keys_ms=(self._clock.now() - made_s) * 1000,
         )
+
+
+def _owner(chain: KeyInputs) -> bytes:
+    """Return whose prompts may be compared: no owner is a prefix of another one."""
+    return repr(chain[:3]).encode() + b"\0"
 
 
 def _tokenize_or_refuse(local: LocalTokenizer, prompt: Prompt) -> array[int] | str:

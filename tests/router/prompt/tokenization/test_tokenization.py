@@ -159,9 +159,9 @@ async def test_what_takes_long_to_read_is_read_in_a_thread(
     in_thread: bool,
 ) -> None:
     where: list[bool] = []
-    text = local.text
+    render = local.render_chunks
     is_main = lambda: threading.current_thread() is threading.main_thread()  # noqa: E731
-    monkeypatch.setattr(local, "text", lambda source: where.append(is_main()) or text(source))
+    monkeypatch.setattr(local, "render_chunks", lambda source: where.append(is_main()) or render(source))
     turns: list[dict[str, Any]] = [{"role": "user", "content": ""}] * (messages - 1)
     short = {"messages": turns, "metadata": ""}
     missing = body_bytes - len(json.dumps({"model": "m", **short}))
