@@ -56,6 +56,10 @@ class WorkerShare(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def plus(self, other: WorkerShare) -> WorkerShare:
         """Return the sum, field by field."""
+        if other is NO_SHARE:
+            return self
+        if self is NO_SHARE:
+            return other
         return WorkerShare(
             self.requests + other.requests,
             self.prefilling + other.prefilling,

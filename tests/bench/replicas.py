@@ -23,6 +23,7 @@ from typing import Any
 
 import uvloop
 
+from router.control.process import tune_interpreter
 from router.control.workers.messages import SessionMoved
 from router.kvcache.events import BlocksStored, EngineHash, EventBatch, TargetId, Tier
 from router.testbed.local_stack.preflight import free_ports
@@ -69,6 +70,7 @@ async def exchange(number: int, ports: list[int], requests_per_s: int, seconds: 
     peers = [f"127.0.0.1:{port}" for port in ports]
     alone = Replica("alone", 0, peers, engines=ENGINES)
     alone.leader._replicas = None
+    tune_interpreter()  # as a router's process is
     used = []
     for replica in (alone, Replica(f"run{number}", ports[number], peers, engines=ENGINES)):
         if replica is not alone:

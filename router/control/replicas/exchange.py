@@ -13,12 +13,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
-import zmq.asyncio
 
 from router.backends.discovery.discovery import Discovery
 from router.clock import Clock
@@ -29,20 +28,21 @@ from router.control.replicas.frames import AnyShared, BeatAck, FrameKind, Replic
 from router.control.replicas.learned_state import LearnedState
 from router.control.replicas.links import Link, Links
 from router.control.replicas.peers import BEAT_S, GATHER_S, SILENT_S, HeardReplica, HeardReplicas
-from router.control.replicas.sockets import ReplicaSockets, send_now
+from router.control.replicas.sockets import ReplicaSocket, ReplicaSockets
 from router.control.replicas.state_transfer import StateDonor, StateTransfer
 from router.control.workers import messages
 from router.control.workers.leader import LeaderWorker
 from router.control.workers.messages import Message
 from router.control.workers.outbox import Outbox
 from router.errors import ConfigError
-from router.kvcache.events import TargetId
 from router.tasks import Tasks
 from router.telemetry.metrics.snapshot import ReplicaReport
 
 log = logging.getLogger("warmroute.replicas")
 
 RESPONSES_FRAME = 2_000  # messages
+FOR_ALL = messages.SessionMessage | messages.BlocksSent | messages.PredictionChecked
+HEAR_S = 0.02  # at least, from news to the next look: those of several routers are read and applied together
 FRAMES_AT_ONCE = 20  # applied without a pause for other work of the event loop
 
 
@@ -84,7 +84,7 @@ class ReplicaExchange:
         self._clock = clock
         self._tasks = Tasks("replicas")
         self._sockets = ReplicaSockets(secret)
-        self._router: zmq.asyncio.Socket
+        self._router: ReplicaSocket
         self._links = Links(self._sockets, self._tasks, self._on_reply)
         self._heard = HeardReplicas(run)
         self._drains = DrainDecisions(run)
@@ -170,7 +170,7 @@ class ReplicaExchange:
     def send(self, message: Message) -> None:
         if isinstance(message, messages.DrainMessage):
             self._outbox.send(self._drains.decide(message))
-        elif isinstance(message, messages.SessionMessage | messages.BlocksSent | messages.PredictionChecked):
+        elif isinstance(message, FOR_ALL):
             self._outbox.send(message)
         else:  # what no part shares is for the workers of one router alone
             for part in self._parts:
@@ -230,6 +230,7 @@ class ReplicaExchange:
                 for run in self._heard.forget_silent(now):
                     log.warning("replica %s is silent: its bookings are forgotten", run)
                     self._leader.replace_replica_loads(run, {})
+                self._leader.spread_replica_loads()
 
     def _on_reply(self, link: Link, parts: Sequence[bytes]) -> None:
         """Handle what comes back on a link: acknowledgements, of one part, and answers to what this router asked."""
@@ -285,29 +286,39 @@ class ReplicaExchange:
 
     async def _hear(self) -> None:
         """Apply the frames of all other replicas, until cancelled."""
-        for n in count():
-            if n % FRAMES_AT_ONCE == 0:
-                await asyncio.sleep(0)  # a frame that has arrived is received without giving way
-            parts = await self._router.recv_multipart()
-            frame = frames.decode_replica_frame(parts[-1])
-            if frame is None or len(parts) != 2:
-                self.malformed += 1
-                continue
-            replica = self._heard.on_frame(frame, len(parts[1]), self._clock.now())
-            if frame.kind == "ask":
-                self._answer(parts[0], frame)
-            elif replica is not None:
-                self._apply_frame(frame, replica)
-            if frame.kind == "beat":
-                wants = "nothing" if replica is None else self._heard.wants(replica)
-                ack = frames.encode_ack(BeatAck(self._run, frame.stamp_s, wants))
-                send_now(self._router, [parts[0], ack])  # else the next beat is acknowledged
+        while True:
+            news = self._on_frame(await self._router.receive()) == "news"
+            for _ in range(FRAMES_AT_ONCE):
+                if (parts := self._router.receive_now()) is None:
+                    break
+                news |= self._on_frame(parts) == "news"
+            else:
+                news = False  # more are waiting
+            self._leader.spread_replica_loads()
+            await asyncio.sleep(HEAR_S if news else 0)
+
+    def _on_frame(self, parts: Sequence[bytes]) -> str | None:
+        """Apply a frame. Return its kind; None when it is malformed."""
+        frame = frames.decode_replica_frame(parts[-1])
+        if frame is None or len(parts) != 2:
+            self.malformed += 1
+            return None
+        replica = self._heard.on_frame(frame, len(parts[1]), self._clock.now())
+        if frame.kind == "ask":
+            self._answer(parts[0], frame)
+        elif replica is not None:
+            self._apply_frame(frame, replica)
+        if frame.kind == "beat":
+            wants = "nothing" if replica is None else self._heard.wants(replica)
+            ack = frames.encode_ack(BeatAck(self._run, frame.stamp_s, wants))
+            self._router.send_parts([parts[0], ack])  # else the next beat is acknowledged
+        return frame.kind
 
     def _answer(self, identity: bytes, frame: ReplicaFrame) -> None:
         if (ask := frames.decode_ask(frame)) is None:
             self.malformed += 1
             return
-        send = lambda parts: send_now(self._router, [identity, *parts])  # noqa: E731
+        send = lambda parts: self._router.send_parts([identity, *parts])  # noqa: E731
         self._tasks.spawn(f"answer to {frame.run}", self._donor.answer(ask, send))
 
     def _apply_frame(self, frame: ReplicaFrame, replica: HeardReplica) -> None:
@@ -318,18 +329,20 @@ class ReplicaExchange:
             return
         found, skipped = frames.decode_messages(frame)
         replica.skipped += skipped
-        for message in found:
-            self._apply(message, frame, replica)
-
-    def _apply(self, message: AnyShared, frame: ReplicaFrame, replica: HeardReplica) -> None:
-        match message:
-            case messages.LoadMessage():
-                self._leader.put_replica_load(replica.run, TargetId(message.target), message.share)
-            case messages.AllLoads():
+        loads: list[messages.LoadMessage] = []
+        moves: list[messages.SessionMoved] = []
+        for message in found:  # thousands of these two kinds come in a second, a few of all others
+            if isinstance(message, messages.LoadMessage):
+                loads.append(message)
+            elif isinstance(message, messages.SessionMoved):
+                moves.append(message)
+            elif isinstance(message, messages.AllLoads):
                 self._heard.on_state(replica, frame.number)
                 self._leader.replace_replica_loads(replica.run, message.loads)
-            case _:
+            else:
                 self._apply_shared(message, frame)
+        self._leader.put_replica_loads(replica.run, loads)
+        self._leader.apply_moves(moves)
 
     def _apply_shared(self, message: AnyShared, frame: ReplicaFrame) -> None:
         """Apply what counts whoever sends it."""

@@ -12,16 +12,14 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
-import zmq.asyncio
-
-from router.control.replicas.sockets import ReplicaSockets, send_now
+from router.control.replicas.sockets import ReplicaSocket, ReplicaSockets
 from router.tasks import Tasks
 
 
 class Link:
     """The way to one address. `run` is the id of the run that answers there; None before its first answer."""
 
-    def __init__(self, address: str, socket: zmq.asyncio.Socket) -> None:
+    def __init__(self, address: str, socket: ReplicaSocket) -> None:
         self.address = address
         self.socket = socket
         self.run: str | None = None
@@ -38,7 +36,7 @@ class Link:
 
     def try_send(self, payload: bytes) -> bool:
         """Send without waiting. Return False when there is no connection, or no room: then nothing is sent."""
-        if self.socket.closed or not send_now(self.socket, [payload]):
+        if self.socket.closed or not self.socket.send(payload):
             return False
         self.bytes += len(payload)
         return True
@@ -76,7 +74,7 @@ class Links:
     async def _read(self, link: Link) -> None:
         """Pass replies on until cancelled, or until the address turns out to be this router's own."""
         while not link.own:
-            self._on_reply(link, await link.socket.recv_multipart())
+            self._on_reply(link, await link.socket.receive())
         link.socket.close(linger=0)
 
     def close(self) -> None:

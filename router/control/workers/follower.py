@@ -52,7 +52,7 @@ class LocalState(NamedTuple):
     def apply(self, message: messages.SessionMessage | messages.EngineMessage | messages.BlocksSent) -> None:
         match message:
             case messages.SessionMoved():
-                self.scheduler.apply_session(message)
+                self.scheduler.apply_sessions([message])
             case messages.SessionAnswered():
                 self.scheduler.apply_progress(message)
             case messages.ResponseStored():

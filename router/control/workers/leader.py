@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -55,7 +55,6 @@ POLL_S = 0.005
 PING_PAUSE_S = 2.0
 PING_TIMEOUT_S = 3.0
 MISSED_PINGS = 2  # in a row, then a follower is replaced; one may be missed because the leader itself was stopped
-SPREAD_S = 0.01
 
 
 class LeaderWorker:
@@ -156,25 +155,24 @@ class LeaderWorker:
         """Return the bookings of `target` by all other replicas."""
         return self._replica_loads.total(target)
 
-    def put_replica_load(self, run: str, target: TargetId, share: WorkerShare) -> None:
-        """Replace the bookings of `target` by a replica."""
-        self._replica_loads.put(run, target, share)
-        self._spread_soon([target])
+    def put_replica_loads(self, run: str, loads: Sequence[messages.LoadMessage]) -> None:
+        """Replace the bookings of these targets by a replica, as of the next `spread_replica_loads`."""
+        for message in loads:
+            target = TargetId(message.target)
+            self._replica_loads.put(run, target, message.share)
+            self._unspread.add(target)
 
     def replace_replica_loads(self, run: str, loads: Mapping[str, WorkerShare]) -> None:
-        """Replace all bookings of a replica; none of it are left when `loads` is empty."""
+        """Replace all bookings of a replica, as of the next `spread_replica_loads`; none of it are left when `loads` is
+        empty.
+        """
         dropped = set(self._replica_loads.drop(run))
         for name, share in loads.items():
             self._replica_loads.put(run, TargetId(name), share)
-        self._spread_soon(dropped.union(map(TargetId, loads)))
+        self._unspread.update(dropped, map(TargetId, loads))
 
-    def _spread_soon(self, targets: Collection[TargetId]) -> None:
-        """Apply changed loads of replicas within `SPREAD_S`: several of them often report the same targets."""
-        if targets and not self._unspread:
-            asyncio.get_running_loop().call_later(SPREAD_S, self._spread_replica_loads)
-        self._unspread.update(targets)
-
-    def _spread_replica_loads(self) -> None:
+    def spread_replica_loads(self) -> None:
+        """Apply the changed bookings of replicas in all workers: several replicas often report the same targets."""
         for target in self._unspread:
             self._spread_load(target, None)
         self._unspread.clear()
@@ -186,6 +184,13 @@ class LeaderWorker:
         else:
             self._local.apply(message)
         self._send_to_followers(message)
+
+    def apply_moves(self, moves: Sequence[messages.SessionMoved]) -> None:
+        """Apply where sessions went by another replica, in all workers of this router."""
+        self._local.scheduler.apply_sessions(moves)
+        if self._members:
+            for message in moves:
+                self._send_to_followers(message)
 
     # queries
 

@@ -42,7 +42,7 @@ requests since the last query; flow_end: nobody looks at them any more; target_r
 prefixes: the prefixes that recent prompts share."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Fields are encoded in this order, without their names."""
 
 

@@ -220,8 +220,10 @@ class SyncedScheduler(Scheduler):
         if (here := self.fleet.target(target)) is not None:
             here.load_book.set_siblings(share)
 
-    def apply_session(self, message: SessionMoved) -> None:
-        self.selector.sessions.put((message.prefill, message.model, message.session), message.target)
+    def apply_sessions(self, moves: Sequence[SessionMoved]) -> None:
+        put = self.selector.sessions.put
+        for message in moves:
+            put((message.prefill, message.model, message.session), message.target)
 
     def apply_progress(self, message: SessionAnswered) -> None:
         progress = Progress(message.turn, message.answered_s, message.tool_call)

@@ -132,7 +132,7 @@ class SimulatedExchange:
                 self._heard.on_state(replica, frame.number)
                 self._replace_loads(replica.run, loads)
             case messages.SessionMoved():
-                self.scheduler.apply_session(message)
+                self.scheduler.apply_sessions([message])
             case messages.SessionAnswered():
                 self.scheduler.apply_progress(message)  # one clock: virtual time
             case messages.BlocksSent():

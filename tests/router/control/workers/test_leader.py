@@ -153,7 +153,7 @@ async def test_where_words_cross_all_end_with_the_leaders_order() -> None:
         mine, theirs = SessionMoved(False, "m", "agent", "a/0"), SessionMoved(False, "m", "agent", "b/0")
         one.channel.send(theirs)
         s.leader.send(mine)
-        s.core.apply_session(mine)
+        s.core.apply_sessions([mine])
         await eventually(lambda: theirs in one.heard and theirs in other.heard)
         for follower in (one, other):
             assert follower.of(SessionMoved)[-1] == theirs

@@ -180,7 +180,7 @@ def test_a_session_is_told_when_it_moves_and_only_then() -> None:
     (went,) = one.sent.messages
     assert isinstance(went, SessionMoved)
     assert (went.prefill, went.model, went.target) == (False, "m", target)
-    other.core.apply_session(went)
+    other.core.apply_sessions([went])
     ticket = other.admit("agent")
     assert ticket.attempt.decision.view.last_target == target
 
