@@ -1,4 +1,6 @@
-"""500 concurrent streams of 50 tokens/s: what they cost our router's process, and whether it delays any of them.
+"""Concurrent streams: what they cost our router's process in CPU time and memory, and whether it delays any of them.
+
+500 streams of 50 tokens/s are a fleet at work; 5,000 of 2 tokens/s are many clients of slow answers, all open at once.
 
 Each chunk carries the time at which the backend wrote it, so a client knows how long it was on its way. Every stream is
 measured twice, through the router and past it, in turns: a chunk that was late past the router as well was not delayed
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -21,12 +24,28 @@ from tests.bench import answers, routers
 from tests.bench.answers import MODEL
 from tests.bench.figures import Bar, Line, quantile
 from tests.bench.pieces import Pieces
+from tests.bench.routers import Running
 from tests.bench.row import BenchRun, NotMeasured, Row
 
-STREAMS, TOKENS_PER_S = 500, 50
 LATE_MS = 50.0
-STARTED_S = 1.0  # over which the streams begin, so that their chunks do not all come at once
 GRACE_S = 20.0
+READ_AHEAD_S = 1.0  # before the first stream ends: its memory is read
+DESCRIPTORS_PER_STREAM = 4  # of the router: it lets one client have four fifths of a third of its open files
+
+
+class Crowd(NamedTuple):
+    """Streams that are open together. `started_s`: over which they begin, so that their chunks are spread in time."""
+
+    streams: int
+    tokens_per_s: int
+    started_s: float
+
+    def __str__(self) -> str:
+        return f"{self.streams:,} streams of {self.tokens_per_s} tokens/s"
+
+
+BUSY = Crowd(500, 50, 1.0)
+MANY = Crowd(5_000, 2, 10.0)
 
 
 class Arrived(NamedTuple):
@@ -34,6 +53,7 @@ class Arrived(NamedTuple):
 
     late_ms: list[float]
     chunks: int
+    rss_mb: float  # of the watched router, while all streams were open; 0 without one
 
 
 class Stream(asyncio.Protocol):
@@ -68,8 +88,10 @@ class Stream(asyncio.Protocol):
             self._done.set_exception(NotMeasured("a stream broke off"))
 
 
-async def read_all(port: int, streams: int, chunks: int) -> Arrived:
-    """Run all streams at once. Raises NotMeasured when one breaks off or is incomplete."""
+async def read_all(port: int, crowd: Crowd, chunks: int, router: Running | None = None) -> Arrived:
+    """Run all streams at once. `router`: whose memory is read shortly before the first one ends. Raises NotMeasured
+    when one breaks off or is incomplete.
+    """
     asked = {"model": MODEL, "stream": True, "max_tokens": chunks, "messages": [{"role": "user", "content": "go on"}]}
     body = json.dumps(asked).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
@@ -78,45 +100,79 @@ async def read_all(port: int, streams: int, chunks: int) -> Arrived:
     late_ms: list[float] = []
     ends: list[asyncio.Future[int]] = []
     transports = []
-    for _ in range(streams):
+    began_s = loop.time()
+    for n in range(crowd.streams):
         done: asyncio.Future[int] = loop.create_future()
         ends.append(done)
         transport, _ = await loop.create_connection(partial(Stream, request, late_ms, done), "127.0.0.1", port)
         transports.append(transport)
-        await asyncio.sleep(STARTED_S / streams)
-    async with asyncio.timeout(chunks / TOKENS_PER_S + GRACE_S):
+        await asyncio.sleep(began_s + crowd.started_s * (n + 1) / crowd.streams - loop.time())
+    await asyncio.sleep(max(0.0, began_s + chunks / crowd.tokens_per_s - READ_AHEAD_S - loop.time()))
+    rss_mb = 0.0 if router is None else router.rss_mb()
+    async with asyncio.timeout(chunks / crowd.tokens_per_s + GRACE_S):
         whole = await asyncio.gather(*ends)
     for transport in transports:
         transport.close()
     if set(whole) != {chunks}:
         raise NotMeasured(f"streams of {min(whole)} to {max(whole)} chunks instead of {chunks}")
-    return Arrived(late_ms, sum(whole))
+    return Arrived(late_ms, sum(whole), rss_mb)
 
 
-def measure(run: BenchRun) -> list[Line]:
-    chunks = TOKENS_PER_S * run.effort.of(8, 4)
-    percent: list[float] = []
-    caused: list[float] = []
-    p99: list[float] = []
-    direct_p99: list[float] = []
+class Seen(NamedTuple):
+    """What the repetitions measured, one value each."""
+
+    percent: list[float]  # of a core
+    kb_per_stream: list[float]  # of memory, while all are open
+    caused: list[float]  # late chunks beyond those past the router
+    p99: list[float]
+    direct_p99: list[float]
+
+
+def watch(run: BenchRun, crowd: Crowd, chunks: int, settings: dict[str, Any]) -> Seen:
+    """Measure the streams through the router and past it, in turns."""
+    seen = Seen([], [], [], [], [])
     with ExitStack() as stack:
-        backends = stack.enter_context(routers.engines(2, spacing_ms=1000 / TOKENS_PER_S))
-        router = stack.enter_context(routers.warmroute(backends, run.folder))
+        backends = stack.enter_context(routers.engines(2, spacing_ms=1000 / crowd.tokens_per_s))
+        router = stack.enter_context(routers.warmroute(backends, run.folder, settings))
+        memory_mb = router.rss_mb()  # before the first streams: what they have left behind is used again
         for repetition in range(run.effort.repetitions):
-            run.report(f"{STREAMS} streams, repetition {repetition + 1}")
+            run.report(f"{crowd.streams} streams, repetition {repetition + 1}")
             before, began = router.cpu_s(), time.monotonic()
-            through = uvloop.run(read_all(router.port, STREAMS, chunks))
-            took_s = time.monotonic() - began - STARTED_S  # the first stream begins as early as the last one ends late
-            percent.append(100 * (router.cpu_s() - before) / took_s)
-            direct = uvloop.run(read_all(backends[0], STREAMS, chunks))
-            caused.append(float(max(0, late(through) - late(direct))))
-            p99.append(quantile(through.late_ms, 0.99))
-            direct_p99.append(quantile(direct.late_ms, 0.99))
-    what = f"{STREAMS} streams of {TOKENS_PER_S} tokens/s"
+            through = uvloop.run(read_all(router.port, crowd, chunks, router))
+            took_s = time.monotonic() - began - crowd.started_s  # the first begins as early as the last one ends late
+            seen.percent.append(100 * (router.cpu_s() - before) / took_s)
+            seen.kb_per_stream.append((through.rss_mb - memory_mb) * 1e3 / crowd.streams)
+            direct = uvloop.run(read_all(backends[0], crowd, chunks))
+            seen.caused.append(float(max(0, late(through) - late(direct))))
+            seen.p99.append(quantile(through.late_ms, 0.99))
+            seen.direct_p99.append(quantile(direct.late_ms, 0.99))
+    return seen
+
+
+def busy(run: BenchRun) -> list[Line]:
+    seen = watch(run, BUSY, BUSY.tokens_per_s * run.effort.of(8, 4), routers.EVEN)
+    return [Line(f"{BUSY}: CPU of a core", "%", seen.percent, bar=Bar(55.0)), *_delays(BUSY, seen)]
+
+
+def many(run: BenchRun) -> list[Line]:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if files < (needed := MANY.streams * DESCRIPTORS_PER_STREAM):
+        raise NotMeasured(f"{needed:,} open files are needed, {files:,} are allowed (`ulimit -Hn`)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    settings = {**routers.EVEN, "limits": {"concurrent": 2 * MANY.streams}}
+    seen = watch(run, MANY, MANY.tokens_per_s * int(MANY.started_s + run.effort.of(15, 5)), settings)
     return [
-        Line(f"{what}: CPU of a core", "%", percent, bar=Bar(60.0)),
-        Line(f"{what}: chunks late by more than {LATE_MS:g} ms, beyond direct", "", caused, bar=Bar(0.0, take="worst")),
-        Line(f"{what}: p99 on the way", "ms", p99, direct_p99, "direct"),
+        Line(f"{MANY}: memory of one", "KB", seen.kb_per_stream, bar=Bar(40.0)),
+        *_delays(MANY, seen),
+        Line(f"{MANY}: CPU of a core, its beginning included", "%", seen.percent),
+    ]
+
+
+def _delays(crowd: Crowd, seen: Seen) -> list[Line]:
+    late_bar = Bar(0.0, take="worst")
+    return [
+        Line(f"{crowd}: chunks late by more than {LATE_MS:g} ms, beyond direct", "", seen.caused, bar=late_bar),
+        Line(f"{crowd}: p99 on the way", "ms", seen.p99, seen.direct_p99, "direct"),
     ]
 
 
@@ -124,4 +180,7 @@ def late(arrived: Arrived) -> int:
     return sum(ms > LATE_MS for ms in arrived.late_ms)
 
 
-ROWS = (Row("streams", "many streams at once", measure, 130, 14),)
+ROWS = (
+    Row("streams", "many streams at once", busy, 130, 14),
+    Row("open-streams", "thousands of open streams", many, 270, 40),
+)

@@ -19,6 +19,7 @@ from tests.bench.probing import probe
 from tests.bench.results import Effort
 from tests.bench.routers import Running
 from tests.bench.row import BenchRun, NotMeasured
+from tests.bench.streams import Crowd
 
 SHAPE = Shape("a request", "us", requests=20, connections=4, body_bytes=200)
 
@@ -53,7 +54,7 @@ def test_a_request_is_seen_after_it_was_sent_and_before_it_was_answered(ports: l
 
 def test_streams_arrive_whole_and_each_chunk_tells_how_long_it_took(ports: list[int]) -> None:
     began = time.monotonic()
-    arrived = uvloop.run(streams.read_all(ports[0], streams=5, chunks=10))
+    arrived = uvloop.run(streams.read_all(ports[0], Crowd(5, 50, 0.1), chunks=10))
     assert arrived.chunks == 50
     assert 5 <= len(arrived.late_ms) <= 50
     assert all(0 <= late < (time.monotonic() - began) * 1e3 for late in arrived.late_ms)
