@@ -9,6 +9,7 @@ a word's token mostly begins with its space. If the next engine says it again th
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import msgspec
@@ -19,16 +20,11 @@ from router.prompt.event_bytes import TEXT, UNFINISHED
 _DELTA_FIELDS = frozenset(("role", "content"))
 
 
-class _Choice(msgspec.Struct):
-    delta: dict[str, Any] = {}
-    text: str | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: tuple[_Choice]
-
-
-_CHUNK = msgspec.json.Decoder(_Chunk)
+# mypyc keeps no annotations, by which msgspec reads the fields of a class.
+_CHOICE = msgspec.defstruct("Choice", [("delta", dict[str, Any], {}), ("text", str | None, None)])
+_CHUNK: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    msgspec.defstruct("Chunk", [("choices", types.GenericAlias(tuple, (_CHOICE,)))])
+)
 
 
 class AnswerText(AnswerMemory):

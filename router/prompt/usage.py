@@ -23,6 +23,7 @@ import msgspec
 from router.prompt.prompt import Endpoint
 
 TAIL_BYTES = 16 * 1024
+EVENTS_BYTES = 4 * 1024  # of a stream of chat or completion chunks, whose last one has the usage; kept by each open one
 HEAD_BYTES = 4 * 1024
 LARGEST_EVENT_BYTES = 64 * 1024  # a usage chunk has a few hundred bytes: longer events are not held back
 MOST_KEYS = 64  # looked at from the end, until one has an object; an answer may be made of nothing else
@@ -53,23 +54,29 @@ class Usage(NamedTuple):
 class UsageTail:
     """Collects the first and last bytes of one answer and reads its usage at the end."""
 
-    __slots__ = ("_chunks", "_cut", "_endpoint", "_head", "_size")
+    __slots__ = ("_chunks", "_cut", "_endpoint", "_head", "_head_bytes", "_size", "_tail_bytes")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._head = b""
+        # Of chats and completions nothing at the beginning matters.
+        self._head_bytes = HEAD_BYTES if endpoint in (Endpoint.RESPONSES, Endpoint.MESSAGES) else 0
+        self._tail_bytes = TAIL_BYTES
         self._chunks: deque[bytes] = deque()
         self._size = 0
         self._cut = False  # something was before the first chunk
 
     def feed(self, chunk: bytes) -> None:
         """Take in the next chunk of the answer."""
-        if len(self._head) < HEAD_BYTES:
-            self._head += chunk[: HEAD_BYTES - len(self._head)]
-        self._chunks.append(chunk)
+        if len(self._head) < self._head_bytes:
+            self._head += chunk[: self._head_bytes - len(self._head)]
+        chunks = self._chunks
+        if not chunks and not self._head_bytes and chunk.startswith(b"data:"):
+            self._tail_bytes = EVENTS_BYTES
+        chunks.append(chunk)
         self._size += len(chunk)
-        while self._size - len(self._chunks[0]) >= TAIL_BYTES:
-            self._size -= len(self._chunks.popleft())
+        while self._size - len(chunks[0]) >= self._tail_bytes:
+            self._size -= len(chunks.popleft())
             self._cut = True
 
     def ended(self) -> bool:
@@ -115,13 +122,8 @@ class UsageTail:
         return found[1].decode(errors="replace")
 
 
-class _JsonAnswer(msgspec.Struct):
-    """A short answer that is one JSON object."""
-
-    usage: Any = None
-
-
-_JSON_ANSWER = msgspec.json.Decoder(_JsonAnswer)
+# A short answer that is one JSON object. mypyc keeps no annotations, by which msgspec reads the fields of a class.
+_JSON_ANSWER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("JsonAnswer", [("usage", Any, None)]))
 
 
 def _whole_usage(answer: bytes) -> dict[str, Any] | None:

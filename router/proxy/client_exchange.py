@@ -14,6 +14,8 @@ from router.proxy.call import BodyBudget, Headers
 from router.proxy.request_head import STATUS_LINES, RequestHead
 from router.proxy.watched_exchange import PIECE_BYTES, WatchedExchange, check_body_size
 
+CHUNK_SIZES = [b"%x\r\n" % size for size in range(1024)]  # of the chunks of a stream, which are mostly so small
+
 
 class ExchangeTransport(Protocol):
     """The connection of an exchange."""
@@ -68,7 +70,13 @@ class ClientExchange(WatchedExchange):
 
     def __init__(self, connection: ExchangeTransport, head: RequestHead) -> None:
         super().__init__()
-        self.method, self.path, self.target, self.headers, self.fields, self._http_1_1, self.keep_alive = head
+        self.method = head.method
+        self.path = head.path
+        self.target = head.target
+        self.headers = head.headers
+        self.fields = head.fields
+        self._http_1_1 = head.http_1_1
+        self.keep_alive = head.keep_alive
         self.client: str | None = None
         self.recorded = False
         self.pieces: list[bytes] = []
@@ -211,6 +219,11 @@ class ClientExchange(WatchedExchange):
         head, self._head = self._head, b""
         if self._bodiless:
             data = b""
+        if self._chunked and data and not (head or end):
+            size = len(data)
+            begin = CHUNK_SIZES[size] if size < len(CHUNK_SIZES) else b"%x\r\n" % size
+            self._connection.transport.write(b"".join((begin, data, b"\r\n")))
+            return
         if self._chunked:
             framed = b"%b%x\r\n%b\r\n%b" % (head, len(data), data, end) if data else head + end
             self._connection.transport.write(framed)

@@ -118,7 +118,7 @@ async def relay_after(
     if result.end != "ok":
         return pair_end(result)
     if (handed_over := read_kv_params(result.body)) is not None:
-        outgoing = outgoing._replace(body=decode_body(outgoing.body, handed_over))
+        outgoing = outgoing.with_body(decode_body(outgoing.body, handed_over))
     return await relay(call, upstreams, outgoing, limits, watch)
 
 

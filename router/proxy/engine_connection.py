@@ -56,6 +56,7 @@ class EngineConnection(asyncio.Protocol):
         self._busy = False
         self._clean = False  # may carry another exchange
         self._idle_s = 0.0
+        self._sent_s = 0.0
         self.connect_s = 0.0  # time to connect, for the exchange that had to wait for it
         self._reset("GET")
 
@@ -82,6 +83,7 @@ class EngineConnection(asyncio.Protocol):
         self._busy = True
         self._clean = False
         self._idle_s = idle_s
+        self._sent_s = self._loop.time()
         self._timer.set(first_byte_s)
         if len(body) <= JOINED_BYTES:
             self._transport.write(head + body)
@@ -147,6 +149,10 @@ class EngineConnection(asyncio.Protocol):
     def stale(self) -> bool:
         """The engine closed the connection without a byte of answer: an idle one may have been closed meanwhile."""
         return self._silent and self.failure is ExchangeFailure.CLOSED
+
+    def sent_since_s(self) -> float:
+        """Return the seconds since the request was sent."""
+        return self._loop.time() - self._sent_s
 
     def release(self) -> bool:
         """End the exchange. Return whether the connection can be used again; if not it was closed, which aborts the

@@ -41,11 +41,14 @@ PREFIX = b"x-warmroute-"
 COMMON_CONNECTION = (b"keep-alive", b"close", b"Keep-Alive")
 
 
-class ForwardedHeaders(NamedTuple):
-    """A client's headers for the engine, rendered once per request, for all its attempts."""
+class ForwardedHeaders:
+    """A client's headers for the engine, rendered once per request, for all its attempts. `credentials` are the
+    client's own; an instance with an `api_key` gets that instead.
+    """
 
-    lines: bytes
-    credentials: bytes  # the client's own; an instance with an `api_key` gets that instead
+    def __init__(self, lines: bytes, credentials: bytes) -> None:
+        self.lines = lines
+        self.credentials = credentials
 
 
 class TraceHeader(NamedTuple):

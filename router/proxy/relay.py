@@ -58,20 +58,55 @@ class RelayWatch(AnswerWatch, Protocol):
         """Return whether another engine can carry on this answer, of which only whole events have passed."""
 
 
-class OutgoingRequest(NamedTuple):
-    """A request on its way to one target."""
+class OutgoingRequest:
+    """A request on its way to one target.
 
-    instance: str
-    target: str  # for the client's `x-warmroute-target`
-    record: str  # and `x-warmroute-record`
-    method: str
-    path: bytes  # with its query
-    headers: ForwardedHeaders
-    body: bytes
-    rank: int | None = None
-    hides: bool = False  # the watch may remove something from the body
-    endpoint: Endpoint = Endpoint.OTHER  # the dialect of an error event
-    waited_ms: float | None = None  # for admission; the client's `x-warmroute-waited-ms`
+    `path` is with its query; `target` and `record` are for the client's `x-warmroute-target` and `x-warmroute-record`,
+    `waited_ms`, for admission, for its `x-warmroute-waited-ms`; `hides`: the watch may remove something from the body;
+    `endpoint` is the dialect of an error event.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        target: str,
+        record: str,
+        method: str,
+        path: bytes,
+        headers: ForwardedHeaders,
+        body: bytes,
+        rank: int | None = None,
+        hides: bool = False,
+        endpoint: Endpoint = Endpoint.OTHER,
+        waited_ms: float | None = None,
+    ) -> None:
+        self.instance = instance
+        self.target = target
+        self.record = record
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.rank = rank
+        self.hides = hides
+        self.endpoint = endpoint
+        self.waited_ms = waited_ms
+
+    def with_body(self, body: bytes) -> OutgoingRequest:
+        """Return the same request with another body."""
+        return OutgoingRequest(
+            self.instance,
+            self.target,
+            self.record,
+            self.method,
+            self.path,
+            self.headers,
+            body,
+            self.rank,
+            self.hides,
+            self.endpoint,
+            self.waited_ms,
+        )
 
 
 class EngineRefusal(NamedTuple):

@@ -10,7 +10,6 @@ import string
 import urllib.parse
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import NamedTuple
 
 import httptools
 import msgspec
@@ -31,16 +30,28 @@ class UnfitRequest(Exception):
         self.status = status
 
 
-class RequestHead(NamedTuple):
-    """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` are the client's."""
+class RequestHead:
+    """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` are the client's; `fields` are
+    the headers by name, of several values the first one.
+    """
 
-    method: str
-    path: str
-    target: bytes
-    headers: Headers  # names in lower case
-    fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
-    http_1_1: bool
-    keep_alive: bool
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        target: bytes,
+        headers: Headers,  # names in lower case
+        fields: Mapping[bytes, bytes],
+        http_1_1: bool,
+        keep_alive: bool,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.target = target
+        self.headers = headers
+        self.fields = fields
+        self.http_1_1 = http_1_1
+        self.keep_alive = keep_alive
 
 
 def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Headers) -> RequestHead:

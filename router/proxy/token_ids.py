@@ -49,12 +49,12 @@ class TokenIdUpstreams:
         if instance not in self._takers:
             return await send(instance, request, first_byte_s=first_byte_s, idle_s=idle_s)
         insert = add_ids if request.body is self._plain else add_ids_to_params
-        extended = request._replace(body=insert(request.body, self._ids))
+        extended = request.with_body(insert(request.body, self._ids))
         answer = await send(instance, extended, first_byte_s=first_byte_s, idle_s=idle_s)
         if isinstance(answer, UpstreamUnanswered) or answer.status != REFUSED:
             return answer
         with answer:
             self._on_refusal(instance, await answer.read_all(REFUSAL_BYTES))
         if instance == self._answering:
-            request = request._replace(body=self._plain)
+            request = request.with_body(self._plain)
         return await send(instance, request, first_byte_s=first_byte_s, idle_s=idle_s)

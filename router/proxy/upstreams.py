@@ -36,14 +36,21 @@ class UpstreamTimeouts(Protocol):
     def idle_timeout_s(self) -> float: ...
 
 
-class UpstreamRequest(NamedTuple):
-    """A request to an engine."""
+class UpstreamRequest:
+    """A request to an engine; `target` is path and query."""
 
-    method: str
-    target: bytes  # path and query
-    headers: ForwardedHeaders
-    body: bytes
-    rank: int | None = None
+    def __init__(
+        self, method: str, target: bytes, headers: ForwardedHeaders, body: bytes, rank: int | None = None
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.body = body
+        self.rank = rank
+
+    def with_body(self, body: bytes) -> UpstreamRequest:
+        """Return the same request with another body."""
+        return UpstreamRequest(self.method, self.target, self.headers, body, self.rank)
 
 
 class UpstreamUnanswered(NamedTuple):
@@ -252,9 +259,8 @@ class _Engine:
         answer = None
         if self.idle:
             connection = self.idle.pop()
-            sent_s = asyncio.get_running_loop().time()
             answer = await self._exchange(connection, request, head, first_byte_s, idle_s)
-            if not connection.stale or asyncio.get_running_loop().time() - sent_s > CROSSED_WITHIN_S:
+            if not connection.stale or connection.sent_since_s() > CROSSED_WITHIN_S:
                 return answer
         fresh = await self._connect()
         if isinstance(fresh, UpstreamUnanswered):

@@ -22,7 +22,6 @@ from router.prompt.answer_text import encode_text
 from router.prompt.api.continuable import has_media
 from router.prompt.body_rewrite import asks_usage
 from router.prompt.continuable_stream import BrokenReason, ContinuableStream
-from router.prompt.prompt import UnknownIds
 from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, end_broken_stream
@@ -205,12 +204,12 @@ def _build_rest(request: PreparedRequest, stream: ContinuableStream) -> Prepared
     counted = len(known.ids) if known is not None and known.complete else None
     prompt, so_far = request.prompt, stream.begin_rest(counted)
     if so_far is None:
-        return request._replace(tokens=UnknownIds("continued"))
+        return request.carried_on(request.prompt)
     build = continuation_body if stream.by == "ids" else text_continuation_body
     body = build(prompt.endpoint, prompt.body, so_far, stream.tokens)
     if not isinstance(body, bytes):
         return body
-    return request._replace(prompt=msgspec.structs.replace(prompt, body=body), tokens=UnknownIds("continued"))
+    return request.carried_on(msgspec.structs.replace(prompt, body=body))
 
 
 def _close(call: ClientRequest, request: PreparedRequest, stream: ContinuableStream, record: Record) -> None:

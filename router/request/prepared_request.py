@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.continuable_stream import ContinuableStream
@@ -14,21 +12,52 @@ from router.telemetry.tracing.context import TraceContext
 from scorers.contract import PoolHit
 
 
-class RequestTimes(NamedTuple):
-    """Monotonic times of a request."""
+class RequestTimes:
+    """Monotonic times of a request: `read_s` is when its body was complete."""
 
-    arrived_s: float
-    read_s: float  # its body was complete
+    def __init__(self, arrived_s: float, read_s: float) -> None:
+        self.arrived_s = arrived_s
+        self.read_s = read_s
 
 
-class PreparedRequest(NamedTuple):
-    """A request as far as it is known before an engine is chosen."""
+class PreparedRequest:
+    """A request as far as it is known before an engine is chosen.
 
-    prompt: Prompt
-    served: ServedModel | None  # None: the request names no model
-    tokens: TokenizedPrompt | UnknownIds
-    pool_hit: PoolHit | None = None
-    override: PolicyOverride | None = None
-    lease: AdmissionLease | None = None  # None: sessions are not counted
-    trace: TraceContext | None = None  # None: no tracing
-    stream: ContinuableStream | None = None  # None: another engine cannot carry the answer on
+    None stands for: the request names no model (`served`), sessions are not counted (`lease`), no tracing (`trace`),
+    another engine cannot carry the answer on (`stream`, which is set when the record is open).
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        served: ServedModel | None,
+        tokens: TokenizedPrompt | UnknownIds,
+        pool_hit: PoolHit | None = None,
+        override: PolicyOverride | None = None,
+        lease: AdmissionLease | None = None,
+        trace: TraceContext | None = None,
+        stream: ContinuableStream | None = None,
+    ) -> None:
+        self.prompt = prompt
+        self.served = served
+        self.tokens = tokens
+        self.pool_hit = pool_hit
+        self.override = override
+        self.lease = lease
+        self.trace = trace
+        self.stream = stream
+
+    def carried_on(self, prompt: Prompt) -> PreparedRequest:
+        """Return the request for the engine that carries the answer on: with `prompt`, whose ids the router has not
+        counted.
+        """
+        return PreparedRequest(
+            prompt,
+            self.served,
+            UnknownIds("continued"),
+            self.pool_hit,
+            self.override,
+            self.lease,
+            self.trace,
+            self.stream,
+        )

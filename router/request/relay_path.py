@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from contextlib import nullcontext
-from typing import NamedTuple
 
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
@@ -27,11 +26,12 @@ from router.scheduling.ticket import PrefillBooking, Ticket
 from router.telemetry.tracing.context import PREFILL, TraceContext, attempt_number
 
 
-class AttemptHeaders(NamedTuple):
+class AttemptHeaders:
     """The headers for the engine that answers, and for the one that computes the prompt, where there is one."""
 
-    answer: ForwardedHeaders
-    prefill: ForwardedHeaders
+    def __init__(self, answer: ForwardedHeaders, prefill: ForwardedHeaders) -> None:
+        self.answer = answer
+        self.prefill = prefill
 
 
 class RelayPath:
@@ -115,7 +115,7 @@ class RelayPath:
         limits, half = self._limits, ticket.prefill
         if half is None:
             if handed is not None:
-                outgoing = outgoing._replace(body=decode_body(outgoing.body, handed))
+                outgoing = outgoing.with_body(decode_body(outgoing.body, handed))
             return relay(call, upstreams, outgoing, limits, watch)
         if (peer := self._peers.mooncake_peer(half.target)) is None:
             prefill = build_prefill(outgoing, prefill_headers, half, NIXL_PREFILL)
@@ -123,7 +123,7 @@ class RelayPath:
         transfer_id = f"xfer-{ticket.record.id}-{len(ticket.record.attempts)}"  # of this attempt only
         params = mooncake_params(transfer_id, peer.bootstrap_url, peer.engine_id)
         prefill = build_prefill(outgoing, prefill_headers, half, params.prefill)
-        outgoing = outgoing._replace(body=decode_body(outgoing.body, params.decode))
+        outgoing = outgoing.with_body(decode_body(outgoing.body, params.decode))
         return relay_beside(call, upstreams, prefill, outgoing, limits, watch)
 
 

@@ -90,10 +90,10 @@ async def run_recorded(
 ) -> None:
     """Place and relay, with a record that is open while the request runs and complete when it ends."""
     record = open_record(call, request, stages, times, services)
-    stream = services.data_path.follow(request.prompt)
+    stream = request.stream = services.data_path.follow(request.prompt)
     try:
         assign_policy(request, record, services)
-        await place_and_relay(call, request._replace(stream=stream), record, services)
+        await place_and_relay(call, request, record, services)
     finally:
         if stream is not None:
             stream.close()

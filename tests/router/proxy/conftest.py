@@ -202,10 +202,10 @@ class PairFront(Front):
     protocol = "mooncake"
 
     async def relay(self, call: ClientRequest, out: OutgoingRequest, watch: Watch) -> RelayEnd:
-        out = out._replace(endpoint=Endpoint(call.path))
+        out.endpoint = Endpoint(call.path)
         if self.protocol == "mooncake":
             prefill = self.prefill(out, PAIR_PARAMS.prefill)
-            out = out._replace(body=decode_body(out.body, PAIR_PARAMS.decode))
+            out = out.with_body(decode_body(out.body, PAIR_PARAMS.decode))
             return await relay_beside(call, self.upstreams, prefill, out, self.limits, watch)
         return await relay_after(call, self.upstreams, self.prefill(out, NIXL_PREFILL), out, self.limits, watch)
 
