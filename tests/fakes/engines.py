@@ -85,7 +85,7 @@ async def engine_process(**options: Any) -> AsyncIterator[Callable[[], EmulatedE
         yield lambda: fleet.members[0]
 
 
-async def eventually(condition: Callable[[], object], deadline_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
     """Wait until `condition()` is true. Fails with its last value after `deadline_s`."""
     end = asyncio.get_running_loop().time() + deadline_s
     while not (value := condition()):

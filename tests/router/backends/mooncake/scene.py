@@ -132,7 +132,7 @@ async def scene(
         its = [await stack.enter_async_context(MooncakeMaster(MasterOptions())) for _ in range(masters)]
         upstreams = Upstreams(connect_timeout_s=1.0, keepalive_s=4.0)
         stack.callback(upstreams.close)
-        given = {"deadline_ms": 2000, "ttl_ms": 60_000, "health_interval_s": 0.05} | settings
+        given = {"deadline_ms": 2000, "ttl_ms": 60_000, "health_interval_s": 0.5} | settings
         models = {MODEL: {"hash_algo": "sha256_cbor", **(model or {})}}
         urls = [master.url for master in its]
         made = Scene(its, kv_store.PoolConfig.model_validate({"masters": urls, "models": models} | given), upstreams)
