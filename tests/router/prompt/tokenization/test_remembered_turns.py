@@ -20,7 +20,8 @@ from router.prompt.api import known_messages
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import UnknownIds
 from router.prompt.tokenization import prompt_memory
-from router.prompt.tokenization.tokenization import Tokenization
+from router.prompt.tokenization.incremental import KeyInputs
+from router.prompt.tokenization.tokenization import Tokenization, _owner
 from tests.router.prompt.api.test_known_messages import arrays
 from tests.router.prompt.tokenization.families import FAMILIES, family, loaded, prepended
 from tests.router.prompt.tokenization.test_incremental import run
@@ -117,14 +118,15 @@ def test_any_bodies_in_any_order(
     room.close()
 
 
-def test_turns_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_are_found() -> None:
     room = start("byte-level")
     turns = [f'{{"role":"user","content":"{number} {"words " * 20}"}}' for number in range(20)]
-    known: list[int] = []
-    read = known_messages._read_rest
-    monkeypatch.setattr(known_messages, "_read_rest", lambda one: known.append(one.known_messages) or read(one))
+    found = []
     for length in (10, 12, 20, 15):
-        tokenize(room, f'{{"model":"m","messages":[{",".join(turns[:length])}]}}'.encode(), None)
-    assert known == [0, 10, 12, 15]
+        array = f"[{','.join(turns[:length])}]".encode()
+        known = room._prompt_memory.find(_owner(KeyInputs("m", None, None, frozenset())), array).known
+        found.append(0 if known is None else len(known.messages))
+        tokenize(room, b'{"model":"m","messages":' + array + b"}", None)
+    assert found == [0, 10, 12, 20]
     assert room.memory.held_bytes > 0
     room.close()
