@@ -28,7 +28,7 @@ from router.control.preload.warmup import WarmUp
 from router.control.record_detail import Others, describe_in_full
 from router.control.workers.leader import LeaderWorker
 from router.fleet.instance import Instance, Target
-from router.fleet.load import NO_SHARE
+from router.fleet.worker_share import NO_SHARE
 from router.kvcache.events import Tier
 from router.kvcache.index import IndexStats
 from router.kvcache.indexer import EventStream

@@ -1,33 +1,20 @@
 """Columns of facts over all candidates of a large fleet, for comparing a thousand targets at every request.
 
 Most of a large fleet loses every choice at a glance: it holds no more of the prompt than a target that waits less.
-Seeing that takes a number or two per target, not a row. So these numbers are kept in lists and arrays, which C code
-scans, and are updated for the few targets that changed since the last use. They equal what rows would say.
+Seeing that takes a number or two per target, not a row. So these numbers are kept in lists, which compiled code reads
+fastest, and are updated for the few targets that changed since the last use. They equal what rows would say.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 from math import inf
-from typing import NamedTuple
 
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
 from scorers.contract import Speed
 from scorers.streams import stall_cost, step_ms
-
-NO_LINK = (inf, 0.0)  # fixed ms and ms per token of a link that does not exist
-
-
-class PriceColumns(NamedTuple):
-    """The columns of `scorers.ttft.WorkAhead`. Arrays, since scattered float objects take twice as long to read."""
-
-    fixed_ms: array[float]
-    ms_per_token: array[float]
-    ms_per_pair: array[float]
-    ms_per_step: array[float]
-    pool: list[tuple[float, float]]
+from scorers.ttft import WorkAhead
 
 
 class CandidateColumns:
@@ -89,12 +76,11 @@ class CandidateColumns:
         return tokens <= self._least_free
 
 
-def _empty_prices(count: int) -> PriceColumns:
-    zeros = array("d", bytes(8 * count))
-    return PriceColumns(zeros[:], zeros[:], zeros[:], zeros[:], [NO_LINK] * count)
+def _empty_prices(count: int) -> WorkAhead:
+    return WorkAhead([0.0] * count, [0.0] * count, [0.0] * count, [0.0] * count, [inf] * count, [0.0] * count)
 
 
-def _put(prices: PriceColumns, slot: int, queued_ms: float, speed: Speed, ms_per_step: float, weight: float) -> None:
+def _put(prices: WorkAhead, slot: int, queued_ms: float, speed: Speed, ms_per_step: float, weight: float) -> None:
     """Set one slot. The queue counts once and the work `weight` times: all ways to do it scale alike, so the least
     stays the least.
     """
@@ -103,4 +89,5 @@ def _put(prices: PriceColumns, slot: int, queued_ms: float, speed: Speed, ms_per
     prices.ms_per_pair[slot] = speed.ns_per_token_context / 1e6 * weight
     prices.ms_per_step[slot] = ms_per_step
     link = speed.pool
-    prices.pool[slot] = NO_LINK if link is None else (link.base_ms * weight, link.us_per_token / 1e3 * weight)
+    prices.pool_ms[slot] = inf if link is None else link.base_ms * weight
+    prices.pool_ms_per_token[slot] = 0.0 if link is None else link.us_per_token / 1e3 * weight

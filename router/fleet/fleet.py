@@ -322,12 +322,12 @@ class Fleet:
         ready = [instance for instance in self._instances.values() if instance.lifecycle is InstanceState.READY]
         if not ready:
             return
-        share = sum(instance.prefilling for instance in ready) / len(ready)
+        share = sum([instance.prefilling for instance in ready]) / len(ready)
         old = share if self.busy is None else self._busy
         self._busy = share + (old - share) * exp(-elapsed_s / BUSY_AVERAGING_S)
         self.busy = round(self._busy, 4)
         self._busy_at = now
-        targets = (target for instance in ready for target in instance.targets.values())
+        targets = [target for instance in ready for target in instance.targets.values()]
         shares = [live for target in targets if (live := target.live_share) is not None]
         self.live_share = round(fsum(shares) / len(shares), 4) if shares else None
 

@@ -271,7 +271,12 @@ class Instance:
     @property
     def block_sizes(self) -> list[int]:
         """The block sizes of most of its ranks, two at most."""
-        known = Counter(target.block_tokens for target in self.targets.values() if target.block_tokens)
+        known = Counter[int]()
+        for target in self.targets.values():
+            if target.block_tokens:
+                if len(self.targets) == 1:  # most instances, of which there may be a thousand
+                    return [target.block_tokens]
+                known[target.block_tokens] += 1
         return [size for size, _ in known.most_common(MAX_SIZES)]
 
     @property
@@ -282,7 +287,10 @@ class Instance:
     @property
     def requests(self) -> int:
         """Number of this router's requests in flight."""
-        return sum(target.load_book.requests for target in self.targets.values())
+        requests = 0
+        for target in self.targets.values():
+            requests += target.load_book.requests
+        return requests
 
     @property
     def prefilling(self) -> bool:

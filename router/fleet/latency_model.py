@@ -25,7 +25,8 @@ from typing import Generic, Literal, TypeVar, get_args
 
 from router.config.schema import SpeedPrior, TransferPrior
 from router.fleet.load import attended_pairs
-from router.fleet.recursive_least_squares import NOISE_FLOOR_MS, RecursiveLeastSquares, SavedFit
+from router.fleet.recursive_least_squares import NOISE_FLOOR_MS, RecursiveLeastSquares
+from router.fleet.saved_parts import SavedFit
 from scorers.contract import Decode, Speed, Transfer
 
 Fitted = TypeVar("Fitted", Transfer, Decode)

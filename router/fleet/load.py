@@ -24,10 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from router.fleet.engine_facts import Gauges
 from router.fleet.live_blocks import LiveBlocks, LivePrompt
+from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import Key
 from scorers.contract import Load, Speed
 
@@ -39,51 +38,6 @@ class BatchShare(NamedTuple):
 
     requests: float
     context_tokens: float
-
-
-class WorkerShare(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One worker's bookings of a target, or the sum of several workers'. It travels between routers whose versions
-    differ: new fields come at the end with a default, and a reader that does not know them leaves them out.
-    """
-
-    requests: int = 0
-    prefilling: int = 0
-    prefill_tokens: int = 0
-    prefill_attended: float = 0.0
-    prompt_tokens: int = 0
-    context_tokens: int = 0
-    booked_tokens: int = 0
-
-    def plus(self, other: WorkerShare) -> WorkerShare:
-        """Return the sum, field by field."""
-        if other is NO_SHARE:
-            return self
-        if self is NO_SHARE:
-            return other
-        return WorkerShare(
-            self.requests + other.requests,
-            self.prefilling + other.prefilling,
-            self.prefill_tokens + other.prefill_tokens,
-            self.prefill_attended + other.prefill_attended,
-            self.prompt_tokens + other.prompt_tokens,
-            self.context_tokens + other.context_tokens,
-            self.booked_tokens + other.booked_tokens,
-        )
-
-    def minus(self, other: WorkerShare) -> WorkerShare:
-        """Return the difference, field by field."""
-        return WorkerShare(
-            self.requests - other.requests,
-            self.prefilling - other.prefilling,
-            self.prefill_tokens - other.prefill_tokens,
-            self.prefill_attended - other.prefill_attended,
-            self.prompt_tokens - other.prompt_tokens,
-            self.context_tokens - other.context_tokens,
-            self.booked_tokens - other.booked_tokens,
-        )
-
-
-NO_SHARE = WorkerShare()
 
 
 class _LiveShare(NamedTuple):

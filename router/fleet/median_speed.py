@@ -28,17 +28,19 @@ def median_speed(speeds: Sequence[Speed]) -> Speed | None:
     links = ("cpu", "disk", "pool", "pool_disk", "peer")
     medians: dict[str, Any] = {link: _take_median([getattr(speed, link) for speed in speeds], 2) for link in links}
     curve = _take_median(speeds, 3)
-    return curve and curve._replace(**medians, decode=_take_median([speed.decode for speed in speeds], 3))
+    if curve is None:
+        return None
+    return curve._replace(**medians, decode=_take_median([speed.decode for speed in speeds], 3))
 
 
 def _take_median(parts: Sequence[Part | None], coefficients: int) -> Part | None:
     """Return a part with the medians of the first fields of `parts`; None if all are None."""
     known = [part for part in parts if part is not None]
-    learned = [part for part in known if part.samples] or known
+    learned: list[Any] = [part for part in known if part.samples] or list(known)
     if not learned:
         return None
-    columns = list(zip(*learned, strict=True))[:coefficients]
-    fields: list[Any] = [round_to_six_digits(median(column)) for column in columns]
+    fields: list[Any] = [round_to_six_digits(median([part[i] for part in learned])) for i in range(coefficients)]
     fields.append(sum(part.samples for part in learned))
     fields.append(min((part.age_s for part in learned if part.age_s is not None), default=None))
-    return type(learned[0])(*fields, *learned[0][len(fields) :])
+    made: Part = type(learned[0])(*fields, *learned[0][len(fields) :])
+    return made

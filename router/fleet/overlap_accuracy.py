@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from router.fleet.saved_parts import SavedAccuracy
 
 WINDOW = 5
 WRONG_TO_DISTRUST = 3
@@ -27,14 +27,6 @@ MISSES_TO_ALARM = 8
 
 
 Finding = Literal["confirmed", "overestimated", "underestimated"]
-
-
-class SavedAccuracy(msgspec.Struct, frozen=True, array_like=True):
-    """Accuracy as a value, without counters; see `OverlapAccuracy.save`."""
-
-    trusted: bool
-    recent: tuple[bool, ...] = ()
-    missed_in_row: int = 0
 
 
 class OverlapAccuracy:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
+from router.fleet.saved_parts import SavedFit
 
 KEEP = 0.99  # forgetting factor: about the last hundred samples count
 NOISE_SHARE = 0.15  # of a sample's time, one standard deviation
@@ -30,15 +30,6 @@ CLIP_DEVIATIONS = 3.0
 PRIOR_DOUBT = 3.0  # one standard deviation of each prior coefficient, as a multiple of it
 
 Vector = list[float]
-
-
-class SavedFit(msgspec.Struct, frozen=True, array_like=True):
-    """Coefficients as a value; see `RecursiveLeastSquares.save`."""
-
-    theta: Vector
-    p: list[Vector]
-    samples: int
-    age_s: float | None  # since the last sample; None: there was none
 
 
 class RecursiveLeastSquares:

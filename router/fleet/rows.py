@@ -8,7 +8,6 @@ many decisions, and the records of them, share one row; only the overlap is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
@@ -18,40 +17,34 @@ CountHeld = Callable[[Target], int | None]
 """Returns how many tokens a target holds, of any prompts; None if unknown."""
 
 ROW_MAX_AGE_S = 0.1
-ID = attrgetter("id")
 
 
-class RowCache(dict[Target, Row]):
+class RowCache:
     """The rows of a fleet's targets, without overlaps, dropped when their target changes. Ages, and what targets hold
     in all, are up to `ROW_MAX_AGE_S` old. Also collects which targets changed for a fleet's `CandidateColumns`, which
     cache columns as this caches rows.
     """
 
     def __init__(self) -> None:
+        self._rows: dict[Target, Row] = {}
         self.changed_targets: set[Target] = set()  # since the columns were last updated
         self.block_sizes: dict[str | None, frozenset[int]] = {}  # in use, by model
-        self._now = 0.0
-        self._count_held: CountHeld | None = None
         self._filled_at = 0.0
         self._merged: dict[str, tuple[Row, Overlap, Row]] = {}  # by target: a row, an overlap, and the row with it
         self._has_held = False  # `held_tokens` is in the rows
 
     def on_change(self, target: Target) -> None:
         """Drop the row of `target` and note the change for the columns."""
-        self.pop(target, None)
+        self._rows.pop(target, None)
         self.changed_targets.add(target)
 
     def on_gauges_change(self, target: Target) -> None:
         """Drop the row of `target`: only facts that no column has changed."""
-        self.pop(target, None)
+        self._rows.pop(target, None)
 
     def on_block_size_change(self) -> None:
         """Drop the block sizes: a target has another one."""
         self.block_sizes.clear()
-
-    def __missing__(self, target: Target) -> Row:
-        row = self[target] = target.build_row(self._now, self._count_held)
-        return row
 
     def rows(
         self,
@@ -64,20 +57,19 @@ class RowCache(dict[Target, Row]):
         `count_held` is called where a policy reads `held_tokens`.
         """
         if now - self._filled_at > ROW_MAX_AGE_S or (count_held is not None and not self._has_held):
-            self.clear()
+            self._rows.clear()
             self._merged.clear()
             self._filled_at, self._has_held = now, count_held is not None
-        self._now, self._count_held = now, count_held
-        cached = map(self.__getitem__, targets)
-        if not overlaps:
-            return tuple(cached)
-        overlap_of = map(overlaps.get, map(ID, targets))
-        return tuple(
-            [
-                row if overlap is None else self._merge(row, overlap)
-                for row, overlap in zip(cached, overlap_of, strict=True)
-            ]
-        )
+        rows: list[Row] = []
+        cached = self._rows
+        for target in targets:
+            row = cached.get(target)
+            if row is None:
+                row = cached[target] = target.build_row(now, count_held)
+            if overlaps and (overlap := overlaps.get(target.id)) is not None:
+                row = self._merge(row, overlap)
+            rows.append(row)
+        return tuple(rows)
 
     def _merge(self, row: Row, overlap: Overlap) -> Row:
         """Return `row` with `overlap`, from the last time if both are the same objects, as empty overlaps are."""

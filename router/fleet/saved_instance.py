@@ -9,8 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from router.fleet.instance import Instance
-from router.fleet.overlap_accuracy import SavedAccuracy
-from router.fleet.recursive_least_squares import SavedFit
+from router.fleet.saved_parts import SavedAccuracy, SavedFit
 
 
 class SavedInstance(msgspec.Struct, frozen=True, array_like=True):

@@ -13,17 +13,16 @@ keeps only those with the least of its own measure, the least price among them. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import compress
 from math import inf
-from operator import add, itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from router.fleet.columns import CandidateColumns, PriceColumns
+from router.fleet.columns import CandidateColumns
 from scorers.chance import draws
 from scorers.contract import Measure, Overlap, PoolHit
 from scorers.streams import SHORTAGE, STREAMED, growth_tokens
-from scorers.ttft import PromptTokens, WorkAhead, alike_ms, least_ms, prompt_held
+from scorers.ttft import PromptTokens, alike_ms, least_ms, prompt_held
 
 Order = tuple[Measure, ...]
 """The least of the first measure wins; among ties, the least of the next."""
@@ -86,7 +85,7 @@ def all_but(count: int, others: Collection[int]) -> AlikeGroup:
     return AlikeGroup(list(compress(range(count), flags)))
 
 
-class _GroupColumns(dict[Measure, Sequence[float]]):
+class _GroupColumns:
     """The measures of one group, computed on first use; excluded candidates have infinite values."""
 
     def __init__(
@@ -98,74 +97,62 @@ class _GroupColumns(dict[Measure, Sequence[float]]):
         answer_tokens: float,
     ) -> None:
         self._columns = columns
-        self._select: Callable[[Sequence[Any]], Sequence[Any]]
-        self._select = _all if isinstance(group.slots, range) else itemgetter(*group.slots)
         self._slots, self._without = group.slots, group.excluded
         self._overlap = overlap
         self._prompts = prompts
         self._answer_tokens = answer_tokens
+        self._measured: dict[Measure, list[float]] = {}
         self._least: dict[Measure, list[int]] = {}
 
-    def __missing__(self, measure: Measure) -> Sequence[float]:
-        column = self[measure] = list(self._column(measure))
-        for place in self._without:
-            column[place] = inf
+    def column(self, measure: Measure) -> list[float]:
+        """Return the measure of each place."""
+        column = self._measured.get(measure)
+        if column is None:
+            column = self._measured[measure] = self._column(measure)
+            for place in self._without:
+                column[place] = inf
         return column
 
     def least(self, measure: Measure) -> list[int]:
         """Return the places with the least of the measure."""
         if measure not in self._least:
-            self._least[measure] = places_of_least(self[measure])
+            self._least[measure] = places_of_least(self.column(measure))
         return self._least[measure]
 
-    def _column(self, measure: Measure) -> Sequence[float]:
-        columns, select = self._columns, self._select
+    def _column(self, measure: Measure) -> list[float]:
+        columns, slots = self._columns, self._slots
         if measure is Measure.REQUESTS:
-            return select(columns.requests)
+            requests = columns.requests
+            return [requests[slot] for slot in slots]
+        queued_ms = columns.queued_ms
         if measure is Measure.QUEUE:
-            return select(columns.queued_ms)
+            return [queued_ms[slot] for slot in slots]
         if measure in SERVED:
             return self._served(SERVED[measure])
-        alike = alike_ms(self._work_ahead(columns.prices), self._overlap, self._prompts[measure], 0.0)
-        return list(map(add, select(columns.queued_ms), self._searched(measure))) if alike is None else alike
+        prompt = self._prompts[measure]
+        alike = alike_ms(columns.prices, slots, self._overlap, prompt, 0.0)
+        if alike is not None:
+            return alike
+        return [queued_ms[slot] + least_ms(self._overlap, columns.speeds[slot], prompt) for slot in slots]
 
-    def _served(self, work: Measure) -> Sequence[float]:
+    def _served(self, work: Measure) -> list[float]:
         """Return the queue, the work, the stalls that it causes, and the own answer, in ms."""
-        columns, select, answer, prompt = self._columns, self._select, self._answer_tokens, self._prompts[work]
+        columns, answer, prompt, overlap = self._columns, self._answer_tokens, self._prompts[work], self._overlap
         prices, steps = columns.weighted_prices, answer * STREAMED
-        column = alike_ms(self._work_ahead(prices), self._overlap, prompt, steps)
+        column = alike_ms(prices, self._slots, overlap, prompt, steps)
         if column is None:
-            parts = zip(
-                select(columns.queued_ms),
-                self._searched(work),
-                select(columns.stall_cost),
-                select(prices.ms_per_step),
-                strict=True,
-            )
-            column = [queued + work * (1 + held_up) + step * steps for queued, work, held_up, step in parts]
-        needed = prompt.whole - self._overlap.gpu_tokens
+            column = []
+            for slot in self._slots:
+                ms = least_ms(overlap, columns.speeds[slot], prompt) * (1 + columns.stall_cost[slot])
+                column.append(columns.queued_ms[slot] + ms + prices.ms_per_step[slot] * steps)
+        needed = prompt.whole - overlap.gpu_tokens
         if answer and not columns.all_have_free(needed + growth_tokens(max(columns.requests), answer)):
-            rooms = zip(select(columns.free_tokens), select(columns.requests), strict=True)
-            for place, (room, requests) in enumerate(rooms):
-                if (lacks := needed + growth_tokens(requests, answer) - room) > 0:
-                    slot = self._slots[place]
+            for place, slot in enumerate(self._slots):
+                lacks = needed + growth_tokens(columns.requests[slot], answer) - columns.free_tokens[slot]
+                if lacks > 0:
                     capacity_tokens = columns.targets[slot].capacity_tokens or inf
                     column[place] += SHORTAGE * answer * prices.ms_per_step[slot] * lacks / capacity_tokens
         return column
-
-    def _work_ahead(self, prices: PriceColumns) -> WorkAhead:
-        select = self._select
-        steps, links = select(prices.ms_per_step), select(prices.pool)
-        return WorkAhead(select(prices.fixed_ms), select(prices.ms_per_token), select(prices.ms_per_pair), steps, links)
-
-    def _searched(self, measure: Measure) -> list[float]:
-        """Return the work where there are more ways to have the prompt's KV than `alike_ms` knows."""
-        prompt = self._prompts[measure]
-        return [least_ms(self._overlap, speed, prompt) for speed in self._select(self._columns.speeds)]
-
-
-def _all(column: Sequence[Any]) -> Sequence[Any]:
-    return column
 
 
 def _first(order: Order, measures: _GroupColumns) -> list[int]:
@@ -174,12 +161,12 @@ def _first(order: Order, measures: _GroupColumns) -> list[int]:
     if not rest:
         return measures.least(first)
     (then,) = rest
-    column, places = measures[first], measures.least(then)
+    column, places = measures.column(first), measures.least(then)
     least = 0 if any(column[place] == 0 for place in places) else min(column)  # 0 is the least possible
     if both := [place for place in places if column[place] == least]:
         return both  # the usual case: least of both, so no other candidate matters
     tied = measures.least(first)
-    prices = measures[then]
+    prices = measures.column(then)
     return [tied[place] for place in places_of_least([prices[place] for place in tied])]
 
 

@@ -1,8 +1,9 @@
-"""CPU per request of the precise policy at 64 targets with a warm prompt of 1,000 tokens, beside our own round robin.
+"""CPU per request of the precise policy: with a warm prompt of 1,000 tokens at 64 targets, beside our own round robin,
+and with a small request at 8 targets, beside the Rust router's round robin.
 
-Both routers are in front of the same 64 engines and get the same bytes. The engines have announced the prompt's blocks,
-so the precise one tokenises, looks every block up and prices targets that hold it, at each request; the other one reads
-none of it.
+Both routers are in front of the same engines and get the same bytes. The engines have announced the long prompt's
+blocks, so the precise one tokenises, looks every block up and prices targets that hold it, at each request; the small
+prompt is tokenised and looked up, too, and no engine holds it. The other router reads none of it.
 """
 
 from __future__ import annotations
@@ -27,31 +28,39 @@ from tests.bench.routers import EVEN, Running
 from tests.bench.row import BenchRun, NotMeasured, Row
 
 TARGETS, BLOCK_TOKENS, PROMPT_TOKENS = 64, 16, 1000
+SMALL_TARGETS, SMALL_TOKENS, SMALL_BAR = 8, 46, 1.6
 HEARD_S = 20.0
 SHAPE = Shape("CPU per 1,000-token request at 64 targets", "us", requests=4000, connections=16, body_bytes=0)
+SMALL = Shape("CPU per 200-byte request, policy warm, 8 targets", "us", requests=8000, connections=16, body_bytes=0)
 
 
 def measure(run: BenchRun) -> list[Line]:
     shape = SHAPE.shrunk(run.effort.of(1, 2))
     chat = Chat(Words(DATA), PROMPT_TOKENS, seed=3, message_tokens=300)
     body = chat.body()
-    seen: dict[str, list[float]] = {"precise": [], "even": []}
     with ExitStack() as stack:
         backends = stack.enter_context(routers.engines(TARGETS, events=True))
         precise = stack.enter_context(routers.warmroute(backends, run.folder, cache_aware_settings(DATA), "precise"))
         even = stack.enter_context(routers.warmroute(backends, run.folder, EVEN, "even"))
         announce(precise, backends[0], chat)
-        for repetition in range(run.effort.repetitions + 1):
-            for router in (precise, even) if repetition % 2 else (even, precise):
-                run.report(f"{router.name}, {repetition} of {run.effort.repetitions}")
-                before = router.cpu_s()
-                uvloop.run(load.send(shape, router.port, MODEL, body))
-                if repetition:
-                    seen[router.name].append((router.cpu_s() - before) * 1e6 / shape.requests)
+        seen = send_in_turns(run, [precise, even], shape, body)
         check_local(precise)
         check_hits(precise, chat.tokens)
     bar = Bar(2.0, "ratio")
     return [beside(f"{shape.name}, policy warm", "us", seen["precise"], seen["even"], "our round_robin", bar)]
+
+
+def send_in_turns(run: BenchRun, running: list[Running], shape: Shape, body: bytes) -> dict[str, list[float]]:
+    """Return the CPU us per request by router, a value per repetition. The first round only warms up."""
+    seen: dict[str, list[float]] = {router.name: [] for router in running}
+    for repetition in range(run.effort.repetitions + 1):
+        for router in running if repetition % 2 else running[::-1]:
+            run.report(f"{router.name}, {repetition} of {run.effort.repetitions}")
+            before = router.cpu_s()
+            uvloop.run(load.send(shape, router.port, MODEL, body))
+            if repetition:
+                seen[router.name].append((router.cpu_s() - before) * 1e6 / shape.requests)
+    return seen
 
 
 def announce(router: Running, backend: int, chat: Chat) -> None:
@@ -80,4 +89,23 @@ def check_hits(router: Running, tokens: int) -> None:
         raise NotMeasured(f"the router promised {predicted} of {tokens} tokens")
 
 
-ROWS = (Row("precise", "precise policy, 64 targets", measure, 60, 12),)
+def measure_small(run: BenchRun) -> list[Line]:
+    """Return the CPU per small request with `warm` over that of vllm-router's round robin."""
+    shape = SMALL.shrunk(run.effort.of(1, 2))
+    body = Chat(Words(DATA), SMALL_TOKENS, seed=3, message_tokens=SMALL_TOKENS).body()
+    with ExitStack() as stack:
+        backends = stack.enter_context(routers.engines(SMALL_TARGETS, events=True))
+        settings = cache_aware_settings(DATA)
+        precise = stack.enter_context(routers.warmroute(backends, run.folder, settings, "precise"))
+        peers = routers.start_all(stack, (routers.rust,), backends, run.folder, run.notes)
+        seen = send_in_turns(run, [precise, *peers], shape, body)
+        check_local(precise)
+    theirs = [us for peer in peers for us in seen[peer.name]]
+    bar = Bar(SMALL_BAR, "ratio")
+    return [beside(shape.name, "us", seen["precise"], theirs, "vllm-router's round_robin" if theirs else "", bar)]
+
+
+ROWS = (
+    Row("precise", "precise policy, 64 targets", measure, 60, 12),
+    Row("precise-small", "precise policy, small request, 8 targets", measure_small, 75, 8),
+)

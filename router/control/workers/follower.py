@@ -24,7 +24,7 @@ from router.control.workers.channel import Channel
 from router.control.workers.messages import AnyMessage, PolicyApplied
 from router.control.workers.scheduler import SyncedScheduler, build_from_rule
 from router.errors import ConfigError
-from router.fleet.load import NO_SHARE, WorkerShare
+from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks

@@ -37,7 +37,7 @@ from router.control.workers.messages import AnyMessage, Message, Replicas
 from router.control.workers.metrics_merge import MetricFamily
 from router.control.workers.scheduler import make_rule
 from router.control.workers.supervisor import WorkerSupervisor
-from router.fleet.load import NO_SHARE, WorkerShare
+from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.proxy.listener import HttpListener
 from router.request.admission.waiting import AdmissionQueues

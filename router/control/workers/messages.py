@@ -20,9 +20,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from router.fleet.load import WorkerShare
 from router.fleet.overlap_accuracy import Finding
 from router.fleet.preload_book import Reason
+from router.fleet.worker_share import WorkerShare
 from router.kvcache.events import TargetId
 from router.request.admission.lease import ComputedPrompt
 from router.request.admission.shared_prefixes import PromptPrefix

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.control.workers.messages import LoadMessage, Message
-from router.fleet.load import WorkerShare
+from router.fleet.worker_share import WorkerShare
 from router.kvcache.events import TargetId
 
 ShareOf = Callable[[TargetId], WorkerShare]

@@ -44,8 +44,9 @@ from router.errors import ConfigError
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
-from router.fleet.load import NO_SHARE, Booking, WorkerShare
+from router.fleet.load import Booking
 from router.fleet.saved_instance import SavedInstance, restore_instance
+from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import Key, TargetId
 from router.kvcache.indexer import KvIndexer, SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate

@@ -20,7 +20,7 @@ from router.control.workers.messages import Message
 from router.control.workers.outbox import Outbox
 from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.fleet import Fleet
-from router.fleet.load import NO_SHARE, WorkerShare
+from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.kvcache.indexer import KvIndexer
 from router.scheduling.selector import Selector

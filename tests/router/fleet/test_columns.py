@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.columns import PriceColumns
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Target
 from router.fleet.load import Booking
 from scorers.streams import stall_cost, step_ms
+from scorers.ttft import WorkAhead
 from tests.router.fleet.test_rows import fleet_of
 
 NAMES = ("a", "b", "c")
@@ -22,7 +22,7 @@ happenings = st.sampled_from(
 )
 
 
-def price(prices: PriceColumns, slot: int) -> float:
+def price(prices: WorkAhead, slot: int) -> float:
     """Of 100 tokens, where none is held, and 30 steps."""
     work = prices.fixed_ms[slot] + prices.ms_per_token[slot] * 100 + prices.ms_per_pair[slot] * 5000
     return work + prices.ms_per_step[slot] * 30

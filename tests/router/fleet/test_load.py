@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.fleet.engine_facts import Gauges
-from router.fleet.load import NO_SHARE, BatchShare, Booking, LoadBook, WorkerShare, attended_pairs
+from router.fleet.load import BatchShare, Booking, LoadBook, attended_pairs
+from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import Key
 from scorers.contract import Speed
 

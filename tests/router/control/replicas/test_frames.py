@@ -13,7 +13,7 @@ from router.control.replicas.frames import (
     encode_replica_frame,
 )
 from router.control.workers.messages import AllLoads, DrainMessage, LoadMessage, PolicyRule, SessionMoved
-from router.fleet.load import WorkerShare
+from router.fleet.worker_share import WorkerShare
 
 SAID = [
     LoadMessage("a/0", WorkerShare(2, 1, 300, 45000.5, 900, 1000)),

@@ -24,7 +24,7 @@ from router.control.workers.messages import (
 )
 from router.errors import NoTarget, TooBusy
 from router.fleet.instance import ServedModel
-from router.fleet.load import NO_SHARE
+from router.fleet.worker_share import NO_SHARE
 from router.kvcache.events import Key
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text, UnknownIds

@@ -14,7 +14,7 @@ import uvloop
 from router.control.workers import channel
 from router.control.workers.channel import Channel
 from router.control.workers.messages import AnswerMessage, AskMessage, LoadMessage, SessionMoved, StopMessage
-from router.fleet.load import WorkerShare
+from router.fleet.worker_share import WorkerShare
 from router.kvcache.events import TargetId
 from tests.fakes.engines import eventually
 

@@ -37,7 +37,7 @@ from router.control.workers.messages import (
 )
 from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.engine_facts import ModelCard
-from router.fleet.load import NO_SHARE, WorkerShare
+from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.experiments.policy_set import PolicySet

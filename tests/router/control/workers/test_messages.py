@@ -22,7 +22,7 @@ from router.control.workers.messages import (
     encode_frame,
 )
 from router.control.workers.outbox import Outbox
-from router.fleet.load import WorkerShare
+from router.fleet.worker_share import WorkerShare
 from router.kvcache.events import TargetId
 
 TOLD = [

@@ -33,7 +33,7 @@ from router.control.workers.messages import (
 from router.control.workers.scheduler import NUMBERS_PER_WORKER, SyncedScheduler, build_from_rule, make_rule
 from router.errors import ConfigError
 from router.fleet.engine_facts import ModelCard
-from router.fleet.load import NO_SHARE, WorkerShare
+from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.prompt.usage import Usage

@@ -1,0 +1,53 @@
+"""One worker's part of a target's load, as workers and replicas tell it to each other.
+
+Apart from the load book that counts it: msgspec reads and writes it, so this module is never compiled, and that one is.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkerShare(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One worker's bookings of a target, or the sum of several workers'. It travels between routers whose versions
+    differ: new fields come at the end with a default, and a reader that does not know them leaves them out.
+    """
+
+    requests: int = 0
+    prefilling: int = 0
+    prefill_tokens: int = 0
+    prefill_attended: float = 0.0
+    prompt_tokens: int = 0
+    context_tokens: int = 0
+    booked_tokens: int = 0
+
+    def plus(self, other: WorkerShare) -> WorkerShare:
+        """Return the sum, field by field."""
+        if other is NO_SHARE:
+            return self
+        if self is NO_SHARE:
+            return other
+        return WorkerShare(
+            self.requests + other.requests,
+            self.prefilling + other.prefilling,
+            self.prefill_tokens + other.prefill_tokens,
+            self.prefill_attended + other.prefill_attended,
+            self.prompt_tokens + other.prompt_tokens,
+            self.context_tokens + other.context_tokens,
+            self.booked_tokens + other.booked_tokens,
+        )
+
+    def minus(self, other: WorkerShare) -> WorkerShare:
+        """Return the difference, field by field."""
+        return WorkerShare(
+            self.requests - other.requests,
+            self.prefilling - other.prefilling,
+            self.prefill_tokens - other.prefill_tokens,
+            self.prefill_attended - other.prefill_attended,
+            self.prompt_tokens - other.prompt_tokens,
+            self.context_tokens - other.context_tokens,
+            self.booked_tokens - other.booked_tokens,
+        )
+
+
+NO_SHARE = WorkerShare()
