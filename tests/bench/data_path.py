@@ -95,8 +95,8 @@ def idle(run: BenchRun) -> list[Line]:
 
 
 ROWS = (
-    Row("small", "small request, round_robin", partial(through_routers, SMALL, 1.0), 75, 5),
-    Row("large", "320 KB request, round_robin", partial(through_routers, LARGE, 1.3), 75, 7),
+    Row("small", "small request, round_robin", partial(through_routers, SMALL, 1.25), 75, 5),
+    Row("large", "320 KB request, round_robin", partial(through_routers, LARGE, 0.8), 75, 7),
     Row("chunk", "streamed chunk, round_robin", partial(through_routers, CHUNK, 1.0), 110, 10),
     Row("idle", "idle fleet", idle, 65, 16),
 )

@@ -24,7 +24,10 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line: `ours`, `theirs` and `ratios` by repetition, in `unit`; without a bar it is only for comparison."""
+    """One line: `ours`, `theirs` and `ratios` by repetition, in `unit`; without a bar it is only for comparison.
+
+    `pure` and `pure_ratios`: the same of the pure build, where `ours` is the compiled one's; empty if not measured.
+    """
 
     what: str
     unit: str
@@ -33,6 +36,8 @@ class Line(msgspec.Struct, frozen=True):
     peer: str = ""
     ratios: list[float] = []
     bar: Bar | None = None
+    pure: list[float] = []
+    pure_ratios: list[float] = []
 
     @property
     def judged(self) -> float | None:

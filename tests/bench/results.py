@@ -42,13 +42,16 @@ class Outcome(msgspec.Struct, frozen=True):
     lines: list[Line] = []
     notes: list[str] = []
     left_out: str | None = None
+    compiled: bool = False  # `ours` of the lines is of the compiled build, else of the pure one
 
     @property
     def missed(self) -> list[Line]:
         return [line for line in self.lines if line.met is False]
 
 
-def load_outcome(row: str, effort: Effort, folder: Path) -> Outcome | None:
-    """Return the outcome of an earlier run of the same effort; `None` without one or if it was left out then."""
+def load_outcome(row: str, effort: Effort, compiled: bool, folder: Path) -> Outcome | None:
+    """Return the outcome of an earlier run of the same effort and build; `None` without one or if it was left out."""
     outcome = rows.kept(folder / f"{row}.json", Outcome)
-    return outcome if outcome is not None and outcome.effort == effort and outcome.left_out is None else None
+    if outcome is None or outcome.left_out is not None:
+        return None
+    return outcome if (outcome.effort, outcome.compiled) == (effort, compiled) else None

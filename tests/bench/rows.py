@@ -13,11 +13,18 @@ from tests.bench import (
     kv_aware,
     live,
     precise,
+    simulated,
     soak,
     streams,
     tracing,
 )
 from tests.bench.row import Row
+
+BESIDE_PURE = frozenset(
+    {"small", "large", "chunk", "precise", "precise-small", "warm-turn", "event-storm", "streams", "open-streams"}
+    | {"index", "index-memory", "handed", "decisions", "simulated"}
+)
+"""Rows that are measured on the pure build as well: what compiling is meant to make faster."""
 
 ROWS: tuple[Row, ...] = (
     *data_path.ROWS,
@@ -30,6 +37,7 @@ ROWS: tuple[Row, ...] = (
     *streams.ROWS,
     *continued.ROWS,
     *apart.ROWS,
+    *simulated.ROWS,
     *live.ROWS,
     *tracing.ROWS,
     *soak.ROWS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from rich import box
@@ -17,6 +18,8 @@ BUSY_CORES = 0.2
 
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
     console.print(table(outcomes))
+    if not any(outcome.compiled for outcome in outcomes):
+        console.print("nothing is compiled: all figures are of the pure build", highlight=False)
     for outcome in outcomes:
         if outcome.left_out is not None:
             console.print(f"{outcome.row} is left out: {escape(short(outcome.left_out))}", highlight=False)
@@ -37,7 +40,8 @@ def short(reason: str) -> str:
 def table(outcomes: Sequence[Outcome]) -> Table:
     shown = Table(title="median (lowest-highest) of the repetitions", box=box.SIMPLE)
     shown.add_column("")
-    for column in ("warmroute", "peer", "ratio", "bar", ""):
+    builds = ("compiled", "pure") if any(outcome.compiled for outcome in outcomes) else ("pure",)
+    for column in (*builds, "peer", "ratio", "bar", ""):
         shown.add_column(column, justify="right", no_wrap=column != "peer")
     for outcome in outcomes:
         if outcome.lines:
@@ -46,8 +50,19 @@ def table(outcomes: Sequence[Outcome]) -> Table:
             theirs = f"{spread(line.theirs)} {line.peer}" if line.theirs else ""
             ratio = f"{spread(line.ratios)}x" if line.ratios else ""
             name = f"  {escape(line.what)}, {line.unit}" if line.unit else f"  {escape(line.what)}"
-            shown.add_row(name, spread(line.ours), theirs, ratio, bar_text(line), judgement(line))
+            ours = [by_build(outcome, line, build) for build in builds]
+            shown.add_row(name, *ours, theirs, ratio, bar_text(line), judgement(line))
     return shown
+
+
+def by_build(outcome: Outcome, line: Line, build: str) -> str:
+    """Return our figure of a build, the pure one's beside a compiled one with its own ratio; empty if not measured."""
+    if outcome.compiled == (build == "compiled"):
+        return spread(line.ours)
+    if build == "compiled" or not (line.pure or line.pure_ratios):
+        return ""
+    ratio = f"{statistics.median(line.pure_ratios):.2f}x" if line.pure_ratios else ""
+    return f"{spread(line.pure)} {ratio}".strip() if line.pure else ratio
 
 
 def bar_text(line: Line) -> str:

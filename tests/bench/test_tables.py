@@ -41,6 +41,23 @@ def test_bars_of_our_own_figure_have_its_unit_and_both_senses_their_sign() -> No
     assert "resident, MB 90.0" in seen
 
 
+def test_the_pure_build_is_beside_the_compiled_one() -> None:
+    line = Line("CPU", "us", [50.0], [40.0], "peer", [1.25], pure=[100.0], pure_ratios=[2.5])
+    seen = shown(outcome("small", [line, Line("p50", "ms", [2.0])], compiled=True))
+    assert seen[2] == "compiled pure peer ratio bar"
+    assert "CPU, us 50.0 100 2.50x 40.0 peer 1.25x" in seen
+    assert "p50, ms 2.00" in seen
+
+
+def test_without_a_compiled_build_the_pure_one_stands_alone() -> None:
+    seen = shown(outcome("small", [Line("p50", "ms", [2.0])]))
+    assert seen[2] == "pure peer ratio bar"
+    assert "nothing is compiled: all figures are of the pure build" in seen
+    mixed = shown(outcome("a", [Line("p50", "ms", [2.0])]), outcome("b", [Line("p99", "ms", [3.0])], compiled=True))
+    assert "p50, ms 2.00" in mixed
+    assert not any("nothing is compiled" in line for line in mixed)
+
+
 def test_what_is_left_out_says_why_in_one_line() -> None:
     seen = shown(outcome("peers", [], left_out="it does not answer:\na trace\nError: no such file"))
     assert "peers is left out: it does not answer: Error: no such file" in seen
