@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import httpx
 import pytest
@@ -22,9 +22,12 @@ WORDS = " ".join(f"word {number}" for number in range(40))
 
 
 async def until(condition, within_s: float = 30.0) -> None:
-    """`condition` is asked over HTTP: not more often than it costs."""
+    """`condition` is asked over HTTP: not more often than it costs, and again where a killed worker had the question."""
     async with asyncio.timeout(within_s):
-        while not await condition():  # noqa: ASYNC110
+        while True:
+            with suppress(httpx.TransportError):
+                if await condition():
+                    return
             await asyncio.sleep(0.02)
 
 

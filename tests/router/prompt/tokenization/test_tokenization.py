@@ -62,7 +62,7 @@ def engine(local: LocalTokenizer) -> Engine:
 
 @pytest.fixture
 def tokens(local: LocalTokenizer, engine: Engine) -> Iterator[Tokenization]:
-    room = Tokenization(Settings(), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())
+    room = Tokenization(Settings(budget_ms=60_000.0), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())
     yield room
     room.close()
 
