@@ -22,7 +22,7 @@ WORDS = " ".join(f"word {number}" for number in range(40))
 
 
 async def until(condition, within_s: float = 30.0) -> None:
-    """`condition` is asked over HTTP: not more often than it costs, and again where a killed worker had the question."""
+    """`condition` is asked over HTTP: not more often than it costs, and again where a worker died over it."""
     async with asyncio.timeout(within_s):
         while True:
             with suppress(httpx.TransportError):
