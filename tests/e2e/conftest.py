@@ -89,7 +89,7 @@ class RouterClient:
     async def record(self, of: httpx.Response | str) -> Json:
         """The finished record of an answer, or by its id."""
         id = of if isinstance(of, str) else of.headers["x-warmroute-record"]
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(20.0):
             while not (found := (await self.admin.get(f"/admin/records/{id}")).raise_for_status().json())["done"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         return dict(found)

@@ -26,7 +26,7 @@ async def waiting(r: Router) -> int:
 
 
 async def until_waiting(r: Router, count: int) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20.0):
         while await waiting(r) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -107,7 +107,7 @@ async def test_a_turn_whose_context_is_gone_is_parked_ahead_of_new_sessions(rout
         assert elsewhere.instance != said.instance
         assert (await gate(r))["capacity_tokens"] == 1280
         assert (await r.admin.post(f"/admin/instances/{said.instance}/drain")).status_code == 200
-        async with asyncio.timeout(8.0):
+        async with asyncio.timeout(20.0):
             while (await gate(r))["capacity_tokens"] != 640:
                 assert (await second.turn(forget=True)).ok
         async with beside(Chat(r, "third", words=240).turn()):
@@ -158,7 +158,7 @@ async def test_more_sessions_than_fit_hit_more_with_the_door_than_without(router
         return cached / asked, (asked - cached) / len(records)
 
     without = await served({})
-    with_door = await served(ON | {"idle_s": 0.2})
+    with_door = await served(ON | {"idle_s": 1.0})
     assert with_door[0] > without[0] + 0.1, (without, with_door)
     assert with_door[1] < 0.8 * without[1], (without, with_door)
 

@@ -42,7 +42,7 @@ async def raw(routed: Any, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(request)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20.0):
             return await reader.readuntil(b"\r\n\r\n")
     finally:
         writer.close()
@@ -262,7 +262,7 @@ async def test_two_requests_in_one_go_get_two_answers_in_order(routed: Any) -> N
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(sent)
     ids = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20.0):
         for _ in bodies:
             answer = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = int(answer.split(b"content-length:")[1].split(b"\r\n")[0])

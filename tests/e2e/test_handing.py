@@ -44,7 +44,7 @@ async def tried(router: Router) -> None:
         shown = (await router.instances()).values()
         return all(one["token_ids"] is not None and "not tried" not in one["token_ids"]["why"] for one in shown)
 
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20.0):
         while not await told():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

@@ -54,7 +54,7 @@ class Feed:
             self.buckets[bucket[0], bucket[1]] = bucket
         self.marks += event.get("marks", ())
 
-    async def until(self, condition: Any, within_s: float = 5.0) -> None:
+    async def until(self, condition: Any, within_s: float = 20.0) -> None:
         async with asyncio.timeout(within_s):
             while not condition():
                 await self.next()
@@ -151,7 +151,7 @@ async def test_a_viewer_whose_connection_is_full_is_given_up(router, monkeypatch
             if len(sent) > 1:
                 await never.wait()
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20.0):
             await live.LiveResponse(r.app._live, b"hello")({}, receive, send)
         assert sent == ["http.response.start", "http.response.body"]
         await eventually(lambda: not r.app._live.composing)

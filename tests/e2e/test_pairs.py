@@ -23,7 +23,7 @@ POLICY = {
     "prefill_from_tokens": 64,
 }
 IN_TURN = {"scorers": [{"name": "round_robin"}]}
-OPTIONS: dict[str, Any] = {"transfer_timeout_s": 0.5}
+OPTIONS: dict[str, Any] = {"transfer_timeout_s": 2.0}
 LONG = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 12
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 12, "min_tokens": 3},

