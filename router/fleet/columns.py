@@ -1,8 +1,8 @@
 """Columns of facts over all candidates of a large fleet, for comparing a thousand targets at every request.
 
 Most of a large fleet loses every choice at a glance: it holds no more of the prompt than a target that waits less.
-Seeing that takes a number or two per target, not a row. So these numbers are kept in lists, which compiled code reads
-fastest, and are updated for the few targets that changed since the last use. They equal what rows would say.
+Seeing that takes a number or two per target, not a row. So these numbers are kept in lists, and are updated for the few
+targets that changed since the last use. They equal what rows would say.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parts of what was learned of an instance, as values that go to another router: see `saved_instance.py`.
 
-Apart from what learns them: msgspec reads and writes them, so this module is never compiled, and those are.
+They are apart from what learns them, so that this can be compiled: what msgspec reads and writes cannot.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One worker's part of a target's load, as workers and replicas tell it to each other.
 
-Apart from the load book that counts it: msgspec reads and writes it, so this module is never compiled, and that one is.
+It is apart from the load book that counts it, so that this can be compiled: what msgspec reads and writes cannot.
 """
 
 from __future__ import annotations
