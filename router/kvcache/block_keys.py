@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Sequence
 from typing import cast
 
+from mypy_extensions import mypyc_attr
 from xxhash import xxh3_64_intdigest as digest
 
 from router.kvcache.events import Key
@@ -27,6 +28,7 @@ SHORT = (1 << 60) - 1  # two of CPython's digits
 _u64 = struct.Struct("<Q").pack
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Keyring:
     """Computes keys. Two keyrings with the same 64-bit secret compute the same keys."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from sys import getsizeof
-from typing import Any, NamedTuple
+from typing import Any
 
 from router.kvcache.events import Key
 
@@ -27,12 +27,8 @@ RUN_BYTES = 200  # a `_Run`, its array with some room, and its tip's low bits as
 LOW_BYTES = 4
 
 
-class ContiguousRun(NamedTuple):
-    """A run as it is stored in a snapshot."""
-
-    parent: Key | None
-    tip: Key | None
-    lows: bytes
+# A run as it is stored in a snapshot: the block before it (None: it begins a chain), its tip (None: unknown), low bits.
+SavedRun = tuple[Key | None, Key | None, bytes]
 
 
 class _Run:
@@ -49,7 +45,7 @@ class ContiguousRuns:
 
     __slots__ = ("_children", "_tips")
 
-    def __init__(self, saved: Iterable[ContiguousRun] = ()) -> None:
+    def __init__(self, saved: Iterable[SavedRun] = ()) -> None:
         self._tips: dict[int, _Run] = {}  # by the low bits of the tip
         self._children: dict[Key, int] = {}  # number of child runs by block
         for parent, tip, lows in saved:
@@ -96,9 +92,9 @@ class ContiguousRuns:
         """Return the tables, for whoever takes the runs apart; they are invalid then."""
         return self._tips, self._children
 
-    def __iter__(self) -> Iterator[ContiguousRun]:
+    def __iter__(self) -> Iterator[SavedRun]:
         """Iterate over the runs for a snapshot; `ContiguousRuns(...)` restores them."""
-        return (ContiguousRun(run.parent, run.tip, run.lows.tobytes()) for run in self._tips.values())
+        return ((run.parent, run.tip, run.lows.tobytes()) for run in self._tips.values())
 
     def _add_child(self, parent: Key | None) -> None:
         if parent is not None:

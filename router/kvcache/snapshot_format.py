@@ -20,7 +20,7 @@ import msgspec
 from xxhash import xxh3_64, xxh3_64_digest
 
 from router.kvcache.block_holders import BlockHolders
-from router.kvcache.contiguity import ContiguousRun, ContiguousRuns
+from router.kvcache.contiguity import ContiguousRuns, SavedRun
 from router.kvcache.event_sequencer import StreamCursor
 from router.kvcache.events import Key, TargetId, Tier
 from router.kvcache.target_blocks import KeysByHash, Label, TargetBlocks
@@ -48,7 +48,7 @@ class SavedTargetBlocks(NamedTuple):
     model: str
     block_tokens: int | None
     tables: list[SavedTable]
-    runs: list[ContiguousRun] | None  # None: not contiguous
+    runs: list[SavedRun] | None  # None: not contiguous
     twins: list[tuple[int, int, int]]  # tier, key, count
 
 

@@ -29,7 +29,7 @@ from router.prompt.answer_tail import AnswerTail, StopStrings, match_again
 from router.prompt.answer_text import AnswerText, encode_text
 from router.prompt.event_bytes import DONE, PlainLayout, find_layout
 from router.prompt.joined_usage import join_usage_by_ids, join_usage_by_text, replace_usage
-from router.prompt.usage import HideUsage, Usage
+from router.prompt.usage import NO_USAGE, HideUsage, Usage
 
 EVENT_BYTES = 4 * 1024 * 1024  # the largest event: the first one names the ids of the prompt, about 6 bytes each
 
@@ -235,7 +235,7 @@ class ContinuableStream:
     def count(self) -> Usage:
         """Return the usage as the ids tell it; a text does not."""
         if self._text is not None:
-            return Usage(None, None, None)
+            return NO_USAGE
         return Usage(self._ids.prompt_tokens, None, self.tokens)
 
     def close(self) -> None:

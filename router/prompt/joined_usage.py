@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from router.prompt.usage import Usage, read_openai_usage
+from router.prompt.usage import NO_USAGE, Usage, read_openai_usage
 
 
 def join_usage_by_ids(part: Usage, prompt_tokens: int, joined: int) -> Usage:
@@ -23,7 +23,7 @@ def join_usage_by_text(part: Usage, prompt_tokens: int | None) -> Usage:
     text. Unknown if nobody has counted those of the prompt alone.
     """
     if prompt_tokens is None or part.prompt_tokens is None or part.output_tokens is None:
-        return Usage(None, None, None)
+        return NO_USAGE
     output = part.prompt_tokens + part.output_tokens - prompt_tokens
     return Usage(prompt_tokens, _least(part.cached_tokens, prompt_tokens), max(part.output_tokens, output))
 

@@ -51,6 +51,9 @@ class Usage(NamedTuple):
     output_tokens: int | None
 
 
+NO_USAGE = Usage(None, None, None)
+
+
 class UsageTail:
     """Collects the first and last bytes of one answer and reads its usage at the end."""
 

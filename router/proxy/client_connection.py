@@ -4,9 +4,8 @@ A cap on the head's size; deadlines for the head, for the body, for idle keep-al
 (lazy timers, set once per read); refusal of everything that two HTTP parsers could read differently; limits on
 pipelining and on chunk framing; the exchange learns at once that its client disconnected. One task answers a
 connection's requests, one after another, and none before the client has read what it was sent. An answer that needs
-none of the request's body may come early: the rest is read and thrown away, for a limited time.
-
-What llhttp already refuses (both lengths, two lengths, folded lines, bare line feeds, ...) is listed by the tests.
+none of the request's body may come early: the rest is read and thrown away, for a limited time. The tests list what
+llhttp itself refuses.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import logging
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import httptools
@@ -52,7 +52,7 @@ class ConnectionContext(NamedTuple):
 
     handler: RequestHandler
     limits: ConnectionLimits
-    connections: set[ClientConnection]
+    on_lost: Callable[[ClientConnection], None]
     proxies: TrustedProxies
     loop: asyncio.AbstractEventLoop
 
@@ -64,6 +64,7 @@ class ClientConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
     task: asyncio.Task[None]  # which runs `serve`
+    __deletable__ = ("_parser",)
 
     def __init__(self, context: ConnectionContext, client: str, *, proxied: bool = False) -> None:
         self.client = client
@@ -101,7 +102,7 @@ class ClientConnection(asyncio.Protocol):
         self._timer.set(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._context.connections.remove(self)
+        self._context.on_lost(self)
         if self._current is not None:
             self._current.on_disconnect()
         self._closing = True

@@ -47,6 +47,8 @@ class EngineConnection(asyncio.Protocol):
     _timer: DeadlineTimer  # this and the parser exist while the connection does, since both refer to it
     _parser: httptools.HttpResponseParser
 
+    __deletable__ = ("_parser",)
+
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: Callable[[EngineConnection], None]) -> None:
         self._loop = loop
         self._on_lost = on_lost

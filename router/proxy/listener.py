@@ -132,7 +132,7 @@ class HttpListener:
         config, loop = self._config, asyncio.get_running_loop()
         if not self._sockets:
             await self.bind()
-        self._context = ConnectionContext(config.handler, config.limits, self._connections, config.proxies, loop)
+        self._context = ConnectionContext(config.handler, config.limits, self._connections.remove, config.proxies, loop)
         self._follow_sockets()
         if config.certificates is not None:
             self._renewal = self._tasks.supervise("certificates", config.certificates.follow)

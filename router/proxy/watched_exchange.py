@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from mypy_extensions import mypyc_attr
+
 from router.errors import TooLarge
 from router.proxy.call import ClientDisconnected
 
 PIECE_BYTES = 41  # of memory, beside its content: a bytes object and its place in a list
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class WatchedExchange:
     """The part of a `ClientRequest` that does not depend on how the request came."""
 

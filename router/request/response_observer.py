@@ -16,7 +16,7 @@ from router.backends.vllm.disaggregation import LEASE_S, read_kv_params
 from router.errors import quote_name
 from router.fleet.engine_limits import OverLimit
 from router.prompt.prompt import Endpoint
-from router.prompt.usage import HideUsage, Usage, UsageTail
+from router.prompt.usage import NO_USAGE, HideUsage, Usage, UsageTail
 from router.proxy.call import ClientDisconnected
 from router.proxy.disaggregated import PrefillResult
 from router.proxy.relay import (
@@ -31,7 +31,6 @@ from router.proxy.relay import (
 from router.request.prepared_request import PreparedRequest
 from router.request.services import Services
 from router.scheduling.policy.record import PrefillRecord
-from router.scheduling.scheduler import NO_USAGE
 from router.scheduling.ticket import Ticket
 
 log = logging.getLogger("warmroute.request")

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from mypy_extensions import mypyc_attr
+
 from router.clock import Clock
 from router.config.sections.experiment import ExperimentConfig
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
@@ -25,7 +27,7 @@ from router.kvcache.indexer import KvIndexer, SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.prompt.prompt import Prompt
-from router.prompt.usage import Usage
+from router.prompt.usage import NO_USAGE, Usage
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.feedback import count_preloaded, learn_from_answer, predicted_tokens
@@ -36,15 +38,14 @@ from router.scheduling.policy.record import Attempt, LegEnd, PrefillRecord, Reco
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.selector import Selector
 from router.scheduling.shortlist import SMALL
-from router.scheduling.ticket import PrefillBooking, Ticket, build_outcome, judge_end, uncached_tokens
+from router.scheduling.ticket import ENGINE_IN_DOUBT, PrefillBooking, Ticket, build_outcome, judge_end, uncached_tokens
 from router.scheduling.view_builder import ViewBuilder
 from scorers.contract import Overlap, PoolHit, Row
 
 BYTES_PER_TOKEN = 4  # for bookings only, where a prompt could not be tokenised
-NO_USAGE = Usage(None, None, None)
-ENGINE_IN_DOUBT = frozenset(("connect", "died", "failed"))  # ends after which another process may answer
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler:
     def __init__(
         self,

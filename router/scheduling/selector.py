@@ -137,13 +137,11 @@ class Selector:
             try:
                 notify(scorer)
             except Exception as failure:  # noqa: BLE001  a plug-in may raise anything; the request must not fail
-                fault = PolicyFault(decision.policy, type(scorer).__name__, f"{type(failure).__name__}: {failure}")
-                fault.__cause__ = failure
-                self._record_fault(fault)
+                self._record_fault(PolicyFault(decision.policy, type(scorer).__name__, failure))
 
     def _record_fault(self, fault: PolicyFault) -> None:
         """Count a fault, and log the 1st, 2nd, 4th, 8th, ... of a plug-in: a broken one fails at every request."""
         self.faults[fault.policy, fault.plugin] += 1
         times = self.faults[fault.policy, fault.plugin]
         if times & (times - 1) == 0:
-            log.error("%s (fault %d of this plug-in)", fault, times, exc_info=fault.__cause__)
+            log.error("%s (fault %d of this plug-in)", fault, times, exc_info=fault.failure)

@@ -18,6 +18,8 @@ from router.prompt.usage import Usage
 from router.scheduling.policy.record import Attempt, AttemptEnd, LegEnd, PrefillRecord, Record
 from scorers.contract import Outcome, PoolHit
 
+ENGINE_IN_DOUBT = frozenset(("connect", "died", "failed"))  # ends after which another process may answer
+
 
 class TargetBooking(msgspec.Struct):
     """One target's part in a request, and the overlap that was estimated for it."""

@@ -30,9 +30,9 @@ from router.kvcache.events import Key, TargetId
 from router.kvcache.recent_prompts import RecentPrompt
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.prompt.prompt import Endpoint
-from router.prompt.usage import Usage, UsageTail
+from router.prompt.usage import NO_USAGE, Usage, UsageTail
 from router.scheduling.preload import PreloadBooking, book_preload, settle_preload
-from router.scheduling.scheduler import NO_USAGE, Scheduler
+from router.scheduling.scheduler import Scheduler
 
 POLL_S = 0.05
 USER = "warmroute-preload"

@@ -52,14 +52,14 @@ from router.kvcache.indexer import KvIndexer, SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.kvcache.sent_elsewhere import pack_keys, unpack_keys
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.usage import Usage
+from router.prompt.usage import NO_USAGE, Usage
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import LegEnd
 from router.scheduling.policy.session_progress import Progress
-from router.scheduling.scheduler import ENGINE_IN_DOUBT, NO_USAGE, Scheduler
+from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
-from router.scheduling.ticket import Ticket
+from router.scheduling.ticket import ENGINE_IN_DOUBT, Ticket
 from scorers.registry import Registry
 
 SUSPICIOUS = ENGINE_IN_DOUBT | {"broken", "continued"}  # ends of requests after which an instance is probed

@@ -63,6 +63,6 @@ class Shadow:
         except PolicyFault as fault:
             self.fault = str(fault)
             self.regret.failed += 1
-            log.error("shadow %s is disabled: %s", self.policy.name, fault, exc_info=fault.__cause__)
+            log.error("shadow %s is disabled: %s", self.policy.name, fault, exc_info=fault.failure)
             return None
         return ShadowChoice(self.policy.name, own.target, self.regret.add(actual.view, actual.row, own.row))

@@ -37,10 +37,12 @@ SLACK = 1e-9
 
 
 class PolicyFault(WarmrouteError):
-    """A plug-in broke the contract during a decision."""
+    """A plug-in broke the contract during a decision. `failure` is what it raised, None where it raised nothing."""
 
-    def __init__(self, policy: str, plugin: str, reason: str) -> None:
-        super().__init__(f"policy {policy}: {plugin}: {reason}")
+    def __init__(self, policy: str, plugin: str, reason: Exception | str) -> None:
+        self.failure = reason if isinstance(reason, Exception) else None
+        told = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
+        super().__init__(f"policy {policy}: {plugin}: {told}")
         self.policy = policy
         self.plugin = plugin
 
@@ -152,7 +154,7 @@ class Policy:
         except PolicyFault:
             raise
         except Exception as failure:  # a plug-in may raise anything; the fault names it
-            raise PolicyFault(self.name, name, f"{type(failure).__name__}: {failure}") from failure
+            raise PolicyFault(self.name, name, failure) from failure
         return Decision(self.name, view, left.rows, tuple(terms), costs, chosen, tuple(skipped), self._learners, part)
 
     def might_choose_omitted(self, view: View, shown_for: Policy | None) -> bool:

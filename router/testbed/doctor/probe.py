@@ -31,7 +31,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Endpoint, Prompt
 from router.prompt.tokenization.tokenization import Tokenization
-from router.prompt.usage import Usage, UsageTail
+from router.prompt.usage import NO_USAGE, Usage, UsageTail
 from router.testbed.doctor.listener import EventListener, ExpectedPrompt
 from router.testbed.doctor.subject import EngineProbe, KindProbe, StreamProbe
 from router.testbed.doctor.survey import DEFAULT_BLOCK_TOKENS, EngineSurvey
@@ -241,7 +241,7 @@ async def _post(client: httpx.AsyncClient, path: str, body: bytes, headers: Mapp
         return f"status {answer.status_code}"
     tail = UsageTail(Endpoint(path))
     tail.feed(answer.content)
-    return tail.read_usage() or Usage(None, None, None)
+    return tail.read_usage() or NO_USAGE
 
 
 def _text(block_tokens: int) -> str:

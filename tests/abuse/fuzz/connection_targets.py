@@ -154,11 +154,10 @@ def client_target() -> Iterator[Callable[[bytes], None]]:
 
 def _serve(running: Loop, pieces: list[bytes]) -> tuple[list[Request], bytes]:
     """Return the requests that a client's bytes are, and all that is sent back."""
-    app, transport, open_ = _Echo(), RecordingTransport(), set[ClientConnection]()
+    app, transport, lost = _Echo(), RecordingTransport(), list[ClientConnection]()
     server = configure_server(app, ListenConfig(host="127.0.0.1", port=0))
-    context = ConnectionContext(app, server.limits, open_, server.proxies, running.loop)
+    context = ConnectionContext(app, server.limits, lost.append, server.proxies, running.loop)
     connection = ClientConnection(context, "192.0.2.1")
-    open_.add(connection)
     connection.connection_made(transport)
     connection.task = running.loop.create_task(connection.serve())
     for piece in pieces:
@@ -172,6 +171,7 @@ def _serve(running: Loop, pieces: list[bytes]) -> tuple[list[Request], bytes]:
     transport.closing = True
     connection.connection_lost(None)
     running.turn()
+    assert lost == [connection]
     assert connection.task.done(), "the connection's task goes on"
     assert not connection.task.cancelled()
     connection.task.result()

@@ -1,4 +1,4 @@
-"""One target's shelf where the index cannot show it: which path an event takes, and what stays when blocks go."""
+"""The blocks of one target where the index cannot show them: keys that enter, and what stays when blocks go."""
 
 from __future__ import annotations
 
@@ -26,35 +26,23 @@ def removed(*blocks: int) -> BlocksRemoved:
     return BlocksRemoved([EngineHash((number + 1) << 60 | number) for number in blocks], Tier.GPU, 0)
 
 
-class CountedShelf(TargetBlocks):
-    """Counts the events that took the store_new path."""
-
-    __slots__ = ("store_new",)
-
-    def _store_new(self, *event: object) -> list:  # type: ignore[type-arg, override]
-        self.store_new = getattr(self, "store_new", 0) + 1
-        return super()._store_new(*event)  # type: ignore[arg-type]
-
-
 @pytest.fixture
-def shelf() -> CountedShelf:
-    return CountedShelf("m", 1, BlockHolders(), RING, orphan_blocks=100)
+def shelf() -> TargetBlocks:
+    return TargetBlocks("m", 1, BlockHolders(), RING, orphan_blocks=100)
 
 
-def test_what_engines_mostly_send_takes_the_store_new_path(shelf: CountedShelf) -> None:
+def test_blocks_in_order_enter_with_the_keys_of_their_chain(shelf: TargetBlocks) -> None:
     assert shelf.store(stored(0, 2)) == PROMPT[:3]
     assert shelf.store(stored(3, 5)) == PROMPT[3:6]
     shelf.remove(removed(5, 4))
     assert shelf.store(stored(4, 7)) == PROMPT[4:]
-    assert shelf.store_new == 3
     assert shelf.contiguous
 
 
-def test_what_is_held_or_waited_for_takes_the_store_any_one(shelf: CountedShelf) -> None:
+def test_what_waited_for_its_parent_enters_with_it(shelf: TargetBlocks) -> None:
     assert shelf.store(stored(2, 3)) == [], "an orphan"
     assert shelf.store(stored(0, 1)) == PROMPT[:4]
     assert shelf.store(stored(3, 4)) == PROMPT[4:5]
-    assert getattr(shelf, "store_new", 0) == 0
     assert shelf.contiguous
     assert shelf.keyed_blocks == 5
 
@@ -63,7 +51,7 @@ def test_what_is_held_or_waited_for_takes_the_store_any_one(shelf: CountedShelf)
     "event", [stored(0, 0, tier=Tier.CPU), stored(0, 0, group=1), removed(1)], ids=["tier", "group", "hole"]
 )
 def test_other_tiers_other_groups_and_holes_end_wholeness(
-    shelf: CountedShelf, event: BlocksStored | BlocksRemoved
+    shelf: TargetBlocks, event: BlocksStored | BlocksRemoved
 ) -> None:
     shelf.store(stored(0, 2))
     assert shelf.contiguous
@@ -71,7 +59,7 @@ def test_other_tiers_other_groups_and_holes_end_wholeness(
     assert not shelf.contiguous
 
 
-def test_a_hash_twice_in_one_event_is_two_copies(shelf: CountedShelf) -> None:
+def test_a_hash_twice_in_one_event_is_two_copies(shelf: TargetBlocks) -> None:
     shelf.store(stored(0, 0))
     twice = stored(1, 1)
     shelf.store(twice._replace(hashes=twice.hashes * 2, token_ids=[1, 1]))
@@ -82,7 +70,7 @@ def test_a_hash_twice_in_one_event_is_two_copies(shelf: CountedShelf) -> None:
     assert shelf.contiguous
 
 
-def test_hashes_are_known_by_sixty_bits(shelf: CountedShelf) -> None:
+def test_hashes_are_known_by_sixty_bits(shelf: TargetBlocks) -> None:
     shelf.store(stored(0, 2))
     (names,) = [names for _, names in shelf.tables() if names]
     assert list(names) == [0, 1, 2]

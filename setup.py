@@ -1,0 +1,113 @@
+"""Compiles the modules on the path of a request with mypyc where there is a C compiler; installs pure Python otherwise.
+
+pyproject.toml describes the project. `pip install -e .` never compiles, `make compiled` does: an edited module would go
+on running as it was compiled (tests/conftest.py refuses that).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from sysconfig import get_paths
+from tempfile import TemporaryDirectory
+
+from setuptools import Extension, setup
+from setuptools.errors import CompileError
+
+from distutils.ccompiler import new_compiler  # isort: skip  # setuptools' own, from here on
+from distutils.sysconfig import customize_compiler  # isort: skip
+
+COMPILED = (
+    "router/fleet/*.py",
+    "router/kvcache/*.py",
+    "router/prompt/*.py",
+    "router/prompt/api/*.py",
+    "router/prompt/tokenization/*.py",
+    "router/proxy/*.py",
+    "router/request/*.py",
+    "router/scheduling/*.py",
+    "router/scheduling/policy/*.py",
+)
+INTERPRETED = {
+    "msgspec reads the classes, and mypyc keeps no annotations": (
+        "router/fleet/saved_instance.py",
+        "router/fleet/saved_parts.py",
+        "router/fleet/worker_share.py",
+        "router/kvcache/snapshot_format.py",
+        "router/prompt/api/conversation_id.py",
+        "router/prompt/api/fields.py",
+        "router/prompt/api/size_limits.py",
+        "router/prompt/prompt.py",
+        "router/scheduling/policy/record.py",
+        "router/scheduling/ticket.py",
+    ),
+    "Awaits in `finally`: the exception would be seen by whatever runs meanwhile": (
+        "router/proxy/disaggregated.py",
+        "router/proxy/listener.py",
+    ),
+    "Derives from `dict` with `__missing__`": ("router/kvcache/engine_hashes.py",),
+    "Libraries in Python and C do the work": (
+        "router/prompt/tokenization/chat_template.py",
+        "router/prompt/tokenization/content_format.py",
+        "router/prompt/tokenization/local_tokenizer.py",
+        "router/prompt/tokenization/probes.py",
+        "router/prompt/tokenization/threads.py",
+        "router/proxy/asgi.py",
+        "router/proxy/certificates.py",
+        "router/proxy/listening_sockets.py",
+        "router/request/admin_tokens.py",
+        "router/request/error_body.py",
+        "router/request/picker_api.py",
+        "router/request/picker_path.py",
+        "router/request/public_api.py",
+    ),
+}
+LIBRARY = "scorers.compiled"  # all modules in one, so that they call each other without Python's calls
+
+
+def modules_to_compile() -> list[str]:
+    """Return the files of the modules, sorted."""
+    interpreted = {file for files in INTERPRETED.values() for file in files}
+    found = {str(file) for pattern in COMPILED for file in Path().glob(pattern) if file.name != "__init__.py"}
+    return sorted(found - interpreted)
+
+
+def has_compiler() -> bool:
+    """Return whether C that includes Python's headers compiles."""
+    compiler = new_compiler()
+    customize_compiler(compiler)
+    with TemporaryDirectory() as folder:
+        source = Path(folder, "probe.c")
+        source.write_text("#include <Python.h>\n")
+        try:
+            compiler.compile([str(source)], output_dir=folder, include_dirs=[get_paths()["include"]])
+        except CompileError:
+            return False
+    return True
+
+
+def find_extensions(commands: Sequence[str]) -> list[Extension]:
+    """Return what `commands` of setuptools have to compile; nothing where the installation is to be pure."""
+    if not {"build_ext", "bdist_wheel"}.intersection(commands):
+        return []
+    if os.environ.get("WARMROUTE_PURE") == "1":
+        reason = "WARMROUTE_PURE=1"
+    elif not has_compiler():
+        reason = "there is no working C compiler, or it does not find Python.h"
+    else:
+        from mypyc.build import mypycify
+
+        # types are checked by `make check`; here the libraries need not even be installed
+        options = ["--config-file=", "--ignore-missing-imports", "--no-error-summary"]
+        found = mypycify([*options, *modules_to_compile()], multi_file=True, group_name=LIBRARY)
+        for extension in found:
+            extension.include_dirs.append("build/scorers")  # of the library's header, which mypyc forgets in a package
+        return found
+    print(f"warmroute: installing pure Python: {reason}", file=sys.stderr)
+    return []
+
+
+if __name__ == "__main__":  # mypyc starts processes that import this module
+    setup(ext_modules=find_extensions(sys.argv[1:]))
