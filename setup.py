@@ -36,8 +36,11 @@ INTERPRETED = {
         "router/fleet/saved_parts.py",
         "router/fleet/worker_share.py",
         "router/kvcache/snapshot_format.py",
+        "router/prompt/api/anthropic.py",
         "router/prompt/api/conversation_id.py",
         "router/prompt/api/fields.py",
+        "router/prompt/api/openai.py",
+        "router/prompt/api/responses.py",
         "router/prompt/api/size_limits.py",
         "router/prompt/prompt.py",
         "router/scheduling/policy/record.py",
@@ -54,6 +57,7 @@ INTERPRETED = {
         "router/prompt/tokenization/local_tokenizer.py",
         "router/prompt/tokenization/probes.py",
         "router/prompt/tokenization/threads.py",
+        "router/prompt/tokenization/tokenization.py",
         "router/proxy/asgi.py",
         "router/proxy/certificates.py",
         "router/proxy/listening_sockets.py",
@@ -62,6 +66,7 @@ INTERPRETED = {
         "router/request/picker_api.py",
         "router/request/picker_path.py",
         "router/request/public_api.py",
+        "router/request/services.py",
     ),
 }
 LIBRARY = "scorers.compiled"  # all modules in one, so that they call each other without Python's calls

@@ -41,6 +41,7 @@ from router.fleet.instance import InstanceState
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
+from router.proxy.asgi import AsgiHandler
 from router.proxy.headers import HeaderRules
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.proxy.listening_sockets import ListeningSockets
@@ -228,7 +229,7 @@ class App:
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
-        api = ops if self._only_picker else PublicApi(services, ops, clients)
+        api = AsgiHandler(ops) if self._only_picker else PublicApi(services, ops, clients)
         unready, sockets = self.unready_reason, self._sockets
         self._picker = wiring.build_picker(
             services, clients, self._passthrough, self._upstreams, unready, lambda: self._stopping, sockets
@@ -243,11 +244,12 @@ class App:
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
-        self._admin_listener = HttpListener(configure_server(operator, address), sockets=sockets)
+        self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=sockets)
         self._metrics_listener: HttpListener | None = None
         if config.metrics.port is not None and self._follower is None:
             address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
-            self._metrics_listener = HttpListener(configure_server(metrics_app(metrics), address), sockets=sockets)
+            served = AsgiHandler(metrics_app(metrics))
+            self._metrics_listener = HttpListener(configure_server(served, address), sockets=sockets)
 
     def _snapshot(self) -> RouterSnapshot:
         now = ConnectionState(self._listener.connections, self._listener.refused)

@@ -16,7 +16,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import httptools
 
@@ -39,7 +39,6 @@ AHEAD = "too much was sent ahead of the answer"
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
-@runtime_checkable
 class RequestHandler(Protocol):
     """Answers requests."""
 

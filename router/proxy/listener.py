@@ -14,10 +14,8 @@ import socket
 from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from router.config.sections.listeners import ListenConfig
-from router.proxy.asgi import AsgiHandler
 from router.proxy.certificates import Certificates
 from router.proxy.client_address import TrustedProxies, client_of
 from router.proxy.client_connection import ClientConnection, ConnectionContext, RequestHandler
@@ -52,10 +50,10 @@ class RequestServer:
 
 
 def configure_server(
-    app: Any, listen: ListenConfig, *, connections: int = FEW_CONNECTIONS, stall_timeout_s: float = 120.0
+    handler: RequestHandler, listen: ListenConfig, *, connections: int = FEW_CONNECTIONS, stall_timeout_s: float = 120.0
 ) -> RequestServer:
-    """Return how `app` (a `RequestHandler`, or any ASGI application) is served. A client that reads nothing of its
-    answer for `stall_timeout_s` is cut off. Raises `ConfigError` for certificate files that cannot be used.
+    """Return how `handler` is served. A client that reads nothing of its answer for `stall_timeout_s` is cut off.
+    Raises `ConfigError` for certificate files that cannot be used.
     """
     limits = ConnectionLimits(
         header_bytes=listen.header_bytes,
@@ -66,7 +64,7 @@ def configure_server(
         stall_timeout_s=stall_timeout_s,
     )
     return RequestServer(
-        handler=app if isinstance(app, RequestHandler) else AsgiHandler(app),
+        handler=handler,
         host=listen.host,
         port=listen.port,
         limits=limits,

@@ -74,7 +74,8 @@ class ChildProcess:
     async def read_announcement(self, timeout_s: float) -> dict[str, Any] | None:
         """Return the service's JSON line, or `None` when it ended or stayed silent for `timeout_s`."""
         try:
-            line = await asyncio.wait_for(self.stdout.readline(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                line = await self.stdout.readline()
         except TimeoutError:
             return None
         return msgspec.json.decode(line, type=dict[str, Any]) if line else None
@@ -85,7 +86,8 @@ class ChildProcess:
             return
         self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

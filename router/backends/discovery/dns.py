@@ -63,13 +63,16 @@ class NameLookup:
 
     async def find_services(self, name: str) -> list[ServiceAddress]:
         """Return where the SRV records of the lowest priority number point, sorted; weights do not count, since the
-        policy chooses. Raises LookupFailed.
+        policy chooses. Raises LookupFailed, and CancelledError when it was cancelled.
         """
         try:
             resolver = self._srv or dns.asyncresolver.Resolver()
             answer = await resolver.resolve(name, "SRV", lifetime=TIMEOUT_S, search=True)
         except (dns.exception.DNSException, OSError) as error:
             raise LookupFailed(f"{name}: {error}") from error
+        # The resolver uses asyncio.wait_for, which in Python 3.11 forgets a cancellation that comes with the answer.
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise asyncio.CancelledError
         records = [record for record in answer if isinstance(record, dns.rdtypes.IN.SRV.SRV)]
         first = min((record.priority for record in records), default=0)
         glue = _read_additional(answer.response)

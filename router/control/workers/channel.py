@@ -56,11 +56,13 @@ class Channel(asyncio.Protocol):
     async def ask(self, query: messages.Query, argument: str = "", timeout_s: float = 2.0) -> bytes | None:
         """Return the peer's answer; None when it does not come in time or the peer is gone."""
         number = next(self._numbers)
-        answer = self._queries[number] = self._loop.create_future()
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._queries[number] = answer
         self.send(messages.AskMessage(number, query, argument))
         self.flush()
         try:
-            return await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except (TimeoutError, ConnectionError):
             return None
         finally:

@@ -310,7 +310,7 @@ def _score(scorer: Scorer, unit: str, view: View) -> tuple[float, ...]:
     if not isfinite(sum(costs)):  # a NaN or an infinity anywhere ends up in the sum
         raise ValueError(f"a cost is not finite: {costs}")
     if unit == POINTS and not (min(costs) >= -SLACK and max(costs) <= 1 + SLACK):
-        raise ValueError(f"costs in points lie between 0 and 1, not {min(costs)} to {max(costs)}")
+        raise ValueError(f"costs in points lie between 0 and 1, not {min(costs):g} to {max(costs):g}")
     return costs
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from router.clock import ManualClock
 from router.config.schema import PolicyConfig, WeightedPluginConfig
-from router.fleet.instance import ServedModel
+from router.fleet.instance import ServedModel, Target
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.prompt.usage import Usage
 from router.proxy.disaggregated import PrefillResult
@@ -20,6 +20,10 @@ from router.request.prepared_request import PreparedRequest
 from router.request.response_observer import ResponseObserver
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.selector import Selector
+from router.scheduling.ticket import Ticket
+from tests.fakes.partial import partial_object
 from tests.suites.views import a_row, a_view
 
 CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
@@ -33,6 +37,15 @@ DECISION = build_policy("p", PolicyConfig(scorers=[WeightedPluginConfig(name="ro
 )
 
 
+class SettledPrefills(Scheduler):
+    """Keeps what it is told of prefill halves in `ends`."""
+
+    ends: list[Any]
+
+    def settle_prefill(self, ticket: Ticket, *result: Any) -> None:
+        self.ends.append(result)
+
+
 class Scene:
     def __init__(self, leg: PrefillRecord | None = None, needs_session: bool = False) -> None:
         self.record = Record("r-0", 0, 0.0, 0.0, "/v1/chat/completions", "m", True, "unknown", None, Stages())
@@ -40,14 +53,15 @@ class Scene:
             record=self.record,
             end="client_gone",
             status=None,
-            target=SimpleNamespace(id="a/0"),
+            target=partial_object(Target, id="a/0"),
             attempt=Attempt(DECISION, None, None, prefill=leg),
         )
         self.prefill_ends: list[Any] = []
         services: Any = SimpleNamespace(
-            scheduler=SimpleNamespace(
-                settle_prefill=lambda _, *result: self.prefill_ends.append(result),
-                selector=SimpleNamespace(policy_set=SimpleNamespace(needs_session=needs_session)),
+            scheduler=partial_object(
+                SettledPrefills,
+                ends=self.prefill_ends,
+                selector=partial_object(Selector, policy_set=SimpleNamespace(needs_session=needs_session)),
             ),
             tokenization=SimpleNamespace(check_count=lambda *_: True),
             clock=ManualClock(100.0),

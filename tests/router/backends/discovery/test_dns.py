@@ -155,6 +155,32 @@ async def test_a_silent_name_server_is_trouble(server: NameServer, monkeypatch: 
         await server.lookup().find_services(NAME)
 
 
+class SlowResolver(dns.asyncresolver.Resolver):
+    """Waits for `answered` as the resolver itself does for a datagram."""
+
+    def __init__(self) -> None:
+        super().__init__(configure=False)
+        self.waits = asyncio.Event()
+        self.answered = asyncio.get_running_loop().create_future()
+
+    async def resolve(self, *question: Any, **options: Any) -> Any:
+        self.waits.set()
+        await asyncio.wait_for(self.answered, DEADLINE_S)
+        return await super().resolve(*question, **options)
+
+
+async def test_a_lookup_that_is_cancelled_as_the_answer_comes_ends(server: NameServer) -> None:
+    server.put("10.0.0.1")
+    resolver = SlowResolver()
+    resolver.nameservers, resolver.port = ["127.0.0.1"], server.port
+    lookup = asyncio.create_task(NameLookup(resolver).find_services(NAME))
+    await resolver.waits.wait()
+    resolver.answered.set_result(None)
+    lookup.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await lookup
+
+
 async def test_addresses_of_a_host() -> None:
     discovery = DnsDiscovery(DnsConfig(name="localhost", port=8000, scheme="https"), ManualClock())
     async with watching(discovery) as lists:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from router.config.sections.listeners import AdminTokenConfig, ListenConfig
 from router.control.api.admin import admin_app
+from router.proxy.asgi import AsgiHandler
 from router.proxy.listener import HttpListener, configure_server
 from tests.router.control.api.test_admin import Rooms, Unexplained, still_feed, token
 from tests.router.control.control_plane import ControlPlane, crowded_holder
@@ -42,7 +43,7 @@ def served(*tokens: AdminTokenConfig) -> Iterator[Running]:
             house = ControlPlane()
             house.decided(crowded_holder(), crowded_holder())
             admin = admin_app(Rooms(), house.control, Unexplained(), still_feed(), tokens)
-            return house, HttpListener(configure_server(admin, ListenConfig(host="127.0.0.1", port=0)))
+            return house, HttpListener(configure_server(AsgiHandler(admin), ListenConfig(host="127.0.0.1", port=0)))
 
         house, listener = portal.call(build)
         portal.call(listener.start)
