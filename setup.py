@@ -67,6 +67,7 @@ INTERPRETED = {
         "router/request/picker_path.py",
         "router/request/public_api.py",
         "router/request/services.py",
+        "router/request/token_ids.py",
     ),
 }
 LIBRARY = "scorers.compiled"  # all modules in one, so that they call each other without Python's calls

@@ -10,6 +10,7 @@ import string
 import urllib.parse
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 import httptools
 import msgspec
@@ -63,7 +64,7 @@ def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Heade
     if parser.get_method() == b"CONNECT":
         raise UnfitRequest(400, "CONNECT is not supported: this is no proxy")
     if not target.startswith(b"/") or b"#" in target:
-        url = httptools.parse_url(target)
+        url: Any = httptools.parse_url(target)  # a part may be None, which its stub does not say
         target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
     path = target.partition(b"?")[0].decode("ascii")
     head = RequestHead(

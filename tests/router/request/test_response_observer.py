@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from router.clock import ManualClock
-from router.config.schema import PolicyConfig, WeightedPluginConfig
-from router.fleet.instance import ServedModel, Target
+from router.config.schema import InstanceConfig, PolicyConfig, SpeedPrior, WeightedPluginConfig
+from router.fleet.breaker import CircuitBreaker
+from router.fleet.instance import Instance, ServedModel, Target
+from router.fleet.latency_model import LatencyModel
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.prompt.usage import Usage
 from router.proxy.disaggregated import PrefillResult
@@ -18,12 +20,12 @@ from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import EngineRefusal, RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted, RelayRejected
 from router.request.prepared_request import PreparedRequest
 from router.request.response_observer import ResponseObserver
-from router.scheduling.policy.policy import build_policy
+from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
-from tests.fakes.partial import partial_object
 from tests.suites.views import a_row, a_view
 
 CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
@@ -32,15 +34,27 @@ PREFILLED = b"""{"id": "chatcmpl-1", "choices": [{"index": 0, "message": {"role"
  "usage": {"prompt_tokens": 40, "total_tokens": 41, "completion_tokens": 1,
            "prompt_tokens_details": {"cached_tokens": 16}},
  "kv_transfer_params": {"do_remote_prefill": true, "remote_block_ids": [[1, 2, 3]]}}"""
-DECISION = build_policy("p", PolicyConfig(scorers=[WeightedPluginConfig(name="round_robin")])).decide(
-    a_view(a_row("a"))
-)
+
+
+def a_policy(scorer: str) -> Policy:
+    return build_policy("p", PolicyConfig(scorers=[WeightedPluginConfig(name=scorer)]))
+
+
+def a_target() -> Target:
+    instance = Instance(InstanceConfig(url="http://a", name="a"), LatencyModel(SpeedPrior()))
+    observer: Any = SimpleNamespace(on_change=lambda target: None)
+    return Target(instance, 0, CircuitBreaker(failures=3, open_s=5.0), instance.latency_model, observer)
+
+
+DECISION = a_policy("round_robin").decide(a_view(a_row("a")))
 
 
 class SettledPrefills(Scheduler):
     """Keeps what it is told of prefill halves in `ends`."""
 
-    ends: list[Any]
+    def __init__(self, ends: list[Any], scorer: str) -> None:
+        self.ends = ends
+        self.selector = Selector(PolicySet({"p": a_policy(scorer)}, "p"), seed=1)
 
     def settle_prefill(self, ticket: Ticket, *result: Any) -> None:
         self.ends.append(result)
@@ -53,16 +67,12 @@ class Scene:
             record=self.record,
             end="client_gone",
             status=None,
-            target=partial_object(Target, id="a/0"),
+            target=a_target(),
             attempt=Attempt(DECISION, None, None, prefill=leg),
         )
         self.prefill_ends: list[Any] = []
         services: Any = SimpleNamespace(
-            scheduler=partial_object(
-                SettledPrefills,
-                ends=self.prefill_ends,
-                selector=partial_object(Selector, policy_set=SimpleNamespace(needs_session=needs_session)),
-            ),
+            scheduler=SettledPrefills(self.prefill_ends, "subagent_groups" if needs_session else "round_robin"),
             tokenization=SimpleNamespace(check_count=lambda *_: True),
             clock=ManualClock(100.0),
         )

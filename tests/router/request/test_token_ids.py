@@ -10,12 +10,11 @@ import pytest
 
 from router.backends.token_ids.passthrough import PassthroughOffer, PassthroughTarget
 from router.fleet.engine_facts import ModelCard
-from router.fleet.instance import Instance, ServedModel, Target
+from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.prepared_request import PreparedRequest
 from router.request.token_ids import context_tokens, offer_token_ids
-from tests.fakes.partial import partial_object
 
 KNOWN = TokenizedPrompt(array("I", [1, 2]), True, "local", {}, 0.0, 0.0, (b"1,2",))
 PROMPT = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "alias", b"{}", UnknownIds("not_needed"))
@@ -49,8 +48,7 @@ def attempt(passthrough: FakePassthrough, ticket: Any, served: Any = SERVED, tok
 
 def share(instance: str, longest: int | None) -> Any:
     cards = (ModelCard("m", "/m", None, longest), ModelCard("lora", "/l", "m", None))
-    held = partial_object(Instance, id=instance, cards=cards)
-    return SimpleNamespace(target=partial_object(Target, instance=held))
+    return SimpleNamespace(target=SimpleNamespace(instance=SimpleNamespace(id=instance, cards=cards)))
 
 
 def a_ticket(*, pair: bool = False) -> Any:
