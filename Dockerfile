@@ -1,5 +1,6 @@
-# The router's wheel in an image of its own: no engine, no GPU library, no compiler. Two stages, so that pip and its
-# cache stay behind. The wheel brings the policies along: `active: NAME` needs no file.
+# The router's wheel in an image of its own: no engine, no GPU library, no compiler. Two stages, so that pip, its cache
+# and the compiler of the modules on a request's path stay behind. The wheel brings the policies along: `active: NAME`
+# needs no file.
 #
 #     docker build -t warmroute .
 #     docker run -p 8000:8000 -v "$PWD/my-config:/etc/warmroute:ro" warmroute
@@ -12,7 +13,8 @@
 
 FROM python:3.11-slim AS build
 WORKDIR /src
-COPY constraints.txt pyproject.toml MANIFEST.in README.md LICENSE ./
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
+COPY constraints.txt setup.py pyproject.toml MANIFEST.in README.md LICENSE ./
 COPY configs configs
 COPY router router
 COPY scorers scorers

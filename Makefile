@@ -14,7 +14,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack test-gateway test-doctor test-rollout test-browser gameday abuse fuzz audit bench bench-sim bench-sim-full dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-stack test-gateway test-doctor test-rollout test-browser gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,8 +84,18 @@ bench-sim-full: $(VENV)/.installed-test  ## run bench-sim in full, resumable (ab
 	$(BIN)/python -m tests.agreement admission
 	$(BIN)/python -m tests.agreement grid
 
-dist: $(VENV)/.installed-test  ## build sdist, wheel and a bill of materials (CycloneDX) of what it installs into dist/, and check them
-	rm -rf dist build/bom && $(BIN)/python -m build --no-isolation
+compiled: $(VENV)/.installed-test  ## compile the modules on a request's path in place (3 minutes; needs a C compiler)
+	$(BIN)/python setup.py -q build_ext --inplace -j $$(nproc)
+	find router scorers -name '*.so' -exec touch {} +
+
+pure:  ## remove the compiled modules
+	find router scorers -name '*.so' -delete
+
+wheel: $(VENV)/.installed-test  ## build the compiled wheel of this platform into dist/ (5 minutes)
+	$(BIN)/python -m build --no-isolation --wheel
+
+dist: $(VENV)/.installed-test  ## build sdist, pure wheel and a bill of materials (CycloneDX) of what it installs into dist/, and check them
+	rm -rf dist build/bom && WARMROUTE_PURE=1 $(BIN)/python -m build --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 	$(PYTHON) -m venv --without-pip build/bom

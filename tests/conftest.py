@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from scorers.build import is_compiled
 
 # gRPC reads this once, when it is imported. With its fork handlers about one of 200 child processes that a test starts
 # beside open gRPC calls ended with a segmentation fault before it was executed: its other threads are in no child.
@@ -13,6 +17,22 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    """Refuse compiled modules whose source was edited since: what is tested would not be what is read."""
+    if not is_compiled():
+        return
+    root = Path(__file__).parents[1]
+    compiled = [file for name in ("router", "scorers") for file in (root / name).rglob("*.so")]
+    sources = {file.with_name(file.name.partition(".")[0] + ".py"): file for file in compiled}
+    edited = [
+        str(source.relative_to(root))
+        for source, file in sources.items()
+        if source.exists() and source.stat().st_mtime > file.stat().st_mtime
+    ]
+    if edited:
+        pytest.exit(f"edited since they were compiled (make compiled, or make pure): {' '.join(edited)}", returncode=2)
 
 
 def pytest_collection_finish() -> None:

@@ -74,10 +74,10 @@ def main() -> None:
 
 
 def _print_version(wanted: bool) -> None:
-    from router.cli.terminal.output import versions
+    from router.cli.terminal.output import describe_build
 
     if wanted:
-        sys.stdout.write(versions() + "\n")
+        sys.stdout.write(describe_build() + "\n")
         raise typer.Exit
 
 

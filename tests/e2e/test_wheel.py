@@ -26,7 +26,10 @@ import pytest
 
 from tests.paths import ROOT
 
-SOURCES = ("router", "scorers", "configs", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "constraints.txt")
+SOURCES = (
+    *("router", "scorers", "configs", "setup.py", "pyproject.toml"),
+    *("MANIFEST.in", "README.md", "LICENSE", "constraints.txt"),
+)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SIMULATION = (
     "simulate",
@@ -76,11 +79,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Install:
         each.mkdir()
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
+            ignored = shutil.ignore_patterns("__pycache__", "*.so")
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(ROOT / name, source)
-    _python("-m", "build", "--no-isolation", "--outdir", str(dist), str(source))
+    _python("-m", "build", "--no-isolation", "--outdir", str(dist), str(source), CC="false")  # there is no compiler
     _python("-m", "venv", "--without-pip", str(venv))
     python = str(venv / "bin" / "python")
     (wheel,) = dist.glob("*.whl")
@@ -90,8 +93,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Install:
     return Install(dist, venv, empty)
 
 
-def _python(*words: str) -> None:
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd="/")
+def _python(*words: str, **environment: str) -> None:
+    env = os.environ | environment
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd="/", env=env)
     assert done.returncode == 0, done.stderr + done.stdout
 
 
@@ -132,7 +136,7 @@ def test_the_package_is_the_installed_one(installed: Install) -> None:
     words = [str(installed.venv / "bin" / "python"), "-c", "import router, scorers; print(router.__file__)"]
     shown = subprocess.run(words, cwd=installed.empty, env=installed.env, capture_output=True, text=True, check=True)
     assert shown.stdout.startswith(str(installed.venv))
-    assert installed.run("--version").stdout == f"warmroute {PROJECT['version']}\n"
+    assert installed.run("--version").stdout == f"warmroute {PROJECT['version']} (pure Python)\n"
 
 
 def test_policies_and_a_simulation_by_shipped_names(installed: Install) -> None:

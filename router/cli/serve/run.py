@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from router.app import POLL_S, STOP_IDLE_S, App
+from router.cli.terminal.output import describe_build
 from router.config import schema
 from router.config.exposure import list_exposures
 from router.control.handover import Predecessor, SocketGiver, find_predecessor
@@ -59,6 +60,7 @@ async def serve_router(
     tune_interpreter()
     for line in list_exposures(config):
         log.warning(line)
+    log.info("%s", describe_build())
     log.info("listening on %s:%d, admin on %s:%d", config.listen.host, app.port, config.admin.host, app.admin_port)
     if config.metrics.port is not None:
         log.info("metrics on %s:%d", config.metrics.host, app.metrics_port)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from typing import NamedTuple
 
 from msgspec.structs import astuple
@@ -33,6 +34,7 @@ from router.telemetry.metrics.exposition import PageForm, render_page
 from router.telemetry.metrics.series import Counter, Exemplar, Histogram, HistogramBuckets
 from router.telemetry.metrics.snapshot import TIERS, RouterSnapshot
 from router.telemetry.metrics.state import families
+from scorers.build import is_compiled
 
 OTHER = "other"
 MAX_MODELS = 256  # adapters come and go; their counters stay
@@ -95,6 +97,9 @@ class MetricsPage(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily("warmroute_build_info", "1, for the build that runs", labels=("version", "compiled"))
+        build.add_metric((version("warmroute"), str(is_compiled()).lower()), 1)
+        yield build
         yield GaugeMetricFamily("warmroute_in_flight_requests", "requests being answered", value=self._in_flight)
         for table in self._tables:
             yield table.family()

@@ -11,6 +11,7 @@ import yaml
 
 from router.config.reader import read_policy_file
 from router.config.schema import PolicyConfig
+from scorers.build import is_compiled
 from tests.paths import CONFIGS
 from tests.router.cli.conftest import Shell
 
@@ -49,7 +50,8 @@ def test_a_wrong_command_is_2(shell: Shell, words: list[str]) -> None:
 
 
 def test_the_version(shell: Shell) -> None:
-    assert shell("--version") == (0, f"warmroute {version('warmroute')}\n", "")
+    build = "compiled" if is_compiled() else "pure Python"
+    assert shell("--version") == (0, f"warmroute {version('warmroute')} ({build})\n", "")
 
 
 def test_the_shell_completion_is_printed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -395,10 +395,12 @@ def traces(thing: Any, path: str = "", seen: set[int] | None = None) -> Iterator
         yield path, type(thing).__name__
         if isinstance(thing, dict):
             parts = [(f"[{key!r}]" if isinstance(key, str | int | tuple) else "[.]", thing[key]) for key in thing]
-        elif hasattr(thing, "__iter__") and not hasattr(thing, "__dict__"):
+        elif hasattr(thing, "__iter__") and not hasattr(thing, "__dict__") and not hasattr(thing, "__mypyc_attrs__"):
             parts = [(f"[{i}]", part) for i, part in enumerate(thing)]
         else:
-            slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+            kinds = type(thing).__mro__
+            slots = [name for kind in kinds for name in getattr(kind, "__slots__", ())]
+            slots += [name for kind in kinds for name in getattr(kind, "__mypyc_attrs__", ())]
             names = dict.fromkeys([*getattr(thing, "__dict__", ()), *slots])
             parts = [(f".{name}", getattr(thing, name)) for name in names if hasattr(thing, name)]
         for name, part in parts:

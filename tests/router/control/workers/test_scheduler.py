@@ -32,7 +32,7 @@ from router.control.workers.messages import (
 )
 from router.control.workers.scheduler import NUMBERS_PER_WORKER, SyncedScheduler, build_from_rule, make_rule
 from router.errors import ConfigError
-from router.fleet.engine_facts import ModelCard
+from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint, Prompt, Text
@@ -44,7 +44,7 @@ from router.scheduling.preload import book_preload, settle_preload
 from router.scheduling.ticket import Ticket
 from router.wiring import WorkerRole, build_scheduler
 from scorers.registry import load_registry
-from tests.fakes.caches import RING, prompt_of
+from tests.fakes.caches import RING, Cache, prompt_of
 from tests.paths import CONFIGS
 
 A = TargetId("a/0")
@@ -273,15 +273,19 @@ def test_a_drain_is_told_and_holds_for_who_joins_later() -> None:
 
 def test_a_cache_to_forget_is_told_once_and_forgotten_by_all() -> None:
     one, other = Worker(0), Worker(1)
-    forgotten: list[str] = []
-    other.core.indexer.clear = forgotten.append  # type: ignore[assignment, method-assign]
+    cache, ids, (key,) = Cache(), list(range(4)), prompt_of(list(range(4))).keys[4]
+    other.core.add_instance("a", [CARD], [EventEndpoint(0, "tcp://a:5557", None, "")])
+    other.core.indexer.on_batch(TargetId("a/0"), cache.batch())
+    other.core.indexer.on_batch(TargetId("a/0"), cache.batch(cache.stored(ids)))
+    assert other.core.indexer.holders(key)[0] == ["a/0"]
     one.sent.messages.clear()
     assert one.core.forget_cache("a")
     assert not one.core.forget_cache("zz")
     assert one.sent.messages == [CacheForgotten("a")]
     other.sent.messages.clear()
     other.core.apply_forgotten("a")
-    assert (forgotten, other.sent.messages) == (["a/0"], [])
+    assert other.core.indexer.holders(key)[0] == []
+    assert other.sent.messages == []
 
 
 def test_the_leader_tells_what_decides_and_followers_do_not() -> None:

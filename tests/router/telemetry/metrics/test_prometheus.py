@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from router import errors
@@ -9,6 +11,7 @@ from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.metrics.prometheus import MAX_ENDPOINTS, MAX_MODELS, Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
+from scorers.build import is_compiled
 from scorers.contract import Load, Overlap, Row, Speed, View
 
 CHAT = "/v1/chat/completions"
@@ -64,6 +67,11 @@ def test_in_flight_from_start_to_end() -> None:
     assert samples(of, "warmroute_in_flight_requests") == {(): 2}
     of.on_request_end(record(attempt("ok")))
     assert samples(of, "warmroute_in_flight_requests") == {(): 1}
+
+
+def test_which_build_runs() -> None:
+    compiled = "true" if is_compiled() else "false"
+    assert samples(metrics(), "warmroute_build_info") == {(compiled, version("warmroute")): 1}
 
 
 def test_a_good_request() -> None:
