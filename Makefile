@@ -85,7 +85,7 @@ bench-sim-full: $(VENV)/.installed-test  ## run bench-sim in full, resumable (ab
 	$(BIN)/python -m tests.agreement grid
 
 compiled: $(VENV)/.installed-test  ## compile the modules on a request's path in place (3 minutes; needs a C compiler)
-	$(BIN)/python setup.py -q build_ext --inplace -j $$(nproc)
+	$(BIN)/python setup.py -q build_ext --inplace
 	find router scorers -name '*.so' -exec touch {} +
 
 pure:  ## remove the compiled modules

@@ -116,4 +116,4 @@ def find_extensions(commands: Sequence[str]) -> list[Extension]:
 
 
 if __name__ == "__main__":  # mypyc starts processes that import this module
-    setup(ext_modules=find_extensions(sys.argv[1:]))
+    setup(ext_modules=find_extensions(sys.argv[1:]), options={"build_ext": {"parallel": os.cpu_count()}})

@@ -142,17 +142,17 @@ def client_target() -> Iterator[Callable[[bytes], None]]:
         def target(data: bytes) -> None:
             """However the bytes are cut, the same requests are seen, and all answers are valid HTTP."""
             pieces = split(data)
-            seen, answered = _serve(running, pieces)
+            seen, answered = serve_pieces(running, pieces)
             _check_answers(answered)
             if len(pieces) > 1:
-                whole, _ = _serve(running, [b"".join(pieces)])
+                whole, _ = serve_pieces(running, [b"".join(pieces)])
                 shorter = min(len(seen), len(whole))
                 assert seen[:shorter] == whole[:shorter], (seen, whole)
 
         yield target
 
 
-def _serve(running: Loop, pieces: list[bytes]) -> tuple[list[Request], bytes]:
+def serve_pieces(running: Loop, pieces: list[bytes]) -> tuple[list[Request], bytes]:
     """Return the requests that a client's bytes are, and all that is sent back."""
     app, transport, lost = _Echo(), RecordingTransport(), list[ClientConnection]()
     server = configure_server(app, ListenConfig(host="127.0.0.1", port=0))
