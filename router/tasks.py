@@ -15,6 +15,7 @@ log = logging.getLogger("warmroute.tasks")
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
+CANCEL_AGAIN_S = 15.0  # longer than what tasks do at their end
 
 
 class Tasks:
@@ -59,9 +60,15 @@ class Tasks:
             await asyncio.wait(self._running, timeout=timeout_s)
         await self.close()
 
-    async def close(self) -> None:
-        """Cancel all tasks and wait until they have ended."""
-        running = list(self._running)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    async def close(self, again_s: float = CANCEL_AGAIN_S) -> None:
+        """Cancel all tasks and wait until they have ended. Those that have not after `again_s` are cancelled again:
+        libraries that use asyncio.wait_for lose a cancellation now and then (Python 3.11).
+        """
+        running = set(self._running)
+        while running:
+            for task in running:
+                task.cancel()
+            _, running = await asyncio.wait(running, timeout=again_s)
+            if running:
+                names = ", ".join(sorted(task.get_name() for task in running))
+                log.warning("cancelled %g s ago and still running: %s; cancelling again", again_s, names)

@@ -100,3 +100,23 @@ async def test_what_ends_by_itself_is_not_started_again(pauses: list[float]) -> 
     owner = Tasks("feeds")
     await owner.supervise("static", work)
     assert (runs, owner.restarts, pauses) == (1, 0, [])
+
+
+async def test_a_task_whose_cancellation_was_lost_is_cancelled_again(caplog: pytest.LogCaptureFixture) -> None:
+    waits, lost = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        waits.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            lost.set()
+        await asyncio.Event().wait()
+
+    owner = Tasks("feeds")
+    task = owner.spawn("poll", work())
+    await waits.wait()
+    await owner.close(0.01)
+    assert lost.is_set()
+    assert task.cancelled()
+    assert "still running: feeds:poll; cancelling again" in caplog.text
