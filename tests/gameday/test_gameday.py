@@ -86,13 +86,16 @@ async def test_a_day_whose_bounds_do_not_hold_fails(tmp_path: Path) -> None:
 
 
 async def test_ctrl_c_ends_everything_and_reports_what_was(tmp_path: Path) -> None:
-    """Also while an engine is stopped, which would otherwise stay so."""
+    """Also while an engine is stopped, which would otherwise stay so. The signal's default is asked for, as a shell's
+    background jobs, these tests among them, ignore Ctrl-C.
+    """
     day = tmp_path / "day.yaml"
     fault = "{fault: freeze, at_s: 1, until_s: 500, engine: 0}"
     day.write_text(
         f"about: x\ncalm_from_s: 0\nends_s: 600\nfleet: {{engines: 2}}\nfaults: [{fault}]\n", encoding="utf-8"
     )
-    process = await asyncio.create_subprocess_exec(*command(day), cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    heeding = ("env", "--default-signal=INT", *command(day))
+    process = await asyncio.create_subprocess_exec(*heeding, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     await eventually(lambda: any(state_of(pid) == "T" for pid in children_of(process.pid)), 60)
     children = children_of(process.pid)
     assert len(children) >= 3
