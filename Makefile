@@ -14,7 +14,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-stack test-gateway test-doctor test-rollout test-browser gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-pure test-stack test-gateway test-doctor test-rollout test-browser gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,11 @@ check: $(VENV)/.installed-test  ## run lint, format, types and import rules (und
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# tests/builds holds both builds equal, so the parts that decide and index are what is worth testing in both.
+test-pure: $(VENV)/.installed-test  ## run the core's tests on the source of compiled modules
+	WARMROUTE_PURE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not stack and not gateway" tests/scorers \
+	  tests/router/fleet tests/router/kvcache tests/router/prompt tests/router/proxy tests/router/request tests/router/scheduling
 
 test-stack: $(VENV)/.installed-test  ## run the tests that need real vLLM engines and a real Mooncake Store
 	$(BIN)/python -m router.testbed.local_stack.install
@@ -84,7 +89,7 @@ bench-sim-full: $(VENV)/.installed-test  ## run bench-sim in full, resumable (ab
 	$(BIN)/python -m tests.agreement admission
 	$(BIN)/python -m tests.agreement grid
 
-compiled: $(VENV)/.installed-test  ## compile the modules on a request's path in place (3 minutes; needs a C compiler)
+compiled: $(VENV)/.installed-test  ## compile the modules on a request's path in place (2 minutes; needs a C compiler)
 	$(BIN)/python setup.py -q build_ext --inplace
 	find router scorers -name '*.so' -exec touch {} +
 

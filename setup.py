@@ -29,6 +29,19 @@ COMPILED = (
     "router/request/*.py",
     "router/scheduling/*.py",
     "router/scheduling/policy/*.py",
+    "router/testbed/simulator/block_cache.py",
+    "router/testbed/simulator/cluster.py",
+    "router/testbed/simulator/event_queue.py",
+    "router/testbed/simulator/fast_engine.py",
+    # of plug-ins the shared loops: of a compiled one, users would see neither its parameters' types nor its docstring
+    "scorers/blocks.py",
+    "scorers/chance.py",
+    "scorers/headroom.py",
+    "scorers/polled.py",
+    "scorers/prefix_trees.py",
+    "scorers/row_loops.py",
+    "scorers/streams.py",
+    "scorers/ttft.py",
 )
 INTERPRETED = {
     "msgspec reads the classes, and mypyc keeps no annotations": (
@@ -51,6 +64,7 @@ INTERPRETED = {
         "router/proxy/listener.py",
     ),
     "Derives from `dict` with `__missing__`": ("router/kvcache/engine_hashes.py",),
+    "Written in C as well, which is compiled in its place": ("router/kvcache/bulk.py",),
     "Libraries in Python and C do the work": (
         "router/prompt/tokenization/chat_template.py",
         "router/prompt/tokenization/content_format.py",
@@ -94,6 +108,12 @@ def has_compiler() -> bool:
     return True
 
 
+def bulk() -> Extension:
+    """Return the C twin of the Python module of that name."""
+    sources, headers = (sorted(map(str, Path("router/kvcache/native").glob(f"*.{kind}"))) for kind in "ch")
+    return Extension("router.kvcache.bulk", sources, depends=headers, extra_compile_args=["-O2", "-Wall"])
+
+
 def find_extensions(commands: Sequence[str]) -> list[Extension]:
     """Return what `commands` of setuptools have to compile; nothing where the installation is to be pure."""
     if not {"build_ext", "bdist_wheel"}.intersection(commands):
@@ -105,12 +125,15 @@ def find_extensions(commands: Sequence[str]) -> list[Extension]:
     else:
         from mypyc.build import mypycify
 
-        # types are checked by `make check`; here the libraries need not even be installed
+        # types are checked by `make check`; here libraries whose types do not matter need not even be installed
         options = ["--config-file=", "--ignore-missing-imports", "--no-error-summary"]
-        found = mypycify([*options, *modules_to_compile()], multi_file=True, group_name=LIBRARY)
+        try:
+            found = mypycify([*options, *modules_to_compile()], opt_level="2", multi_file=True, group_name=LIBRARY)
+        except SystemExit as failed:  # it has printed why
+            sys.exit(f"warmroute: mypyc failed ({failed.code}); with WARMROUTE_PURE=1 pure Python is installed")
         for extension in found:
             extension.include_dirs.append("build/scorers")  # of the library's header, which mypyc forgets in a package
-        return found
+        return [*found, bulk()]
     print(f"warmroute: installing pure Python: {reason}", file=sys.stderr)
     return []
 

@@ -32,13 +32,16 @@ class CreditParameters(Protocol):
     def shared_cache_multiplier(self) -> float: ...
 
 
-class Credit(NamedTuple):
+class Credit:
     """Worth of a cached token by its tier: 1 saves its whole computation, 0 saves nothing."""
 
-    gpu: float
-    cpu: float
-    disk: float
-    shared: float
+    __slots__ = ("cpu", "disk", "gpu", "shared")
+
+    def __init__(self, gpu: float, cpu: float, disk: float, shared: float) -> None:
+        self.gpu = gpu
+        self.cpu = cpu
+        self.disk = disk
+        self.shared = shared
 
     @classmethod
     def of(cls, scorer: CreditParameters) -> Credit:
@@ -51,9 +54,11 @@ class Credit(NamedTuple):
         )
 
     def of_rows(self, view: View) -> list[float]:
-        """Return the tokens credited to every row, as `tokens` and `fill_credits` do."""
+        """Return the tokens credited to every row; where the overlap is unknown, the mean of the others."""
         pooled = pooled_tokens(view)
-        return fill_credits(view.rows, lambda _, overlap: self.tokens(overlap, pooled))
+        return fill_missing(
+            [None if (overlap := row.overlap) is None else self.tokens(overlap, pooled) for row in view.rows]
+        )
 
     def tokens(self, overlap: Overlap, pooled: int, gpu_share: float = 1.0) -> float:
         """Return the tokens that need not be computed, as Dynamo counts them. `gpu_share` scales what the GPU's part is
@@ -70,6 +75,36 @@ class Credit(NamedTuple):
             cpu = overlap.cpu_tokens if overlap.cpu_tokens > gpu else gpu
             worth += self.cpu * (cpu - gpu) + self.disk * (overlap.disk_tokens - cpu)
         return worth
+
+
+class TierWeights(NamedTuple):
+    """Worth of a cached token where it is held, in none before it in this order: no token counts twice."""
+
+    gpu: float
+    host: float
+    pool: float
+    disk: float
+
+
+def weigh_tiers(rows: Sequence[Row], weights: TierWeights, pooled: int, expected: bool = True) -> list[float | None]:
+    """Return what the prompt's tokens at each row are worth, with `pooled` of them in the shared pool; None where the
+    overlap is unknown. `expected` counts blocks sent there just now as held by the GPU.
+    """
+    on_gpu, in_host, in_pool, on_disk = weights
+    worths: list[float | None] = []
+    for row in rows:
+        overlap = row.overlap
+        if overlap is None:
+            worths.append(None)
+            continue
+        gpu, disk = overlap.expected_tokens if expected else overlap.gpu_tokens, overlap.disk_tokens
+        worth = on_gpu * gpu
+        if disk > gpu or pooled > gpu:
+            host = max(overlap.cpu_tokens, gpu)
+            pool = max(pooled, host)
+            worth = worth + in_host * (host - gpu) + in_pool * (pool - host) + on_disk * (max(disk, pool) - pool)
+        worths.append(worth)
+    return worths
 
 
 def fill_credits(rows: Sequence[Row], credit: Callable[[Row, Overlap], float]) -> list[float]:
@@ -98,6 +133,23 @@ def whole_tokens(view: View) -> int:
 def used_tokens(load: Load) -> int:
     """Return the KV memory in use. Missing: the contexts of all requests, as if they shared nothing."""
     return load.context_tokens if load.live_tokens is None else load.live_tokens
+
+
+def blocks_ahead(
+    rows: Sequence[Row], credits: list[float], prompt_tokens: int, scale: float, floor: float, per_request: float
+) -> list[float]:
+    """Return `scale` times the blocks to prefill at each row (its queue and the prompt less its credit, at least
+    `floor`), plus the blocks of KV in use with this prompt, plus `per_request` for each request there.
+    """
+    unit = block_tokens(rows)
+    costs: list[float] = []
+    for i, row in enumerate(rows):
+        load = row.load
+        ahead = load.prefill_tokens + prompt_tokens - credits[i]
+        if ahead < floor:
+            ahead = floor
+        costs.append((scale * ahead + used_tokens(load) + prompt_tokens) / unit + per_request * load.requests)
+    return costs
 
 
 def split_prefill(rows: Sequence[Row], prefill: Sequence[float], weight: float) -> dict[str, list[float]]:

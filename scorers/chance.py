@@ -7,8 +7,9 @@ in one policy independent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from math import log
 from struct import unpack
 
 _WORD = (1 << 64) - 1
@@ -28,3 +29,11 @@ def draws(seed: int, number: int, names: Iterable[str], use: str = "") -> list[f
     words = unpack(f">{len(digests)}Q", b"".join(digests))
     # 52 bits plus a half: exact in a float, and never 0 or 1, so that its logarithm is finite
     return [((word >> 12) + 0.5) / 2**52 for word in words]
+
+
+def perturb(costs: Sequence[float], scale: float, lots: Sequence[float]) -> list[float]:
+    """Return each cost's distance from the least, in units of `scale`, perturbed by its draw: a row is the least of all
+    with probability exp(-distance), relative to the others (the Gumbel trick).
+    """
+    least = min(costs)
+    return [(cost - least) / scale + log(-log(lot)) for cost, lot in zip(costs, lots, strict=True)]

@@ -23,14 +23,15 @@ from dataclasses import dataclass
 from scorers.blocks import (
     Credit,
     block_tokens,
-    fill_credits,
+    blocks_ahead,
     pooled_tokens,
     split_prefill,
     used_tokens,
     whole_tokens,
 )
-from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least
+from scorers.polled import fill_missing
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,10 @@ class DynamoCost(Scorer):
         check_at_least(0, **vars(self))
 
     def score(self, view: View) -> Sequence[float]:
-        rows, whole = view.rows, whole_tokens(view)
-        unit, scale, per_request = block_tokens(rows), self.prefill_load_scale, self.decode_active_request_weight
+        whole = whole_tokens(view)
         floor = 0.0 if self.overlap_score_credit <= 1 else float("-inf")
-        return [
-            (scale * max(floor, row.load.prefill_tokens + whole - credit) + used_tokens(row.load) + whole) / unit
-            + per_request * row.load.requests
-            for row, credit in zip(rows, self._credits(view, whole), strict=True)
-        ]
+        scale, per_request = self.prefill_load_scale, self.decode_active_request_weight
+        return blocks_ahead(view.rows, self._credits(view, whole), whole, scale, floor, per_request)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
         rows, whole = view.rows, whole_tokens(view)
@@ -87,9 +84,9 @@ class DynamoCost(Scorer):
         if decay == 0 or whole == 0:
             return credit.of_rows(view)
         pooled = pooled_tokens(view)
-        least = min(row.load.prefill_tokens for row in view.rows)
-
-        def decayed(row: Row, overlap: Overlap) -> float:
-            return credit.tokens(overlap, pooled, 1 / (1 + decay * (row.load.prefill_tokens - least) / whole))
-
-        return fill_credits(view.rows, decayed)
+        least = min([row.load.prefill_tokens for row in view.rows])
+        credited: list[float | None] = []
+        for row in view.rows:
+            share = 1 / (1 + decay * (row.load.prefill_tokens - least) / whole)
+            credited.append(None if row.overlap is None else credit.tokens(row.overlap, pooled, share))
+        return fill_missing(credited)

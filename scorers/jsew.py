@@ -25,9 +25,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scorers.blocks import Credit, block_tokens, split_prefill, used_tokens, whole_tokens
+from scorers.blocks import Credit, block_tokens, split_prefill, whole_tokens
 from scorers.contract import Needs, Row, Scorer, Unit, View
 from scorers.parameters import check_above_0, check_at_least, check_shares
+from scorers.row_loops import charged_blocks
 
 
 @dataclass
@@ -94,10 +95,4 @@ class Jsew(Scorer):
 
     def _charged(self, rows: Sequence[Row], whole: int, unit: int) -> list[float]:
         """Return the blocks that each row is charged for."""
-        share = self.decode_share_exponent
-        unshared = [(used_tokens(row.load) + whole) / unit * max(1, row.load.requests) ** share for row in rows]
-        mean = sum(unshared) / len(unshared)
-        if mean == 0:
-            return unshared
-        bend = self.decode_load_exponent - 1
-        return [blocks * (blocks / mean) ** bend if blocks else 0.0 for blocks in unshared]
+        return charged_blocks(rows, whole, unit, self.decode_share_exponent, self.decode_load_exponent)

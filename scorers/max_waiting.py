@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.contract import Filter, Load, Needs, View
+from scorers.contract import Filter, Needs, View
 from scorers.parameters import check_above_0, check_at_least
+from scorers.row_loops import few_waiting
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,4 @@ class MaxWaiting(Filter):
         check_above_0(stale_s=self.stale_s)
 
     def keep(self, view: View) -> Sequence[bool]:
-        return [not self._too_many(row.load) for row in view.rows]
-
-    def _too_many(self, load: Load) -> bool:
-        if load.waiting is None or load.metrics_age_s is None or load.metrics_age_s > self.stale_s:
-            return False
-        return load.waiting > self.waiting
+        return few_waiting(view.rows, self.waiting, self.stale_s)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from scorers.blocks import fill_credits
 from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
 from scorers.parameters import check_at_least
+from scorers.row_loops import fetch_longest_ms
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,8 @@ class MooncakeAlg1(Scorer):
     def score(self, view: View) -> Sequence[float]:
         own = [round(held) for held in fill_credits(view.rows, _held)]
         pooled = 0 if view.pool is None else view.pool.tokens
-        longest = max(own)
-        best = max(longest, pooled)
-        whole = max(view.prompt_tokens or 0, best)
-        threshold = self.balancing_threshold
-        costs = []
-        for row, held in zip(view.rows, own, strict=True):
-            speed, queued_ms = row.speed, row.load.queued_ms
-            link = speed.pool if pooled >= longest else speed.peer
-            if link is None or held == best or best < threshold * held:
-                costs.append(queued_ms + speed.prefill_ms(whole - held, held))
-            else:
-                transfer_ms = link.base_ms + link.us_per_token * (best - held) / 1000
-                costs.append(transfer_ms + queued_ms + speed.prefill_ms(whole - best, best))
-        return costs
+        whole = max(view.prompt_tokens or 0, max(own), pooled)
+        return fetch_longest_ms(view.rows, own, whole, pooled, self.balancing_threshold)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
         own = [round(held) for held in fill_credits(view.rows, _held)]

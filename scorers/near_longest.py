@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from scorers.contract import Filter, Measure, Needs, View
 from scorers.parameters import check_above_0, check_shares
+from scorers.row_loops import near_longest
 from scorers.ttft import others_waiting, prompt_of
 
 
@@ -42,7 +43,7 @@ class NearLongest(Filter):
         check_above_0(share=self.share, stale_s=self.stale_s)
 
     def keep(self, view: View) -> Sequence[bool]:
-        near = self._near(view)
+        near = near_longest(view.rows, self.share)
         if all(near):
             return near
         waits = self._waits(view)
@@ -51,18 +52,6 @@ class NearLongest(Filter):
 
     def settled_by(self) -> Measure:
         return Measure.QUEUE
-
-    def _near(self, view: View) -> list[bool]:
-        overlaps = [row.overlap for row in view.rows]
-        on_gpu = [-1 if overlap is None else overlap.expected_tokens for overlap in overlaps]
-        anywhere = [-1 if overlap is None else overlap.disk_tokens for overlap in overlaps]
-        fast = max(0, max(on_gpu))
-        whole = max(fast, max(anywhere))
-        if whole == 0:
-            return [True] * len(overlaps)
-        enough = self.share * whole
-        enough_fast = self.share * fast or whole + 1  # with nothing on any GPU no run there is near
-        return [gpu >= enough_fast or all_ >= enough for gpu, all_ in zip(on_gpu, anywhere, strict=True)]
 
     def _waits(self, view: View) -> list[float]:
         queued = [row.load.queued_ms for row in view.rows]

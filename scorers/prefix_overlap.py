@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scorers.contract import Needs, Overlap, Scorer, Unit, View
+from scorers.blocks import TierWeights, weigh_tiers
+from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least, check_shares
 from scorers.polled import fill_missing
 
@@ -45,7 +46,8 @@ class PrefixOverlap(Scorer):
         check_at_least(1, length_tokens=self.length_tokens)
 
     def score(self, view: View) -> Sequence[float]:
-        usable = [None if row.overlap is None else self._usable(row.overlap) for row in view.rows]
+        weights = TierWeights(gpu=self.gpu, host=self.cpu, pool=0.0, disk=self.disk)
+        usable = weigh_tiers(view.rows, weights, 0, self.expected)
         known = [tokens for tokens in usable if tokens is not None]
         whole = view.prompt_tokens or max(known, default=0.0)
         if not known or whole <= 0:
@@ -66,10 +68,3 @@ class PrefixOverlap(Scorer):
             "not_held": shares,
             "short_match": [cost - share for cost, share in zip(self.score(view), shares, strict=True)],
         }
-
-    def _usable(self, overlap: Overlap) -> float:
-        fast = overlap.expected_tokens if self.expected else overlap.gpu_tokens  # the first includes the second
-        if overlap.disk_tokens <= fast:  # tiers are cumulative: the slower ones add nothing
-            return self.gpu * fast
-        middle = max(fast, overlap.cpu_tokens)
-        return self.gpu * fast + self.cpu * (middle - fast) + self.disk * (overlap.disk_tokens - middle)

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_above_0
-from scorers.polled import read_gauge
-
-ELSEWHERE = attrgetter("elsewhere")
+from scorers.row_loops import relative_requests
 
 
 @dataclass(frozen=True)
@@ -38,9 +35,4 @@ class QueueDepth(Scorer):
         check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
-        loads = [row.load for row in view.rows]
-        others = read_gauge(loads, ELSEWHERE, self.stale_s)
-        counts = [load.requests + count for load, count in zip(loads, others, strict=True)]
-        least = min(counts)
-        spread = max(counts) - least
-        return [(count - least) / spread for count in counts] if spread > 0 else [0.0] * len(counts)
+        return relative_requests(view.rows, self.stale_s)

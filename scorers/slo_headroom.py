@@ -17,23 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from scorers.contract import Needs, Row, Scorer, Unit, View
+from scorers.contract import Needs, Scorer, Unit, View
+from scorers.headroom import PredictedLatency, headroom_costs, steps_ms
 from scorers.parameters import check_above_0, check_at_least
-from scorers.polled import fill_missing
 from scorers.ttft import prompt_of, ttfts_ms
-
-SAME_MS = 1e-9  # latencies that differ by less are equal: their range is rounding
-
-
-class PredictedLatency(NamedTuple):
-    """TTFT or TPOT as predicted at each row."""
-
-    ms: Sequence[float]
-    objective_ms: float  # 0 for none
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -67,16 +56,7 @@ class SloHeadroom(Scorer):
         check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
-        latencies = self._latencies(view)
-        meets = _meets(latencies)
-        near = [i for i, met in enumerate(meets) if met]
-        far = [i for i, met in enumerate(meets) if not met]
-        costs = [0.0] * len(meets)
-        for i, blend in zip(near, _blend([_select(latency, near) for latency in latencies]), strict=True):
-            costs[i] = 0.4 * (1 - blend if self.prefer == "least" else blend)
-        for i, blend in zip(far, _blend([_excess(_select(latency, far)) for latency in latencies]), strict=True):
-            costs[i] = 0.6 + 0.4 * blend
-        return costs
+        return headroom_costs(self._latencies(view), self.prefer == "least")
 
     def _latencies(self, view: View) -> list[PredictedLatency]:
         """Return the latencies with an objective, or all if none has one."""
@@ -84,48 +64,9 @@ class SloHeadroom(Scorer):
         tpot_ms = self.tpot_ms if view.ask.tpot_ms is None else view.ask.tpot_ms
         prompt = prompt_of(view)
         latencies = []
-        steps = _steps_ms(view.rows, prompt.whole) if tpot_ms or not ttft_ms else None
+        steps = steps_ms(view.rows, prompt.whole) if tpot_ms or not ttft_ms else None
         if steps is not None:
             latencies.append(PredictedLatency(steps, tpot_ms, self.tpot_weight))
         if ttft_ms or steps is None or not tpot_ms:
             latencies.append(PredictedLatency(ttfts_ms(view.rows, prompt, self.stale_s), ttft_ms, self.ttft_weight))
         return latencies
-
-
-def _steps_ms(rows: Sequence[Row], whole: int) -> list[float] | None:
-    """Return milliseconds per token at each row with this request in its batch; None if no row has a curve."""
-    steps = [_step_ms(row, whole) for row in rows]
-    return None if all(step is None for step in steps) else fill_missing(steps)
-
-
-def _step_ms(row: Row, whole: int) -> float | None:
-    decode, load = row.speed.decode, row.load
-    return None if decode is None else decode.step_ms(load.requests + 1, load.context_tokens + whole)
-
-
-def _meets(latencies: Sequence[PredictedLatency]) -> list[bool]:
-    """Return which rows meet all objectives; none does if there is no objective."""
-    if not any(latency.objective_ms for latency in latencies):
-        return [False] * len(latencies[0].ms)
-    within = [[ms <= latency.objective_ms for ms in latency.ms] for latency in latencies]
-    return [all(row) for row in zip(*within, strict=True)]
-
-
-def _select(latency: PredictedLatency, rows: Sequence[int]) -> PredictedLatency:
-    return latency._replace(ms=[latency.ms[i] for i in rows])
-
-
-def _excess(latency: PredictedLatency) -> PredictedLatency:
-    return latency._replace(ms=[max(0.0, ms - latency.objective_ms) for ms in latency.ms])
-
-
-def _blend(latencies: Sequence[PredictedLatency]) -> list[float]:
-    """Return each row's blend, from 0 (the least of everything) to 1, of the latencies that differ between rows."""
-    varying = [latency for latency in latencies if latency.ms and max(latency.ms) - min(latency.ms) > SAME_MS]
-    weights = fsum([latency.weight for latency in varying])
-    blended = [0.0] * len(latencies[0].ms)
-    for ms, _, weight in varying:
-        least = min(ms)
-        scale = (weight / weights if weights else 1.0) / (max(ms) - least)  # alone, it takes over the other's weight
-        blended = [so_far + scale * (value - least) for so_far, value in zip(blended, ms, strict=True)]
-    return [min(1.0, value) for value in blended]

@@ -29,6 +29,7 @@ from scorers.contract import Load, Needs, Outcome, Row, Scorer, Unit, View
 from scorers.memory import MAX_SESSIONS, MAX_TARGETS, remember
 from scorers.parameters import check_above_0, check_at_least
 from scorers.prefix_trees import match_tokens
+from scorers.row_loops import prompt_cost, queue_costs
 
 LEAST_TTFT_MS = 0.001  # finer than any clock, so that no rate is infinite
 
@@ -83,9 +84,7 @@ class Smetric(Scorer):
 
     def score(self, view: View) -> Sequence[float]:
         whole, held = whole_tokens(view), match_tokens(view.rows)
-        queues = [
-            self._queued(row.load) + self._cost(whole, tokens) for row, tokens in zip(view.rows, held, strict=True)
-        ]
+        queues = queue_costs(view.rows, held, whole, self.c_lin, self.c_att)
         loads = [row.load.requests if self.colocated else 1 for row in view.rows]
         costs = [queue * load for queue, load in zip(queues, loads, strict=True)]
         if (home := self._home(view, whole, held, queues)) is not None:
@@ -136,8 +135,7 @@ class Smetric(Scorer):
 
     def _cost(self, whole: int, held: int) -> float:
         """Return the cost of a prompt of `whole` tokens where `held` of them are."""
-        new = max(0, whole - held)
-        return self.c_lin * new + self.c_att * new * (whole - new / 2)
+        return prompt_cost(whole, held, self.c_lin, self.c_att)
 
     def _queued(self, load: Load) -> float:
         """Return the cost of a target's queued prefill, if all of its requests are of the same length."""

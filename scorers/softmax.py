@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
 
-from scorers.chance import draws
+from scorers.chance import draws, perturb
 from scorers.contract import Picker, View
 
 
@@ -33,9 +32,7 @@ class Softmax(Picker):
             raise ValueError(f"temperature: above 0, not {self.temperature}; for the cheapest row use the picker best")
 
     def pick(self, view: View, costs: Sequence[float]) -> int:
-        least = min(costs)
-        scale = self.temperature * (max(costs) - least) or 1.0
+        scale = self.temperature * (max(costs) - min(costs)) or 1.0
         lots = draws(view.seed, view.number, [row.target for row in view.rows], use="softmax")
-        # the largest of -c/T - ln(-ln u) is the least of c/T + ln(-ln u)
-        perturbed = [(cost - least) / scale + log(-log(lot)) for cost, lot in zip(costs, lots, strict=True)]
+        perturbed = perturb(costs, scale, lots)  # the largest of -c/T - ln(-ln u) is the least of c/T + ln(-ln u)
         return perturbed.index(min(perturbed))

@@ -22,27 +22,15 @@ busy open workloads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from scorers.blocks import used_tokens
-from scorers.contract import Row, Speed
+from scorers.contract import Decode, Row, Speed
 
 STREAMED = 0.03
 """Weight of a second of a streaming answer, in seconds of waiting for a first token."""
 
 SHORTAGE = 0.25
 """Seconds of waiting per second of an answer where all of a target's memory is lacking, by sweep; in proportion."""
-
-
-class StreamLoad(Protocol):
-    """The counts of a load that streaming depends on: the contract's `Load`, or the fleet's own bookings."""
-
-    @property
-    def requests(self) -> int: ...
-    @property
-    def prefilling(self) -> int: ...
-    @property
-    def context_tokens(self) -> int: ...
 
 
 def answer_tokens(recent: float | None, cap: int | None) -> float:
@@ -57,32 +45,39 @@ def growth_tokens(requests: int, answer: float) -> float:
     return answer * (1 + requests / 2)
 
 
-def stall_cost(load: StreamLoad) -> float:
-    """Return what a millisecond of work costs the answers that stream there, in milliseconds of waiting."""
-    return STREAMED * max(0, load.requests - load.prefilling)
+def stall_cost(requests: int, prefilling: int) -> float:
+    """Return what a millisecond of work costs the answers that stream beside it, in milliseconds of waiting: of
+    `requests` at the target, of which some are still `prefilling`.
+    """
+    return STREAMED * max(0, requests - prefilling)
 
 
-def step_ms(load: StreamLoad, speed: Speed) -> float:
-    """Return the milliseconds of a decode step of the target's batch; 0 without a decode speed."""
-    return 0.0 if speed.decode is None else speed.decode.step_ms(load.requests, load.context_tokens)
+def step_ms(speed: Speed, requests: int, context_tokens: int) -> float:
+    """Return the milliseconds of a decode step of such a batch; 0 without a decode speed."""
+    return 0.0 if speed.decode is None else decode_ms(speed.decode, requests, context_tokens)
+
+
+def decode_ms(decode: Decode, requests: int, context_tokens: int) -> float:
+    """Return `decode.step_ms(requests, context_tokens)`: compiled code calls a function faster than that method."""
+    return decode.base_ms + decode.us_per_request * requests / 1000 + decode.ns_per_context_token * context_tokens / 1e6
 
 
 def served_ms(
-    rows: Sequence[Row], waits: Sequence[float], works: Sequence[float], prompt_tokens: int, answer: float
+    rows: Sequence[Row], waits: list[float], works: list[float], prompt_tokens: int, answer: float
 ) -> list[float]:
     """Return each row's wait and work, the stalls that the work causes, and the own answer of `answer` tokens, in ms.
     One pass with everything inlined takes a third of the time of a function per term: it runs for every candidate of
     every request, and on idle targets most terms are 0. A row of unknown capacity has enough memory.
     """
     served: list[float] = []
-    for row, wait, work in zip(rows, waits, works, strict=True):
-        load = row.load
+    for i, row in enumerate(rows):
+        load, work = row.load, works[i]
         if (requests := load.requests) and (streaming := requests - load.prefilling) > 0:
             work *= 1 + STREAMED * streaming
-        ms = wait + work
+        ms = waits[i] + work
         if answer and (decode := row.speed.decode) is not None:
             context_tokens, capacity_tokens = load.context_tokens, row.capacity_tokens
-            step_ms = decode.step_ms(requests, context_tokens) if requests or context_tokens else decode.base_ms
+            step_ms = decode_ms(decode, requests, context_tokens) if requests or context_tokens else decode.base_ms
             cost = STREAMED
             grows = prompt_tokens + growth_tokens(requests, answer)
             if capacity_tokens and (lacks := used_tokens(load) + grows - capacity_tokens) > 0:
@@ -103,12 +98,12 @@ def split_served_ms(
     parts: dict[str, list[float]] = {"answers_held_up": [], "own_answer": [], "memory_shortage": []}
     for row, work in zip(rows, works, strict=True):
         load, capacity_tokens, lacks = row.load, row.capacity_tokens, 0.0
-        answer_ms = answer * step_ms(load, row.speed)
+        answer_ms = answer * step_ms(row.speed, load.requests, load.context_tokens)
         if capacity_tokens:
             grows = prompt_tokens + growth_tokens(load.requests, answer)
             held_tokens = 0 if row.overlap is None else row.overlap.gpu_tokens
             lacks = max(0.0, used_tokens(load) + grows - capacity_tokens - held_tokens) / capacity_tokens
-        parts["answers_held_up"].append(stall_cost(load) * work)
+        parts["answers_held_up"].append(stall_cost(load.requests, load.prefilling) * work)
         parts["own_answer"].append(STREAMED * answer_ms)
         parts["memory_shortage"].append(SHORTAGE * lacks * answer_ms)
     return parts

@@ -20,9 +20,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import block_tokens, fill_credits, pooled_tokens, split_prefill, used_tokens, whole_tokens
-from scorers.contract import Needs, Overlap, Scorer, Unit, View
+from scorers.blocks import (
+    TierWeights,
+    block_tokens,
+    blocks_ahead,
+    pooled_tokens,
+    split_prefill,
+    used_tokens,
+    weigh_tiers,
+    whole_tokens,
+)
+from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least
+from scorers.polled import fill_missing
 
 
 @dataclass(frozen=True)
@@ -48,18 +58,13 @@ class VllmRouterKvAware(Scorer):
         check_at_least(0, **vars(self))
 
     def score(self, view: View) -> Sequence[float]:
-        rows, whole, pooled, unit = view.rows, whole_tokens(view), pooled_tokens(view), block_tokens(view.rows)
+        credits = self._credits(view)
         scale, per_request = self.prefill_load_scale, self.decode_active_request_weight
-        credits = fill_credits(rows, lambda _, overlap: self._credit(overlap, pooled))
-        return [
-            (scale * max(0.0, row.load.prefill_tokens + whole - credit) + used_tokens(row.load) + whole) / unit
-            + per_request * row.load.requests
-            for row, credit in zip(rows, credits, strict=True)
-        ]
+        return blocks_ahead(view.rows, credits, whole_tokens(view), scale, 0.0, per_request)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
-        rows, whole, pooled, unit = view.rows, whole_tokens(view), pooled_tokens(view), block_tokens(view.rows)
-        credits = fill_credits(rows, lambda _, overlap: self._credit(overlap, pooled))
+        rows, whole, unit = view.rows, whole_tokens(view), block_tokens(view.rows)
+        credits = self._credits(view)
         ahead = [max(0.0, row.load.prefill_tokens + whole - credit) for row, credit in zip(rows, credits, strict=True)]
         return {
             **split_prefill(rows, ahead, self.prefill_load_scale / unit),
@@ -68,17 +73,6 @@ class VllmRouterKvAware(Scorer):
             "requests": [self.decode_active_request_weight * row.load.requests for row in rows],
         }
 
-    def _credit(self, overlap: Overlap, pooled: int) -> float:
-        gpu = overlap.expected_tokens
-        worth = self.overlap_credit * gpu
-        if overlap.disk_tokens <= gpu and pooled <= gpu:
-            return worth
-        host = overlap.cpu_tokens if overlap.cpu_tokens > gpu else gpu
-        external = pooled if pooled > host else host
-        disk = overlap.disk_tokens if overlap.disk_tokens > external else external
-        return (
-            worth
-            + self.kv_penalty_host * (host - gpu)
-            + self.kv_penalty_external * (external - host)
-            + self.kv_penalty_disk * (disk - external)
-        )
+    def _credits(self, view: View) -> list[float]:
+        weights = TierWeights(self.overlap_credit, self.kv_penalty_host, self.kv_penalty_external, self.kv_penalty_disk)
+        return fill_missing(weigh_tiers(view.rows, weights, pooled_tokens(view)))

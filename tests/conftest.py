@@ -25,10 +25,12 @@ def pytest_configure() -> None:
         return
     root = Path(__file__).parents[1]
     compiled = [file for name in ("router", "scorers") for file in (root / name).rglob("*.so")]
-    sources = {file.with_name(file.name.partition(".")[0] + ".py"): file for file in compiled}
+    built = [(file.with_name(file.name.partition(".")[0] + ".py"), file) for file in compiled]
+    in_c = [file for file in compiled if file.name.startswith("bulk.")]
+    built += [(source, file) for file in in_c for source in (file.parent / "native").iterdir()]
     edited = [
         str(source.relative_to(root))
-        for source, file in sources.items()
+        for source, file in built
         if source.exists() and source.stat().st_mtime > file.stat().st_mtime
     ]
     if edited:

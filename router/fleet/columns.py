@@ -58,12 +58,12 @@ class CandidateColumns:
             load_book, speed = target.load_book, target.latency_model.speed(now)
             self.requests[slot] = load_book.requests
             self.queued_ms[slot] = queued_ms = load_book.rounded_queued_ms(speed)
-            self.stall_cost[slot] = weight = stall_cost(load_book)
+            self.stall_cost[slot] = weight = stall_cost(load_book.requests, load_book.prefilling)
             self.free_tokens[slot] = free = (target.capacity_tokens or inf) - load_book.live_tokens
             if free < self._least_free:
                 self._least_free = free
             self.speeds[slot] = speed
-            ms_per_step = step_ms(load_book, speed)
+            ms_per_step = step_ms(speed, load_book.requests, load_book.context_tokens)
             _put(self.prices, slot, queued_ms, speed, ms_per_step, 1.0)
             _put(self.weighted_prices, slot, queued_ms, speed, ms_per_step, 1 + weight)
             (self.others_waiting.add if load_book.others_waiting else self.others_waiting.discard)(target)

@@ -271,13 +271,10 @@ class Instance:
     @property
     def block_sizes(self) -> list[int]:
         """The block sizes of most of its ranks, two at most."""
-        known = Counter[int]()
-        for target in self.targets.values():
-            if target.block_tokens:
-                if len(self.targets) == 1:  # most instances, of which there may be a thousand
-                    return [target.block_tokens]
-                known[target.block_tokens] += 1
-        return [size for size, _ in known.most_common(MAX_SIZES)]
+        sizes = [target.block_tokens for target in self.targets.values() if target.block_tokens]
+        if len(sizes) <= 1:  # most instances, of which there may be a thousand
+            return sizes
+        return [size for size, _ in Counter(sizes).most_common(MAX_SIZES)]
 
     @property
     def has_ranks(self) -> bool:

@@ -21,9 +21,8 @@ from typing import cast
 from mypy_extensions import mypyc_attr
 from xxhash import xxh3_64_intdigest as digest
 
+from router.kvcache.bulk import LEAST_CHAINED_BYTES, MOST_CHAINED_BYTES, SHORT, chain_keys
 from router.kvcache.events import Key
-
-SHORT = (1 << 60) - 1  # two of CPython's digits
 
 _u64 = struct.Struct("<Q").pack
 
@@ -50,10 +49,13 @@ class Keyring:
         """Return the keys of the full blocks of `token_ids` (each in 0..2**32-1) that follow `parent`.
 
         xxh3_64 over the parent's 8 bytes, the block's ids as u32 (native byte order) and its extras: 0.25 us per block
-        of 16.
+        of 16, in C 0.05.
         """
         ids = token_ids if isinstance(token_ids, array) and token_ids.typecode == "I" else array("I", token_ids)
-        raw, width, secret = memoryview(ids).cast("B"), 4 * block_tokens, self._secret
+        width, secret = 4 * block_tokens, self._secret
+        if extras is None and LEAST_CHAINED_BYTES <= width <= MOST_CHAINED_BYTES:
+            return cast("list[Key]", chain_keys(parent, ids, width, secret))
+        raw = memoryview(ids).cast("B")
         keys: list[int] = []
         key: int = parent
         for start in range(0, len(raw) - width + 1, width):

@@ -16,10 +16,11 @@ runs.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from sys import getsizeof
-from typing import Any
+from typing import Any, cast
 
+from router.kvcache.bulk import pack_low_words
 from router.kvcache.events import Key
 
 LOW = 0xFFFF_FFFF
@@ -54,22 +55,22 @@ class ContiguousRuns:
             self._tips[run.lows[-1]] = run
             self._add_child(parent)
 
-    def append(self, parent: Key | None, keys: Sequence[Key]) -> bool:
+    def append(self, parent: Key | None, keys: list[Key]) -> bool:
         """Record that `keys` (at least one, new here) were stored in order after `parent` (held; `None`: a chain
         begins). Return False if two tips have the same low bits.
         """
-        lows = [key & LOW for key in keys]
+        lows = pack_low_words(cast("list[int]", keys))
         run = self._tips.get(parent & LOW) if parent is not None else None
         if parent is not None and run is not None and run.tip == parent:
             del self._tips[parent & LOW]
-            run.lows.extend(lows)
+            run.lows.frombytes(lows)
         else:
             run = _Run(parent, array("I", lows))
             self._add_child(parent)
         run.tip = keys[-1]
-        return self._tips.setdefault(lows[-1], run) is run
+        return self._tips.setdefault(keys[-1] & LOW, run) is run
 
-    def remove(self, keys: Sequence[Key]) -> bool:
+    def remove(self, keys: Iterable[Key]) -> bool:
         """Record that `keys` were removed in this order. Return False if that left a hole."""
         tips, children = self._tips, self._children
         for key in keys:

@@ -16,18 +16,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import compress
-from sys import getsizeof
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from router.kvcache.block_holders import BlockHolders, single_bits
 from router.kvcache.block_keys import Keyring
+from router.kvcache.bulk import HOLDER_BYTES, KeyTable
 from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, CacheEvent, Key, TargetId, Tier
 from router.kvcache.snapshot_format import SavedTargetBlocks, restore, save
-from router.kvcache.target_blocks import INT_BYTES, KeysByHash, TargetBlocks
+from router.kvcache.target_blocks import TargetBlocks
 
 AS_FLAGS = bytes.maketrans(b"01", b"\0\1")
 SWEEP_BLOCKS = 128  # entries cleaned per event, beside two for each block that the event adds: about 100 us
-COMMON_BYTES = 100  # of a block's entry in the common tables
 
 
 class HeldBlocks(NamedTuple):
@@ -70,7 +69,7 @@ class BlockCopies(NamedTuple):
 
 class _Retired(NamedTuple):
     bit: int
-    tables: list[tuple[Tier, KeysByHash]]
+    tables: list[tuple[Tier, KeyTable]]
     rest: list[
         dict[Any, Any]
     ]  # other tables: freed at once, a million entries would take as long as a request may wait
@@ -169,13 +168,13 @@ class BlockIndex:
                 self._retired.popleft()
         return True
 
-    def _sweep(self, bit: int, tables: list[tuple[Tier, KeysByHash]], rest: list[dict[Any, Any]], entries: int) -> int:
+    def _sweep(self, bit: int, tables: list[tuple[Tier, KeyTable]], rest: list[dict[Any, Any]], entries: int) -> int:
         """Remove up to so many `entries`. Return how many more may be removed."""
         while tables and entries > 0:
             tier, names = tables[-1]
-            entries -= 1
-            if (key := names.popitem()[1]) is not None:
-                self._holders.clear(tier, (key,), bit)
+            before = len(names)
+            self._holders.clear(tier, cast("list[Key]", names.take_some(entries)), bit)
+            entries -= before - len(names)
             if not names:
                 tables.pop()
         while rest and entries > 0:
@@ -287,7 +286,7 @@ class BlockIndex:
 
     def holds(self, target: TargetId, key: Key) -> bool:
         """Return whether `target` (joined: KeyError otherwise) holds a block on its GPU."""
-        return bool(self._holders.tables[Tier.GPU].get(key, 0) & self._blocks[target].bit)
+        return bool(self._holders.tables[Tier.GPU].bits(key) & self._blocks[target].bit)
 
     def held_blocks(self, target: TargetId) -> int:
         """Return how many blocks with known chains `target` holds, each once whatever its tiers; 0 for an unknown
@@ -300,7 +299,7 @@ class BlockIndex:
 
     def holders(self, key: Key) -> tuple[list[TargetId], list[TargetId]]:
         """Return the targets that hold a block on the GPU, and those that hold it in a slower tier only."""
-        gpu, *slower = (table.get(key, 0) & self.all_bits for table in self._holders.tables)
+        gpu, *slower = (table.bits(key) & self.all_bits for table in self._holders.tables)
         return self.targets_of(gpu), self.targets_of((slower[0] | slower[1]) & ~gpu)
 
     def copies(self, tier: Tier) -> BlockCopies:
@@ -313,15 +312,12 @@ class BlockIndex:
         """Return how much is held for `target` (joined: KeyError otherwise)."""
         blocks = self._blocks[target]
         held = sum(blocks.blocks) + blocks.orphans
-        return TargetSize(held, blocks.memory_bytes() + COMMON_BYTES * held)
+        return TargetSize(held, blocks.memory_bytes() + HOLDER_BYTES * held)
 
     def stats(self, target: TargetId) -> IndexStats:
         """Return the sizes of what is held for `target` (joined: KeyError otherwise)."""
         blocks = self._blocks[target]
-        own = blocks.memory_bytes()
-        for tier, table in zip(Tier, self._holders.tables, strict=True):
-            common = getsizeof(table) + INT_BYTES * len(table)  # a block with one holder stores that target's own int
-            own += common * blocks.blocks[tier] // max(1, self._holders.blocks[tier])
+        own = blocks.memory_bytes() + self._holders.memory_bytes(blocks.blocks)
         gpu, cpu, disk = blocks.blocks
         return IndexStats((gpu, cpu, disk), blocks.orphans, own, blocks.contiguous)
 

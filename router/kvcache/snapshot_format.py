@@ -20,10 +20,11 @@ import msgspec
 from xxhash import xxh3_64, xxh3_64_digest
 
 from router.kvcache.block_holders import BlockHolders
+from router.kvcache.bulk import KeyTable
 from router.kvcache.contiguity import ContiguousRuns, SavedRun
 from router.kvcache.event_sequencer import StreamCursor
 from router.kvcache.events import Key, TargetId, Tier
-from router.kvcache.target_blocks import KeysByHash, Label, TargetBlocks
+from router.kvcache.target_blocks import Label, TargetBlocks
 
 MAGIC = b"warmroute index 1\n"
 LENGTH_BYTES = 8
@@ -141,28 +142,28 @@ def save(blocks: TargetBlocks) -> SavedTargetBlocks:
     return SavedTargetBlocks(blocks.model, blocks.block_tokens, tables, runs, twins)
 
 
-def _table(group: int, tier: Tier, names: KeysByHash, more: dict[Label, int]) -> SavedTable:
-    unnamed = [hash_ for hash_, key in names.items() if key is None] if None in names.values() else []
-    if unnamed:
-        names = {hash_: key for hash_, key in names.items() if key is not None}
-    keys = cast("Iterable[Key]", names.values())
-    return SavedTable(group, int(tier), _raw(names), _raw(keys), _raw(unnamed), _raw(more), _raw(more.values()))
+def _table(group: int, tier: Tier, names: KeyTable, more: dict[Label, int]) -> SavedTable:
+    return SavedTable(group, int(tier), *names.save(), _raw(more), _raw(more.values()))
 
 
 def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolders) -> None:
     """Fill `blocks` (empty) from `saved`, and add what it holds to `holders`."""
     blocks.block_tokens = saved.block_tokens
     blocks.duplicates.update({(Tier(tier), Key(key)): count for tier, key, count in saved.twins})
+    keyed: dict[int, set[Label]] = {}  # by group
     for table in saved.tables:
         tier, group = Tier(table.tier), blocks.group(table.group)
         hashes, keys = _numbers(table.hashes), cast("list[Key]", _numbers(table.keys))
         names = group.keys[tier]
-        names.update(zip(hashes, keys, strict=True))
-        names.update(dict.fromkeys(_numbers(table.unnamed)))
+        for hash_, key in zip(hashes, keys, strict=True):
+            names.set(hash_, key)
+        for hash_ in _numbers(table.unnamed):
+            names.set(hash_, None)
+        keyed.setdefault(table.group, set()).update(hashes)
         group.extra_copies[tier].update(zip(_numbers(table.copied), _numbers(table.copies), strict=True))
         blocks.blocks[tier] += len(holders.add(tier, keys, blocks.bit))
-    for group in blocks.groups.values():
-        group.keyed = len({hash_ for names in group.keys for hash_, key in names.items() if key is not None})
+    for number, hashes_with_key in keyed.items():
+        blocks.groups[number].keyed = len(hashes_with_key)
     blocks.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
 
 

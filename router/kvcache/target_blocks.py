@@ -8,8 +8,8 @@ with the last one. A block whose parent is unknown has no key: it is held withou
 until the parent arrives. It is never attached to the root.
 
 Two paths lead to the same state. The fast one takes an event as engines mostly send it: blocks that are new here, after
-a known block, at C speed. The slow one takes any event. Hashes are kept with 60 bits, which CPython stores in 32 bytes
-instead of 48: among a million blocks of one target, two look alike with a chance of 1 in 2 million.
+a known block, all at once (`bulk.py`). The slow one takes any event. Hashes are kept with 60 bits: among a million
+blocks of one target, two look alike with a chance of 1 in 2 million.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sys import getsizeof
 from typing import Any, NamedTuple, TypeVar, cast
 
 from router.kvcache.block_holders import BlockHolders
-from router.kvcache.block_keys import SHORT, Keyring
+from router.kvcache.block_keys import Keyring
+from router.kvcache.bulk import SHORT, KeyTable
 from router.kvcache.contiguity import ContiguousRuns
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, Tier
 
-INT_BYTES = 32  # a CPython int of 31 to 60 bits
 ORPHAN_BYTES = 4 * 1024 * 1024  # that blocks without a known parent may take, beside the limit on their number
 EVENT_BYTES = 1000  # counted for an event: 4,000 that wait for one parent are applied at once, in 30 ms
 DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
@@ -31,7 +31,6 @@ DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
 T = TypeVar("T")
 
 Label = int  # 60 bits of an engine's hash
-KeysByHash = dict[Label, Key | None]
 
 
 class _Group:
@@ -40,7 +39,7 @@ class _Group:
     __slots__ = ("extra_copies", "keyed", "keys")
 
     def __init__(self) -> None:
-        self.keys: tuple[KeysByHash, ...] = ({}, {}, {})  # by tier
+        self.keys = (KeyTable(), KeyTable(), KeyTable())  # by tier
         self.extra_copies: tuple[dict[Label, int], ...] = ({}, {}, {})  # by tier: copies beyond the first, never 0
         self.keyed = 0  # hashes with a key, each once, whatever their tiers
 
@@ -49,18 +48,21 @@ class _Group:
         return hash_ in gpu or hash_ in cpu or hash_ in disk
 
     def key(self, hash_: Label) -> Key | None:
-        gpu, cpu, disk = self.keys
-        key = gpu.get(hash_)
-        if key is None and (cpu or disk):
-            key = cpu.get(hash_)
-            return disk.get(hash_) if key is None else key
-        return key
+        for table in self.keys:
+            if (key := table.get(hash_)) is not None:
+                return Key(key)
+        return None
 
-    def is_new(self, hashes: Sequence[Label]) -> bool:
+    def other_tiers(self, tier: Tier) -> list[KeyTable]:
+        """Return the tables of the tiers but `tier` that hold anything."""
         gpu, cpu, disk = self.keys
-        return gpu.keys().isdisjoint(hashes) and (
-            not (cpu or disk) or (cpu.keys().isdisjoint(hashes) and disk.keys().isdisjoint(hashes))
-        )
+        if not cpu and not disk and tier is Tier.GPU:
+            return []
+        return [table for other, table in enumerate((gpu, cpu, disk)) if table and other != tier]
+
+    def is_new_elsewhere(self, hashes: list[Label], tier: Tier) -> bool:
+        """Return whether no tier but `tier` holds any of `hashes`."""
+        return all(table.is_new(hashes) for table in self.other_tiers(tier))
 
 
 class _Chain(NamedTuple):
@@ -121,25 +123,24 @@ class TargetBlocks:
         if tier is not Tier.GPU:
             self.runs = None
         group = self.group(event.group)
-        hashes = [hash_ & SHORT for hash_ in event.hashes]
-        parent = None if event.parent is None else event.parent & SHORT
-        after = None if parent is None else group.key(parent)
-        if (
-            (parent is None or after is not None)
-            and len(set(hashes)) == len(hashes)
-            and group.is_new(hashes)
-            and not (self._waiting and any((event.group, hash_) in self._waiting for hash_ in hashes))
-        ):
-            return self._store_new(group, event, hashes, after)
-        shortened = event._replace(hashes=cast("list[EngineHash]", hashes), parent=cast("EngineHash | None", parent))
-        return self._store_any(group, shortened)
+        hashes = cast("list[Label]", event.hashes)
+        after = None if event.parent is None else group.key(event.parent)
+        known = event.parent is None or after is not None
+        if known and not self._is_awaited(event) and group.is_new_elsewhere(hashes, tier):
+            before = self._keyring.root(self.model, event.adapter, event.salt) if after is None else after
+            keys = self._keyring.chain(before, event.token_ids, event.block_tokens, event.extras)
+            if group.keys[tier].add_new(hashes, cast("list[int]", keys)):
+                return self._add_keyed(group, tier, keys, after)
+        shortened = [EngineHash(hash_ & SHORT) for hash_ in event.hashes]
+        parent = None if event.parent is None else EngineHash(event.parent & SHORT)
+        return self._store_any(group, event._replace(hashes=shortened, parent=parent))
 
-    def _store_new(self, group: _Group, event: BlocksStored, hashes: list[Label], after: Key | None) -> list[Key]:
-        """Add blocks that are all new here, after `after`, and that no orphan waits for."""
-        before = self._keyring.root(self.model, event.adapter, event.salt) if after is None else after
-        keys = self._keyring.chain(before, event.token_ids, event.block_tokens, event.extras)
-        tier = event.tier
-        group.keys[tier].update(zip(hashes, keys, strict=True))
+    def _is_awaited(self, event: BlocksStored) -> bool:
+        """Return whether an orphan waits for one of the event's blocks."""
+        return bool(self._waiting) and any((event.group, hash_ & SHORT) in self._waiting for hash_ in event.hashes)
+
+    def _add_keyed(self, group: _Group, tier: Tier, keys: list[Key], after: Key | None) -> list[Key]:
+        """Count blocks that were added after `after` with their keys. Return those that entered the GPU tier."""
         group.keyed += len(keys)
         entered = self._holders.add(tier, keys, self.bit)
         self.blocks[tier] += len(entered)
@@ -161,7 +162,8 @@ class TargetBlocks:
             if hash_ in held:
                 more[hash_] = more.get(hash_, 0) + 1
                 continue
-            key = held[hash_] = group.key(hash_)
+            key = group.key(hash_)
+            held.set(hash_, key)
             if key is not None:  # known from another tier
                 self._enter(event.tier, key, None, entered)
         self._assign_keys(group, event, entered)
@@ -182,7 +184,7 @@ class TargetBlocks:
                     group.keyed += 1
                     for tier, names in zip(Tier, group.keys, strict=True):
                         if hash_ in names:
-                            names[hash_] = key
+                            names.set(hash_, key)
                             self._enter(tier, key, after, entered)
                 # Also of a block that was removed meanwhile: a child may be known now from this event.
                 if self._waiting and (children := self._waiting.pop((event.group, hash_), None)):
@@ -246,25 +248,33 @@ class TargetBlocks:
         group = self.groups.get(event.group)
         if group is None:  # the group is not indexed
             return
-        tier, whole = event.tier, self.runs is not None
-        take, more, duplicates = group.keys[tier].pop, group.extra_copies[tier], self.duplicates
-        keys: list[Key] = []
-        for full in event.hashes:
-            hash_ = full & SHORT
-            if more and _decrement(more, hash_):
-                continue
-            if (key := take(hash_, None)) is None:
-                continue
-            if whole or not group.cached(hash_):
-                group.keyed -= 1
-            if not (duplicates and _decrement(duplicates, (tier, key))):
-                keys.append(key)
+        tier, table, more = event.tier, group.keys[event.tier], group.extra_copies[event.tier]
+        hashes = cast("list[Label]", event.hashes)
+        if more:
+            hashes = [hash_ for hash_ in hashes if not _decrement(more, hash_ & SHORT)]
+        if group.other_tiers(tier):
+            keys = self._take_of_tiers(group, table, hashes)
+        else:
+            keys = cast("list[Key]", table.take(hashes))
+            group.keyed -= len(keys)
+        if self.duplicates:
+            keys = [key for key in keys if not _decrement(self.duplicates, (tier, key))]
         self._holders.remove(tier, keys, self.bit)
         self.blocks[tier] -= len(keys)
         if self.runs is not None and not self.runs.remove(keys):
             self.runs = None
 
-    def tables(self) -> Iterator[tuple[Tier, KeysByHash]]:
+    def _take_of_tiers(self, group: _Group, table: KeyTable, hashes: list[Label]) -> list[Key]:
+        """Remove blocks from the table of one tier, of which others may keep copies. Return their keys."""
+        keys: list[Key] = []
+        for hash_ in hashes:
+            taken = cast("list[Key]", table.take([hash_]))
+            if taken and not group.cached(hash_):
+                group.keyed -= 1
+            keys += taken
+        return keys
+
+    def tables(self) -> Iterator[tuple[Tier, KeyTable]]:
         """Yield the tables of all tiers and groups, so that the caller can clear the bit from the common tables."""
         return ((tier, names) for group in self.groups.values() for tier, names in zip(Tier, group.keys, strict=True))
 
@@ -283,7 +293,6 @@ class TargetBlocks:
         own += getsizeof(self.duplicates) + DUPLICATE_BYTES * len(self.duplicates)
         for group in self.groups.values():
             own += sum(map(getsizeof, group.keys)) + sum(map(getsizeof, group.extra_copies))
-            own += INT_BYTES * sum(map(len, group.keys))
         return own + (self.runs.memory_bytes(self.blocks[Tier.GPU]) if self.runs is not None else 0)
 
 

@@ -170,12 +170,16 @@ def _first(order: Order, measures: _GroupColumns) -> list[int]:
     return [tied[place] for place in places_of_least([prices[place] for place in tied])]
 
 
-def places_of_least(values: Sequence[float]) -> list[int]:
+def places_of_least(values: list[float]) -> list[int]:
     """Return the indices of the least values."""
-    least = min(values)
-    if values.count(least) == 1:
-        return [values.index(least)]
-    return [place for place, value in enumerate(values) if value == least]
+    least = inf
+    places: list[int] = []
+    for place, value in enumerate(values):  # not `min` and `count`: one loop is faster once it is compiled
+        if value < least:
+            least, places = value, [place]
+        elif value == least:
+            places.append(place)
+    return places
 
 
 def _draw(tied: Sequence[int], request: ShortlistRequest) -> list[int]:

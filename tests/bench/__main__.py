@@ -23,9 +23,10 @@ from rich.console import Console
 
 from router.cli.terminal.drawing import ChartsUnavailable
 from router.errors import WarmrouteError
+from scorers.build import is_compiled
 from tests.bench import charts, machine, results, tables
 from tests.bench.figures import Line
-from tests.bench.pure import is_compiled, measure_pure, put_beside
+from tests.bench.pure import measure_pure, put_beside
 from tests.bench.results import FOLDER, Effort, Outcome
 from tests.bench.row import BenchRun, Row
 from tests.bench.rows import BESIDE_PURE, ROWS

@@ -14,18 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from scorers.build import PURE
 from tests.bench.figures import Line
 from tests.bench.results import Effort, Outcome
 from tests.bench.row import NotMeasured
 from tests.suites.rows import kept
 
-PURE = "WARMROUTE_PURE"
 ROOT = Path(__file__).parents[2]
-
-
-def is_compiled() -> bool:
-    """Return whether this process, and the routers that it starts, run compiled modules."""
-    return os.environ.get(PURE) != "1" and any((ROOT / "router").rglob("*.so"))
 
 
 def measure_pure(row: str, effort: Effort, folder: Path) -> list[Line]:

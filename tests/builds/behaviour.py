@@ -47,7 +47,8 @@ def index_answers(chance: random.Random) -> Iterator[object]:
         events: list[CacheEvent] = [cache.stored(ids, start, tier), cache.removed(ids, start, tier)]
         event = cache.cleared() if chance.random() < 0.02 else chance.choice([events[0], *events])
         keys = prompt_of(ids, BLOCK).keys[BLOCK]
-        yield index.apply(target, event), index.match(keys, TARGETS), index.holders(keys[-1]), index.stats(target)
+        stats = index.stats(target)._replace(bytes=0)  # the tables take less in C
+        yield index.apply(target, event), index.match(keys, TARGETS), index.holders(keys[-1]), stats
         if chance.random() < 0.1:
             index.forget(target)
         index.sweep(chance.randrange(1, 20))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +37,25 @@ def test_modules_that_stay_interpreted_exist_and_have_one_reason() -> None:
     assert len(set(named)) == len(named)
     assert [file for file in named if not (ROOT / file).exists()] == []
     assert len(COMPILED) > 50
+
+
+def test_the_libraries_whose_types_matter_are_there_in_an_isolated_build() -> None:
+    """Without msgspec its classes do not pass mypy there, so nothing was installed."""
+    imported = {
+        name.partition(".")[0]
+        for file in COMPILED
+        for node in ast.walk(read(file))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else imports(node))
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    installed = {re.split(r"[><=]", each)[0]: each for each in project["project"]["dependencies"]}
+    wanted = {installed[name] for name in imported & installed.keys()} - {installed["mypy_extensions"]}  # mypy's own
+    assert len(wanted) >= 3
+    assert wanted - set(project["build-system"]["requires"]) == set()
+
+
+def imports(node: ast.AST) -> list[str]:
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
 
 
 def test_nothing_is_awaited_while_an_exception_is_handled() -> None:

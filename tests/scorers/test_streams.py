@@ -14,9 +14,9 @@ SPEED = Speed(10.0, 100.0, 0.0, 0, None, None, None, None)
 
 
 def test_each_that_streams_is_held_up_and_who_waits_for_a_first_token_is_not() -> None:
-    assert stall_cost(a_load(requests=5, prefilling=2)) == pytest.approx(0.09)
-    assert stall_cost(a_load(requests=1, prefilling=2)) == 0  # as workers tell them one after the other
-    assert stall_cost(a_load()) == 0
+    assert stall_cost(5, 2) == pytest.approx(0.09)
+    assert stall_cost(1, 2) == 0  # as workers tell them one after the other
+    assert stall_cost(0, 0) == 0
 
 
 def test_an_answer_is_as_long_as_the_last_ones_and_no_longer_than_wanted() -> None:
@@ -29,8 +29,8 @@ def test_an_answer_is_as_long_as_the_last_ones_and_no_longer_than_wanted() -> No
 def test_a_step_makes_one_token_for_everybody() -> None:
     speed = SPEED._replace(decode=Decode(10.0, 100.0, 50.0, 0, None))
     # 10 + 3 * 0.1 + 20,000 * 50e-6
-    assert step_ms(a_load(requests=3, context_tokens=20_000), speed) == pytest.approx(11.3)
-    assert step_ms(a_load(requests=3), SPEED) == 0
+    assert step_ms(speed, 3, 20_000) == pytest.approx(11.3)
+    assert step_ms(SPEED, 3, 0) == 0
 
 
 def per_step(row: Row, prompt_tokens: int, answer: float) -> float:
@@ -45,8 +45,8 @@ def per_step(row: Row, prompt_tokens: int, answer: float) -> float:
 
 def by_the_row(row: Row, wait: float, work: float, prompt_tokens: int, answer: float) -> float:
     """The reference: one function after the other."""
-    own = answer * step_ms(row.load, row.speed) * per_step(row, prompt_tokens, answer)
-    return wait + work * (1 + stall_cost(row.load)) + own
+    own = answer * step_ms(row.speed, row.load.requests, row.load.context_tokens) * per_step(row, prompt_tokens, answer)
+    return wait + work * (1 + stall_cost(row.load.requests, row.load.prefilling)) + own
 
 
 def test_answers_that_stream_have_half_of_their_tokens_ahead() -> None:

@@ -21,8 +21,10 @@ from array import array
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
+from msgspec import Raw
 
 from router.fleet.engine_limits import MAX_BLOCK_TOKENS, NAME_CHARS
+from router.kvcache.bulk import unpack_ids
 from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksRemoved, BlocksStored, EngineHash, Event, Tier
 
 Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length"]
@@ -49,21 +51,47 @@ FIELDS = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
+NAMES = frozenset(name for names in FIELDS.values() for name in names)
 FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
 GPU = Tier.GPU
 ONLY_INTS = {int}
 TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "storage": Tier.DISK}
 
 
+class EventFields(msgspec.Struct, gc=False):
+    """The fields that are read of an event, of any type."""
+
+    type: Any = None
+    block_hashes: Any = None
+    parent_block_hash: Any = None
+    token_ids: Any = None
+    block_size: Any = None
+    lora_id: Any = None
+    medium: Any = None
+    lora_name: Any = None
+    extra_keys: Any = None
+    group_idx: Any = None
+    kv_cache_spec_kind: Any = None
+
+
+class PackedFields(EventFields, gc=False):
+    """The same with token ids as they came: 256 ints are made in half of the time that an event of 16 blocks takes."""
+
+    token_ids: Raw = Raw(b"\xc0")
+
+
 def read_event(raw: Any, host_cpu: bool) -> Event | list[Event] | Skipped:
     """Return the event that `raw` is, in pieces if it has more than `PIECE_BLOCKS` blocks, or why it is skipped."""
-    if type(raw) is dict:
-        kind, fields = raw.get("type"), raw
+    if isinstance(raw, EventFields):
+        fields = raw
+    elif type(raw) is dict:
+        fields = EventFields(raw.get("type"), **{name: raw[name] for name in NAMES & raw.keys()})
     elif type(raw) is list and raw and type(raw[0]) is str:
-        kind = raw[0]
-        fields = dict(zip(FIELDS.get(kind, ()), raw[1:], strict=False))  # shorter: older; longer: newer
+        named = zip(FIELDS.get(raw[0], ()), raw[1:], strict=False)  # shorter: older; longer: newer
+        fields = EventFields(raw[0], **dict(named))
     else:
         return "broken"
+    kind = fields.type
     if kind == "BlockStored":
         stored = _stored(fields, host_cpu)
         return stored if isinstance(stored, str) or len(stored.hashes) <= PIECE_BLOCKS else _cut(stored)
@@ -92,36 +120,36 @@ def _cut(event: BlocksStored | BlocksPooled | BlocksRemoved) -> list[Event]:
     return pieces
 
 
-def _stored(fields: dict[str, Any], host_cpu: bool) -> BlocksStored | BlocksPooled | Skipped:
-    tier = _tier(fields.get("medium"), host_cpu)
+def _stored(fields: EventFields, host_cpu: bool) -> BlocksStored | BlocksPooled | Skipped:
+    tier = _tier(fields.medium, host_cpu)
     if tier == "pool":
         return _pooled(fields)
     if isinstance(tier, str):
         return tier
-    if fields.get("kv_cache_spec_kind") not in FULL_ATTENTION:
+    if fields.kv_cache_spec_kind not in FULL_ATTENTION:
         return "group"
-    block_tokens, raw_ids = fields.get("block_size"), fields.get("token_ids")
-    if not block_tokens or not raw_ids:
+    block_tokens, token_ids = fields.block_size, _token_ids(fields.token_ids)
+    if not block_tokens or (token_ids is not None and not token_ids):
         return "placeholder"
-    hashes, token_ids, group = _hashes(fields.get("block_hashes")), _token_ids(raw_ids), _group(fields)
+    hashes, group = _hashes(fields.block_hashes), _group(fields)
     if hashes is None or token_ids is None or group is None or not _is_block_size(block_tokens):
         return "broken"
     if len(token_ids) != block_tokens * len(hashes):
         return "length"
-    raw_parent, adapter = fields.get("parent_block_hash"), fields.get("lora_name")
+    raw_parent, adapter = fields.parent_block_hash, fields.lora_name
     parent = None if raw_parent is None else _hash(raw_parent)
-    extra = _extra_keys(fields.get("extra_keys"), len(hashes), adapter, root=raw_parent is None)
+    extra = _extra_keys(fields.extra_keys, len(hashes), adapter, root=raw_parent is None)
     if (parent is None and raw_parent is not None) or extra is None or not _is_name(adapter):
         return "broken"
-    if adapter is None and fields.get("lora_id") is not None:
+    if adapter is None and fields.lora_id is not None:
         return "adapter"
     return BlocksStored(hashes, parent, token_ids, block_tokens, tier, group, adapter, extra.salt, extra.extras)
 
 
-def _pooled(fields: dict[str, Any]) -> BlocksPooled | Skipped:
+def _pooled(fields: EventFields) -> BlocksPooled | Skipped:
     """Decode blocks put into the pool. Tokens may be missing: the hashes are enough (`protocol.md` 6.6)."""
-    hashes, token_ids = _hashes(fields.get("block_hashes")), _token_ids(fields.get("token_ids") or [])
-    raw_parent, block_tokens = fields.get("parent_block_hash"), fields.get("block_size")
+    hashes, token_ids = _hashes(fields.block_hashes), _token_ids(fields.token_ids)
+    raw_parent, block_tokens = fields.parent_block_hash, fields.block_size
     parent = None if raw_parent is None else _hash(raw_parent)
     if not block_tokens:
         return "placeholder"
@@ -132,11 +160,11 @@ def _pooled(fields: dict[str, Any]) -> BlocksPooled | Skipped:
     return BlocksPooled(hashes, parent, token_ids, block_tokens)
 
 
-def _removed(fields: dict[str, Any], host_cpu: bool) -> BlocksRemoved | Skipped:
-    tier = _tier(fields.get("medium"), host_cpu)
+def _removed(fields: EventFields, host_cpu: bool) -> BlocksRemoved | Skipped:
+    tier = _tier(fields.medium, host_cpu)
     if isinstance(tier, str):
         return tier
-    hashes, group = _hashes(fields.get("block_hashes")), _group(fields)
+    hashes, group = _hashes(fields.block_hashes), _group(fields)
     return "broken" if hashes is None or group is None else BlocksRemoved(hashes, tier, group)
 
 
@@ -149,8 +177,8 @@ def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:
     return TIERS.get(medium.casefold(), "medium") if type(medium) is str else "medium"
 
 
-def _group(fields: dict[str, Any]) -> int | None:
-    group = fields.get("group_idx")
+def _group(fields: EventFields) -> int | None:
+    group = fields.group_idx
     return 0 if group is None else group if type(group) is int and 0 <= group < MAX_GROUPS else None
 
 
@@ -184,6 +212,12 @@ def _hashes(raw: Any) -> list[EngineHash] | None:
 
 
 def _token_ids(raw: Any) -> array[int] | None:
+    """Return the ids, none for null; `None` if they are invalid."""
+    if type(raw) is Raw:
+        packed = unpack_ids(raw)
+        return None if packed is None else array("I", packed)
+    if raw is None:
+        return array("I")
     try:
         return array("I", raw) if type(raw) is list else None
     except (TypeError, OverflowError):

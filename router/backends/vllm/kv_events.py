@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 import msgspec
 from msgspec import Raw
 
-from router.backends.vllm.kv_event import EXTRA_BYTES, FIELDS, PIECE_BLOCKS, read_event
+from router.backends.vllm.kv_event import EXTRA_BYTES, FIELDS, PIECE_BLOCKS, PackedFields, read_event
 from router.fleet.engine_limits import OverLimit
 from router.kvcache.events import BlocksRemoved, Event, EventBatch
 
@@ -71,6 +71,19 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | Larg
     if len(payload) > PLAIN_BYTES:
         return _large(sequence, payload, host_cpu)
     try:
+        message = _unpack_maps(payload)
+    except _UNREADABLE:
+        return _batch_of_any(sequence, payload, host_cpu)
+    batch = _begin(sequence, message.stamp, message.rank, len(payload))
+    if not isinstance(batch, MalformedMessage):
+        for event in message.events:
+            _add(batch, read_event(event, host_cpu))
+    return batch
+
+
+def _batch_of_any(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | MalformedMessage:
+    """Decode a message of which not all events are maps, as those of vLLM before 0.24, or which is malformed."""
+    try:
         content = _unpack(payload)
     except _UNREADABLE:
         return MalformedMessage("payload")
@@ -122,6 +135,13 @@ class _Message(msgspec.Struct, array_like=True):
     rank: Any = None
 
 
+class _MessageOfMaps(msgspec.Struct, array_like=True):
+    stamp: Any
+    events: list[PackedFields]
+    rank: Any = None
+
+
+_unpack_maps = msgspec.msgpack.Decoder(_MessageOfMaps).decode
 _find_events = msgspec.msgpack.Decoder(_Message).decode
 _unpack_map = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _unpack_array = msgspec.msgpack.Decoder(list[Raw]).decode

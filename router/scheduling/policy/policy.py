@@ -174,7 +174,8 @@ class Policy:
             return first.costs  # checked to be finite
         total = [first.weight * cost for cost in first.costs]
         for _, _, weight, costs in terms[1:]:
-            total = [so_far + weight * cost for so_far, cost in zip(total, costs, strict=True)]
+            for i, cost in enumerate(costs):
+                total[i] += weight * cost
         if not isfinite(sum(total)):
             raise PolicyFault(self.name, "weights", "the weighted costs add up to more than a number can hold")
         return tuple(total)

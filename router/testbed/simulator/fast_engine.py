@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from router.fleet.engine_facts import Gauges
 from router.testbed.engine_profile import EngineProfile
@@ -35,7 +35,7 @@ class EngineJob:
     names: Sequence[int]
     prompt_tokens: int
     output_tokens: int
-    tag: object = None  # for the caller
+    tag: Any = None  # for the caller
     generated: int = 0  # output tokens, as of the last preemption
     computed: int = 0  # tokens of the prompt and of the output before the last preemption
     held: int = 0  # number of leading blocks that it uses

@@ -15,7 +15,8 @@ from typing import SupportsIndex, cast, overload
 
 from xxhash import xxh3_64_intdigest as digest
 
-from router.kvcache.block_keys import SHORT, Keyring
+from router.kvcache.block_keys import Keyring
+from router.kvcache.bulk import SHORT
 from router.kvcache.events import Key
 from router.testbed.workloads.model import Span
 

@@ -35,10 +35,10 @@ def check(fleet: Fleet, now: float) -> None:
         slot, row = columns.slots[target.id], target.build_row(now)
         assert (columns.requests[slot], columns.queued_ms[slot]) == (row.load.requests, row.load.queued_ms)
         assert columns.speeds[slot][:3] == row.speed[:3]
-        work, own = row.speed.prefill_ms(100, 0), 30 * step_ms(row.load, row.speed)
+        work, own = row.speed.prefill_ms(100, 0), 30 * step_ms(row.speed, row.load.requests, row.load.context_tokens)
         assert price(columns.prices, slot) == pytest.approx(row.load.queued_ms + work + own)
         assert price(columns.weighted_prices, slot) == pytest.approx(
-            row.load.queued_ms + work * (1 + stall_cost(row.load)) + own
+            row.load.queued_ms + work * (1 + stall_cost(row.load.requests, row.load.prefilling)) + own
         )
         assert columns.free_tokens[slot] == (row.capacity_tokens or inf) - (row.load.live_tokens or 0)
         assert (target in columns.others_waiting) is bool(row.load.waiting and row.load.elsewhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from router.clock import ManualClock
@@ -9,6 +10,7 @@ from router.kvcache.events import BlocksPooled, BlocksStored, TargetId
 from router.kvcache.index import BlockIndex
 from router.kvcache.indexer import KvIndexer, SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator
+from router.kvcache.snapshot_format import SavedTargetBlocks
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from scorers.contract import Overlap
@@ -59,6 +61,20 @@ class House:
 
     def send(self, target: TargetId, prompt: TokenizedPrompt = PROMPT, **asked: Any) -> SentPrompt:
         return self.knowledge.add_sent(target, prompt, self.belief(target, prompt, **asked))
+
+
+def in_order(saved: SavedTargetBlocks | None) -> SavedTargetBlocks | None:
+    """Return the same blocks, sorted by their hashes: the tables keep no order."""
+    if saved is None:
+        return None
+    tables = []
+    for table in saved.tables:
+        hashes, keys = array("Q", table.hashes), array("Q", table.keys)
+        pairs = sorted(zip(hashes, keys, strict=True))
+        sorted_hashes, sorted_keys = (array("Q", [pair[at] for pair in pairs]).tobytes() for at in (0, 1))
+        unnamed = array("Q", sorted(array("Q", table.unnamed))).tobytes()
+        tables.append(table._replace(hashes=sorted_hashes, keys=sorted_keys, unnamed=unnamed))
+    return saved._replace(tables=tables)
 
 
 def late(house: House, capacity_blocks: int | None = 6) -> Cache:

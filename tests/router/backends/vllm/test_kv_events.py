@@ -429,6 +429,11 @@ def test_replays_are_read_from_the_back() -> None:
     assert decode_replay([b""] * 5) == MalformedMessage("frames")
 
 
+def is_not_odd(value: Any) -> bool:
+    """Return whether `value` is no list of ids with booleans, which are numbers for an array and not for msgpack."""
+    return not isinstance(value, list) or not any(isinstance(each, bool) for each in value)
+
+
 wire = st.recursive(
     st.none()
     | st.booleans()
@@ -449,6 +454,17 @@ def test_no_event_is_ever_an_error(events: list[Any], data: st.DataObject) -> No
     assert isinstance(batch, EventBatch)
     assert len(batch.events) + sum(batch.skipped.values()) == len(events) + 2
     assert batch.events[-1] == BlocksCleared()
+
+
+any_map = st.fixed_dictionaries({}, optional=dict.fromkeys(stored(), wire) | {"token_ids": wire.filter(is_not_odd)})
+
+
+@settings(max_examples=400)
+@given(st.lists(any_map | any_map.map(lambda changes: stored(**changes)), min_size=1, max_size=4))
+def test_maps_are_read_alike_alone_and_beside_an_array(maps: list[dict[str, Any]]) -> None:
+    """Alone they are decoded with their token ids packed."""
+    alone, beside = batch_of(decode(message(*maps))), batch_of(decode(message(*maps, ["AllBlocksCleared"])))
+    assert beside == alone._replace(events=[*alone.events, BlocksCleared()], size_bytes=beside.size_bytes)
 
 
 @settings(max_examples=300)

@@ -1,0 +1,87 @@
+"""Headroom that predicted latencies leave below their objectives, for `slo_headroom` (which describes the formula).
+
+Apart from the plug-in because this is compiled and plug-ins are not (setup.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum
+from typing import NamedTuple
+
+from scorers.contract import Row
+from scorers.polled import fill_missing
+from scorers.streams import decode_ms
+
+SAME_MS = 1e-9  # latencies that differ by less are equal: their range is rounding
+
+
+class PredictedLatency(NamedTuple):
+    """TTFT or TPOT as predicted at each row."""
+
+    ms: list[float]
+    objective_ms: float  # 0 for none
+    weight: float
+
+
+def headroom_costs(latencies: list[PredictedLatency], prefer_least: bool) -> list[float]:
+    """Return each row's cost: below 0.5 where all objectives are met, by what the others of these leave; above it by
+    how far they are missed.
+    """
+    meets = _meets(latencies)
+    near = [i for i, met in enumerate(meets) if met]
+    far = [i for i, met in enumerate(meets) if not met]
+    costs = [0.0] * len(meets)
+    if near:
+        for place, blend in enumerate(_blend([_select(latency, near) for latency in latencies])):
+            costs[near[place]] = 0.4 * (1 - blend if prefer_least else blend)
+    if far:
+        for place, blend in enumerate(_blend([_excess(_select(latency, far)) for latency in latencies])):
+            costs[far[place]] = 0.6 + 0.4 * blend
+    return costs
+
+
+def steps_ms(rows: Sequence[Row], whole: int) -> list[float] | None:
+    """Return milliseconds per token at each row with this request in its batch; None if no row has a curve."""
+    steps = [_step_ms(row, whole) for row in rows]
+    return None if all(step is None for step in steps) else fill_missing(steps)
+
+
+def _step_ms(row: Row, whole: int) -> float | None:
+    decode, load = row.speed.decode, row.load
+    return None if decode is None else decode_ms(decode, load.requests + 1, load.context_tokens + whole)
+
+
+def _meets(latencies: Sequence[PredictedLatency]) -> list[bool]:
+    """Return which rows meet all objectives; none does if there is no objective."""
+    if not any(latency.objective_ms for latency in latencies):
+        return [False] * len(latencies[0].ms)
+    meets = [True] * len(latencies[0].ms)
+    for ms, objective_ms, _ in latencies:
+        for i, value in enumerate(ms):
+            if value > objective_ms:
+                meets[i] = False
+    return meets
+
+
+def _select(latency: PredictedLatency, rows: Sequence[int]) -> PredictedLatency:
+    ms = latency.ms
+    return PredictedLatency([ms[i] for i in rows], latency.objective_ms, latency.weight)
+
+
+def _excess(latency: PredictedLatency) -> PredictedLatency:
+    ms, objective_ms, weight = latency
+    return PredictedLatency([max(0.0, value - objective_ms) for value in ms], objective_ms, weight)
+
+
+def _blend(latencies: Sequence[PredictedLatency]) -> list[float]:
+    """Return each row's blend, from 0 (the least of everything) to 1, of the latencies that differ between rows."""
+    varying = [latency for latency in latencies if latency.ms and max(latency.ms) - min(latency.ms) > SAME_MS]
+    weights = fsum([latency.weight for latency in varying])
+    blended = [0.0] * len(latencies[0].ms)
+    for ms, _, weight in varying:
+        least = min(ms)
+        scale = (weight / weights if weights else 1.0) / (max(ms) - least)  # alone, it takes over the other's weight
+        for i, value in enumerate(ms):
+            blended[i] += scale * (value - least)
+    return [min(1.0, value) for value in blended]
