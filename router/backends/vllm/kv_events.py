@@ -142,6 +142,7 @@ class _MessageOfMaps(msgspec.Struct, array_like=True):
 
 
 _unpack_maps = msgspec.msgpack.Decoder(_MessageOfMaps).decode
+_unpack_event_map = msgspec.msgpack.Decoder(PackedFields).decode
 _find_events = msgspec.msgpack.Decoder(_Message).decode
 _unpack_map = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _unpack_array = msgspec.msgpack.Decoder(list[Raw]).decode
@@ -208,7 +209,7 @@ class LargeBatch:
                 if (raw := next(self._events, None)) is None:
                     return self._batch
                 if len(memoryview(raw)) <= PLAIN_BYTES:
-                    _add(self._batch, read_event(_unpack(raw), self._host_cpu))
+                    _add(self._batch, read_event(_unpack_event(raw), self._host_cpu))
                 else:
                     self._pieces = _cut_fields(raw)
             except _UNREADABLE:
@@ -216,6 +217,17 @@ class LargeBatch:
             except _TooMuch as beyond:
                 return OverLimit("message", str(beyond))
         return None
+
+
+def _unpack_event(raw: Raw) -> Any:
+    """Decode an event as `_batch` does, so that an event says the same in a message of any size.
+
+    Raises ValueError or RecursionError for an unreadable one.
+    """
+    try:
+        return _unpack_event_map(raw)
+    except _UNREADABLE:
+        return _unpack(raw)
 
 
 class _TooMuch(Exception):

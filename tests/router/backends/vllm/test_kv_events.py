@@ -502,6 +502,18 @@ def decoded(frames: list[bytes]) -> Any:
     return found
 
 
+def test_an_event_is_read_alike_in_a_message_of_any_size() -> None:
+    """Even one with a name that is no UTF-8, of a field that nothing reads."""
+    odd = msgspec.msgpack.encode(stored(zz=1)).replace(b"\xa2zz", b"\xa2z\xff")
+    padding = {"type": "odd", "x": "y" * PLAIN_BYTES}
+    small, large = (
+        batch_of(decoded(message(*(msgspec.Raw(event) if isinstance(event, bytes) else event for event in events))))
+        for events in ([odd], [odd, padding])
+    )
+    assert [type(event) for event in small.events] == [BlocksStored]
+    assert large.events == small.events
+
+
 @pytest.mark.parametrize("changes", [{}, {"lora_name": "l", "extra_keys": [["l"]] * 5000}, {"medium": "cpu"}])
 def test_a_large_event_is_the_same_in_pieces(changes: dict[str, Any]) -> None:
     """Whether it is in a small message or in a large one, decoded field by field."""

@@ -54,7 +54,7 @@ async def test_the_load_ends_by_itself() -> None:
 
 async def test_a_flood_is_one_prompt_by_many_at_once() -> None:
     async with engine(**INSTANT) as fake:
-        sent = await run_flood(script(), LoadEndpoint(fake.url, "warm-tiny"), CLOCK, CLOCK.now(), 4, 200, 0.2)
+        sent = await run_flood(script(), LoadEndpoint(fake.url, "warm-tiny"), CLOCK, CLOCK.now(), 4, 200, 2.0)
         assert len(sent) >= 4
         assert len({exchange.body for exchange in fake.seen(PATH)}) == 1
 
