@@ -17,7 +17,8 @@ from tests.picker_conformance.reference_picker import MODEL, ReferencePicker, se
 from tests.picker_conformance.wrong import WRONG
 
 QUICK_S = 0.3  # a silent picker is waited for so long
-PATIENT_S = 10.0
+PATIENT_S = 20.0
+FLOOD = 502  # its many requests are all answered at once, and take longer than that on a busy machine
 NUMBERS = {int(case.id.removeprefix("EPP-")): case for case in CASES}
 
 
@@ -58,6 +59,6 @@ async def test_a_right_picker_passes(number: int) -> None:
     ("number", "wrong"), [pytest.param(n, one, id=f"{n}-{one.__name__}") for n in WRONG for one in WRONG[n]]
 )
 async def test_a_wrong_picker_fails(number: int, wrong: type[ReferencePicker]) -> None:
-    result = await run(NUMBERS[number], wrong(), QUICK_S)
+    result = await run(NUMBERS[number], wrong(), PATIENT_S if number == FLOOD else QUICK_S)
     assert result.result == "fail", result.received
     assert result.received
