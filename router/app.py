@@ -24,7 +24,6 @@ from router.backends.feeds.metrics import MetricsPoller
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import Clock, SystemClock
 from router.config import schema
-from router.config.reader import read_client_keys
 from router.config.sections.listeners import ListenConfig
 from router.control import background
 from router.control.api.admin import admin_app
@@ -42,7 +41,6 @@ from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
 from router.proxy.asgi import AsgiHandler
-from router.proxy.headers import HeaderRules
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
@@ -198,7 +196,8 @@ class App:
         """Build the public API and the admin API, each on its listener."""
         config, limits = self._config, self._config.limits
         self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
-        clients = read_client_keys(config.clients.keys_file) if config.clients.keys_file else None
+        self._client_keys = wiring.build_client_keys(config, self._secret)
+        tenants = None if self._client_keys is None else self._client_keys.directory
         services = Services(
             config=config,
             clock=self._clock,
@@ -213,7 +212,7 @@ class App:
             data_path=RelayPath(
                 self._upstreams,
                 self._passthrough,
-                HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
+                wiring.build_header_rules(config),
                 limits,
                 self._scheduler.peers,
                 continuation_bytes=limits.continuation_bytes,
@@ -229,10 +228,10 @@ class App:
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
-        api = AsgiHandler(ops) if self._only_picker else PublicApi(services, ops, clients)
+        api = AsgiHandler(ops) if self._only_picker else PublicApi(services, ops, tenants)
         unready, sockets = self.unready_reason, self._sockets
         self._picker = wiring.build_picker(
-            services, clients, self._passthrough, self._upstreams, unready, lambda: self._stopping, sockets
+            services, tenants, self._passthrough, self._upstreams, unready, lambda: self._stopping, sockets
         )
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
@@ -240,7 +239,7 @@ class App:
         self._listener = HttpListener(server, sockets=sockets, processes=processes)
         remote = EngineTokenizer(self._upstreams.fetch)
         read_options = wiring.build_read_options(config, want_source=True)
-        explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, read_options)
+        explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, read_options, tenants)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
@@ -300,6 +299,8 @@ class App:
                 self._preloading.copies.start()
         for export in self._exports:
             export.start()
+        if self._client_keys is not None:
+            self._client_keys.start(self._tasks)
         if self._snapshots is not None:
             self._snapshots.start()
         self._pool.start()

@@ -9,13 +9,14 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from router.backends.client_keys import ClientKeys
 from router.backends.discovery.discovery import Discovery, StaticDiscovery
 from router.backends.discovery.dns import DnsDiscovery
 from router.backends.discovery.file import FileDiscovery
@@ -74,6 +75,8 @@ from router.telemetry.recent_records import RecentRecords
 from router.telemetry.tracing import build
 from router.telemetry.tracing.spans import Address
 from router.telemetry.tracing.tracing import Tracing
+from router.tenants.directory import TenantDirectory
+from router.tenants.isolation import derive_salt_key
 
 log = logging.getLogger("warmroute.app")
 
@@ -235,7 +238,7 @@ def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Disc
 
 def build_picker(
     services: Services,
-    clients: Mapping[str, str] | None,
+    tenants: TenantDirectory | None,
     passthrough: TokenIdPassthrough,
     upstreams: Upstreams,
     unready_reason: Callable[[], str | None],
@@ -258,18 +261,30 @@ def build_picker(
     path = PickerPath(
         services.scheduler.fleet,
         passthrough,
-        HeaderRules(config.edge.strip_headers, own_keys=clients is not None),
+        build_header_rules(config),
         answer_log,
         upstreams.credentials,
         services.metrics.on_moved,
         config.picker.fallbacks,
     )
     services = replace(services, data_path=path, read_options=build_read_options(config))
-    api = PickerApi(services, clients, testing=config.picker.testing)
+    api = PickerApi(services, tenants, testing=config.picker.testing)
     bounds = read_bounds(config.limits, config.listen)
     health = PickerHealth(unready_reason, stopping)
     proxies = TrustedProxies(config.listen.trusted_proxies)
     return PickerServer(config.picker, bounds, proxies, api.answer, answer_log, health, clock.wall(), sockets)
+
+
+def build_header_rules(config: schema.Config) -> HeaderRules:
+    """Return what of a client's headers reaches engines: not its key for this router, nor who a proxy says it is."""
+    clients, strip = config.clients, config.edge.strip_headers
+    named = [] if clients.tenant_header is None else [clients.tenant_header]
+    return HeaderRules([*strip, *named], own_keys=clients.keys_file is not None or clients.jwt is not None)
+
+
+def build_client_keys(config: schema.Config, secret: int) -> ClientKeys | None:
+    """Return the keys, with the tenants; None where nobody has to say who it is. Raises ConfigError."""
+    return ClientKeys(config.clients, derive_salt_key(secret)) if config.clients.identifies else None
 
 
 def build_snapshots(

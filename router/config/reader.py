@@ -27,7 +27,7 @@ from router.config.sections.gameday import GamedayFile
 from router.config.sections.listeners import AdmissionConfig
 from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
-from router.config.yaml_source import POLICY, YamlDocument, YamlPath, YamlProblem, load, parse, read_text
+from router.config.yaml_source import POLICY, YamlDocument, YamlPath, YamlProblem, load, parse, read_bytes
 from router.errors import MAX_COMPLAINTS, ConfigError
 
 T = TypeVar("T")
@@ -258,15 +258,27 @@ def load_policies(config: Config) -> dict[str, PolicyConfig]:
 
 
 def read_client_keys(path: Path | str) -> dict[str, str]:
-    """Return client names by the sha256 (lower-case hex) of their API key. `#` starts a comment. Raises ConfigError."""
+    """Return the names of clients by the sha256 (lower-case hex) of their API keys, from a file. Raises ConfigError."""
+    return parse_client_keys(read_bytes(Path(path), MAX_KEYS_BYTES), str(path))
+
+
+def parse_client_keys(content: bytes, where: str) -> dict[str, str]:
+    """Return the names of clients by the sha256 (lower-case hex) of their API keys. `#` starts a comment; a client may
+    have several keys. Raises ConfigError.
+    """
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: is not UTF-8 text (byte {error.start})") from None
     names: dict[str, str] = {}
     problems: list[str] = []
-    for number, line in enumerate(read_text(Path(path), MAX_KEYS_BYTES).splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
-        if (match := CLIENT_KEY.fullmatch(text)) is not None:
-            names[match[1].lower()] = match[2]
-        elif text:
-            problems.append(f"{path}:{number}: wanted the sha256 of a key (64 hex digits) and a name")
+        if (match := CLIENT_KEY.fullmatch(text)) is None:
+            if text:
+                problems.append(f"{where}:{number}: wanted the sha256 of a key (64 hex digits) and a name")
+        elif names.setdefault(match[1].lower(), match[2]) != match[2]:
+            problems.append(f"{where}:{number}: this key is another client's already")
     if problems:
         raise ConfigError(*problems)
     return names

@@ -21,13 +21,13 @@ from router.config.sections.base import (
     split_base_url,
     url_host,
 )
+from router.config.sections.clients import ClientsConfig
 from router.config.sections.discovery import DnsConfig, KubernetesConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.kv_store import PoolConfig
 from router.config.sections.listeners import (
     AdminConfig,
     AdmissionConfig,
-    ClientsConfig,
     EdgeConfig,
     LimitsConfig,
     ListenConfig,

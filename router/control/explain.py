@@ -41,6 +41,7 @@ from router.scheduling.policy.record import Record, Stages
 from router.scheduling.policy.record_view import PANIC, describe_decision, to_plain
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.shortlist import SMALL
+from router.tenants.directory import TenantDirectory
 from scorers.contract import Needs
 
 
@@ -53,7 +54,7 @@ class ExplainRequest(NamedTuple):
     policy: str | None = None  # the policy that chooses; None: the one that would decide
     session: str | None = None
     parent: str | None = None
-    client: str | None = None  # the name of its API key
+    client: str | None = None  # its tenant, by name
     ttft_ms: str | None = None
     tpot_ms: str | None = None
 
@@ -75,6 +76,7 @@ class Explain:
     tokenization: Tokenization
     remote: EngineTokenizer  # a client of its own, which takes no turn from requests
     read_options: ReadOptions
+    tenants: TenantDirectory | None = None
 
     @property
     def body_bytes(self) -> int:
@@ -90,13 +92,17 @@ class Explain:
         session = as_name(request.session)
         lineage = None if session is None else make_lineage(session, as_name(request.parent))
         headers = RequestHeaders(lineage, request.ttft_ms, request.tpot_ms)
-        fields = request.path, request.content_type, request.body, self.read_options, headers
+        tenant = None
+        if request.client is not None and self.tenants is not None:
+            tenant = self.tenants.find(request.client)
+        scope = None if tenant is None else tenant.scope
+        fields = request.path, request.content_type, request.body, self.read_options, headers, scope
         prompt = await asyncio.to_thread(read_prompt, *fields)
-        served = resolve_model(prompt, self.scheduler)
+        served = resolve_model(prompt, tenant, self.scheduler)
         known = await self._tokenize(prompt, served)
         record = self._create_record(request, prompt)
         placement = self._place(request, prompt, record)
-        only = locate_response(prompt.previous_response_id, self.scheduler)
+        only = locate_response(prompt, tenant, self.scheduler)
         tokens = known if isinstance(known, TokenizedPrompt) else None
         decision = self.scheduler.explain(record, prompt, served, tokens, only)
         if decision is None:

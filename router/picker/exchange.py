@@ -57,7 +57,6 @@ class PickerExchange(WatchedExchange):
         super().__init__()
         head = first.request_headers
         self.method, self.path, self.target, self.headers, self.fields = read_head(head.headers)
-        self.client: str | None = None
         self.recorded = False
         self.subset = read_subset(first)
         self.tests = False  # headers of conformance tests are obeyed
@@ -112,6 +111,11 @@ class PickerExchange(WatchedExchange):
     def body_complete(self) -> bool:
         """All of the request is here."""
         return self._body_complete
+
+    @property
+    def proxied(self) -> bool:
+        """A gateway sent it, which sets and removes headers as the operator wants."""
+        return True
 
     @property
     def sender(self) -> str:

@@ -21,6 +21,7 @@ _OPTIONS: msgspec.json.Decoder[dict[str, Raw] | None] = msgspec.json.Decoder(dic
 MAX_MEMBERS = 1000  # real requests have a few dozen
 _USAGE = b'"stream_options":{"include_usage":true}'
 _IDS = b'"return_token_ids":true'
+SALT = "cache_salt"
 
 
 class RequestBody(NamedTuple):
@@ -42,6 +43,22 @@ def open_body(raw: bytes, strip: Collection[str]) -> RequestBody:
         raise BadRequest(f"the body has more than {MAX_MEMBERS:,} fields")
     kept = {key: value for key, value in members.items() if key not in strip}
     return RequestBody(raw, members) if len(kept) == len(members) else RequestBody(msgspec.json.encode(kept), kept)
+
+
+def set_salt(raw: bytes, salt: str, *, present: bool) -> bytes:
+    """Return `raw`, an object with at least one member, with this `cache_salt`. `present`: it may have one, which is
+    replaced, so that no reader can take the other one.
+    """
+    if present:
+        members = open_body(raw, ()).members
+        return msgspec.json.encode(members | {SALT: salt})
+    return _append(raw, b'"cache_salt":"%b"' % salt.encode())
+
+
+def _append(raw: bytes, members: bytes) -> bytes:
+    """Return an object with at least one member with more of them: one copy, as large bodies are costly."""
+    view, end = memoryview(raw), raw.rindex(b"}")
+    return b"".join((view[:end], b",", members, view[end:]))
 
 
 def not_json(error: Exception) -> BadRequest:
@@ -98,8 +115,7 @@ def ask_engine(raw: bytes, stream_options: Raw | None, return_token_ids: Raw | N
     if changed:
         raw = msgspec.json.encode(open_body(raw, ()).members | changed)
     if added:
-        view, end = memoryview(raw), raw.rindex(b"}")
-        raw = b"".join((view[:end], b",", b",".join(added), view[end:]))  # one copy: large bodies are costly
+        raw = _append(raw, b",".join(added))
     return AnswerRequest(raw, hide_usage, hide_ids)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol
 
+from router.tenants.tenant import Tenant
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -37,12 +39,20 @@ class ClientRequest(Protocol):
     target: bytes
     headers: Headers
     fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
-    client: str | None  # the name of its API key, set by the public API where keys are needed
+    tenant: Tenant | None  # whose it is, set by the public API where clients must say who they are
     recorded: bool  # set once a record counts this exchange; the public API counts all others
 
     @property
     def sender(self) -> str:
-        """Whom the request is counted for: `client`, else the client by its address."""
+        """Whom the request is counted for: its tenant by name, else the client by its address."""
+
+    @property
+    def client(self) -> str | None:
+        """The name of its tenant."""
+
+    @property
+    def proxied(self) -> bool:
+        """A trusted proxy sent it."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of header `name` (lower case)."""

@@ -68,7 +68,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, context: ConnectionContext, client: str, *, proxied: bool = False) -> None:
         self.client = client
         self.made = False  # false until TLS has been agreed on
-        self._proxied = proxied
+        self.proxied = proxied
         self._context = context
         self._limits = context.limits
         self._timer = DeadlineTimer(context.loop, self._on_deadline)  # for what the client sends
@@ -311,7 +311,7 @@ class ClientConnection(asyncio.Protocol):
 
     def find_client(self, headers: Headers) -> str:
         """Return the client that a request with `headers` is counted for."""
-        named = self._context.proxies.find_client(headers) if self._proxied else None
+        named = self._context.proxies.find_client(headers) if self.proxied else None
         return named or self.client
 
     # closing

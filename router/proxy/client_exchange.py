@@ -23,6 +23,7 @@ class ExchangeTransport(Protocol):
     transport: asyncio.Transport
     task: asyncio.Task[None]  # which answers its requests
     write_paused: bool
+    proxied: bool  # by a trusted proxy
 
     def find_client(self, headers: Headers) -> str:
         """Return the client that a request with these headers is counted for, by its address."""
@@ -56,7 +57,6 @@ class ClientExchange(WatchedExchange):
         "_waiter",
         "arriving",
         "buffered",
-        "client",
         "complete",
         "headers",
         "keep_alive",
@@ -77,7 +77,6 @@ class ClientExchange(WatchedExchange):
         self.fields = head.fields
         self._http_1_1 = head.http_1_1
         self.keep_alive = head.keep_alive
-        self.client: str | None = None
         self.recorded = False
         self.pieces: list[bytes] = []
         self.buffered = 0
@@ -99,6 +98,10 @@ class ClientExchange(WatchedExchange):
     @property
     def sender(self) -> str:
         return self.client or self._connection.find_client(self.headers)
+
+    @property
+    def proxied(self) -> bool:
+        return self._connection.proxied
 
     @property
     def encrypted(self) -> bool:

@@ -16,6 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from router.errors import TooLarge
 from router.proxy.call import ClientDisconnected
+from router.tenants.tenant import Tenant
 
 PIECE_BYTES = 41  # of memory, beside its content: a bytes object and its place in a list
 
@@ -24,14 +25,19 @@ PIECE_BYTES = 41  # of memory, beside its content: a bytes object and its place 
 class WatchedExchange:
     """The part of a `ClientRequest` that does not depend on how the request came."""
 
-    __slots__ = ("_cancelled", "_watched", "fields", "gone")
+    __slots__ = ("_cancelled", "_watched", "fields", "gone", "tenant")
 
     fields: Mapping[bytes, bytes]
 
     def __init__(self) -> None:
         self.gone = False  # the client disconnected
+        self.tenant: Tenant | None = None
         self._watched: asyncio.Task[Any] | None = None
         self._cancelled = False
+
+    @property
+    def client(self) -> str | None:
+        return None if self.tenant is None else self.tenant.name
 
     def header(self, name: bytes) -> bytes | None:
         return self.fields.get(name)

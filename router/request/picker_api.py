@@ -6,7 +6,6 @@ What a client may ask for, and in which words it is refused, is the proxy's (`pu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from router.errors import RequestRefused
@@ -16,6 +15,7 @@ from router.prompt.api.parse import ReadOptions
 from router.request.error_body import ErrorBody
 from router.request.public_api import RequestApi
 from router.request.services import Services
+from router.tenants.directory import TenantDirectory
 
 WAITED = "no_room"  # the code of a refusal after a wait for admission
 
@@ -23,12 +23,12 @@ WAITED = "no_room"  # the code of a refusal after a wait for admission
 class PickerApi:
     """Answers exchanges of gateways. With `testing` the headers of conformance tests are obeyed."""
 
-    def __init__(self, services: Services, clients: Mapping[str, str] | None, *, testing: bool = False) -> None:
+    def __init__(self, services: Services, tenants: TenantDirectory | None, *, testing: bool = False) -> None:
         options = services.read_options
         unhidden = ReadOptions(options.strip_fields, inject_usage=False, want_source=options.want_source)
-        self._conforming = _GatewayApi(services, clients, open_paths=testing)
+        self._conforming = _GatewayApi(services, tenants, open_paths=testing)
         # What a gateway keeps of an answer cannot be hidden from its client, so it is not asked for either.
-        self._thin = _GatewayApi(replace(services, read_options=unhidden), clients, open_paths=testing)
+        self._thin = _GatewayApi(replace(services, read_options=unhidden), tenants, open_paths=testing)
         self._testing = testing
 
     async def answer(self, exchange: PickerExchange) -> None:

@@ -9,6 +9,7 @@ from router.prompt.prompt import Prompt, UnknownIds
 from router.request.admin_tokens import PolicyOverride
 from router.request.admission.lease import AdmissionLease
 from router.telemetry.tracing.context import TraceContext
+from router.tenants.tenant import Tenant
 from scorers.contract import PoolHit
 
 
@@ -24,7 +25,8 @@ class PreparedRequest:
     """A request as far as it is known before an engine is chosen.
 
     None stands for: the request names no model (`served`), sessions are not counted (`lease`), no tracing (`trace`),
-    another engine cannot carry the answer on (`stream`, which is set when the record is open).
+    another engine cannot carry the answer on (`stream`, which is set when the record is open), clients need not say who
+    they are (`tenant`).
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class PreparedRequest:
         lease: AdmissionLease | None = None,
         trace: TraceContext | None = None,
         stream: ContinuableStream | None = None,
+        tenant: Tenant | None = None,
     ) -> None:
         self.prompt = prompt
         self.served = served
@@ -46,6 +49,7 @@ class PreparedRequest:
         self.lease = lease
         self.trace = trace
         self.stream = stream
+        self.tenant = tenant
 
     def carried_on(self, prompt: Prompt) -> PreparedRequest:
         """Return the request for the engine that carries the answer on: with `prompt`, whose ids the router has not
@@ -60,4 +64,5 @@ class PreparedRequest:
             self.lease,
             self.trace,
             self.stream,
+            self.tenant,
         )

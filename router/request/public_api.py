@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -34,6 +34,7 @@ from router.telemetry.access_log import log_unrecorded
 from router.telemetry.metrics.exposition import CONTENT_TYPES, PageForm, choose_form
 from router.telemetry.metrics.prometheus import OTHER, REASONS
 from router.telemetry.tracing.spans import RefusedRequest
+from router.tenants.directory import TenantDirectory
 
 CACHE_ROUTED = {endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 LOAD_ROUTED = frozenset(
@@ -44,12 +45,12 @@ STORED_RESPONSE = re.compile(r"/v1/responses/([A-Za-z0-9_\-]{1,128})(/cancel)?")
 
 
 class PublicApi:
-    """Answers exchanges on the public port. `clients` maps the sha256 (hex) of an API key to its owner's name; `None`:
-    no key is needed. `ops` is what answers `OPS`.
+    """Answers exchanges on the public port. `tenants` `None`: nobody has to say who it is. `ops` is what answers
+    `OPS`.
     """
 
-    def __init__(self, services: Services, ops: ASGIApp, clients: Mapping[str, str] | None) -> None:
-        self._requests = RequestApi(services, clients)
+    def __init__(self, services: Services, ops: ASGIApp, tenants: TenantDirectory | None) -> None:
+        self._requests = RequestApi(services, tenants)
         self._ops = AsgiHandler(ops)
 
     async def answer(self, exchange: ClientExchange) -> None:
@@ -57,14 +58,14 @@ class PublicApi:
 
 
 class RequestApi:
-    """Answers the requests of clients, whoever carries them out. `clients` as for `PublicApi`; with `open_paths` every
+    """Answers the requests of clients, whoever carries them out. `tenants` as for `PublicApi`; with `open_paths` every
     other path is routed by load instead of being refused.
     """
 
-    def __init__(self, services: Services, clients: Mapping[str, str] | None, *, open_paths: bool = False) -> None:
+    def __init__(self, services: Services, tenants: TenantDirectory | None, *, open_paths: bool = False) -> None:
         self._services = services
         self._open_paths = open_paths
-        self._clients = clients
+        self._tenants = tenants
         extra = {(e.method, e.path) for e in services.config.edge.extra_endpoints}
         self._routed = {("POST", path) for path in CACHE_ROUTED | LOAD_ROUTED} | extra
 
@@ -108,7 +109,9 @@ class RequestApi:
         return call.path if (call.method, call.path) in self._routed else "other"
 
     async def _dispatch(self, call: ClientRequest) -> None:
-        self._check_key(call)
+        if self._tenants is not None:
+            now_wall_s = self._services.clock.wall()
+            call.tenant = self._tenants.identify(call.fields, trusted=call.proxied, now_wall_s=now_wall_s)
         if (call.method, call.path) in self._routed:
             await route(call, self._services)
         elif call.method == "GET" and call.path == "/v1/models":
@@ -121,25 +124,13 @@ class RequestApi:
             raise NotFound(f"{call.method} {quote_name(call.path)} is not served here", code="unknown_path")
 
     def _list_models(self, call: ClientRequest) -> None:
-        """Answer with the fleet's model cards in the form of an engine's own, dated now as an engine does."""
+        """Answer with the model cards that the tenant may use, in the form of an engine's own, dated now as there."""
         common = {"object": "model", "created": int(self._services.clock.wall()), "owned_by": "vllm"}
         models = self._services.scheduler.fleet.models()
+        if call.tenant is not None:
+            models = [card for card in models if call.tenant.service_class.allows(card.id)]
         body = {"object": "list", "data": [common | card._asdict() for card in models]}
         call.answer(200, [(b"content-type", b"application/json")], msgspec.json.encode(body))
-
-    def _check_key(self, call: ClientRequest) -> None:
-        """Set the client's name. A sha256 is looked up, so timing says something about hashes only, not about keys.
-        Raises `Unauthorized`.
-        """
-        if self._clients is None:
-            return
-        header = call.header(b"authorization") or b""
-        key = header[7:] if header[:7].lower() == b"bearer " else call.header(b"x-api-key") or b""
-        call.client = self._clients.get(hashlib.sha256(key.strip()).hexdigest())
-        if call.client is None:
-            raise Unauthorized(
-                "a valid API key is needed: Authorization: Bearer KEY, or x-api-key", code="invalid_api_key"
-            )
 
 
 class MetricsAccess(NamedTuple):

@@ -32,6 +32,7 @@ from router.request.prepared_request import PreparedRequest
 from router.request.services import Services
 from router.scheduling.policy.record import PrefillRecord
 from router.scheduling.ticket import Ticket
+from router.tenants.tenant import own_name
 
 log = logging.getLogger("warmroute.request")
 
@@ -98,7 +99,7 @@ class ResponseObserver:
             self._tail.feed(data)
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
                 self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
-                self._scheduler.remember_response(response_id, self._ticket.target.id)
+                self._scheduler.remember_response(own_name(self._request.tenant, response_id), self._ticket.target.id)
         return data if self._feed is None else self._feed(data)
 
     def flush(self) -> bytes:

@@ -23,7 +23,16 @@ from __future__ import annotations
 import asyncio
 
 from router.backends.vllm.disaggregation import can_split
-from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, RequestRefused, list_names, quote_name
+from router.errors import (
+    BadGateway,
+    DeadlineExceeded,
+    Forbidden,
+    NoTarget,
+    NotFound,
+    RequestRefused,
+    list_names,
+    quote_name,
+)
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -43,6 +52,7 @@ from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Re
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.access_log import log_request
 from router.telemetry.tracing.context import TraceContext
+from router.tenants.tenant import Tenant, own_name
 from scorers.contract import Needs, PoolHit
 
 STORED = "/v1/responses/{id}"  # the endpoint's name in records and metrics
@@ -59,12 +69,12 @@ async def route(call: ClientRequest, services: Services) -> None:
         read_s = services.clock.now()
         prompt = await parse(call, body, override, services)
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
-        served = resolve_model(prompt, services.scheduler)
+        served = resolve_model(prompt, call.tenant, services.scheduler)
         tokens = await tokenize(prompt, served, override, services)
         with await services.admission.acquire(prompt, served, tokens) as lease:
             pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
             trace = begin_trace(call, services)
-            request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease, trace)
+            request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease, trace, tenant=call.tenant)
             await run_recorded(call, request, stages, RequestTimes(arrived_s, read_s), services)
 
 
@@ -72,7 +82,7 @@ async def route_stored(call: ClientRequest, response_id: str, services: Services
     """Answer a request about a stored response; only the engine that made it has it. Raises `NotFound` for an id that
     is unknown here, and `RequestRefused` while nothing has been sent.
     """
-    if services.scheduler.response_target(response_id) is None:
+    if services.scheduler.response_target(own_name(call.tenant, response_id)) is None:
         raise NotFound(f"the response `{response_id}` is not known here", code="unknown_response")
     with services.limiter.open(call.sender) as slot:
         arrived_s = services.clock.now()
@@ -81,7 +91,7 @@ async def route_stored(call: ClientRequest, response_id: str, services: Services
         times = RequestTimes(arrived_s, services.clock.now())
         unknown = UnknownIds("endpoint")
         prompt = Prompt(Endpoint.OTHER, STORED, None, body, unknown, previous_response_id=response_id)
-        request = PreparedRequest(prompt, None, unknown, trace=begin_trace(call, services))
+        request = PreparedRequest(prompt, None, unknown, trace=begin_trace(call, services), tenant=call.tenant)
         await run_recorded(call, request, Stages(), times, services)
 
 
@@ -103,7 +113,7 @@ async def run_recorded(
 async def place_and_relay(call: ClientRequest, request: PreparedRequest, record: Record, services: Services) -> None:
     """Choose, book, relay; again while that is allowed. Raises `RequestRefused` when no engine answered."""
     prompt, scheduler = request.prompt, services.scheduler
-    only = locate_response(prompt.previous_response_id, scheduler)
+    only = locate_response(prompt, request.tenant, scheduler)
     splits = only is None and bool(scheduler.peers) and can_split(prompt.endpoint, prompt.body)
     earlier = EarlierAttempts(failed=services.data_path.excludes(call))
     last: RelayEnd | None = None
@@ -144,20 +154,27 @@ async def parse(call: ClientRequest, body: bytes, override: PolicyOverride | Non
     """
     chosen = services.scheduler.selector.policy_set if override is None else override.policy
     options = services.read_options if chosen.continuation else services.read_options.uncontinued
-    fields = call.path, call.text(b"content-type"), body, options, read_request_headers(call.fields)
+    scope = None if call.tenant is None else call.tenant.scope
+    fields = call.path, call.text(b"content-type"), body, options, read_request_headers(call.fields), scope
     if len(body) <= LARGE_BODY_BYTES:
         return read_prompt(*fields)
     async with services.large_body:
         return await asyncio.to_thread(read_prompt, *fields)
 
 
-def resolve_model(prompt: Prompt, scheduler: Scheduler) -> ServedModel | None:
+def resolve_model(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler) -> ServedModel | None:
     """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). Raises
-    `NotFound` for a name that no instance serves, `NoTarget` for one that never was while no instance is ready to say
-    what it serves.
+    `Forbidden` for a name that the tenant may not use, whether it is served or not, `NotFound` for one that no instance
+    serves, `NoTarget` for one that never was while no instance is ready to say what it serves.
     """
     if prompt.model is None:
         return None
+    if tenant is not None and not tenant.service_class.allows(prompt.model):
+        raise Forbidden(
+            f"the model `{quote_name(prompt.model)}` is not among those that {quote_name(tenant.name)} may use",
+            param="model",
+            code="model_not_allowed",
+        )
     served = scheduler.fleet.resolve(prompt.model)
     if served is None:
         name, others = quote_name(prompt.model), list_names(card.id for card in scheduler.fleet.models())
@@ -211,11 +228,17 @@ async def query_pool(
     return hit
 
 
-def locate_response(response_id: str | None, scheduler: Scheduler) -> TargetId | None:
-    """Return the target that made a response, where a follow-up must go; `None`: any target will do. That includes an
-    id that is unknown here: the engine that gets it knows best what to answer.
+def locate_response(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler) -> TargetId | None:
+    """Return the target that made the response which a prompt goes on from; `None`: any target will do. That includes
+    an id that is unknown here, as the engine that gets it knows best what to answer; but where tenants are kept apart
+    it may be another one's, which engines cannot tell. Raises `NotFound` for that.
     """
-    return None if response_id is None else scheduler.response_target(response_id)
+    if (response_id := prompt.previous_response_id) is None:
+        return None
+    target = scheduler.response_target(own_name(tenant, response_id))
+    if target is None and tenant is not None and tenant.scope is not None:
+        raise NotFound(f"the response `{quote_name(response_id)}` is not known here", code="unknown_response")
+    return target
 
 
 def may_retry(last: RelayEnd, record: Record, retry_budget: RetryBudget) -> bool:

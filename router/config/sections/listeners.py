@@ -1,5 +1,5 @@
-"""The sections `listen`, `picker`, `admin`, `metrics`, `clients`, `limits`, `admission` and `edge`: who gets in, and
-within which bounds.
+"""The sections `listen`, `picker`, `admin`, `metrics`, `limits`, `admission` and `edge`: who gets in, and within which
+bounds.
 """
 
 from __future__ import annotations
@@ -107,11 +107,6 @@ class MetricsConfig(Section):
     token_hash: str | None = Field(default=None, pattern="^[0-9a-fA-F]{64}$")
     """sha256 in hex of the bearer token that a scrape must have (`printf %s TOKEN | sha256sum`); null: none is asked
     for"""
-
-
-class ClientsConfig(Section):
-    keys_file: PathName | None = None
-    """file with the sha256 (hex) of one client API key and a name per line; null: no API key is required"""
 
 
 class LimitsConfig(Section):

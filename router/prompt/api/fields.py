@@ -32,7 +32,7 @@ class BodyFields(msgspec.Struct):
 
     model: str | None = None
     stream: bool | None = False
-    cache_salt: str | None = None
+    cache_salt: str | UnsetType | None = UNSET
     session_id: Part = UNSET
     user: Part = UNSET
     metadata: Part = UNSET

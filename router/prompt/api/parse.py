@@ -48,17 +48,21 @@ from router.prompt.api.openai import (
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
 from router.prompt.api.size_limits import LARGE_BODY_BYTES, check_elements, exceeds
 from router.prompt.body_rewrite import (
+    SALT,
     AnswerRequest,
     Asked,
     ask_engine,
     open_body,
+    set_salt,
 )
 from router.prompt.known_prompt import FindKnown
 from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
+from router.tenants.isolation import CacheScope
 
 TTFT, TPOT = b"x-slo-ttft-ms", b"x-slo-tpot-ms"
 LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
 CONTINUE = b"x-warmroute-continue"  # `off`: the client does not want the answer carried on by another engine
+SALTED_OTHERS = frozenset(("/v1/embeddings", "/v1/rerank", "/v1/score"))  # engines compute and cache their prompts
 NAMES = SESSION_HEADERS | {TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT, CONTINUE}
 
 
@@ -137,20 +141,26 @@ class ReadOptions:
 
 
 def read_prompt(
-    path: str, content_type: str | None, body: bytes, options: ReadOptions, headers: RequestHeaders = NO_HEADERS
+    path: str,
+    content_type: str | None,
+    body: bytes,
+    options: ReadOptions,
+    headers: RequestHeaders = NO_HEADERS,
+    scope: CacheScope | None = None,
 ) -> Prompt:
     """Parse one request; `headers` are those of `read_request_headers`. Raises BadRequest.
 
-    `content_type` only matters outside the four endpoints. Objectives that are no number are ignored.
+    `content_type` only matters outside the four endpoints. Objectives that are no number are ignored. With a `scope`
+    the prompt's salt, and the names in it, are its own.
     """
     format_ = _FORMATS.get(path)
     if len(body) > LARGE_BODY_BYTES:
         check_elements(body, has_ids=format_ is None or format_.endpoint is Endpoint.COMPLETIONS)
     if format_ is None:
-        return _read_other(path, content_type, body, options, headers.lineage)
+        return _read_other(path, content_type, body, options, headers.lineage, scope)
     reader = options.readers[path]
     fields = reader.read(body)
-    lineage = headers.lineage or _read_lineage(fields)  # before fields are stripped
+    lineage = _find_lineage(fields, headers.lineage, scope)  # before fields are stripped
     if reader.has_forbidden(fields):
         body = open_body(body, options.strip_fields).raw
         fields = reader.read(body)
@@ -167,13 +177,17 @@ def read_prompt(
         asked = Asked(options.inject_usage, token_ids=uncontinuable is None)
         asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), asked)
     session, parent, program = lineage if lineage is not None else (None, None, None)
+    body, salt = asking.raw, fields.cache_salt or None
+    if scope is not None:
+        salt = scope.mix(salt)
+        body = set_salt(body, salt, present=fields.cache_salt is not UNSET)
     unread = Unread(partial(_read_source, format_, fields, len(body)))
     prompt_fields = unread.read(None) if options.want_source else None
     return Prompt(
         endpoint=format_.endpoint,
         path=path,
         model=fields.model,
-        body=asking.raw,
+        body=body,
         source=unread if prompt_fields is None else prompt_fields.source,
         stream=stream,
         hide_usage=asking.hide_usage,
@@ -181,7 +195,7 @@ def read_prompt(
         has_tools=isinstance(fields, ChatFields) and is_present(fields.tools),
         stop=stop,
         uncontinuable=uncontinuable,
-        salt=fields.cache_salt,
+        salt=salt,
         session=session,
         parent=parent,
         program=program,
@@ -242,6 +256,15 @@ def _cap(endpoint: Endpoint, fields: BodyFields) -> int | None:
     return limit if type(limit) is int and 0 < limit < LARGEST else None
 
 
+def _find_lineage(fields: BodyFields, named: Lineage | None, scope: CacheScope | None) -> Lineage | None:
+    """Return the lineage that headers have `named`, else the body's, in names of the scope's own; None: none."""
+    lineage = named or _read_lineage(fields)
+    if lineage is None or scope is None:
+        return lineage
+    parent = None if lineage.parent is None else scope.qualify(lineage.parent)
+    return Lineage(scope.qualify(lineage.session), parent, scope.qualify(lineage.program))
+
+
 def _read_lineage(fields: BodyFields) -> Lineage | None:
     """Return what the body says of its session; None if it names none."""
     if fields.vllm_xargs is not UNSET and (lineage := read_context_lineage(fields.vllm_xargs)) is not None:
@@ -257,7 +280,12 @@ def _read_lineage(fields: BodyFields) -> Lineage | None:
 
 
 def _read_other(
-    path: str, content_type: str | None, body: bytes, options: ReadOptions, lineage: Lineage | None
+    path: str,
+    content_type: str | None,
+    body: bytes,
+    options: ReadOptions,
+    named: Lineage | None,
+    scope: CacheScope | None,
 ) -> Prompt:
     """Read a body of an endpoint placed by load. One that is no JSON passes if its content type says so."""
     fields = BodyFields()
@@ -269,7 +297,9 @@ def _read_other(
                 raise
         else:
             body, fields = opened.raw, _lenient(opened.members)
-    lineage = lineage or _read_lineage(fields)
+            if scope is not None and path in SALTED_OTHERS and opened.members:
+                body = set_salt(body, scope.salt, present=SALT in opened.members)
+    lineage = _find_lineage(fields, named, scope)
     session, parent, program = lineage if lineage is not None else (None, None, None)
     source = UnknownIds("endpoint")
     return Prompt(Endpoint.OTHER, path, fields.model, body, source, session=session, parent=parent, program=program)

@@ -1,0 +1,88 @@
+"""The section `clients`: who may send requests, which tenant each is, and what a tenant may do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from router.config.sections.base import PathName, Seconds, Section
+
+DEFAULT_CLASS = "default"
+
+
+class JwtConfig(Section):
+    """Bearer tokens that an identity provider signed (RFC 7519). Their signature, `exp`, `nbf`, issuer and audience are
+    checked.
+    """
+
+    issuer: str
+    """value that `iss` must have"""
+    audience: str
+    """value that `aud` must have or contain"""
+    jwks_file: PathName | None = None
+    """JSON Web Key Set with the provider's public keys, read again when it changes"""
+    jwks_url: str | None = Field(default=None, pattern=r"^https?://[^\s#]+$")
+    """where the provider publishes that set; give one of both"""
+    refresh_s: Seconds = 600.0
+    """interval at which `jwks_url` is fetched again, seconds; earlier, at most every 10 s, for a key that is unknown"""
+    tenant_claim: str = "sub"
+    """claim with the tenant's name"""
+    class_claim: str | None = None
+    """claim with the name of its service class; null: that of `tenants`"""
+    leeway_s: float = Field(default=30.0, ge=0)
+    """how far the clocks may differ, seconds"""
+
+    @model_validator(mode="after")
+    def _require_one_source(self) -> JwtConfig:
+        if (self.jwks_file is None) == (self.jwks_url is None):
+            raise ValueError("give one of jwks_file and jwks_url")
+        return self
+
+
+class ServiceClassConfig(Section):
+    """What each tenant of the class may do."""
+
+    models: list[str] = ["*"]
+    """names of models, aliases and adapters that it may use; `*` stands for any characters"""
+
+
+class TenantConfig(Section):
+    service_class: str = DEFAULT_CLASS
+    """name of its class in `service_classes`"""
+    cache_group: str | None = None
+    """tenants of one group hit each other's cached prompts when `isolation` is `tenant`; null: its own alone"""
+
+
+class ClientsConfig(Section):
+    keys_file: PathName | None = None
+    """file with the sha256 (hex) of one API key and the name of its tenant per line, read again when it changes; a
+    tenant may have several keys; null: no API keys"""
+    jwt: JwtConfig | None = None
+    """accept signed tokens; null: none"""
+    tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
+    """header in which a proxy of `listen.trusted_proxies` (or a gateway, for `picker`) names the tenant of a request;
+    from anybody else it is ignored; null: none"""
+    tenants: dict[str, TenantConfig] = {}
+    """settings of tenants by name; one that is not listed has the class `default`"""
+    service_classes: dict[str, ServiceClassConfig] = {}
+    """service classes by name; `default` may use all models unless it is given here"""
+    isolation: Literal["off", "tenant"] = "off"
+    """tenant: no tenant can hit, or learn of, what another one's requests left in the caches: the router salts them
+    with the deployment's secret (`index.key_secret_env`)"""
+
+    @property
+    def identifies(self) -> bool:
+        """Requests need a tenant."""
+        return any((self.keys_file, self.jwt, self.tenant_header))
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> ClientsConfig:
+        known = {DEFAULT_CLASS, *self.service_classes}
+        for name, tenant in self.tenants.items():
+            if tenant.service_class not in known:
+                listed = ", ".join(sorted(known))
+                raise ValueError(f"tenants.{name}.service_class: there is no {tenant.service_class}; known: {listed}")
+        if not self.identifies and (self.tenants or self.service_classes or self.isolation != "off"):
+            raise ValueError("tenants cannot be told apart: give keys_file, jwt or tenant_header")
+        return self

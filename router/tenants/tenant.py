@@ -1,0 +1,43 @@
+"""A tenant: whose a request is, and what its service class lets it do."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+
+from router.config.sections.clients import ServiceClassConfig
+from router.tenants.isolation import CacheScope
+
+MAX_NAME_CHARS = 128
+
+
+class ServiceClass:
+    """What the tenants of a class may do: the configuration, prepared for questions that every request asks."""
+
+    __slots__ = ("_models", "config", "name")
+
+    def __init__(self, name: str, config: ServiceClassConfig) -> None:
+        self.name = name
+        self.config = config
+        every = "*" in config.models
+        self._models = None if every else re.compile("|".join(translate(pattern) for pattern in config.models))
+
+    def allows(self, model: str) -> bool:
+        """Return whether its tenants may use a model, by the name that the client gives it."""
+        return self._models is None or self._models.match(model) is not None
+
+
+class Tenant:
+    """One tenant. `scope` None: its cached prompts are not kept apart from those of others."""
+
+    __slots__ = ("name", "scope", "service_class")
+
+    def __init__(self, name: str, service_class: ServiceClass, scope: CacheScope | None = None) -> None:
+        self.name = name
+        self.service_class = service_class
+        self.scope = scope
+
+
+def own_name(tenant: Tenant | None, name: str) -> str:
+    """Return a name that a client gave as one of its tenant's own, where tenants are kept apart."""
+    return name if tenant is None or tenant.scope is None else tenant.scope.qualify(name)

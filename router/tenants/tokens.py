@@ -1,0 +1,119 @@
+"""Verifies the signed tokens (JWT) of clients with the public keys of an identity provider.
+
+PyJWT does the cryptography. Only algorithms with a public key: with a shared secret, whoever can read the published
+keys could sign. A token that was verified is remembered for a minute, since a client sends the same one with every
+request and RSA takes longer than all else that the router does for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jwt
+
+from router.config.sections.clients import JwtConfig
+from router.errors import ConfigError, NoTarget, Unauthorized, quote_name
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+REMEMBERED = 10_000
+REMEMBERED_S = 60.0  # a key that the provider withdraws is honoured for so long
+MAX_TOKEN_BYTES = 16_384
+RETRY_AFTER_S = 5
+INVALID = "invalid_token"  # the code of a refusal
+
+
+class Claims(NamedTuple):
+    tenant: str
+    service_class: str | None  # None: the token names none
+
+
+class _Remembered(NamedTuple):
+    claims: Claims
+    until_wall_s: float
+
+
+class TokenVerifier:
+    """`on_unknown_key` is called for a token that is signed with a key that is not known: there may be new ones."""
+
+    def __init__(self, config: JwtConfig, on_unknown_key: Callable[[], None] = lambda: None) -> None:
+        self.on_unknown_key = on_unknown_key
+        self._config = config
+        self._keys: dict[str | None, jwt.PyJWK] = {}  # by key id
+        self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()  # by the token's sha256
+
+    @property
+    def ready(self) -> bool:
+        """There are keys."""
+        return bool(self._keys)
+
+    def set_keys(self, jwks: bytes, where: str) -> None:
+        """Replace the keys by those of a JSON Web Key Set. Raises `ConfigError`, with the old ones still in use, for
+        text that is none and for a set without a key for signatures; keys of unknown kinds are left out.
+        """
+        try:
+            found = jwt.PyJWKSet.from_json(jwks.decode()).keys
+        except (ValueError, AttributeError, TypeError, jwt.PyJWTError) as error:
+            raise ConfigError(f"{where}: not a JSON Web Key Set: {error}") from None
+        usable = {key.key_id: key for key in found if key.public_key_use in (None, "sig") and key.key_type != "oct"}
+        if not usable:
+            raise ConfigError(f"{where}: no public key for signatures in it")
+        self._keys = usable
+        self._remembered.clear()
+
+    def verify(self, token: bytes, now_wall_s: float) -> Claims:
+        """Return what a token says. Raises `Unauthorized`, and `NoTarget` while there are no keys yet."""
+        digest = hashlib.sha256(token).digest()
+        known = self._remembered.get(digest)
+        if known is not None and now_wall_s < known.until_wall_s:
+            return known.claims
+        if not self._keys:
+            raise NoTarget("the keys of the token's issuer are not known yet; try again", retry_after_s=RETRY_AFTER_S)
+        payload = self._decode(token)
+        config = self._config
+        claims = Claims(
+            _read_text(payload, config.tenant_claim) or "",
+            None if config.class_claim is None else _read_text(payload, config.class_claim),
+        )
+        if not claims.tenant:
+            raise Unauthorized(f"the token has no claim {config.tenant_claim!r} that names a tenant", code=INVALID)
+        self._remembered[digest] = _Remembered(claims, min(payload["exp"] + config.leeway_s, now_wall_s + REMEMBERED_S))
+        if len(self._remembered) > REMEMBERED:
+            self._remembered.popitem(last=False)
+        return claims
+
+    def _decode(self, token: bytes) -> dict[str, Any]:
+        config = self._config
+        if len(token) > MAX_TOKEN_BYTES:
+            raise Unauthorized(f"the token has more than {MAX_TOKEN_BYTES:,} bytes", code=INVALID)
+        try:
+            key = self._find_key(jwt.get_unverified_header(token))
+            payload: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=ALGORITHMS,
+                audience=config.audience,
+                issuer=config.issuer,
+                leeway=config.leeway_s,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except jwt.PyJWTError as error:
+            raise Unauthorized(f"the token is not valid: {quote_name(str(error))}", code=INVALID) from None
+        return payload
+
+    def _find_key(self, header: dict[str, Any]) -> jwt.PyJWK:
+        """Return the key that a token's header names; the only one where it names none. Raises `Unauthorized`."""
+        name = header.get("kid")
+        if name is None and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        if (key := self._keys.get(name if isinstance(name, str) else None)) is None:
+            self.on_unknown_key()
+            raise Unauthorized("the token is signed with a key that is not known here", code=INVALID)
+        return key
+
+
+def _read_text(payload: dict[str, Any], claim: str) -> str | None:
+    value = payload.get(claim)
+    return value if isinstance(value, str) and value else None
