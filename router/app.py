@@ -160,6 +160,7 @@ class App:
             clock,
             lambda *wait: self._metrics.on_wait_end(*wait),  # built below, from a status that has this
             pooled=config.pool is not None,
+            tenants=config.clients.identifies,
         )
         follower = self._follower
         synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)

@@ -15,9 +15,11 @@ from typing import TypeVar
 from scorers.adapter_room import AdapterRoom
 from scorers.admission.concurrency import Concurrency
 from scorers.admission.contract import AdmissionRule
+from scorers.admission.edf import Edf
 from scorers.admission.fit import Fit
 from scorers.admission.none import NoAdmission
 from scorers.admission.progress_ttl import ProgressTtl
+from scorers.admission.saturation import Saturation
 from scorers.admission.thunderagent import Thunderagent
 from scorers.affinity_gate import AffinityGate
 from scorers.aibrix_prefix import AibrixPrefix
@@ -110,9 +112,11 @@ BUILTINS: Mapping[type[Plugin], Mapping[str, type[Plugin]]] = {
     },
     AdmissionRule: {
         "concurrency": Concurrency,
+        "edf": Edf,
         "fit": Fit,
         "none": NoAdmission,
         "progress_ttl": ProgressTtl,
+        "saturation": Saturation,
         "thunderagent": Thunderagent,
     },
 }

@@ -71,7 +71,7 @@ async def route(call: ClientRequest, services: Services) -> None:
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
         served = resolve_model(prompt, call.tenant, services.scheduler)
         tokens = await tokenize(prompt, served, override, services)
-        with await services.admission.acquire(prompt, served, tokens) as lease:
+        with await services.admission.acquire(prompt, served, tokens, call.tenant, arrived_s) as lease:
             pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
             trace = begin_trace(call, services)
             request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease, trace, tenant=call.tenant)

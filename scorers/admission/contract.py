@@ -18,12 +18,14 @@ decides about the requests that wait. So `ended` may name an admission whose `be
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from scorers.contract import Plugin
 
-QueueName = Literal["parked", "again", "new"]
-"""Requests of a program that was answered before; of one that is new but waited too long before; of a new one."""
+QueueName = Literal["live", "parked", "again", "new"]
+"""Requests that the rule has let begin and that wait for an engine only; of a program that was answered before; of one
+that is new but waited too long before; of a new one.
+"""
 
 
 class AgentProgram:
@@ -31,6 +33,7 @@ class AgentProgram:
 
     __slots__ = (
         "context_tokens",
+        "kept",
         "name",
         "prompt_tokens",
         "returned",
@@ -48,6 +51,7 @@ class AgentProgram:
         self.shared_tokens: int | None = None  # leading ones, charged to another program there; None: unknown
         self.running = 0  # requests that have begun
         self.waiting = 0  # requests that wait for admission
+        self.kept = 0  # of those, in the queue `live`: the program has its place meanwhile
         self.returned = False  # it sent a request after a silence at least once
         self.silent_since_s: float | None = None  # None: a request of it runs or waits
         self.target: str | None = None  # to which its last request was sent; None: to none yet
@@ -58,13 +62,42 @@ class AgentProgram:
         return max(0, self.context_tokens - (self.shared_tokens or 0))
 
 
+class Claim(NamedTuple):
+    """Whose a request is, and how urgent."""
+
+    tenant: str | None = None  # None: clients need not say who they are
+    weight: float = 1.0  # of the tenant's share
+    priority: int = 0  # lower is more urgent, as in vLLM
+    deadline_s: float | None = None  # when its first token is due, by the router's clock; None: it has no deadline
+
+
+NO_CLAIM = Claim()
+
+
 class Admission:
     """One request from its arrival to its end."""
 
-    __slots__ = ("context_before", "local_tokens", "program", "prompt_tokens", "queue", "since_s", "state", "waited")
+    __slots__ = (
+        "claim",
+        "context_before",
+        "local_tokens",
+        "program",
+        "prompt_tokens",
+        "queue",
+        "since_s",
+        "state",
+        "target",
+        "waited",
+    )
 
     def __init__(
-        self, program: AgentProgram, prompt_tokens: int, local_tokens: int | None, queue: QueueName, now: float
+        self,
+        program: AgentProgram,
+        prompt_tokens: int,
+        local_tokens: int | None,
+        queue: QueueName,
+        now: float,
+        claim: Claim = NO_CLAIM,
     ) -> None:
         self.program = program
         self.prompt_tokens = prompt_tokens  # 0: unknown
@@ -74,6 +107,8 @@ class Admission:
         self.state: Literal["waiting", "running", "ended"] = "waiting"
         self.waited = False
         self.context_before = program.context_tokens
+        self.claim = claim
+        self.target: str | None = None  # to which it was sent last; None: to none yet
 
 
 class Answer(NamedTuple):
@@ -93,12 +128,28 @@ class TargetMemory(NamedTuple):
     capacity_tokens: int | None  # KV tokens it can hold; None: its engine has not reported that
 
 
+class TargetLoad(NamedTuple):
+    """What a target that can answer has to do, by the router's own bookings and the engine's last report."""
+
+    target: str
+    prefilling: int  # requests without a first token yet
+    left_ms: float  # prefill work of those, less the time since the engine began with the first of them
+    refill_ms: float  # what a request takes whatever its length: to get there, and the step that takes it up
+    live_tokens: int  # of KV memory that requests use, or will when they begin
+    capacity_tokens: int | None  # None: its engine has not reported that
+    waiting: int | None = None  # requests in the engine's queue at its last report; None: unknown
+    kv_usage: float | None = None  # share of KV blocks in use then; None: unknown
+    others_wait: bool = False  # requests of other clients are among `waiting`
+
+
 class FleetMemory(NamedTuple):
     """The fleet as of now. Capacities are this router's share of them."""
 
     capacity_tokens: int | None = None  # of all targets; None: no engine has reported its own
     targets: tuple[TargetMemory, ...] = ()
     busy: float | None = None  # share of instances with prefill pending, averaged over about 20 s
+    loads: Iterable[TargetLoad] = ()  # read anew by every iteration
+    unplaced: int = 0  # requests that have begun and are in no target's bookings yet
 
 
 class ExpectedLoad(NamedTuple):
@@ -128,6 +179,11 @@ Queues = Mapping[QueueName, Queue]
 class AdmissionRule(Plugin):
     """Base of admission rules: a dataclass whose fields are its parameters. Without `begins` all requests begin."""
 
+    shares: ClassVar[Literal["never", "tenants", "always"]] = "never"
+    """When the router says who is next, by weighted fair shares, and holds requests while engines are `saturated`: with
+    `tenants` where clients have to say who they are. `next_to_begin` sees that request as the first of its queue then.
+    """
+
     def adopt(self, programs: Iterable[AgentProgram], now: float, *, idle_s: float, pooled: bool) -> None:
         """Start with these programs. `idle_s`: the silence after which a program is forgotten. `pooled`: instances load
         lost contexts from a shared pool.
@@ -148,6 +204,16 @@ class AdmissionRule(Plugin):
     def next_to_begin(self, queues: Queues, fleet: FleetMemory, now: float) -> Admission | None:
         """Return a waiting request that begins now; None: none does. Called again, after `began`, until it is None."""
         return next((queue.first for queue in queues.values() if queue.first is not None), None)
+
+    def saturated(self, prompt_tokens: int, fleet: FleetMemory, now: float) -> bool:
+        """Return whether no engine would begin with one more such prompt at once. Asked only with fair shares."""
+        return False
+
+    def engines_with_room(self, fleet: FleetMemory, now: float) -> frozenset[str] | None:
+        """Return the targets that would begin with a short prompt at once; None: the rule holds nothing for engines.
+        Asked only with fair shares.
+        """
+        return None
 
     def due_s(self) -> float | None:
         """Return when `next_to_begin` may change its mind although nothing happens before; None: never."""
@@ -170,6 +236,9 @@ class AdmissionRule(Plugin):
 
     def placed(self, admission: Admission, now: float) -> None:
         """A request was sent to `admission.program.target`."""
+
+    def kept(self, program: AgentProgram) -> None:
+        """`program.kept` has changed: while it is above 0 the program has its place although no request of it runs."""
 
     def shared(self, program: AgentProgram) -> None:
         """`program.shared_tokens` has changed because another program came, moved or left."""

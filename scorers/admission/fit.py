@@ -18,6 +18,9 @@ running requests leave of it, here each with its whole context,
                         most of that had been computed before; and of those that waited at most one per target is before
                         its first token, so that no context is loaded only to be pushed out by the next one
 
+Where clients have to say who they are, tenants get fair shares: then requests wait for saturated engines as well
+(`engine_room.py`), with the places that this rule has given them.
+
 A request that needs more than the whole capacity starts when no other session is live. While the capacity is unknown
 everything is admitted. The rule comes from the search that found `warm` (figures: "Admission measured" in the
 documentation).
@@ -28,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import exp, inf
+from typing import ClassVar, Literal
 
 from scorers.admission.contract import (
     Admission,
@@ -39,6 +43,7 @@ from scorers.admission.contract import (
     QueueName,
     Queues,
 )
+from scorers.admission.engine_room import EngineRoom
 from scorers.admission.live_programs import LivePrograms
 from scorers.parameters import check_shares
 
@@ -52,6 +57,8 @@ RECOMPUTED_OVER_S = 20.0  # averaged over as long as `FleetMemory.busy`
 class Fit(AdmissionRule):
     """Contexts of live sessions against the fleet's capacity; without a known capacity everything begins."""
 
+    shares: ClassVar[Literal["never", "tenants", "always"]] = "tenants"
+
     idle_below: float = 0.15  # 0: never beyond the capacity without a pool
 
     _live: LivePrograms = field(init=False, repr=False)
@@ -62,6 +69,7 @@ class Fit(AdmissionRule):
     _recomputed: float = field(init=False, default=0.0)  # prompt tokens, decaying
     _computed: float = field(init=False, default=0.0)
     _counted_at: float = field(init=False, default=0.0)
+    _room: EngineRoom = field(init=False, default_factory=EngineRoom, repr=False)
 
     def adopt(self, programs: Iterable[AgentProgram], now: float, *, idle_s: float, pooled: bool) -> None:
         self._live, self._pooled = LivePrograms(idle_s), pooled
@@ -93,8 +101,15 @@ class Fit(AdmissionRule):
         first = next((queue.first for queue in queues.values() if queue.first is not None), None)
         return first if first is not None and self._may_start(first, fleet) else None
 
+    def saturated(self, prompt_tokens: int, fleet: FleetMemory, now: float) -> bool:
+        return not self._room.find(prompt_tokens, fleet, now)
+
+    def engines_with_room(self, fleet: FleetMemory, now: float) -> frozenset[str] | None:
+        return self._room.list_targets(fleet, now)
+
     def due_s(self) -> float | None:
-        return None if self._live.next_s == inf else self._live.next_s
+        due_s = min(self._live.next_s, self._room.due_s)
+        return None if due_s == inf else due_s
 
     def expected_load(self) -> ExpectedLoad:
         return self._live.expected_load()
@@ -133,11 +148,14 @@ class Fit(AdmissionRule):
 
     def began(self, admission: Admission, now: float) -> None:
         self._live.update(admission.program)
-        if admission.waited or admission.queue != "parked":
+        if admission.queue in ("again", "new") or (admission.waited and admission.queue == "parked"):
             self._starting.add(admission)
 
     def placed(self, admission: Admission, now: float) -> None:
         self._live.recount(admission.program)
+
+    def kept(self, program: AgentProgram) -> None:
+        self._live.update(program)
 
     def shared(self, program: AgentProgram) -> None:
         self._live.recount(program)

@@ -77,11 +77,11 @@ class LivePrograms:
             self._leave(program, place)
 
     def update(self, program: AgentProgram) -> None:
-        """Count a program with its present context while requests of it run."""
+        """Count a program with its present context while requests of it run, or wait with its place kept."""
         if (counted := self._running.pop(program, None)) is not None:
             self._running_tokens -= counted.context_tokens
             self._running_own_tokens -= counted.own_tokens
-        if program.running:
+        if program.running or program.kept:
             self._running[program] = _Running(program.context_tokens, program.own_tokens)
             self._running_tokens += program.context_tokens
             self._running_own_tokens += program.own_tokens

@@ -184,8 +184,8 @@ class Thunderagent(AdmissionRule):
     def _plan(self, queues: Queues, room: dict[str, float], now: float) -> None:
         """Choose who is resumed, and where."""
         planned = {admission for admission, _ in self._resumed}
-        for names in (("parked",), ("again", "new")):
-            waiting = [a for name in names for a in queues[name] if a not in planned]  # type: ignore[index]
+        for names in (("live", "parked"), ("again", "new")):
+            waiting = [a for name in names for a in queues[name] if a not in planned]
             for admission in sorted(waiting, key=self._charge, reverse=True):
                 forced = admission.since_s + self.forced_after_s <= now
                 if (target := self._fitting(self._charge(admission), room, forced=forced)) is not None:

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from router.fleet.answer_lengths import MAX_MODELS, AnswerLengths
-from router.request.admission.controller import AdmissionController, Admitted, Arrival
+from router.request.admission.controller import AdmissionController
 from router.request.admission.programs import MAX_PROGRAMS
+from router.request.admission.verdicts import Admitted, Arrival
 from router.scheduling.experiments.arm_metrics import TARGETS, Imbalance
 from scorers.admission.contract import AdmissionRule, FleetMemory, TargetMemory
 from scorers.registry import load_registry

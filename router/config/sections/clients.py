@@ -45,6 +45,12 @@ class ServiceClassConfig(Section):
 
     models: list[str] = ["*"]
     """names of models, aliases and adapters that it may use; `*` stands for any characters"""
+    weight: float = Field(default=1.0, gt=0, le=1e6)
+    """share of each tenant of the class while the engines are saturated, against those of others; with `admission`
+    enabled and its rule `fit` or `saturation`"""
+    highest_priority: int | None = None
+    """most urgent `priority` that its requests may have among those of the same tenant, lower is more urgent; a request
+    without one has 0; null: any"""
 
 
 class TenantConfig(Section):

@@ -19,6 +19,7 @@ from router.request.admission.lease import ComputedPrompt
 from router.request.admission.shared_prefixes import PromptPrefix
 from router.request.admission.waiting import AdmissionQueues, QueueLease
 from router.tasks import Tasks
+from scorers.admission.contract import Admission, Claim
 
 MEMBERS_S = 0.25  # between looks at which routers are heard
 KNOWN_PROGRAMS = 5_000  # of a model, told after a gap
@@ -46,10 +47,11 @@ class SharedAdmission:
 
     # admitted here
 
-    def on_begin(self, model: str, session: bytes | None, prompt_tokens: int, prefix: PromptPrefix | None) -> int:
-        number = next(self._numbers)
+    def on_begin(self, model: str, admission: Admission, prefix: PromptPrefix | None) -> int:
+        number, claim = next(self._numbers), admission.claim
         self._open[number] = []
-        self._tell(number, AdmissionBegan(number, model, session, prompt_tokens, prefix))
+        session, prompt_tokens = admission.program.name, admission.prompt_tokens
+        self._tell(number, AdmissionBegan(number, model, session, prompt_tokens, prefix, claim.tenant, claim.weight))
         return number
 
     def on_placed(self, number: int, target: str) -> None:
@@ -86,7 +88,9 @@ class SharedAdmission:
             case AdmissionBegan():
                 queue = self._queues.queue_of(message.model)
                 if queue is not None and message.number not in held:
-                    held[message.number] = queue.hold(message.session, message.prompt_tokens, message.prefix)
+                    claim = Claim(message.tenant, message.weight)
+                    lease = queue.hold(message.session, message.prompt_tokens, message.prefix, claim)
+                    held[message.number] = lease
             case AdmissionPlaced(number, target) if number in held:
                 held[number].on_placed(target)
             case AdmissionAnswered(number) if number in held:

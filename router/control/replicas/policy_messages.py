@@ -14,8 +14,8 @@ from router.control.workers.messages import (
     RequestAnswered,
     RequestEnded,
 )
-from router.request.admission.controller import KnownProgram
 from router.request.admission.shared_prefixes import PromptPrefix
+from router.request.admission.verdicts import KnownProgram
 from router.scheduling.experiments.counts import ExperimentCounts
 from router.telemetry.audit_log import AuditEntry
 
@@ -75,6 +75,8 @@ class AdmissionBegan(Message, frozen=True):
     session: bytes | None
     prompt_tokens: int  # 0: unknown
     prefix: PromptPrefix | None = None  # None: unknown
+    tenant: str | None = None
+    weight: float = 1.0
 
 
 class AdmissionsOpen(Message, frozen=True):

@@ -33,13 +33,16 @@ from router.errors import NoTarget, TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Prompt, UnknownIds
+from router.request.admission.claim import derive_claim
 from router.request.admission.lease import AdmissionLease, ComputedPrompt
-from router.request.admission.model_admission import ModelAdmission, find_local_tokens
+from router.request.admission.model_admission import HeldPrefix, ModelAdmission, find_held
 from router.request.admission.shared_prefixes import sample_prefix
 from router.request.admission.waiting import NO_LEASE, AdmissionQueues, QueueLease, derive_session, leaves_context
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
+from router.tenants.tenant import Tenant
+from scorers.admission.contract import Claim
 
 
 class _Asking(NamedTuple):
@@ -69,9 +72,16 @@ class SyncedAdmission:
         self.config = policy_set.admission  # the leader knows which arm's rule is in force
 
     async def acquire(
-        self, prompt: Prompt, served: ServedModel | None, tokens: TokenizedPrompt | UnknownIds
+        self,
+        prompt: Prompt,
+        served: ServedModel | None,
+        tokens: TokenizedPrompt | UnknownIds,
+        tenant: Tenant | None = None,
+        arrived_s: float | None = None,
     ) -> AbstractContextManager[AdmissionLease | None]:
-        """Wait for the leader's verdict. Raises `TooBusy` after `admission.max_wait_s`, `NoTarget` without a leader."""
+        """Wait for the leader's verdict. `arrived_s` None: now. Raises `TooBusy` after `admission.max_wait_s` and for a
+        deadline that cannot be met any more, `NoTarget` without a leader.
+        """
         if not self.config.enabled or served is None or not leaves_context(prompt):
             return NO_LEASE
         if self._closed:
@@ -80,9 +90,7 @@ class SyncedAdmission:
         prompt_tokens = None if known is None else len(known.ids)
         number, verdict = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asking[number] = _Asking(served.base, known, verdict)
-        prefix = None if known is None else sample_prefix(known)
-        session = derive_session(prompt)
-        self._send(AdmissionAsked(number, served.base, session, prompt_tokens, known is not None, prefix))
+        self._send(self._ask(prompt, served, known, number, tenant, arrived_s))
         try:
             said: AdmissionVerdict = await verdict
         except asyncio.CancelledError:
@@ -96,18 +104,45 @@ class SyncedAdmission:
             return NO_LEASE
         return SyncedLease(self._broadcast, number, prompt_tokens or 0, said.waited_s, said.rule)
 
+    def _ask(
+        self,
+        prompt: Prompt,
+        served: ServedModel,
+        known: TokenizedPrompt | None,
+        number: int,
+        tenant: Tenant | None,
+        arrived_s: float | None,
+    ) -> AdmissionAsked:
+        """Return the question for the leader; `known`: the prompt's ids, `None` where they are unknown."""
+        now = self._clock.now()
+        claim = derive_claim(prompt, tenant, now if arrived_s is None else arrived_s)
+        return AdmissionAsked(
+            number,
+            served.base,
+            derive_session(prompt),
+            None if known is None else len(known.ids),
+            known is not None,
+            None if known is None else sample_prefix(known),
+            claim.tenant,
+            claim.weight,
+            claim.priority,
+            None if claim.deadline_s is None else claim.deadline_s - now,
+        )
+
     def on_verdict(self, message: AdmissionVerdict) -> None:
         asking = self._asking.get(message.number)
         if asking is not None and not asking.verdict.done():  # else its client has left, and the leader is told so
             asking.verdict.set_result(message)
 
     def encode_local_tokens(self, number: int) -> bytes:
-        """Encode how many leading tokens of a waiting request's prompt some instance holds; empty when unknown."""
+        """Encode how many leading tokens of a waiting request's prompt some instance holds, and which one, where one
+        holds most of it; empty when unknown.
+        """
         asking = self._asking.get(number)
         if asking is None or asking.tokens is None:
             return b""
-        local_tokens = find_local_tokens(self._scheduler, asking.model, asking.tokens, self._clock.now())
-        return b"" if local_tokens is None else b"%d" % local_tokens
+        held = find_held(self._scheduler, asking.model, asking.tokens, self._clock.now())
+        return b"" if held is None else b"%d %b" % (held.tokens, (held.home or "").encode())
 
     def close(self) -> None:
         """The leader is gone: refuse what waits and what comes."""
@@ -194,15 +229,18 @@ class FollowerAdmissions:
 
     async def _hold(self, held: _Held, channel: Channel, message: AdmissionAsked) -> None:
         """Wait for a place, and keep it until the request ends or this task is cancelled."""
+        asked_s = self._queues.clock.now()
         if (queue := self._queues.queue_of(message.model)) is None:
             _answer(channel, AdmissionVerdict(message.number, None, None))
             return
-        local_tokens = None
+        held_prefix = None
         if message.tokens_known and queue.model_admission.needs_overlap(message.session, message.prompt_tokens):
             payload = await channel.ask("local_tokens", str(message.number))
-            local_tokens = int(payload) if payload else None
+            held_prefix = _decode_held(payload)
+        deadline_s = None if message.left_s is None else asked_s + message.left_s
+        claim = Claim(message.tenant, message.weight, message.priority, deadline_s)
         try:
-            asked = message.session, message.prompt_tokens, None, local_tokens, message.prefix
+            asked = message.session, message.prompt_tokens, None, held_prefix, message.prefix, claim
             held.lease = await queue.acquire(*asked)
         except TooBusy as error:
             refusal = AdmissionRefusal(error.message, error.code, error.retry_after_s)
@@ -214,6 +252,12 @@ class FollowerAdmissions:
             computed = await held.ended
         finally:
             held.lease.end(computed)
+
+
+def _decode_held(payload: bytes | None) -> HeldPrefix | None:
+    """Decode what a follower found. One of another version sends no instance."""
+    tokens, _, home = (payload or b"").partition(b" ")
+    return HeldPrefix(int(tokens), home.decode() or None) if tokens else None
 
 
 def _answer(channel: Channel, verdict: AdmissionVerdict) -> None:

@@ -225,6 +225,10 @@ class AdmissionAsked(Message, frozen=True):
     prompt_tokens: int | None
     tokens_known: bool  # so that the worker can find out what instances hold of them
     prefix: PromptPrefix | None = None  # None: unknown
+    tenant: str | None = None
+    weight: float = 1.0
+    priority: int = 0
+    left_s: float | None = None  # until its first token is due; None: it has no deadline
 
 
 class AdmissionVerdict(Message, frozen=True):

@@ -20,6 +20,7 @@ class ComputedPrompt(NamedTuple):
     context_tokens: int  # prompt and answer
     local_tokens: int | None  # prompt tokens from the instance's own cache; None: unknown
     decode_s: float | None  # from the first token to the last; None: the answer has not ended
+    cached_tokens: int | None = None  # prompt tokens from any cache or pool; None: unknown
 
 
 class AdmissionLease(ABC):
@@ -64,7 +65,8 @@ def read_computed(record: Record, prompt_tokens: int) -> ComputedPrompt | None:
         return None
     prompt_tokens = record.prompt_tokens or record.prompt_tokens_counted or prompt_tokens
     context_tokens = prompt_tokens + (record.output_tokens or 0)
-    return ComputedPrompt(prompt_tokens, context_tokens, count_local_tokens(record), measure_decode_s(record))
+    local_tokens, decode_s = count_local_tokens(record), measure_decode_s(record)
+    return ComputedPrompt(prompt_tokens, context_tokens, local_tokens, decode_s, record.cached_tokens)
 
 
 def count_local_tokens(record: Record) -> int | None:

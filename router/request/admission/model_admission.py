@@ -8,31 +8,37 @@ calls at the same moments. There is one per base model, since that is what a KV 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from sys import maxsize
+from typing import NamedTuple
 
 from router.clock import Clock
+from router.fleet.instance import Target
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.request.admission.controller import (
-    AdmissionController,
-    AdmissionState,
-    Admitted,
-    Arrival,
-    KnownProgram,
-    Queued,
-    Released,
-)
+from router.request.admission.charges import price_decode
+from router.request.admission.controller import AdmissionController
 from router.request.admission.shared_prefixes import PromptPrefix
+from router.request.admission.verdicts import AdmissionState, Admitted, Arrival, KnownProgram, Queued, Released
 from router.scheduling.scheduler import Scheduler
-from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, TargetMemory
+from scorers.admission.contract import (
+    NO_CLAIM,
+    Admission,
+    AdmissionRule,
+    Claim,
+    FleetMemory,
+    TargetLoad,
+    TargetMemory,
+)
 
+HOLDS_AS_MUCH = 0.9  # of the longest prefix: such a target will do as well, as in filter `near_longest`
 MEASURE_INTERVAL_S = 1.0  # instances join, leave and report their sizes far less often
 
 
 class ModelAdmission:
     """Admission of `model`; `share` of the fleet's KV cache is this router's (one of several)."""
 
-    __slots__ = ("_clock", "_fleet", "_measured_at", "_scheduler", "_share", "controller", "model")
+    __slots__ = ("_clock", "_fleet", "_loads", "_measured_at", "_scheduler", "_share", "controller", "model")
 
     def __init__(
         self, model: str, controller: AdmissionController, scheduler: Scheduler, clock: Clock, share: float = 1.0
@@ -43,6 +49,7 @@ class ModelAdmission:
         self._scheduler = scheduler
         self._clock = clock
         self._share = share
+        self._loads = TargetLoads(clock)
         self._measured_at = -inf
 
     def arrive(
@@ -50,22 +57,32 @@ class ModelAdmission:
         session: bytes | None,
         prompt_tokens: int | None,
         tokens: TokenizedPrompt | None,
-        local_tokens: int | None = None,
+        held: HeldPrefix | None = None,
+        claim: Claim = NO_CLAIM,
     ) -> Admitted | Queued:
         """Admit or queue a request. Call `on_answer` or `on_leave` afterwards. `tokens` is `None` when unknown, or when
-        what instances hold of them was found before (`local_tokens`; `None`: unknown).
+        what instances hold of them was found before (`held`; `None`: unknown).
         """
         if tokens is not None and self.needs_overlap(session, prompt_tokens):
-            local_tokens = find_local_tokens(self._scheduler, self.model, tokens, self._clock.now())
+            held = find_held(self._scheduler, self.model, tokens, self._clock.now())
         now = self._clock.now()
         self._update_capacity(now)
-        return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens), now)
+        local_tokens, home = (None, None) if held is None else held
+        prefill_s = None
+        if claim.deadline_s is not None and prompt_tokens is not None:
+            prefill_s = self._estimate_prefill_s(prompt_tokens, local_tokens or 0, now)
+        return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens, claim, home, prefill_s), now)
 
-    def begin_elsewhere(self, session: bytes | None, prompt_tokens: int | None) -> Admission:
+    def _estimate_prefill_s(self, prompt_tokens: int, local_tokens: int, now: float) -> float | None:
+        """Return how long a typical idle engine takes for a prompt; None: no engine serves the model."""
+        speed = self._scheduler.fleet.nominal_speed(self.model, now)
+        return None if speed is None else speed.prefill_ms(prompt_tokens - local_tokens, local_tokens) / 1e3
+
+    def begin_elsewhere(self, session: bytes | None, prompt_tokens: int | None, claim: Claim = NO_CLAIM) -> Admission:
         """Count a request that another router has admitted."""
         now = self._clock.now()
         self._update_capacity(now)
-        return self.controller.begin_elsewhere(session, prompt_tokens, now)
+        return self.controller.begin_elsewhere(session, prompt_tokens, now, claim)
 
     def learn(self, known: KnownProgram) -> None:
         """Take over what another router knows of a program. Call `release_waiting` afterwards."""
@@ -73,8 +90,9 @@ class ModelAdmission:
 
     def needs_overlap(self, session: bytes | None, prompt_tokens: int | None) -> bool:
         """Return whether it matters what instances hold of a prompt."""
-        self._update_capacity(self._clock.now())
-        return self.controller.needs_overlap(session, prompt_tokens)
+        now = self._clock.now()
+        self._update_capacity(now)
+        return self.controller.needs_overlap(session, prompt_tokens, now)
 
     def switch(self, rule: AdmissionRule, max_wait_s: float, idle_s: float) -> None:
         """Let `rule` decide from now on. Call `release_waiting` afterwards."""
@@ -82,11 +100,15 @@ class ModelAdmission:
 
     def on_placed(self, admission: Admission, target: str, prefix: PromptPrefix | None = None) -> None:
         """The request was sent to `target`. `prefix`: of its prompt; `None`: unknown."""
-        self.controller.on_placed(admission, target, self._clock.now(), prefix)
+        now = self._clock.now()
+        self._loads.on_placed(target, now)
+        self.controller.on_placed(admission, target, now, prefix)
 
     def on_first_token(self, admission: Admission) -> None:
         """The answer has begun. Call `release_waiting` afterwards."""
-        self.controller.on_first_token(admission, self._clock.now())
+        now = self._clock.now()
+        self._loads.on_prefilled(admission.target, now)
+        self.controller.on_first_token(admission, now)
 
     def on_answer(
         self,
@@ -95,9 +117,16 @@ class ModelAdmission:
         context_tokens: int,
         local_tokens: int | None = None,
         decode_s: float | None = None,
+        cached_tokens: int | None = None,
     ) -> None:
-        now = self._clock.now()
-        self.controller.on_answer(admission, prompt_tokens, context_tokens, now, local_tokens, decode_s)
+        """The request was answered. `cached_tokens`: of its prompt, from any cache or pool; None: unknown."""
+        now, charge_tokens = self._clock.now(), None
+        if self.controller.fair is not None and cached_tokens is not None:
+            target = self._loads.find(admission.target)
+            output_tokens = context_tokens - prompt_tokens
+            decode_tokens = 0.0 if target is None else price_decode(target, output_tokens, now)
+            charge_tokens = max(0, prompt_tokens - cached_tokens) + decode_tokens
+        self.controller.on_answer(admission, prompt_tokens, context_tokens, now, local_tokens, decode_s, charge_tokens)
 
     def on_leave(self, admission: Admission) -> None:
         self.controller.on_leave(admission, self._clock.now())
@@ -132,13 +161,14 @@ class ModelAdmission:
         if now - self._measured_at > MEASURE_INTERVAL_S:
             self._measured_at = now
             self._fleet = self._measure(now)
-        self.controller.set_fleet(self._fleet._replace(busy=self._scheduler.fleet.busy))
+        self.controller.set_fleet(self._fleet._replace(busy=self._scheduler.fleet.busy, loads=self._loads))
 
     def _measure(self, now: float) -> FleetMemory:
         """Add up the healthy instances. One that has not reported its size counts as empty until its first poll."""
         peers, candidates = self._scheduler.peers, self._scheduler.fleet.candidates(self.model, (), now)
         answering = [target for target in candidates if not peers.is_prefill_only(target)]
         sizes = [target.capacity_tokens for target in answering if target.capacity_tokens is not None]
+        self._loads.set_targets(answering)
         targets = (TargetMemory(target.id, self._part(target.capacity_tokens)) for target in answering)
         return FleetMemory(self._part(sum(sizes)) if sizes else None, tuple(targets))
 
@@ -147,16 +177,70 @@ class ModelAdmission:
         return None if tokens is None else int(tokens * self._share)
 
 
-def find_local_tokens(scheduler: Scheduler, model: str, tokens: TokenizedPrompt, now: float) -> int | None:
-    """Return the longest prefix that any instance holds in a tier of its own, or soon will; `None` where some do not
-    report, since there may be more.
-    """
-    best = 0
+class TargetLoads:
+    """The loads of the targets that can answer, each made anew when it is read, and since when each one prefills."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._targets: dict[str, Target] = {}
+        self._since_s: dict[str, float] = {}  # when the engine began with what it prefills now
+
+    def set_targets(self, targets: list[Target]) -> None:
+        self._targets = {target.id: target for target in targets}
+        self._since_s = {id: since_s for id, since_s in self._since_s.items() if id in self._targets}
+
+    def find(self, id: str | None) -> Target | None:
+        return None if id is None else self._targets.get(id)
+
+    def on_placed(self, id: str, now: float) -> None:
+        """A request was sent to a target, and is booked there."""
+        target = self._targets.get(id)
+        if target is not None and target.load_book.prefilling <= 1:
+            self._since_s[id] = now
+
+    def on_prefilled(self, id: str | None, now: float) -> None:
+        """An engine is done with a prompt."""
+        if id in self._since_s:
+            self._since_s[id] = now
+
+    def __iter__(self) -> Iterator[TargetLoad]:
+        now = self._clock.now()
+        for id, target in self._targets.items():
+            book, gauges = target.load_book, target.load_book.gauges
+            speed = target.latency_model.speed(now)
+            left_ms = 0.0
+            if book.prefilling:
+                left_ms = max(0.0, book.queued_ms(speed) - (now - self._since_s.get(id, now)) * 1e3)
+            yield TargetLoad(
+                id,
+                book.prefilling,
+                left_ms,
+                max(0.0, speed.base_ms),
+                book.live_tokens,
+                target.capacity_tokens,
+                gauges.waiting,
+                gauges.kv_usage,
+                book.others_waiting,
+            )
+
+
+class HeldPrefix(NamedTuple):
+    """The longest leading part of a prompt that some target holds in a tier of its own, or soon will."""
+
+    tokens: int
+    home: str | None  # the only target that holds most of the prompt; None: none does, or several do
+
+
+def find_held(scheduler: Scheduler, model: str, tokens: TokenizedPrompt, now: float) -> HeldPrefix | None:
+    """Return what targets hold of a prompt; `None` where some do not report, since there may be more."""
+    held: dict[str, int] = {}
     candidates = scheduler.fleet.candidates(model, (), now)
     estimates = scheduler.view_builder.estimates(tokens, candidates)
     for target in candidates:
         estimate = estimates.get(target.id)
         if estimate is None or estimate.overlap is None:
             return None
-        best = max(best, estimate.overlap.expected_tokens, estimate.overlap.disk_tokens)
-    return best
+        held[target.id] = max(estimate.overlap.expected_tokens, estimate.overlap.disk_tokens)
+    best = max(held.values(), default=0)
+    homes = [id for id, held_tokens in held.items() if held_tokens >= HOLDS_AS_MUCH * best]
+    return HeldPrefix(best, homes[0] if len(homes) == 1 and best > len(tokens.ids) / 2 else None)

@@ -16,10 +16,29 @@ PACE_WINDOW = 32  # admissions that the estimate averages over
 T = TypeVar("T")
 
 
+class Pace:
+    """The times of the last admissions."""
+
+    def __init__(self) -> None:
+        self._admitted_s: deque[float] = deque(maxlen=PACE_WINDOW)
+
+    def add(self, now: float) -> None:
+        self._admitted_s.append(now)
+
+    def clear(self) -> None:
+        self._admitted_s.clear()
+
+    def expected_s(self, position: int, now: float) -> float | None:
+        """Return the expected wait at `position` (from 1) in seconds; `None` when it is unknown."""
+        if len(self._admitted_s) < 2 or now <= self._admitted_s[0]:
+            return None
+        return position * (now - self._admitted_s[0]) / (len(self._admitted_s) - 1)
+
+
 class WaitQueue(Generic[T]):
     def __init__(self) -> None:
         self._waiting: OrderedDict[T, None] = OrderedDict()  # a dict finds its first key slowly after many deletions
-        self._admitted_s: deque[float] = deque(maxlen=PACE_WINDOW)
+        self._pace = Pace()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -36,17 +55,15 @@ class WaitQueue(Generic[T]):
 
     def admit(self, item: T, now: float) -> None:
         """Remove `item`, and count the admission for the pace."""
-        self._admitted_s.append(now)
+        self._pace.add(now)
         self.leave(item)
 
     def leave(self, item: T) -> None:
         """Remove `item`."""
         del self._waiting[item]
         if not self._waiting:
-            self._admitted_s.clear()
+            self._pace.clear()
 
     def expected_s(self, position: int, now: float) -> float | None:
         """Return the expected wait at `position` (from 1) in seconds; `None` when it is unknown."""
-        if len(self._admitted_s) < 2 or now <= self._admitted_s[0]:
-            return None
-        return position * (now - self._admitted_s[0]) / (len(self._admitted_s) - 1)
+        return self._pace.expected_s(position, now)

@@ -24,15 +24,18 @@ from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.conversation_id import DIGEST_BYTES, conversation_digest
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.admission.controller import AdmissionController, KnownProgram, Queued
+from router.request.admission.claim import derive_claim
+from router.request.admission.controller import AdmissionController
 from router.request.admission.lease import AdmissionLease, ComputedPrompt
-from router.request.admission.model_admission import ModelAdmission
+from router.request.admission.model_admission import HeldPrefix, ModelAdmission
 from router.request.admission.rules import build_rule
 from router.request.admission.shared_prefixes import PromptPrefix, sample_prefix
+from router.request.admission.verdicts import KnownProgram, Queued
 from router.request.experiment_unit import window_unit
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.scheduler import Scheduler
-from scorers.admission.contract import Admission, AdmissionRule, QueueName
+from router.tenants.tenant import Tenant
+from scorers.admission.contract import NO_CLAIM, Admission, AdmissionRule, Claim, QueueName
 from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.admission")
@@ -56,15 +59,22 @@ class AdmissionControl(Protocol):
         """Let what `policy_set` says decide from now on."""
 
     async def acquire(
-        self, prompt: Prompt, served: ServedModel | None, tokens: TokenizedPrompt | UnknownIds
+        self,
+        prompt: Prompt,
+        served: ServedModel | None,
+        tokens: TokenizedPrompt | UnknownIds,
+        tenant: Tenant | None = None,
+        arrived_s: float | None = None,
     ) -> AbstractContextManager[AdmissionLease | None]:
-        """Wait for admission; the lease is `None` where sessions are not counted. Raises `RequestRefused`."""
+        """Wait for admission; the lease is `None` where sessions are not counted. `arrived_s` None: now. Raises
+        `RequestRefused`.
+        """
 
 
 class LeaseListener(Protocol):
     """Learns what becomes of admitted requests; `router/control/replicas` tells the other routers."""
 
-    def on_begin(self, model: str, session: bytes | None, prompt_tokens: int, prefix: PromptPrefix | None) -> int:
+    def on_begin(self, model: str, admission: Admission, prefix: PromptPrefix | None) -> int:
         """A request was admitted. Returns a number for it."""
 
     def on_placed(self, number: int, target: str) -> None: ...
@@ -75,8 +85,8 @@ class LeaseListener(Protocol):
 
 
 class AdmissionQueues:
-    """The admission queues of all models. `pooled`: the fleet has a shared pool. Raises ConfigError when the rule
-    cannot be built.
+    """The admission queues of all models. `pooled`: the fleet has a shared pool. `tenants`: clients have to say who
+    they are. Raises ConfigError when the rule cannot be built.
     """
 
     def __init__(
@@ -87,14 +97,16 @@ class AdmissionQueues:
         on_wait_end: OnWaitEnd,
         *,
         pooled: bool = False,
+        tenants: bool = False,
     ) -> None:
         self.config = config
         self._registry = load_registry()
         build_rule(config, self._registry)
         self._scheduler = scheduler
-        self._clock = clock
+        self.clock = clock
         self._on_wait_end = on_wait_end
         self._pooled = pooled
+        self._tenants = tenants
         self.listener: LeaseListener | None = None
         self._queues: dict[str, AdmissionQueue] = {}  # by base model: those that instances serve
         self._policy_set: PolicySet | None = None
@@ -120,7 +132,7 @@ class AdmissionQueues:
 
     def _follow_window(self) -> None:
         assert self._policy_set is not None
-        experiment, unit, now_wall_s = self._policy_set.experiment, None, self._clock.wall()
+        experiment, unit, now_wall_s = self._policy_set.experiment, None, self.clock.wall()
         self._window_ends_wall_s = inf
         if experiment is not None and experiment.compares_admission:
             unit = window_unit(experiment, now_wall_s)
@@ -145,30 +157,38 @@ class AdmissionQueues:
             queue.switch(rule, config)
 
     async def acquire(
-        self, prompt: Prompt, served: ServedModel | None, tokens: TokenizedPrompt | UnknownIds
+        self,
+        prompt: Prompt,
+        served: ServedModel | None,
+        tokens: TokenizedPrompt | UnknownIds,
+        tenant: Tenant | None = None,
+        arrived_s: float | None = None,
     ) -> AbstractContextManager[AdmissionLease | None]:
-        """Wait for admission; the lease is `None` where sessions are not counted. Raises `TooBusy` after
-        `admission.max_wait_s`.
+        """Wait for admission; the lease is `None` where sessions are not counted. `arrived_s` None: now. Raises
+        `TooBusy` after `admission.max_wait_s`, and for a deadline that cannot be met any more.
         """
         if served is None or not leaves_context(prompt) or (queue := self.queue_of(served.base)) is None:
             return NO_LEASE
         known = tokens if isinstance(tokens, TokenizedPrompt) else None
         prefix = None if known is None else sample_prefix(known)
         prompt_tokens = None if known is None else len(known.ids)
-        return await queue.acquire(derive_session(prompt), prompt_tokens, known, prefix=prefix)
+        claim = derive_claim(prompt, tenant, self.clock.now() if arrived_s is None else arrived_s)
+        return await queue.acquire(derive_session(prompt), prompt_tokens, known, prefix=prefix, claim=claim)
 
     def queue_of(self, model: str) -> AdmissionQueue | None:
         """Return the queue of a base model that instances serve; `None` while admission control is off."""
-        if self._clock.wall() >= self._window_ends_wall_s:
+        if self.clock.wall() >= self._window_ends_wall_s:
             self._follow_window()
         if not self.config.enabled:
             return None
         if (queue := self._queues.get(model)) is None:
             config, rule = self.config, build_rule(self.config, self._registry)
-            now = self._clock.now()
-            controller = AdmissionController(rule, config.max_wait_s, config.idle_s, pooled=self._pooled, now=now)
-            admission = ModelAdmission(model, controller, self._scheduler, self._clock)
-            queue = AdmissionQueue(admission, config.rule.name, config.max_wait_s, self._clock, self._on_wait_end)
+            now = self.clock.now()
+            controller = AdmissionController(
+                rule, config.max_wait_s, config.idle_s, pooled=self._pooled, tenants=self._tenants, now=now
+            )
+            admission = ModelAdmission(model, controller, self._scheduler, self.clock)
+            queue = AdmissionQueue(admission, config.rule.name, config.max_wait_s, self.clock, self._on_wait_end)
             queue.listener = self.listener
             self._queues[model] = queue
         return queue
@@ -201,13 +221,15 @@ class AdmissionQueue:
         session: bytes | None,
         prompt_tokens: int | None,
         tokens: TokenizedPrompt | None,
-        local_tokens: int | None = None,
+        held: HeldPrefix | None = None,
         prefix: PromptPrefix | None = None,
+        claim: Claim = NO_CLAIM,
     ) -> QueueLease:
-        """Wait for admission. Raises `TooBusy` after `max_wait_s`. Without `tokens`, `local_tokens` may say how many
-        leading tokens of the prompt some instance holds. `prefix` None: what it shares with others is unknown.
+        """Wait for admission. Raises `TooBusy` after `max_wait_s`, and for a deadline that cannot be met any more.
+        Without `tokens`, `held` may say what instances hold of the prompt. `prefix` None: what it shares with others is
+        unknown.
         """
-        verdict = self.model_admission.arrive(session, prompt_tokens, tokens, local_tokens)
+        verdict = self.model_admission.arrive(session, prompt_tokens, tokens, held, claim)
         if self.model_admission.capacity_tokens is None and not self._warned:
             self._warned = True
             log.warning(
@@ -217,9 +239,11 @@ class AdmissionQueue:
         waited_s = await self._wait(verdict.admission) if isinstance(verdict, Queued) else None
         return QueueLease(self, verdict.admission, waited_s, prefix, self.listener)
 
-    def hold(self, session: bytes | None, prompt_tokens: int | None, prefix: PromptPrefix | None) -> QueueLease:
+    def hold(
+        self, session: bytes | None, prompt_tokens: int | None, prefix: PromptPrefix | None, claim: Claim = NO_CLAIM
+    ) -> QueueLease:
         """Return a place for a request that another router has admitted, which takes room here as well."""
-        admission = self.model_admission.begin_elsewhere(session, prompt_tokens)
+        admission = self.model_admission.begin_elsewhere(session, prompt_tokens, claim)
         return QueueLease(self, admission, None, prefix)
 
     def learn(self, known: KnownProgram) -> None:
@@ -271,12 +295,23 @@ class AdmissionQueue:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self.release_waiting)
 
     def _refusal(self, queued: Queued) -> TooBusy:
+        if queued.reason == "deadline":
+            return self._deadline_refusal(queued)
         expected = "an unknown time" if queued.expected_s is None else f"about {ceil(queued.expected_s)} s"
         return TooBusy(
             f"the KV caches of the fleet are full of live sessions: this request has waited {self._max_wait_s:g} s, "
             f"is number {queued.position} in the queue, and would have to wait {expected} more; try again later",
             code="no_room",
             retry_after_s=max(1, ceil(self._max_wait_s if queued.expected_s is None else queued.expected_s)),
+        )
+
+    def _deadline_refusal(self, queued: Queued) -> TooBusy:
+        waited_s = self._clock.now() - queued.admission.since_s
+        return TooBusy(
+            f"the engines are saturated: after {waited_s:.3g} s in the queue the first token can no longer come within "
+            f"the time that the request allows; try again later, or allow more",
+            code="deadline_unreachable",
+            retry_after_s=max(1, ceil(queued.expected_s or 0)),
         )
 
 
@@ -299,11 +334,11 @@ class QueueLease(AdmissionLease):
         self._prefix = prefix
         self._listener = listener
         if listener is not None:
-            name, model = admission.program.name, queue.model_admission.model
-            self._number = listener.on_begin(model, name, admission.prompt_tokens, prefix)
+            self._number = listener.on_begin(queue.model_admission.model, admission, prefix)
 
     def on_placed(self, target: str) -> None:
         self._queue.model_admission.on_placed(self._admission, target, self._prefix)
+        self._queue.release_waiting()  # what is booked tells better than what is on its way who else has room
         if self._listener is not None:
             self._listener.on_placed(self._number, target)
 

@@ -22,10 +22,11 @@ from router.kvcache.indexer import KvIndexer
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.admission.controller import AdmissionController, Admitted, Queued
+from router.request.admission.controller import AdmissionController
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.rules import build_rule
 from router.request.admission.shared_prefixes import sample_prefix
+from router.request.admission.verdicts import Admitted, Queued
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, AttemptEnd, Record, Stages
@@ -35,7 +36,7 @@ from router.scheduling.ticket import Ticket
 from router.testbed.simulator.exchange import SimulatedExchange
 from router.testbed.simulator.scenario import Scenario
 from router.testbed.workloads.block_names import BlockNameKeyring, NamedTokens
-from scorers.admission.contract import Admission
+from scorers.admission.contract import NO_CLAIM, Admission, Claim
 from scorers.contract import PoolHit
 
 MODEL = "simulated"
@@ -58,7 +59,7 @@ class SimulatedTurn(NamedTuple):
 
 class SimulatedRouter:
     """One router of a scenario; its admission control covers its share of the fleet's memory. `exchange` tells it what
-    the others do; None: nothing does.
+    the others do; None: nothing does. `tenants`: clients say who they are.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class SimulatedRouter:
         *,
         seed: int,
         exchange: SimulatedExchange | None = None,
+        tenants: bool = False,
     ) -> None:
         config, shared_pool = schema.Config(), scenario.store is not None
         self.splits = scenario.prefills > 0
@@ -90,7 +92,9 @@ class SimulatedRouter:
         self.admission: ModelAdmission | None = None
         if (admission := scenario.admission) is not None and admission.enabled:
             rule, now = build_rule(admission), clock.now()
-            controller = AdmissionController(rule, admission.max_wait_s, admission.idle_s, pooled=shared_pool, now=now)
+            controller = AdmissionController(
+                rule, admission.max_wait_s, admission.idle_s, pooled=shared_pool, tenants=tenants, now=now
+            )
             self.admission = ModelAdmission(MODEL, controller, self.scheduler, clock, 1 / scenario.routers)
         self._names = [instance_name(number) for number in range(scenario.instances)]
         self._ids = [TargetId(f"{name}/0") for name in self._names]
@@ -215,10 +219,11 @@ class SimulatedRequest:
         self._failed: set[str] = set()
         self._ticket: Ticket | None = None
 
-    def arrive(self, admission: ModelAdmission) -> Admitted | Queued:
+    def arrive(self, admission: ModelAdmission, claim: Claim = NO_CLAIM) -> Admitted | Queued:
         """Ask admission control of its router."""
         session = self._prompt.session
-        return admission.arrive(session.encode() if session else None, len(self._known.ids), self._known)
+        name = session.encode() if session else None
+        return admission.arrive(name, len(self._known.ids), self._known, None, claim)
 
     def on_placed(self, admission: ModelAdmission, place: Admission, target: str) -> None:
         """Tell admission control where it was sent."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from router.config import schema
-from router.request.admission.controller import Admitted
 from router.request.admission.model_admission import ModelAdmission
+from router.request.admission.verdicts import NOTHING_RELEASED, Admitted
 from router.scheduling.ticket import Ticket
 from router.testbed.rng import Rng
 from router.testbed.simulator.clients import ClientTurn, SimulatedClients
@@ -33,8 +33,9 @@ from router.testbed.simulator.router import (
     instance_number,
 )
 from router.testbed.simulator.scenario import Scenario
+from router.testbed.simulator.tenants import TenantLoad, number_sessions
 from router.testbed.workloads.model import Session, Workload
-from scorers.admission.contract import Admission
+from scorers.admission.contract import NO_CLAIM, Admission, Claim
 
 ROUND_ROBIN = schema.PolicyConfig.model_validate({"scorers": [{"name": "round_robin"}]})  # before the router starts
 SOON_S = 0.001  # least time between two timed releases of an admission queue
@@ -60,8 +61,24 @@ def simulate(
     same time. `until_s`: virtual time from which nothing is sent; requests under way are finished. `stopwatch` times
     decisions. `progress` gets virtual seconds and the number of ended requests now and then.
     """
-    run = _Run(scenario, policy, workload.sessions, seed, until_s, stopwatch, progress)
-    return run.serve(at_once, staggered)
+    run = _Run(scenario, policy, [workload.sessions], seed, until_s, stopwatch, progress)
+    return run.serve([at_once], staggered)
+
+
+def simulate_tenants(
+    scenario: Scenario,
+    policy: schema.PolicyConfig,
+    tenants: Sequence[TenantLoad],
+    *,
+    seed: int = 0,
+    until_s: float | None = None,
+) -> SimulationOutcome:
+    """Serve the workloads of several tenants side by side. In the outcome a session of the n-th of T tenants has a
+    number that is n modulo T. Closed loops are met in mid-session.
+    """
+    sessions = [number_sessions(load.workload.sessions, n, len(tenants)) for n, load in enumerate(tenants)]
+    run = _Run(scenario, policy, sessions, seed, until_s, None, None, tenants)
+    return run.serve([load.at_once for load in tenants], True)
 
 
 class _Request:
@@ -94,12 +111,14 @@ class _Run:
         self,
         scenario: Scenario,
         policy: schema.PolicyConfig,
-        sessions: Sequence[Session],
+        sessions: Sequence[Sequence[Session]],
         seed: int,
         until_s: float | None,
         stopwatch: Callable[[], float] | None,
         progress: Callable[[float, int], None] | None,
+        tenants: Sequence[TenantLoad] = (),
     ) -> None:
+        self._tenants = tenants
         self._scenario = scenario
         self._policy = policy
         self._seed = seed
@@ -114,10 +133,12 @@ class _Run:
         self._releases_s: dict[ModelAdmission, float] = {}  # next timed release
         self.outcome = SimulationOutcome(scenario.instances)
         end_s = float("inf") if until_s is None else until_s
-        self._clients = SimulatedClients(sessions, scenario.block_tokens, self._event_queue, self._send, end_s)
+        self._clients = [
+            SimulatedClients(some, scenario.block_tokens, self._event_queue, self._send, end_s) for some in sessions
+        ]
         self._cluster = Cluster(scenario, self._event_queue, self._rng, self.outcome, self)
 
-    def serve(self, at_once: int | None, staggered: bool) -> SimulationOutcome:
+    def serve(self, at_once: Sequence[int | None], staggered: bool) -> SimulationOutcome:
         """Run until every request has ended."""
         starts_s = self._scenario.trouble.router_starts_s
         self.routers = self._build_routers(ROUND_ROBIN if starts_s > 0 else self._policy)
@@ -125,8 +146,9 @@ class _Run:
         if starts_s > 0:
             self._event_queue.at(starts_s, self._start_routers)
         self._cluster.schedule_changes()
-        self._clients.begin(at_once, staggered, self._rng)
-        while self._clients.at_work and self._event_queue.step():
+        for clients, number in zip(self._clients, at_once, strict=True):
+            clients.begin(number, staggered, self._rng)
+        while any(clients.at_work for clients in self._clients) and self._event_queue.step():
             pass
         self._cluster.end()
         self.outcome.took_s = self._event_queue.now_s
@@ -139,7 +161,9 @@ class _Run:
         if scenario.exchange is not None and scenario.routers > 1:
             exchanges = connect_exchanges(scenario.routers, scenario.exchange, self._event_queue, self._router_rng)
         return [
-            SimulatedRouter(policy, scenario, clock, seed=first + number, exchange=exchange)
+            SimulatedRouter(
+                policy, scenario, clock, seed=first + number, exchange=exchange, tenants=bool(self._tenants)
+            )
             for number, exchange in enumerate(exchanges)
         ]
 
@@ -163,12 +187,21 @@ class _Run:
         if router.admission is None:
             self._place(request)
             return
-        verdict = request.routed.arrive(router.admission)
+        verdict = request.routed.arrive(router.admission, self._claim(session))
         request.admission = verdict.admission
         self._admissions[verdict.admission] = request
         if isinstance(verdict, Admitted):
             self._place(request)
         self._release(router.admission)
+
+    def _claim(self, session: int) -> Claim:
+        """Return whose a session's request is, and when its first token is due."""
+        if not self._tenants:
+            return NO_CLAIM
+        load = self._tenants[session % len(self._tenants)]
+        ttft_ms = load.ttft_ms[session // len(self._tenants) % len(load.ttft_ms)] if load.ttft_ms else None
+        deadline_s = None if ttft_ms is None else self._event_queue.now_s + ttft_ms / 1e3
+        return Claim(load.name, load.weight, load.priority, deadline_s)
 
     def _prompt(self, turn: ClientTurn) -> Sequence[int]:
         """Return the names of its prompt's full blocks."""
@@ -267,7 +300,7 @@ class _Run:
         if request.admission is not None:
             self._leave_admission(request, request.admission, source)
         request.job.tag = None  # one reference cycle less per request for the garbage collector
-        self._clients.on_end(turn, end is RequestEnd.OK)
+        self._clients[turn.session.number % len(self._clients)].on_end(turn, end is RequestEnd.OK)
 
     # admission control
 
@@ -280,20 +313,22 @@ class _Run:
             context_tokens = turn.prompt_tokens + turn.output_tokens
             # Loads from the pool count as computed: admission control is about KV memory.
             decode_s = self._event_queue.now_s - request.first_s
-            admission.on_answer(place, turn.prompt_tokens, context_tokens, source.local_tokens, decode_s)
+            admission.on_answer(
+                place, turn.prompt_tokens, context_tokens, source.local_tokens, decode_s, source.cached_tokens
+            )
         else:
             admission.on_leave(place)
         self._release(admission)
 
     def _release(self, admission: ModelAdmission) -> None:
         """Place or end the requests that admission control releases, and schedule its next timed release."""
-        released = admission.release_waiting()
-        for place in released.admitted:
-            request = self._admissions[place]
-            request.waited_s = self._event_queue.now_s - request.sent_s
-            self._place(request)
-        for refused in released.refused:
-            self._end(self._admissions[refused.admission], RequestEnd.SHED, -1)
+        while (released := admission.release_waiting()) != NOTHING_RELEASED:  # until what begins is booked as well
+            for place in released.admitted:
+                request = self._admissions[place]
+                request.waited_s = self._event_queue.now_s - request.sent_s
+                self._place(request)
+            for refused in released.refused:
+                self._end(self._admissions[refused.admission], RequestEnd.SHED, -1)
         next_s = admission.next_s
         if next_s is not None and self._releases_s.get(admission) != next_s:
             self._releases_s[admission] = next_s

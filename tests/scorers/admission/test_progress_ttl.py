@@ -20,7 +20,7 @@ def a_rule() -> ProgressTtl:
 
 
 def queues() -> dict[QueueName, Queue]:
-    return {"parked": Line(), "again": Line(), "new": Line()}
+    return {"live": Line(), "parked": Line(), "again": Line(), "new": Line()}
 
 
 def starts(rule: ProgressTtl, program: AgentProgram, tokens: int, now: float) -> Admission | None:

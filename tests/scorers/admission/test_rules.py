@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.request.admission.controller import AdmissionController, Admitted, Arrival
+from router.request.admission.controller import AdmissionController
+from router.request.admission.verdicts import Admitted, Arrival
 from scorers.admission.contract import Admission, AdmissionRule, AgentProgram, FleetMemory, TargetMemory
 from scorers.registry import load_registry
 

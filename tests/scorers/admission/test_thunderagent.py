@@ -18,7 +18,7 @@ class Scene:
     def __init__(self) -> None:
         self.rule = Thunderagent()
         self.rule.adopt((), 0.0, idle_s=300.0, pooled=False)
-        self.queues: dict[QueueName, Queue] = {"parked": Line(), "again": Line(), "new": Line()}
+        self.queues: dict[QueueName, Queue] = {"live": Line(), "parked": Line(), "again": Line(), "new": Line()}
 
     def asks(self, program: AgentProgram, tokens: int, now: float) -> Admission | None:
         """Return the admission if it begins, else None: it waits."""

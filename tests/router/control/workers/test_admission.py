@@ -28,7 +28,7 @@ from router.fleet.worker_share import NO_SHARE
 from router.kvcache.events import Key
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text, UnknownIds
-from router.request.admission.controller import AdmissionState
+from router.request.admission.verdicts import AdmissionState
 from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.policy.record import Record
 from router.tasks import Tasks

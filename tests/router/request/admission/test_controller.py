@@ -7,8 +7,9 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.request.admission.controller import AdmissionController, Admitted, Arrival, Queued, Released
+from router.request.admission.controller import AdmissionController
 from router.request.admission.shared_prefixes import PromptPrefix
+from router.request.admission.verdicts import Admitted, Arrival, Queued, Released
 from scorers.admission.contract import Admission, FleetMemory, TargetMemory
 from scorers.admission.fit import Fit
 
@@ -187,11 +188,11 @@ def test_a_context_that_is_gone_waits_only_where_there_is_no_room() -> None:
     controller = a_controller()
     a_turn(controller, "a", 300)
     a_turn(controller, "a", 300, local=0)
-    assert not controller.needs_overlap(b"a", 300), "so nobody needs to look"
+    assert not controller.needs_overlap(b"a", 300, 0.0), "so nobody needs to look"
     a_turn(controller, "b", 300)
     a_turn(controller, "c", 300)
-    assert controller.needs_overlap(b"a", 300)
-    assert not controller.needs_overlap(b"d", 300), "a new one has nothing to lose"
+    assert controller.needs_overlap(b"a", 300, 0.0)
+    assert not controller.needs_overlap(b"d", 300, 0.0), "a new one has nothing to lose"
     a_turn(controller, "a", 300, local=149), "without it 600 are live"
     has(controller, 899)
     waits(controller, "a", 300, local=149)
@@ -263,7 +264,7 @@ def test_waits_that_end_together_are_released_in_portions() -> None:
     for session in "abcde":
         waits(controller, session, 50)
     state = controller.state(0.0, listed=2)
-    assert (state.queued, len(state.waiting)) == ({"parked": 0, "again": 0, "new": 5}, 2)
+    assert (state.queued, len(state.waiting)) == ({"live": 0, "parked": 0, "again": 0, "new": 5}, 2)
     controller.on_leave(first, 1.0)
     some = controller.release_waiting(1.0, at_most=3)
     assert (len(some.admitted), some.more) == (3, True)
@@ -376,7 +377,7 @@ def test_with_a_pool_a_lost_context_waits_only_while_the_pool_does_not_keep_up()
         a_turn(controller, "a", 300)
         crowded(controller, 300)
         has(controller, 1000, busy=busy, targets=2)
-        assert controller.needs_overlap(b"a", 300) == waits_for
+        assert controller.needs_overlap(b"a", 300, 0.0) == waits_for
         assert isinstance(asks(controller, "a", 300, local=100), Queued) == waits_for
 
 

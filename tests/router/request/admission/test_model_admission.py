@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from router.request.admission.controller import AdmissionController, Admitted, Queued
+from router.request.admission.controller import AdmissionController
 from router.request.admission.model_admission import MEASURE_INTERVAL_S, ModelAdmission
+from router.request.admission.verdicts import Admitted, Queued
 from scorers.admission.fit import Fit
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
 

@@ -9,9 +9,8 @@ import pytest
 from router.config import schema
 from router.config.sections.listeners import AdmissionConfig
 from router.fleet.engine_facts import Gauges
-from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.request.admission.controller import Admitted, Queued
 from router.request.admission.model_admission import ModelAdmission
+from router.request.admission.verdicts import Admitted, Queued
 from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
 from router.testbed.simulator.router import SimulatedRouter
 from router.testbed.simulator.run import simulate
@@ -186,10 +185,8 @@ def test_what_came_to_a_router_before_the_late_start_ends_there(monkeypatch: pyt
     came, ended = dict[Admission, ModelAdmission](), dict[Admission, ModelAdmission]()
     arrive, on_answer = ModelAdmission.arrive, ModelAdmission.on_answer
 
-    def noted(
-        gate: ModelAdmission, session: bytes | None, tokens: int | None, known: TokenizedPrompt | None
-    ) -> Admitted | Queued:
-        verdict = arrive(gate, session, tokens, known)
+    def noted(gate: ModelAdmission, *arrival: Any) -> Admitted | Queued:
+        verdict = arrive(gate, *arrival)
         came[verdict.admission] = gate
         return verdict
 
