@@ -135,7 +135,7 @@ class TargetLoad(NamedTuple):
     prefilling: int  # requests without a first token yet
     left_ms: float  # prefill work of those, less the time since the engine began with the first of them
     refill_ms: float  # what a request takes whatever its length: to get there, and the step that takes it up
-    live_tokens: int  # of KV memory that requests use, or will when they begin
+    live_tokens: int  # of KV memory that requests use, or will: half an answer is still to come, of the mean length
     capacity_tokens: int | None  # None: its engine has not reported that
     waiting: int | None = None  # requests in the engine's queue at its last report; None: unknown
     kv_usage: float | None = None  # share of KV blocks in use then; None: unknown

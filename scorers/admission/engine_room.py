@@ -3,10 +3,10 @@
 An engine computes prompts one after the other, so what is sent to it earlier than it can begin only waits there, where
 nobody can overtake it any more. What is sent too late leaves it idle. In between: a target has room when what it still
 has to prefill takes no longer than a new prompt needs to get there (`TargetLoad.refill_ms`, learned). Its memory must
-hold the prompt beside those that run, and no other client's requests may wait there.
+hold the prompt beside those that run and their answers, and no other client's requests may wait there.
 
-Estimates err. A target without a prefill always has room. One whose work should be done gets another prompt, and no
-third while its engine reports that requests wait, or reports nothing.
+Estimates err. A target without a prefill always has room. One whose work should be done long ago, and whose engine
+reports that requests wait, or reports nothing, gets no more: something else keeps it from beginning, memory as a rule.
 """
 
 from __future__ import annotations
@@ -67,4 +67,6 @@ def has_room(load: TargetLoad, prompt_tokens: int) -> bool:
         return False
     if load.prefilling == 0:
         return True
-    return load.left_ms <= load.refill_ms and (load.prefilling < 2 or load.waiting == 0)
+    if load.left_ms > load.refill_ms:
+        return False
+    return load.waiting == 0 or (load.prefilling < 2 and load.left_ms > 0)

@@ -100,13 +100,11 @@ class FairOrder:
         """Let a request wait. `home`: the engine that holds most of its prompt; None: none does, or it is unknown."""
         place = self._places[admission]
         tenant, session = place.tenant, place.session
-        if not tenant.waiting:
-            self._clock.lift(tenant)
+        self._lift(tenant, session)
         tenant.waiting += 1
         key = place.lane = _LaneKey(admission.queue == "live", home)
         if (lane := tenant.lanes.get(key)) is None:
             lane = tenant.lanes[key] = TenantLane()
-        tenant.sessions.lift(session)
         lane.join(admission, session)
         if admission.claim.deadline_s is None:
             tenant.passed_over[key.live].join(admission)
@@ -118,6 +116,8 @@ class FairOrder:
             return
         if place.lane is not None:
             place.tenant.pace.add(now)
+        else:
+            self._lift(place.tenant, place.session)
         self._unqueue(admission, place, begins=True)
         place.tenant.running += 1
         place.charge = tokens
@@ -137,6 +137,14 @@ class FairOrder:
                 self._correct(tenant, session, tokens - place.charge)
         tenant.sessions.close(session)
         self._clock.close(tenant)
+
+    def _lift(self, tenant: Tenant, session: Session) -> None:
+        """Take their credit from a tenant and a session of which nothing waits."""
+        if not tenant.waiting:
+            first = self._least(list(self._lanes))
+            self._clock.lift(tenant, None if first is None else first.time)
+        if session.open == 1:
+            tenant.sessions.lift(session)
 
     def _correct(self, tenant: Tenant, session: Session, tokens: float) -> None:
         self._clock.charge(tenant, tokens)

@@ -3,6 +3,9 @@
 `FairOrder` says who is next, the rule says whether engines have room (`AdmissionRule.saturated`) and whether a session
 has room in their memory. This module joins them: requests that have begun and are in no engine's bookings yet take a
 room each; a request that waits for memory does not hold up those that wait for an engine only.
+
+A request that begins is charged the mean of what others cost beyond the prompt's estimate as well, mostly their
+answers: charged at its end only, a tenant with long answers would be ahead by all that run.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from router.request.admission.deadlines import Deadlines
 from router.request.admission.fair_order import FairOrder
 from router.request.admission.queue import WaitQueue
 from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, Queue, QueueName
+
+NEWEST = 0.02  # weight of the newest request in that mean
 
 WaitQueues = Mapping[QueueName, WaitQueue[Admission]]
 
@@ -57,6 +62,8 @@ class FairShares:
             name: _CandidateQueue(name, queue, self._candidate) for name, queue in queues.items()
         }
         self._homes: dict[Admission, str | None] = {}  # of those that wait
+        self._estimates: dict[Admission, int] = {}  # computed tokens of those that run
+        self._beyond_tokens = 0.0  # mean of what requests cost beyond these
         self._unplaced: dict[Admission, str | None] = {}  # that have begun and were not sent yet, with their homes
 
     # one request
@@ -76,7 +83,8 @@ class FairShares:
 
     def begin(self, admission: Admission, now: float) -> None:
         self._unplaced[admission] = self._homes.pop(admission, None)
-        self.order.begin(admission, estimate_computed(admission), now)
+        estimate = self._estimates[admission] = estimate_computed(admission)
+        self.order.begin(admission, max(1.0, estimate + self._beyond_tokens), now)
         self.deadlines.begin(admission, now)
 
     def place(self, admission: Admission) -> None:
@@ -87,6 +95,9 @@ class FairShares:
         """Forget a request. `tokens`: what it should have been charged; None: what it was."""
         self._unplaced.pop(admission, None)
         self._homes.pop(admission, None)
+        estimate = self._estimates.pop(admission, None)
+        if estimate is not None and tokens:
+            self._beyond_tokens += NEWEST * (tokens - estimate - self._beyond_tokens)
         self.deadlines.leave(admission)
         self.order.end(admission, tokens)
 

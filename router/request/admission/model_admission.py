@@ -8,7 +8,7 @@ calls at the same moments. There is one per base model, since that is what a KV 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 from sys import maxsize
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from router.clock import Clock
 from router.fleet.instance import Target
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.request.admission.charges import price_decode
+from router.request.admission.charges import price
 from router.request.admission.controller import AdmissionController
 from router.request.admission.shared_prefixes import PromptPrefix
 from router.request.admission.verdicts import AdmissionState, Admitted, Arrival, KnownProgram, Queued, Released
@@ -49,7 +49,7 @@ class ModelAdmission:
         self._scheduler = scheduler
         self._clock = clock
         self._share = share
-        self._loads = TargetLoads(clock)
+        self._loads = TargetLoads(clock, lambda: scheduler.fleet.answer_lengths.mean_tokens(model))
         self._measured_at = -inf
 
     def arrive(
@@ -121,11 +121,8 @@ class ModelAdmission:
     ) -> None:
         """The request was answered. `cached_tokens`: of its prompt, from any cache or pool; None: unknown."""
         now, charge_tokens = self._clock.now(), None
-        if self.controller.fair is not None and cached_tokens is not None:
-            target = self._loads.find(admission.target)
-            output_tokens = context_tokens - prompt_tokens
-            decode_tokens = 0.0 if target is None else price_decode(target, output_tokens, now)
-            charge_tokens = max(0, prompt_tokens - cached_tokens) + decode_tokens
+        if cached_tokens is not None:
+            charge_tokens = price(prompt_tokens - cached_tokens, context_tokens - prompt_tokens)
         self.controller.on_answer(admission, prompt_tokens, context_tokens, now, local_tokens, decode_s, charge_tokens)
 
     def on_leave(self, admission: Admission) -> None:
@@ -178,19 +175,19 @@ class ModelAdmission:
 
 
 class TargetLoads:
-    """The loads of the targets that can answer, each made anew when it is read, and since when each one prefills."""
+    """The loads of the targets that can answer, each made anew when it is read, and since when each one prefills.
+    `mean_answer` returns the mean length of answers in tokens; None: unknown.
+    """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, mean_answer: Callable[[], float | None]) -> None:
         self._clock = clock
+        self._mean_answer = mean_answer
         self._targets: dict[str, Target] = {}
         self._since_s: dict[str, float] = {}  # when the engine began with what it prefills now
 
     def set_targets(self, targets: list[Target]) -> None:
         self._targets = {target.id: target for target in targets}
         self._since_s = {id: since_s for id, since_s in self._since_s.items() if id in self._targets}
-
-    def find(self, id: str | None) -> Target | None:
-        return None if id is None else self._targets.get(id)
 
     def on_placed(self, id: str, now: float) -> None:
         """A request was sent to a target, and is booked there."""
@@ -204,7 +201,7 @@ class TargetLoads:
             self._since_s[id] = now
 
     def __iter__(self) -> Iterator[TargetLoad]:
-        now = self._clock.now()
+        now, answer_tokens = self._clock.now(), self._mean_answer() or 0.0
         for id, target in self._targets.items():
             book, gauges = target.load_book, target.load_book.gauges
             speed = target.latency_model.speed(now)
@@ -216,7 +213,7 @@ class TargetLoads:
                 book.prefilling,
                 left_ms,
                 max(0.0, speed.base_ms),
-                book.live_tokens,
+                book.live_tokens + round(answer_tokens * (book.requests + book.prefilling) / 2),
                 target.capacity_tokens,
                 gauges.waiting,
                 gauges.kv_usage,

@@ -2,8 +2,9 @@
 
 A flow's time is what it has been charged, in tokens per unit of weight. The one with the least time is next. When a
 request of it begins, the clock of all moves up to the flow's time, and the flow's time moves on by charge / weight. A
-flow that was idle is lifted to the clock when it comes back, so idleness earns no credit; one that is ahead of the
-clock stays there, so a flow cannot shed a debt by pausing.
+flow that was idle is lifted when it comes back, to the least time of those that wait, else to the clock, so idleness
+earns no credit; one that is ahead of that stays there, so a flow cannot shed a debt by pausing. A flow that waits is
+never lifted: corrections may take it behind the clock, and that is what it is owed.
 
 Two flows that both wait all the time differ by no more than the largest charge of each over its weight, before
 corrections: Goyal, Vin and Cheng, "Start-time Fair Queueing", SIGCOMM 1996, theorem 1. Charging a language model's
@@ -65,13 +66,15 @@ class VirtualClock(Generic[Key]):
         self._open += 1
         return flow
 
-    def lift(self, flow: Flow[Key]) -> None:
-        """Take its credit from a flow of which nothing has waited."""
-        flow.time = max(flow.time, self.now)
+    def lift(self, flow: Flow[Key], least: float | None = None) -> None:
+        """Take its credit from a flow of which nothing has waited. `least`: the least time of those that wait; None:
+        none does.
+        """
+        flow.time = max(flow.time, self.now if least is None else min(least, self.now))
 
     def begin(self, flow: Flow[Key], tokens: float) -> None:
-        """Charge a request that begins."""
-        flow.time = self.now = max(flow.time, self.now)
+        """Charge a request that begins. Call `lift` before if it has not waited."""
+        self.now = max(flow.time, self.now)
         self.charge(flow, tokens)
 
     def charge(self, flow: Flow[Key], tokens: float) -> None:
