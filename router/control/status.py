@@ -352,7 +352,9 @@ def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | 
 
 
 def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
-    """Describe a model's live sessions, the capacity for them, its queues, and the first requests in them, in order."""
+    """Describe a model's live sessions, the capacity for them, its queues, tenants with fair shares (what each was
+    charged since it last had nothing to do), and the first requests in the queues, in order.
+    """
     state = admission.state(listed=WAITING_LISTED)
     live = state.live
     return {
@@ -363,6 +365,16 @@ def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
         "live_sessions": None if live is None else round(live.programs, 1),
         "known_sessions": state.known,
         "queued": state.queued,
+        "tenants": [
+            {
+                "tenant": share.name,
+                "weight": share.weight,
+                "waiting": share.waiting,
+                "running": share.running,
+                "charged_tokens": round(share.charged_tokens),
+            }
+            for share in state.shares
+        ],
         "waiting": [
             {
                 "position": queued.position,

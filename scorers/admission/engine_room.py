@@ -5,8 +5,9 @@ nobody can overtake it any more. What is sent too late leaves it idle. In betwee
 has to prefill takes no longer than a new prompt needs to get there (`TargetLoad.refill_ms`, learned). Its memory must
 hold the prompt beside those that run and their answers, and no other client's requests may wait there.
 
-Estimates err. A target without a prefill always has room. One whose work should be done long ago, and whose engine
-reports that requests wait, or reports nothing, gets no more: something else keeps it from beginning, memory as a rule.
+Estimates err. A target without a prefill always has room. One whose work should be done, and is not, is slower than was
+learned, or memory keeps it from beginning: it gets one more prompt, and none where its engine reports that requests
+wait, or reports nothing.
 """
 
 from __future__ import annotations
@@ -69,4 +70,6 @@ def has_room(load: TargetLoad, prompt_tokens: int) -> bool:
         return True
     if load.left_ms > load.refill_ms:
         return False
-    return load.waiting == 0 or (load.prefilling < 2 and load.left_ms > 0)
+    if load.left_ms > 0:
+        return load.prefilling < 2 or load.waiting == 0
+    return load.prefilling < 2 and load.waiting == 0

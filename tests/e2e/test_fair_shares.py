@@ -47,6 +47,10 @@ async def test_a_greedy_tenant_waits_for_itself_and_a_modest_one_does_not(router
     async with engine(**SLOW) as a, router([a], admission=ON, clients=clients) as r:
         flood = [asyncio.create_task(asks(r, "greedy", number)) for number in range(30)]
         await until_it_waits(r)
+        (shown,) = (await r.admin.get("/admin/admission")).json()["models"]
+        (greedy,) = shown["tenants"]
+        assert (greedy["tenant"], greedy["weight"]) == ("greedy", 1.0)
+        assert greedy["waiting"] > 0
         modest = [await asks(r, "modest", number) for number in range(3)]
         flooded = await asyncio.gather(*flood)
         assert {status for status, _, _ in [*modest, *flooded]} == {200}

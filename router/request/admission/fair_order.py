@@ -35,7 +35,7 @@ class _LaneKey(NamedTuple):
     home: str | None  # None: no engine holds anything of its prompt, or that is unknown
 
 
-class Tenant(Flow[TenantName]):
+class TenantFlow(Flow[TenantName]):
     """A tenant with requests that wait or run, or with a debt."""
 
     __slots__ = ("lanes", "pace", "passed_over", "running", "sessions", "waiting")
@@ -55,7 +55,7 @@ class _Place:
 
     __slots__ = ("charge", "lane", "session", "tenant")
 
-    def __init__(self, tenant: Tenant, session: Session) -> None:
+    def __init__(self, tenant: TenantFlow, session: Session) -> None:
         self.tenant = tenant
         self.session = session
         self.lane: _LaneKey | None = None
@@ -75,7 +75,7 @@ class TenantShare(NamedTuple):
 
 class FairOrder:
     def __init__(self) -> None:
-        self._clock: VirtualClock[TenantName] = VirtualClock(Tenant)
+        self._clock: VirtualClock[TenantName] = VirtualClock(TenantFlow)
         self._lanes: dict[_LaneKey, FlowHeap[TenantName]] = {}
         self._places: dict[Admission, _Place] = {}
 
@@ -92,7 +92,7 @@ class FairOrder:
 
     def open(self, admission: Admission) -> None:
         """Count a request that has arrived. `begin` or `join` follows."""
-        tenant = cast(Tenant, self._clock.open(admission.claim.tenant))
+        tenant = cast(TenantFlow, self._clock.open(admission.claim.tenant))
         tenant.weight = admission.claim.weight
         self._places[admission] = _Place(tenant, tenant.sessions.open(admission.program))
 
@@ -138,7 +138,7 @@ class FairOrder:
         tenant.sessions.close(session)
         self._clock.close(tenant)
 
-    def _lift(self, tenant: Tenant, session: Session) -> None:
+    def _lift(self, tenant: TenantFlow, session: Session) -> None:
         """Take their credit from a tenant and a session of which nothing waits."""
         if not tenant.waiting:
             first = self._least(list(self._lanes))
@@ -146,7 +146,7 @@ class FairOrder:
         if session.open == 1:
             tenant.sessions.lift(session)
 
-    def _correct(self, tenant: Tenant, session: Session, tokens: float) -> None:
+    def _correct(self, tenant: TenantFlow, session: Session, tokens: float) -> None:
         self._clock.charge(tenant, tokens)
         tenant.sessions.charge(session, tokens)
         if tokens < 0:
@@ -197,7 +197,7 @@ class FairOrder:
         """Return who of these lanes begins before `head`."""
         held, found, least = self._places[head], None, inf
         for key in keys:
-            tenant = cast("Tenant | None", self._lanes[key].first())
+            tenant = cast("TenantFlow | None", self._lanes[key].first())
             first = None if tenant is None else self._first(tenant, key)
             if tenant is None or first is None or first.claim.priority > head.claim.priority:
                 continue
@@ -208,12 +208,12 @@ class FairOrder:
                 found, least = first, tenant.time
         return found
 
-    def _least(self, keys: list[_LaneKey]) -> Tenant | None:
+    def _least(self, keys: list[_LaneKey]) -> TenantFlow | None:
         """Return the tenant with the least time that waits in one of these lanes."""
         firsts = (self._lanes[key].first() for key in keys)
-        return cast("Tenant | None", min((one for one in firsts if one is not None), key=_time, default=None))
+        return cast("TenantFlow | None", min((one for one in firsts if one is not None), key=_time, default=None))
 
-    def _first(self, tenant: Tenant, key: _LaneKey) -> Admission | None:
+    def _first(self, tenant: TenantFlow, key: _LaneKey) -> Admission | None:
         lane = tenant.lanes.get(key)
         return None if lane is None else lane.first()
 
@@ -233,7 +233,7 @@ class FairOrder:
 
     def shares(self) -> Iterator[TenantShare]:
         for flow in self._clock:
-            one = cast(Tenant, flow)
+            one = cast(TenantFlow, flow)
             ahead = one.time - self._clock.now
             yield TenantShare(one.key, one.weight, one.waiting, one.running, one.charged, ahead)
 

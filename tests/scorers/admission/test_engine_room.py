@@ -24,6 +24,8 @@ def a_load(**changed: object) -> TargetLoad:
         ({"prefilling": 9, "left_ms": 20.0}, True),  # short prompts, which it takes up together
         ({"prefilling": 1, "left_ms": 0.0, "waiting": 1}, False),  # it should have begun long ago
         ({"prefilling": 1, "left_ms": 0.0, "waiting": None}, False),
+        ({"prefilling": 1, "left_ms": 0.0}, True),
+        ({"prefilling": 2, "left_ms": 0.0}, False),  # slower than was learned
         ({"live_tokens": 900}, True),
         ({"live_tokens": 901}, False),
         ({"live_tokens": 901, "capacity_tokens": None}, True),
