@@ -9,6 +9,7 @@ from router.config.sections.clients import ServiceClassConfig
 from router.tenants.isolation import CacheScope
 
 MAX_NAME_CHARS = 128
+NONE = "(?!)"  # a pattern that matches nothing
 
 
 class ServiceClass:
@@ -20,7 +21,7 @@ class ServiceClass:
         self.name = name
         self.config = config
         every = "*" in config.models
-        self._models = None if every else re.compile("|".join(translate(pattern) for pattern in config.models))
+        self._models = None if every else re.compile("|".join(map(translate, config.models)) or NONE)
 
     def allows(self, model: str) -> bool:
         """Return whether its tenants may use a model, by the name that the client gives it."""

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from router.clock import ManualClock
 from router.config import schema
+from router.config.sections.clients import ClientsConfig
 from router.config.sections.listeners import EdgeConfig
 from router.errors import NoTarget, TooBusy
 from router.fleet.engine_facts import ModelCard
@@ -22,10 +23,19 @@ from router.request import public_api
 from router.request.public_api import LOAD_ROUTED, MetricsAccess, PublicApi, metrics_app, ops_app
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
+from router.tenants.directory import TenantDirectory
 from tests.router.proxy.connections import an_exchange, sent
 
 KEY = "sk-one"
-CLIENTS = {hashlib.sha256(KEY.encode()).hexdigest(): "somebody"}
+KEY_HASH = hashlib.sha256(KEY.encode()).hexdigest()
+
+
+def some_tenants(service_classes: dict[str, Any] | None = None) -> TenantDirectory:
+    """Tenants of whom `somebody` has the key."""
+    config = ClientsConfig.model_validate({"keys_file": "keys", "service_classes": service_classes or {}})
+    tenants = TenantDirectory(config)
+    tenants.set_keys(f"{KEY_HASH} somebody".encode(), "keys")
+    return tenants
 
 
 class Answer:
@@ -45,7 +55,7 @@ class Answer:
 class Api:
     """A public API with fake routes: `came` lists their calls, `outcome` is what they raise."""
 
-    def __init__(self, *, clients: dict[str, str] | None = None, **edge: Any) -> None:
+    def __init__(self, *, tenants: TenantDirectory | None = None, **edge: Any) -> None:
         self.came: list[tuple[str, ...]] = []
         self.outcome: Exception | None = None
         self.recorded = False
@@ -60,7 +70,7 @@ class Api:
             tracing=None,
             scheduler=SimpleNamespace(fleet=fleet),
         )
-        self.api = PublicApi(services, self.ops, clients)  # type: ignore[arg-type]
+        self.api = PublicApi(services, self.ops, tenants)  # type: ignore[arg-type]
 
     async def ops(self, scope: Any, receive: Any, send: Any) -> None:
         self.came.append(("ops", scope["path"]))
@@ -140,7 +150,7 @@ async def test_what_the_operator_adds_to_the_list_comes_in(make_api: Any) -> Non
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
 async def test_operations_need_no_key(make_api: Any, path: str) -> None:
-    api = make_api(clients=CLIENTS)
+    api = make_api(tenants=some_tenants())
     await api.ask("GET", path)
     assert api.came == [("ops", path)]
 
@@ -190,7 +200,7 @@ async def test_models_are_the_fleets(make_api: Any) -> None:
     ],
 )
 async def test_a_client_with_a_key_is_served(make_api: Any, headers: dict[str, str]) -> None:
-    api = make_api(clients=CLIENTS)
+    api = make_api(tenants=some_tenants())
     assert (await api.ask("POST", "/v1/completions", **headers)).status == 200
 
 
@@ -201,18 +211,24 @@ async def test_a_client_with_a_key_is_served(make_api: Any, headers: dict[str, s
         {"authorization": KEY},
         {"authorization": "Bearer "},
         {"authorization": f"Bearer {KEY}x"},
-        {"authorization": f"Bearer {next(iter(CLIENTS))}"},  # the hash is no key
+        {"authorization": f"Bearer {KEY_HASH}"},  # the hash is no key
         {"authorization": "Bearer wrong", "x_api_key": KEY},
         {"x_api_key": ""},
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/nothing/here"])
 async def test_a_client_without_a_valid_key_is_refused(make_api: Any, headers: dict[str, str], path: str) -> None:
-    api = make_api(clients=CLIENTS)
+    api = make_api(tenants=some_tenants())
     answer = await api.ask("POST", path, **headers)
     assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
     assert answer.headers[b"www-authenticate"] == b"Bearer"
     assert api.came == []
+
+
+async def test_models_are_those_that_the_tenant_may_use(make_api: Any) -> None:
+    api = make_api(tenants=some_tenants({"default": {"models": ["lo*"]}}))
+    answer = await api.ask("GET", "/v1/models", x_api_key=KEY)
+    assert [card["id"] for card in answer.json["data"]] == ["lora"]
 
 
 async def test_a_refusal_speaks_the_clients_dialect(make_api: Any) -> None:
