@@ -107,6 +107,10 @@ def _check_paths(config: Config) -> Iterator[YamlProblem]:
         yield from _check_file(("listen", "tls", "cert_file"), config.listen.tls.cert_file)
         yield from _check_file(("listen", "tls", "key_file"), config.listen.tls.key_file)
     yield from _check_file(("clients", "keys_file"), config.clients.keys_file)
+    if config.clients.jwt is not None:
+        yield from _check_file(("clients", "jwt", "jwks_file"), config.clients.jwt.jwks_file)
+    if config.clients.tenant_header is not None and not config.listen.trusted_proxies and config.picker is None:
+        yield YamlProblem(("clients", "tenant_header"), "nobody may send it: give listen.trusted_proxies")
     yield from _check_file(("fleet", "file"), config.fleet.file)
     if config.tracing is not None:
         yield from _check_file(("tracing", "headers_file"), config.tracing.headers_file)
