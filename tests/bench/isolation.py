@@ -83,9 +83,7 @@ async def measure(tenants: int, isolation: Literal["off", "tenant"], folder: Pat
 
 
 async def main() -> None:
-    print(
-        f"{ENGINES} engines, {SESSIONS} sessions a tenant of {TURNS} turns; hits, % of prompt tokens"
-    )
+    print(f"{ENGINES} engines, {SESSIONS} sessions a tenant of {TURNS} turns; hits, % of prompt tokens")
     with tempfile.TemporaryDirectory() as folder:
         for tenants in (2, 8, 32):
             off, on = [await measure(tenants, mode, Path(folder)) for mode in ("off", "tenant")]
