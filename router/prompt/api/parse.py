@@ -168,26 +168,18 @@ def read_prompt(
         raise BadRequest("`model` is missing", param="model")
     format_.check(fields)
     stream = bool(fields.stream)
-    uncontinuable: str | None = "off"
-    stop: StopStrings | None = None
-    if stream:
-        uncontinuable, stop = _read_continuation(format_.endpoint, reader, fields, options, headers)
-    asking = AnswerRequest(body)
-    if stream and isinstance(fields, ChatFields | CompletionFields):
-        asked = Asked(options.inject_usage, token_ids=uncontinuable is None)
-        asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), asked)
+    uncontinuable, stop = _read_continuation(format_.endpoint, reader, fields, options, headers)
+    salt = _find_salt(fields, scope)
+    asked = Asked(options.inject_usage, token_ids=uncontinuable is None)
+    asking = _forward(body, fields, asked, None if scope is None else salt)
     session, parent, program = lineage if lineage is not None else (None, None, None)
-    body, salt = asking.raw, fields.cache_salt or None
-    if scope is not None:
-        salt = scope.mix(salt)
-        body = set_salt(body, salt, present=fields.cache_salt is not UNSET)
     unread = Unread(partial(_read_source, format_, fields, len(body)))
     prompt_fields = unread.read(None) if options.want_source else None
     return Prompt(
         endpoint=format_.endpoint,
         path=path,
         model=fields.model,
-        body=body,
+        body=asking.raw,
         source=unread if prompt_fields is None else prompt_fields.source,
         stream=stream,
         hide_usage=asking.hide_usage,
@@ -209,11 +201,27 @@ def read_prompt(
     )
 
 
+def _forward(body: bytes, fields: BodyFields, asked: Asked, salt: str | None) -> AnswerRequest:
+    """Return the body for the engine: a stream asks for what `asked` says; `salt`, if any, replaces its own."""
+    asking = AnswerRequest(body)
+    if fields.stream and isinstance(fields, ChatFields | CompletionFields):
+        asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), asked)
+    if salt is None:
+        return asking
+    return asking._replace(raw=set_salt(asking.raw, salt, present=fields.cache_salt is not UNSET))
+
+
+def _find_salt(fields: BodyFields, scope: CacheScope | None) -> str | None:
+    """Return the salt of the prompt's blocks: the client's own, or what a `scope` makes of it; None: none."""
+    own = fields.cache_salt or None
+    return own if scope is None else scope.mix(own)
+
+
 def _read_continuation(
     endpoint: Endpoint, reader: FieldReader[Any], fields: BodyFields, options: ReadOptions, headers: RequestHeaders
 ) -> tuple[str | None, StopStrings | None]:
-    """Return why another engine cannot carry the streamed answer on, or None; and its stop strings if it can."""
-    if not options.continues:
+    """Return why another engine cannot carry the answer on, or None; and its stop strings if it can."""
+    if not fields.stream or not options.continues:
         return "off", None
     if not headers.continues:
         return "opted_out", None
