@@ -20,6 +20,8 @@ from distutils.ccompiler import new_compiler  # isort: skip  # setuptools' own, 
 from distutils.sysconfig import customize_compiler  # isort: skip
 
 COMPILED = (
+    "router/backends/vllm/kv_event.py",
+    "router/backends/vllm/kv_events.py",
     "router/fleet/*.py",
     "router/kvcache/*.py",
     "router/prompt/*.py",

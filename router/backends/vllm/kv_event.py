@@ -23,8 +23,9 @@ from typing import Any, Literal, NamedTuple, cast
 import msgspec
 from msgspec import Raw
 
+from router.backends.vllm.kv_event_format import EventFields
 from router.fleet.engine_limits import MAX_BLOCK_TOKENS, NAME_CHARS
-from router.kvcache.bulk import unpack_ids
+from router.kvcache.bulk import fold_hashes, unpack_ids
 from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksRemoved, BlocksStored, EngineHash, Event, Tier
 
 Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length"]
@@ -32,7 +33,6 @@ Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "pl
 PIECE_BLOCKS = 2048  # an event of more blocks becomes several, each of which is applied in 2 ms
 MAX_GROUPS = 64  # KV cache groups of one rank; a model has a handful
 EXTRA_BYTES = 4096  # hashed beside the tokens of one block: ids of some images, an adapter's name
-U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 # Array events: the tag, then these in order; older versions stop earlier.
 FIELDS = {
@@ -54,30 +54,7 @@ FIELDS = {
 NAMES = frozenset(name for names in FIELDS.values() for name in names)
 FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
 GPU = Tier.GPU
-ONLY_INTS = {int}
 TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "storage": Tier.DISK}
-
-
-class EventFields(msgspec.Struct, gc=False):
-    """The fields that are read of an event, of any type."""
-
-    type: Any = None
-    block_hashes: Any = None
-    parent_block_hash: Any = None
-    token_ids: Any = None
-    block_size: Any = None
-    lora_id: Any = None
-    medium: Any = None
-    lora_name: Any = None
-    extra_keys: Any = None
-    group_idx: Any = None
-    kv_cache_spec_kind: Any = None
-
-
-class PackedFields(EventFields, gc=False):
-    """The same with token ids as they came: 256 ints are made in half of the time that an event of 16 blocks takes."""
-
-    token_ids: Raw = Raw(b"\xc0")
 
 
 def read_event(raw: Any, host_cpu: bool) -> Event | list[Event] | Skipped:
@@ -191,24 +168,12 @@ def _is_name(value: Any) -> bool:
 
 
 def _hash(raw: Any) -> EngineHash | None:
-    """Return unsigned 64 bits: of an int (a signed one folded), or the last 8 bytes of a digest."""
-    if type(raw) is int:
-        return EngineHash(raw & U64)
-    if type(raw) is bytes and len(raw) >= 8:
-        return EngineHash(int.from_bytes(raw[-8:], "big"))
-    return None
+    folded = _hashes([raw])
+    return None if folded is None else folded[0]
 
 
 def _hashes(raw: Any) -> list[EngineHash] | None:
-    """Return `_hash` of each; `None` if one of them is invalid."""
-    if type(raw) is not list:
-        return None
-    if len(raw) == 1 and type(raw[0]) is int and raw[0] >= 0:
-        return cast("list[EngineHash]", raw)
-    if raw and set(map(type, raw)) == ONLY_INTS and min(raw) >= 0:  # msgpack ints have at most 64 bits
-        return cast("list[EngineHash]", raw)
-    hashes = [known for value in raw if (known := _hash(value)) is not None]
-    return hashes if len(hashes) == len(raw) else None
+    return cast("list[EngineHash] | None", fold_hashes(raw))
 
 
 def _token_ids(raw: Any) -> array[int] | None:

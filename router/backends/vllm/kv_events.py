@@ -14,10 +14,19 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-import msgspec
 from msgspec import Raw
 
-from router.backends.vllm.kv_event import EXTRA_BYTES, FIELDS, PIECE_BLOCKS, PackedFields, read_event
+from router.backends.vllm.kv_event import EXTRA_BYTES, FIELDS, PIECE_BLOCKS, read_event
+from router.backends.vllm.kv_event_format import (
+    find_events,
+    unpack,
+    unpack_array,
+    unpack_event_map,
+    unpack_hashes,
+    unpack_ints,
+    unpack_map,
+    unpack_maps,
+)
 from router.fleet.engine_limits import OverLimit
 from router.kvcache.events import BlocksRemoved, Event, EventBatch
 
@@ -32,7 +41,6 @@ END_OF_REPLAY = b"\xff" * 8  # sequence -1
 MILLISECONDS_FROM = 1e11  # in seconds the year 5138: Mooncake's master sends milliseconds
 
 _UNREADABLE = (ValueError, RecursionError)  # msgspec's own errors, bad UTF-8, absurd nesting
-_unpack = msgspec.msgpack.Decoder().decode
 
 
 class MalformedMessage(NamedTuple):
@@ -71,7 +79,7 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | Larg
     if len(payload) > PLAIN_BYTES:
         return _large(sequence, payload, host_cpu)
     try:
-        message = _unpack_maps(payload)
+        message = unpack_maps(payload)
     except _UNREADABLE:
         return _batch_of_any(sequence, payload, host_cpu)
     batch = _begin(sequence, message.stamp, message.rank, len(payload))
@@ -84,7 +92,7 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | Larg
 def _batch_of_any(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | MalformedMessage:
     """Decode a message of which not all events are maps, as those of vLLM before 0.24, or which is malformed."""
     try:
-        content = _unpack(payload)
+        content = unpack(payload)
     except _UNREADABLE:
         return MalformedMessage("payload")
     if type(content) is not list or len(content) < 2 or type(content[1]) is not list:
@@ -129,27 +137,6 @@ def _extends(last: Event, event: BlocksRemoved) -> TypeGuard[BlocksRemoved]:
     )
 
 
-class _Message(msgspec.Struct, array_like=True):
-    stamp: Any
-    events: list[Raw]
-    rank: Any = None
-
-
-class _MessageOfMaps(msgspec.Struct, array_like=True):
-    stamp: Any
-    events: list[PackedFields]
-    rank: Any = None
-
-
-_unpack_maps = msgspec.msgpack.Decoder(_MessageOfMaps).decode
-_unpack_event_map = msgspec.msgpack.Decoder(PackedFields).decode
-_find_events = msgspec.msgpack.Decoder(_Message).decode
-_unpack_map = msgspec.msgpack.Decoder(dict[str, Raw]).decode
-_unpack_array = msgspec.msgpack.Decoder(list[Raw]).decode
-_unpack_ints = msgspec.msgpack.Decoder(list[int]).decode
-_unpack_hashes = msgspec.msgpack.Decoder(list[int | bytes]).decode
-
-
 def _large(sequence: bytes, payload: bytes, host_cpu: bool) -> LargeBatch | MalformedMessage | OverLimit:
     count = _count_events(payload)
     if count is None:
@@ -157,7 +144,7 @@ def _large(sequence: bytes, payload: bytes, host_cpu: bool) -> LargeBatch | Malf
     if count > MESSAGE_EVENTS:
         return OverLimit("message", f"a message of more than {MESSAGE_EVENTS:,} KV events")
     try:
-        message = _find_events(payload)
+        message = find_events(payload)
     except _UNREADABLE:
         return MalformedMessage("payload")
     batch = _begin(sequence, message.stamp, message.rank, len(payload))
@@ -225,9 +212,9 @@ def _unpack_event(raw: Raw) -> Any:
     Raises ValueError or RecursionError for an unreadable one.
     """
     try:
-        return _unpack_event_map(raw)
+        return unpack_event_map(raw)
     except _UNREADABLE:
-        return _unpack(raw)
+        return unpack(raw)
 
 
 class _TooMuch(Exception):
@@ -262,9 +249,9 @@ def _large_fields(raw: Raw) -> dict[str, Any]:
     count = _length(raw)
     _check(count or _length(raw, MAP) or 0, EVENT_FIELDS, "fields")
     if count is None:
-        members = _unpack_map(raw)
+        members = unpack_map(raw)
     else:
-        kind, *rest = _unpack_array(raw)
+        kind, *rest = unpack_array(raw)
         tag = _small(kind)
         names = FIELDS.get(tag, ()) if isinstance(tag, str) else ()
         members = {"type": kind} | dict(zip(names, rest, strict=False))
@@ -274,13 +261,13 @@ def _large_fields(raw: Raw) -> dict[str, Any]:
         match name:
             case "token_ids" if count is not None:
                 _check(count, EVENT_TOKENS, "tokens")
-                fields[name] = _unpack_ints(value)
+                fields[name] = unpack_ints(value)
             case "block_hashes" if count is not None:
                 _check(count, EVENT_BLOCKS, "blocks")
-                fields[name] = _unpack_hashes(value)
+                fields[name] = unpack_hashes(value)
             case "extra_keys" if count is not None:
                 _check(count, EVENT_BLOCKS, "blocks")
-                fields[name] = _unpack_array(value)
+                fields[name] = unpack_array(value)
             case _:
                 fields[name] = _small(value)
     return fields
@@ -293,4 +280,4 @@ def _check(count: int, most: int, what: str) -> None:
 
 def _small(raw: Raw) -> Any:
     """Return a value of a few KB; for a larger one something that is no value of any field."""
-    return _unpack(raw) if len(memoryview(raw)) <= EXTRA_BYTES else ...
+    return unpack(raw) if len(memoryview(raw)) <= EXTRA_BYTES else ...
