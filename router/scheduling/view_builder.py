@@ -104,8 +104,8 @@ class ViewBuilder:
             groups.setdefault(estimate.overlap._replace(source="events", age_s=None), []).append(slots[target.id])
             named.add(slots[target.id])
         for overlap, ids in outline.groups:
-            members = [slot for slot in map(slots.get, ids) if slot is not None]
-            if not named.isdisjoint(members):
+            members = [slot for id in ids if (slot := slots.get(id)) is not None]
+            if named and not named.isdisjoint(members):
                 members = [slot for slot in members if slot not in named]
             if members:
                 groups.setdefault(overlap, []).extend(members)
