@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import isfinite
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Raw
 
-from router.backends.vllm.kv_event import EXTRA_BYTES, FIELDS, PIECE_BLOCKS, read_event
+from router.backends.vllm.kv_event import EXTRA_BYTES, FIELDS, PIECE_BLOCKS, EventReader
 from router.backends.vllm.kv_event_format import (
     find_events,
     unpack,
@@ -28,7 +28,7 @@ from router.backends.vllm.kv_event_format import (
     unpack_maps,
 )
 from router.fleet.engine_limits import OverLimit
-from router.kvcache.events import BlocksRemoved, Event, EventBatch
+from router.kvcache.events import EventBatch
 
 PLAIN_BYTES = 64 * 1024  # a step of 8,000 tokens; 20 ms for the worst content
 MESSAGE_EVENTS = 1 << 17  # a step that loads a prompt of a million tokens removes a block of 16 per event: 62,500
@@ -84,8 +84,9 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | Larg
         return _batch_of_any(sequence, payload, host_cpu)
     batch = _begin(sequence, message.stamp, message.rank, len(payload))
     if not isinstance(batch, MalformedMessage):
-        for event in message.events:
-            _add(batch, read_event(event, host_cpu))
+        reader = EventReader(batch, host_cpu)
+        for fields in message.events:
+            reader.read_fields(fields)
     return batch
 
 
@@ -100,8 +101,9 @@ def _batch_of_any(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch
     batch = _begin(sequence, content[0], content[2] if len(content) > 2 else None, len(payload))
     if isinstance(batch, MalformedMessage):
         return batch
+    reader = EventReader(batch, host_cpu)
     for raw in content[1]:
-        _add(batch, read_event(raw, host_cpu))
+        reader.read(raw)
     return batch
 
 
@@ -112,29 +114,6 @@ def _begin(sequence: bytes, stamp: Any, rank: Any, size_bytes: int) -> EventBatc
     wall_s = stamp / 1000 if stamp > MILLISECONDS_FROM else float(stamp)
     rank = rank if type(rank) is int else None
     return EventBatch(int.from_bytes(sequence, "big"), wall_s, rank, [], {}, size_bytes)
-
-
-def _add(batch: EventBatch, event: Event | list[Event] | str) -> None:
-    """Add what an event was read as. Adjacent removals become one: vLLM sends one per evicted block, merged they cost
-    half.
-    """
-    if isinstance(event, str):
-        batch.skipped[event] = batch.skipped.get(event, 0) + 1
-    elif isinstance(event, list):
-        batch.events.extend(event)
-    elif type(event) is BlocksRemoved and batch.events and _extends(last := batch.events[-1], event):
-        last.hashes.extend(event.hashes)
-    else:
-        batch.events.append(event)
-
-
-def _extends(last: Event, event: BlocksRemoved) -> TypeGuard[BlocksRemoved]:
-    return (
-        type(last) is BlocksRemoved
-        and last.tier is event.tier
-        and last.group == event.group
-        and len(last.hashes) + len(event.hashes) <= PIECE_BLOCKS
-    )
 
 
 def _large(sequence: bytes, payload: bytes, host_cpu: bool) -> LargeBatch | MalformedMessage | OverLimit:
@@ -182,25 +161,25 @@ class LargeBatch:
 
     def __init__(self, batch: EventBatch, events: list[Raw], host_cpu: bool) -> None:
         self._batch = batch
+        self._reader = EventReader(batch, host_cpu)
         self._events = iter(events)
         self._pieces: Iterator[Any] = iter(())  # of the present event, if that is large
-        self._host_cpu = host_cpu
 
     def step(self) -> EventBatch | OverLimit | None:
         """Decode some more events. Return the batch when all are decoded, or what is wrong with the message."""
         for _ in range(STEP_EVENTS):
             try:
                 if (piece := next(self._pieces, None)) is not None:
-                    _add(self._batch, read_event(piece, self._host_cpu))
+                    self._reader.read(piece)
                     return None
                 if (raw := next(self._events, None)) is None:
                     return self._batch
                 if len(memoryview(raw)) <= PLAIN_BYTES:
-                    _add(self._batch, read_event(_unpack_event(raw), self._host_cpu))
+                    self._reader.read(_unpack_event(raw))
                 else:
                     self._pieces = _cut_fields(raw)
             except _UNREADABLE:
-                _add(self._batch, "broken")
+                self._reader.skip("broken")
             except _TooMuch as beyond:
                 return OverLimit("message", str(beyond))
         return None
