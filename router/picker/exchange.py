@@ -57,7 +57,7 @@ class PickerExchange(WatchedExchange):
         super().__init__()
         head = first.request_headers
         self.method, self.path, self.target, self.headers, self.fields = read_head(head.headers)
-        self.client: str | None = None
+        self.client = None
         self.recorded = False
         self.subset = read_subset(first)
         self.tests = False  # headers of conformance tests are obeyed
