@@ -43,12 +43,13 @@ from router.kvcache.memory_budget import MemoryBudget
 from router.proxy.asgi import AsgiHandler
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.proxy.listening_sockets import ListeningSockets
-from router.proxy.upstreams import Upstreams
+from router.proxy.upstreams import Upstreams, UpstreamTimeouts
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.public_api import PublicApi, metrics_app, ops_app
+from router.request.ops_api import metrics_app, ops_app
+from router.request.public_api import PublicApi, RequestApi
 from router.request.relay_path import RelayPath
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
@@ -213,7 +214,7 @@ class App:
                 self._upstreams,
                 self._passthrough,
                 wiring.build_header_rules(config),
-                limits,
+                UpstreamTimeouts(limits.first_byte_timeout_s, limits.idle_timeout_s),
                 self._scheduler.peers,
                 continuation_bytes=limits.continuation_bytes,
             ),
@@ -228,7 +229,7 @@ class App:
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
-        api = AsgiHandler(ops) if self._only_picker else PublicApi(services, ops, tenants)
+        api = AsgiHandler(ops) if self._only_picker else PublicApi(RequestApi(services, tenants), ops)
         unready, sockets = self.unready_reason, self._sockets
         self._picker = wiring.build_picker(
             services, tenants, self._passthrough, self._upstreams, unready, lambda: self._stopping, sockets

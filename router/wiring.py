@@ -61,7 +61,7 @@ from router.proxy.headers import HeaderRules
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
 from router.request.admission.waiting import AdmissionQueues
-from router.request.public_api import MetricsAccess
+from router.request.ops_api import MetricsAccess
 from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policies

@@ -51,7 +51,8 @@ from router.telemetry.metrics.snapshot import (
     RouterSnapshot,
     TargetState,
 )
-from router.telemetry.recent_records import RecentRecords, RecordQuery
+from router.telemetry.recent_records import RecentRecords
+from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import TargetRequest, list_target_requests
 from router.telemetry.shared_prefixes import count_prefixes
 

@@ -14,7 +14,7 @@ answer into it, of which only the body goes out, or ends it with `end_broken_str
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -23,12 +23,12 @@ from router.prompt.prompt import Endpoint
 from router.prompt.usage import Usage
 from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
-from router.proxy.headers import ForwardedHeaders, Headers, content_encoding, response_headers
+from router.proxy.headers import ForwardedHeaders, Headers, content_encoding, last_value, response_headers
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 
 REFUSAL_BYTES = 64 * 1024
-HELD_BYTES = 1024 * 1024  # of a JSON answer; a larger one passes as it comes, and can no longer be tried again
-BUSY = 503
+HELD_BYTES: Final = 1024 * 1024  # of a JSON answer; a larger one passes as it comes, and can no longer be tried again
+BUSY: Final = 503
 
 
 class AnswerWatch(Protocol):
@@ -131,14 +131,15 @@ class RelayNotStarted(NamedTuple):
     moved_to: TargetId | None = None  # a gateway has turned to this target, which answers
 
 
-class RelayFinished(NamedTuple):
+class RelayFinished:
     """The whole answer was relayed. `connect_s`: the time that a new connection took, None where a gateway made it,
     here as below. `usage`: what a gateway read of it.
     """
 
-    status: int
-    connect_s: float | None
-    usage: Usage | None = None
+    def __init__(self, status: int, connect_s: float | None, usage: Usage | None = None) -> None:
+        self.status = status
+        self.connect_s = connect_s
+        self.usage = usage
 
 
 class RelayBroken(NamedTuple):
@@ -183,9 +184,7 @@ def send(
 ) -> Awaitable[UpstreamExchange | UpstreamUnanswered]:
     """Send `outgoing`, the first half of `relay`: until the engine has begun to answer."""
     request = UpstreamRequest(outgoing.method, outgoing.path, outgoing.headers, outgoing.body, outgoing.rank)
-    return upstreams.send(
-        outgoing.instance, request, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
-    )
+    return upstreams.send(outgoing.instance, request, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s)
 
 
 async def relay_answer(
@@ -222,7 +221,7 @@ async def read_refusal(answer: UpstreamExchange, target: str, record: str) -> En
 
 
 def _content_type(headers: Headers) -> bytes:
-    return dict(headers).get(b"content-type", b"").lower()
+    return last_value(headers, b"content-type").lower()
 
 
 async def _stream(

@@ -5,10 +5,10 @@ is handed over.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from contextlib import nullcontext
 
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.answer_ids import ContinuationBudget
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Endpoint, Prompt
@@ -20,7 +20,7 @@ from router.proxy.token_ids import TokenIdUpstreams
 from router.proxy.upstreams import Upstream, UpstreamRequest, Upstreams, UpstreamTimeouts
 from router.request.data_path import AttemptWatch
 from router.request.prepared_request import PreparedRequest
-from router.request.token_ids import offer_token_ids
+from router.request.token_ids import AttemptPassthrough, offer_token_ids
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.ticket import PrefillBooking, Ticket
 from router.telemetry.tracing.context import PREFILL, TraceContext, attempt_number
@@ -74,10 +74,17 @@ class RelayPath:
     ) -> RelayEnd:
         headers = self._build_headers(call, request, ticket)
         outgoing = build_outgoing(call, request.prompt, headers.answer, ticket)
-        offered = offer_token_ids(request, ticket, self._passthrough)
-        upstreams: Upstream = self._upstreams
-        with offered or nullcontext(), watch:
-            if offered is not None and offered.instances:
+        offered: AttemptPassthrough | None = None
+        if isinstance(request.tokens, TokenizedPrompt):
+            offered = offer_token_ids(request, ticket, self._passthrough)
+        if offered is None:
+            with watch:
+                end = await self._send(call, outgoing, headers.prefill, ticket, handed, self._upstreams, watch)
+                watch.on_end(end)
+            return end
+        with offered, watch:
+            upstreams: Upstream = self._upstreams
+            if offered.instances:
                 answering = ticket.target.instance.id
                 upstreams = TokenIdUpstreams(
                     upstreams, outgoing.body, answering, offered.ids, offered.instances, offered.on_refusal

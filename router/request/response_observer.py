@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import TracebackType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.backends.vllm.disaggregation import LEASE_S, read_kv_params
 from router.errors import quote_name
 from router.fleet.engine_limits import OverLimit
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint
 from router.prompt.usage import NO_USAGE, HideUsage, Usage, UsageTail
 from router.proxy.call import ClientDisconnected
@@ -36,6 +37,9 @@ from router.tenants.tenant import own_name
 
 log = logging.getLogger("warmroute.request")
 
+OTHER: Final = Endpoint.OTHER  # Python 3.11 runs code of its own at each look at a member of an Enum
+RESPONSES: Final = Endpoint.RESPONSES
+
 
 class HandedOverKv(NamedTuple):
     """KV that a Nixl prefill half holds under a lease, not fetched yet."""
@@ -55,12 +59,12 @@ class ResponseObserver:
         self._scheduler = services.scheduler
         self._tokenization = services.tokenization
         self._clock = services.clock
-        self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not Endpoint.OTHER else None
+        self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not OTHER else None
         self._stream = request.stream
         self._hide = HideUsage() if prompt.hide_usage and self._stream is None else None
         self._feed = self._stream.feed if self._stream is not None else None if self._hide is None else self._hide.feed
         self._continues = ticket.attempt.continued_tokens is not None
-        self._wants_id = prompt.endpoint is Endpoint.RESPONSES  # until the answer's id has passed
+        self._wants_id = prompt.endpoint is RESPONSES  # until the answer's id has passed
         self.handed_over: HandedOverKv | None = None
 
     def on_prefill_end(self, result: PrefillResult) -> None:
@@ -173,4 +177,6 @@ class ResponseObserver:
             usage = self._stream.join_usage(usage)
         if usage is not None:
             record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
-            self._tokenization.check_count(served.base, self._request.tokens, usage.prompt_tokens)
+            tokens = self._request.tokens
+            if isinstance(tokens, TokenizedPrompt):
+                self._tokenization.check_count(served.base, tokens, usage.prompt_tokens)

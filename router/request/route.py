@@ -21,6 +21,7 @@ without the budget.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from router.backends.vllm.disaggregation import can_split
 from router.errors import (
@@ -55,7 +56,8 @@ from router.telemetry.tracing.context import TraceContext
 from router.tenants.tenant import Tenant, own_name
 from scorers.contract import Needs, PoolHit
 
-STORED = "/v1/responses/{id}"  # the endpoint's name in records and metrics
+STORED: Final = "/v1/responses/{id}"  # the endpoint's name in records and metrics
+NOT_NEEDED: Final = UnknownIds("not_needed")
 LOG_BLOCK_TOKENS = 512  # block size of the decision log, as in the Mooncake traces
 
 
@@ -63,7 +65,7 @@ async def route(call: ClientRequest, services: Services) -> None:
     """Answer `call`. Raises `RequestRefused` while nothing has been sent."""
     with services.limiter.open(call.sender) as slot:
         arrived_s = services.clock.now()
-        override = read_override(call.header, services.admin_tokens, services.scheduler.selector.policy_set.policies)
+        override = read_override(call.fields, services.admin_tokens, services.scheduler.selector.policy_set.policies)
         body = await call.body(services.config.limits.body_bytes, slot)
         slot.take()
         read_s = services.clock.now()
@@ -196,8 +198,8 @@ async def tokenize(
     if served is None:
         return UnknownIds("no_model")
     if not (selector.policy_set.needs_cache or (override is not None and override.policy.needs_cache)):
-        prompt.source = UnknownIds("not_needed")
-        return prompt.source
+        prompt.source = NOT_NEEDED
+        return NOT_NEEDED
     instances: list[str] = []
     if services.tokenization.uses_remote(served.base):
         candidates = fleet.candidates(served.base, (), services.clock.now())

@@ -30,7 +30,8 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.recent_records import RecentRecords, RecordQuery
+from router.telemetry.recent_records import RecentRecords
+from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import RequestFlow, list_target_requests
 from router.telemetry.shared_prefixes import count_prefixes
 from scorers.registry import load_registry

@@ -44,7 +44,7 @@ from router.request.admission.waiting import AdmissionQueues
 from router.tasks import Tasks
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.snapshot import ReplicaReport
-from router.telemetry.recent_records import RecordQuery
+from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import FlowUpdate, TargetRequest
 from router.telemetry.shared_prefixes import SharedPrefix
 

@@ -1,4 +1,4 @@
-"""The `/metrics` page: events counted as they happen, and state (`state.py`) read when scraped.
+"""Counts the events that the `/metrics` page (`page.py`) shows, as they happen.
 
 Label sets are closed: paths, models and reasons that are not configured become `other`, or a client could fill the
 memory of the router and of its Prometheus with names. Each router has metrics of its own; nothing is global.
@@ -7,14 +7,9 @@ memory of the router and of its Prometheus with names. Each router has metrics o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import astuple
-from prometheus_client import ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from router.errors import (
     BadGateway,
@@ -30,11 +25,11 @@ from router.errors import (
 )
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.failure import ENDS, failure_reason
-from router.telemetry.metrics.exposition import PageForm, render_page
-from router.telemetry.metrics.series import Counter, Exemplar, Histogram, HistogramBuckets
+from router.telemetry.metrics.buckets import Exemplar, HistogramBuckets
+from router.telemetry.metrics.exposition import PageForm
+from router.telemetry.metrics.page import MetricsPage
+from router.telemetry.metrics.series import Counter, Histogram
 from router.telemetry.metrics.snapshot import TIERS, RouterSnapshot
-from router.telemetry.metrics.state import families
-from scorers.build import is_compiled
 
 OTHER = "other"
 MAX_MODELS = 256  # adapters come and go; their counters stay
@@ -73,42 +68,21 @@ class LabelValues:
         return value
 
 
-class RequestCounters(NamedTuple):
-    """The series of requests that ended alike, looked up together once instead of table by table."""
+class RequestCounters:
+    """The series of requests that ended alike, looked up together once instead of table by table. `requests` are
+    labels: endpoint, model, class of the status; `source` is that of the tokens.
+    """
 
-    requests: tuple[str, str, str]  # labels: endpoint, model, class of the status
-    model: tuple[str]
-    source: tuple[str]  # of its tokens
-    ttft: HistogramBuckets
-    duration: HistogramBuckets
+    __slots__ = ("duration", "model", "requests", "source", "ttft")
 
-
-class MetricsPage(Collector):
-    """One scrape, its values already fixed."""
-
-    def __init__(self, tables: Sequence[Counter | Histogram], in_flight: int, now: RouterSnapshot) -> None:
-        self._tables = [table.freeze() for table in tables]
-        self._in_flight = in_flight
-        # Other parts go on counting in the tables that the snapshot refers to.
-        self._now = now._replace(
-            targets=[target._replace(skipped=dict(target.skipped)) for target in now.targets],
-            policy_faults=dict(now.policy_faults),
-            unpaired=dict(now.unpaired),
-        )
-
-    def collect(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily("warmroute_build_info", "1, for the build that runs", labels=("version", "compiled"))
-        build.add_metric((version("warmroute"), str(is_compiled()).lower()), 1)
-        yield build
-        yield GaugeMetricFamily("warmroute_in_flight_requests", "requests being answered", value=self._in_flight)
-        for table in self._tables:
-            yield table.family()
-        yield from families(self._now)
-        yield from ProcessCollector(registry=None).collect()
-
-    def render(self, form: PageForm = "text") -> bytes:
-        """Return the text: tens of milliseconds with hundreds of targets. May be called in another thread."""
-        return render_page(self, form)
+    def __init__(
+        self, requests: tuple[str, str, str], source: tuple[str], ttft: HistogramBuckets, duration: HistogramBuckets
+    ) -> None:
+        self.requests = requests
+        self.model = (requests[1],)
+        self.source = source
+        self.ttft = ttft
+        self.duration = duration
 
 
 class Metrics:
@@ -152,21 +126,26 @@ class Metrics:
             counters.ttft.observe(record.ttft_ms / 1000)
         if record.duration_ms is not None:
             counters.duration.observe(record.duration_ms / 1000)
-        for attempt in record.attempts:
-            if attempt.prefill is not None:
-                self._halves[(attempt.prefill.end,)] += 1
-            if attempt.panic:
-                self._panics[counters.model] += 1
-        for attempt in record.attempts[:-1]:
-            if attempt.end != "continued":
-                self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
-        self._count_continued(record)
-        for buckets, ms in zip(self._stages, astuple(record.stages), strict=True):
+        self._count_attempts(record, counters.model)
+        for stage, ms in enumerate(astuple(record.stages)):
             if ms is not None:
-                buckets.observe(ms / 1000)
+                self._stages[stage].observe(ms / 1000)
         self._count_tokens(record, counters.model)
         if record.arm is not None:
             self._count_arm(record, record.arm, status)
+
+    def _count_attempts(self, record: Record, model: tuple[str]) -> None:
+        attempts = record.attempts
+        for attempt in attempts:
+            if attempt.prefill is not None:
+                self._halves[(attempt.prefill.end,)] += 1
+            if attempt.panic:
+                self._panics[model] += 1
+        if len(attempts) > 1:
+            for attempt in attempts[:-1]:
+                if attempt.end != "continued":
+                    self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
+        self._count_continued(record)
 
     def _count_continued(self, record: Record) -> None:
         """Count the answers that broke off, by what became of them."""
@@ -190,7 +169,7 @@ class Metrics:
         by_endpoint = labels[:2]
         source_labels = (self._token_source(source),)
         ttft, duration = self._ttft[by_endpoint], self._duration[by_endpoint]
-        counters = RequestCounters(labels, labels[1:2], source_labels, ttft, duration)
+        counters = RequestCounters(labels, source_labels, ttft, duration)
         if (*by_endpoint, *source_labels) == (endpoint, model, source):  # other values come from clients, without end
             self._counters[endpoint, model, status, source] = counters
         return counters

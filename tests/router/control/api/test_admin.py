@@ -19,7 +19,7 @@ from router.control.record_detail import Others
 from router.errors import NoTarget
 from router.tasks import Tasks
 from router.telemetry.metrics.snapshot import ReplicaReport
-from router.telemetry.recent_records import RecordQuery
+from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import TargetRequest
 from tests.router.control.control_plane import ControlPlane
 

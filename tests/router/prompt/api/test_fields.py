@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
-from router.prompt.api.fields import (
+from router.prompt.api.field_reader import FieldReader
+from router.prompt.api.field_values import (
     LARGEST,
     SHORT_BYTES,
-    FieldReader,
     is_present,
     objective_ms,
     require,
