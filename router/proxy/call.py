@@ -7,7 +7,7 @@ exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -40,6 +40,7 @@ class ClientRequest(Protocol):
     headers: Headers
     fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
     tenant: Tenant | None  # whose it is, set by the public API where clients must say who they are
+    own_headers: Sequence[tuple[bytes, bytes]]  # of the router, added to every answer
     recorded: bool  # set once a record counts this exchange; the public API counts all others
 
     @property

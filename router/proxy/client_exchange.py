@@ -181,6 +181,8 @@ class ClientExchange(WatchedExchange):
         if self._awaits_continue:  # the client may or may not send its body now: not to be guessed
             self.keep_alive = False
         lines = [b"%b: %b\r\n" % header for header in headers]
+        if self.own_headers:
+            lines += [b"%b: %b\r\n" % header for header in self.own_headers]
         length = dict(headers).get(b"content-length")
         self._bodiless = self.method == "HEAD" or status in (204, 304)
         if self._bodiless:

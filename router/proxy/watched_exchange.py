@@ -8,7 +8,7 @@ block ends with `ClientDisconnected`. A cancellation by anybody else passes thro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,13 +25,14 @@ PIECE_BYTES = 41  # of memory, beside its content: a bytes object and its place 
 class WatchedExchange:
     """The part of a `ClientRequest` that does not depend on how the request came."""
 
-    __slots__ = ("_cancelled", "_watched", "fields", "gone", "tenant")
+    __slots__ = ("_cancelled", "_watched", "fields", "gone", "own_headers", "tenant")
 
     fields: Mapping[bytes, bytes]
 
     def __init__(self) -> None:
         self.gone = False  # the client disconnected
         self.tenant: Tenant | None = None
+        self.own_headers: Sequence[tuple[bytes, bytes]] = ()
         self._watched: asyncio.Task[Any] | None = None
         self._cancelled = False
 

@@ -36,6 +36,8 @@ from router.tenants.tenant import own_name
 
 log = logging.getLogger("warmroute.request")
 
+EVENT_END = b"\n\n"  # as engines end events; inside of an event's JSON it is escaped
+
 
 class HandedOverKv(NamedTuple):
     """KV that a Nixl prefill half holds under a lease, not fetched yet."""
@@ -60,6 +62,7 @@ class ResponseObserver:
         self._hide = HideUsage() if prompt.hide_usage and self._stream is None else None
         self._feed = self._stream.feed if self._stream is not None else None if self._hide is None else self._hide.feed
         self._continues = ticket.attempt.continued_tokens is not None
+        self._counts_events = request.tenant is not None and prompt.stream and self._stream is None
         self._wants_id = prompt.endpoint is Endpoint.RESPONSES  # until the answer's id has passed
         self.handed_over: HandedOverKv | None = None
 
@@ -100,6 +103,8 @@ class ResponseObserver:
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
                 self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
                 self._scheduler.remember_response(own_name(self._request.tenant, response_id), self._ticket.target.id)
+        if self._counts_events:
+            self._request.events += data.count(EVENT_END)
         return data if self._feed is None else self._feed(data)
 
     def flush(self) -> bytes:
