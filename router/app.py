@@ -160,6 +160,9 @@ class App:
         synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)
         self._admission: AdmissionControl = synced or queues
         scheduler.on_swap.append(lambda policy_set: self._admission.follow(policy_set))
+        listed = config.clients.tenants
+        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
+        self._metering = wiring.build_metering(config, self._run_id, self._role, self._metrics, scheduler.fleet, clock)
         parts = scheduler, self._tokenization, self._passthrough, self._pool, self._health, self._discoveries
         self._status = Status(
             *parts,
@@ -172,10 +175,8 @@ class App:
             self._leader,
             self._admission,
             self._preloading,
+            self._metering,
         )
-        listed = config.clients.tenants
-        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
-        self._metering = wiring.build_metering(config, self._run_id, self._role, self._metrics, scheduler.fleet, clock)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
             local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
             scheduler.suspect = self._health.suspect
