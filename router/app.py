@@ -40,6 +40,7 @@ from router.fleet.instance import InstanceState
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
+from router.picker.gateway_listener import GatewayListener
 from router.proxy.asgi import AsgiHandler
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.proxy.listening_sockets import ListeningSockets
@@ -155,24 +156,17 @@ class App:
     def _build_status(self) -> None:
         """Build admission control and all that reports: status, metrics, and this worker's part for the others."""
         config, scheduler, clock = self._config, self._scheduler, self._clock
-        queues = AdmissionQueues(
-            config.admission,
-            scheduler,
-            clock,
-            lambda *wait: self._metrics.on_wait_end(*wait),  # built below, from a status that has this
-            pooled=config.pool is not None,
-        )
+        queues = AdmissionQueues(config.admission, scheduler, clock, self._on_wait_end, pooled=config.pool is not None)
         follower = self._follower
         synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)
         self._admission: AdmissionControl = synced or queues
         scheduler.on_swap.append(lambda policy_set: self._admission.follow(policy_set))
+        listed = config.clients.tenants
+        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
+        self._metering = wiring.build_metering(config, self._run_id, self._role, self._metrics, scheduler.fleet, clock)
+        parts = scheduler, self._tokenization, self._passthrough, self._pool, self._health, self._discoveries
         self._status = Status(
-            scheduler,
-            self._tokenization,
-            self._passthrough,
-            self._pool,
-            self._health,
-            self._discoveries,
+            *parts,
             self._membership.describe_sources,
             self._recent_records,
             self._control,
@@ -182,8 +176,8 @@ class App:
             self._leader,
             self._admission,
             self._preloading,
+            self._metering,
         )
-        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
             local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
             scheduler.suspect = self._health.suspect
@@ -192,6 +186,9 @@ class App:
                 wiring.connect_replicas(config, local, self._leader, self._control, queues)
             if follower is not None and synced is not None:
                 follower.attach(local, synced)
+
+    def _on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
+        self._metrics.on_wait_end(model, queue, end, seconds)  # built after the queues, from a status that has these
 
     def _build_listeners(self) -> None:
         """Build the public API and the admin API, each on its listener."""
@@ -205,6 +202,7 @@ class App:
             scheduler=self._scheduler,
             limiter=self._limiter,
             admission=self._admission,
+            meter=self._metering.meter,
             retry_budget=RetryBudget(limits.retry_ratio, limits.retry_burst),
             tokenization=self._tokenization,
             kv_store=self._pool,
@@ -302,6 +300,7 @@ class App:
             export.start()
         if self._client_keys is not None:
             self._client_keys.start(self._tasks)
+        self._metering.start(self._tasks)
         if self._snapshots is not None:
             self._snapshots.start()
         self._pool.start()
@@ -314,7 +313,7 @@ class App:
         if self._leader is not None:
             self._leader.start(self._listener)
 
-    def _listeners(self) -> list[HttpListener | wiring.GatewayListener]:
+    def _listeners(self) -> list[HttpListener | GatewayListener]:
         if self._follower is not None:
             return [self._listener]
         listeners = (self._admin_listener, self._metrics_listener, self._listener, self._picker)
@@ -388,6 +387,7 @@ class App:
         await self._events.close()
         await self.save_index()
         await self._pool.close()
+        await self._metering.close()
         await self._tasks.close()
         await self._control.audit.flush()
         for export in self._exports:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from router.backends.client_keys import ClientKeys
@@ -36,6 +36,7 @@ from router.config.sections.base import split_base_url
 from router.config.sections.discovery import DnsConfig, KubernetesConfig
 from router.config.sections.replicas import ReplicasConfig
 from router.control.control import Control
+from router.control.metering import Metering
 from router.control.preload.budget import PreloadBudget
 from router.control.preload.copies import HotCopies
 from router.control.preload.handoff import HandOff
@@ -53,6 +54,7 @@ from router.kvcache.indexer import KvIndexer, StoredBlockObserver
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.snapshot_format import SavedIndex
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.picker.gateway_listener import GatewayListener
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization import local_tokenizer
 from router.prompt.tokenization.tokenization import Tokenization
@@ -70,6 +72,7 @@ from router.scheduling.selector import Selector
 from router.tasks import Tasks
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.exposition import PageForm
+from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.shared_scrape import SharedScrape
 from router.telemetry.recent_records import RecentRecords
 from router.telemetry.tracing import build
@@ -89,23 +92,6 @@ class WorkerRole(NamedTuple):
     number: int
     secret: int
     worker: LeaderWorker | FollowerWorker
-
-
-class GatewayListener(Protocol):
-    """The listeners of an endpoint picker. It is known by this only, so that gRPC is loaded where a picker runs."""
-
-    port: int
-    health_port: int
-
-    async def bind(self) -> None: ...
-
-    async def start(self) -> None: ...
-
-    def stop_accepting(self) -> None: ...
-
-    def retire(self, idle_s: float) -> None: ...
-
-    async def stop(self, grace_s: float) -> None: ...
 
 
 def build_configured_policies(config: schema.Config) -> dict[str, Policy]:
@@ -287,6 +273,14 @@ def build_client_keys(config: schema.Config, secret: int) -> ClientKeys | None:
     return ClientKeys(config.clients, derive_salt_key(secret)) if config.clients.identifies else None
 
 
+def build_metering(
+    config: schema.Config, run_id: str, role: WorkerRole | None, metrics: Metrics, fleet: Fleet, clock: Clock
+) -> Metering:
+    """Build limits and usage of tenants. Raises ConfigError for a usage file that cannot be used."""
+    worker = None if role is None else role.worker
+    return Metering(config.clients, run_id, worker, metrics.tenants, fleet.context_tokens, clock)
+
+
 def build_snapshots(
     config: schema.Config, secret: int, scheduler: Scheduler, tasks: Tasks
 ) -> snapshots.Snapshots | None:
@@ -384,6 +378,7 @@ def connect_replicas(
         from router.control.replicas.facts import SharedFacts
         from router.control.replicas.learned_state import LearnedState
         from router.control.replicas.policies import SharedPolicies
+        from router.control.replicas.tenants import SharedTenants
 
         secret, run_id, clock = read_replicas_secret(config.replicas), local.run_id, local.clock
         learned = LearnedState(local.scheduler, leader.secret, clock)
@@ -397,4 +392,6 @@ def connect_replicas(
         exchange.add(facts)
         exchange.compare = facts.compare
         exchange.add(SharedAdmission(queues, exchange.share, exchange.heard_runs))
+        if leader.tenants is not None:
+            exchange.add(SharedTenants(leader.tenants, exchange.share, exchange.heard_runs, clock))
         leader.report_to_replicas(exchange)

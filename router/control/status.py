@@ -21,6 +21,7 @@ from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
+from router.control.metering import Metering
 from router.control.pool_status import describe_pool, snapshot_pool
 from router.control.preload.handoff import HandOff
 from router.control.preload.preloading import Preloading, describe_preloads
@@ -55,6 +56,7 @@ from router.telemetry.recent_records import RecentRecords
 from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import TargetRequest, list_target_requests
 from router.telemetry.shared_prefixes import count_prefixes
+from router.tenants.usage import UsageRow
 
 WAITING_LISTED = 100  # requests that wait for admission, in an answer
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
@@ -77,6 +79,7 @@ class Status:
     leader: LeaderWorker | None = None
     admission: Iterable[ModelAdmission] = ()
     preloading: Preloading | None = None  # None: nothing is loaded ahead
+    metering: Metering | None = None  # None: tenants are not counted
 
     # for the admin API, as plain JSON types
 
@@ -191,6 +194,10 @@ class Status:
     def describe_preloads(self) -> dict[str, Any]:
         """Return what was loaded into engines ahead of the requests for it, and what was hit of it."""
         return describe_preloads(self.preloading, self.scheduler.preloads)
+
+    async def read_usage(self, first: int | None, last: int | None) -> list[UsageRow]:
+        """Return what tenants used from one day to another; see `Metering.read`."""
+        return [] if self.metering is None else await self.metering.read(first, last)
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, this one first, and the policies in force in each."""

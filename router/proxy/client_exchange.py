@@ -179,6 +179,8 @@ class ClientExchange(WatchedExchange):
             lines.append(b"%b: %b\r\n" % (name, value))
             if name == b"content-length":
                 length = value
+        for name, value in self.own_headers:
+            lines.append(b"%b: %b\r\n" % (name, value))
         self._bodiless = self.method == "HEAD" or status in (204, 304)
         if self._bodiless:
             self._remaining = 0

@@ -9,6 +9,7 @@ from router.prompt.prompt import Prompt, UnknownIds
 from router.request.admin_tokens import PolicyOverride
 from router.request.admission.lease import AdmissionLease
 from router.telemetry.tracing.context import TraceContext
+from router.tenants.ledger import Reservation
 from router.tenants.tenant import Tenant
 from scorers.contract import PoolHit
 
@@ -26,7 +27,8 @@ class PreparedRequest:
 
     None stands for: the request names no model (`served`), sessions are not counted (`lease`), no tracing (`trace`),
     another engine cannot carry the answer on (`stream`, which is set when the record is open), clients need not say who
-    they are (`tenant`).
+    they are (`tenant`), the tenant has no limits (`reservation`). `events` counts those of the answer that passed, for
+    a tenant whose stream is not kept in `stream`.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class PreparedRequest:
         trace: TraceContext | None = None,
         stream: ContinuableStream | None = None,
         tenant: Tenant | None = None,
+        reservation: Reservation | None = None,
     ) -> None:
         self.prompt = prompt
         self.served = served
@@ -50,6 +53,8 @@ class PreparedRequest:
         self.trace = trace
         self.stream = stream
         self.tenant = tenant
+        self.reservation = reservation
+        self.events = 0
 
     def carried_on(self, prompt: Prompt) -> PreparedRequest:
         """Return the request for the engine that carries the answer on: with `prompt`, whose ids the router has not
@@ -65,4 +70,5 @@ class PreparedRequest:
             self.trace,
             self.stream,
             self.tenant,
+            self.reservation,
         )

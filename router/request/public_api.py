@@ -25,7 +25,8 @@ from router.request.error_body import ErrorBody, encode_error
 from router.request.route import route, route_stored
 from router.request.services import Services
 from router.telemetry.access_log import log_unrecorded
-from router.telemetry.metrics.prometheus import OTHER, REASONS
+from router.telemetry.metrics.label_values import OTHER
+from router.telemetry.metrics.prometheus import REASONS
 from router.telemetry.tracing.spans import RefusedRequest
 from router.tenants.directory import TenantDirectory
 
@@ -76,6 +77,7 @@ class RequestApi:
         except RequestRefused as refusal:
             if not call.recorded:
                 self._services.metrics.on_refusal(self._label(call), refusal)
+                self._services.meter.on_refusal(call.tenant, refusal)
                 self._log_unrecorded(call, refusal)
                 self._trace_refusal(call, refusal, arrived_s)
             if not call.started:

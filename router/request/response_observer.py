@@ -39,6 +39,7 @@ log = logging.getLogger("warmroute.request")
 
 OTHER: Final = Endpoint.OTHER  # Python 3.11 runs code of its own at each look at a member of an Enum
 RESPONSES: Final = Endpoint.RESPONSES
+EVENT_END: Final = b"\n\n"  # as engines end events; inside of an event's JSON it is escaped
 
 
 class HandedOverKv(NamedTuple):
@@ -64,6 +65,7 @@ class ResponseObserver:
         self._hide = HideUsage() if prompt.hide_usage and self._stream is None else None
         self._feed = self._stream.feed if self._stream is not None else None if self._hide is None else self._hide.feed
         self._continues = ticket.attempt.continued_tokens is not None
+        self._counts_events = request.tenant is not None and prompt.stream and self._stream is None
         self._wants_id = prompt.endpoint is RESPONSES  # until the answer's id has passed
         self.handed_over: HandedOverKv | None = None
 
@@ -104,6 +106,8 @@ class ResponseObserver:
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
                 self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
                 self._scheduler.remember_response(own_name(self._request.tenant, response_id), self._ticket.target.id)
+        if self._counts_events:
+            self._request.events += data.count(EVENT_END)
         return data if self._feed is None else self._feed(data)
 
     def flush(self) -> bytes:

@@ -1,10 +1,11 @@
 """The path of one request, from its first byte to its end: the file to read first.
 
 One step per line: a concurrency slot (or 429), which counts once the body is here; the body, read once into a `Prompt`;
-its token ids and block keys, found within a budget or unknown; admission, where sessions are admitted; the shared
-pool's answer; then choose, book and relay until one engine has begun to answer. Choosing and booking happen in one turn
-of the event loop, so no two requests decide on the same view of the load. Whatever ends the request (the answer's end,
-a dying engine, a client that disconnects) gives the booking back exactly once.
+its token ids and block keys, found within a budget or unknown; what it will use of its tenant's limits, reserved (or
+429); admission, where sessions are admitted; the shared pool's answer; then choose, book and relay until one engine has
+begun to answer. Choosing and booking happen in one turn of the event loop, so no two requests decide on the same view
+of the load. Whatever ends the request (the answer's end, a dying engine, a client that disconnects) gives the booking
+back exactly once.
 
 What is tried again: an engine that was not reached or is full (503) has done nothing, so another one is tried within
 the router's retry budget. One that took the request and died before its first byte may have died *of* it: one more
@@ -73,10 +74,15 @@ async def route(call: ClientRequest, services: Services) -> None:
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
         served = resolve_model(prompt, call.tenant, services.scheduler)
         tokens = await tokenize(prompt, served, override, services)
-        with await services.admission.acquire(prompt, served, tokens) as lease:
+        with (
+            services.meter.reserve(call, prompt, tokens) as reservation,
+            await services.admission.acquire(prompt, served, tokens) as lease,
+        ):
             pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
-            trace = begin_trace(call, services)
-            request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease, trace, tenant=call.tenant)
+            trace, tenant = begin_trace(call, services), call.tenant
+            request = PreparedRequest(
+                prompt, served, tokens, pool_hit, override, lease, trace, tenant=tenant, reservation=reservation
+            )
             await run_recorded(call, request, stages, RequestTimes(arrived_s, read_s), services)
 
 
@@ -107,6 +113,7 @@ async def run_recorded(
         assign_policy(request, record, services)
         await place_and_relay(call, request, record, services)
     finally:
+        services.meter.settle(request, record)
         if stream is not None:
             stream.close()
         close_record(record, request.trace, services)

@@ -15,6 +15,7 @@ from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionControl
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.data_path import DataPath
+from router.request.metering import Meter
 from router.request.retry_budget import RetryBudget
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
@@ -32,6 +33,7 @@ class Services:
     scheduler: Scheduler
     limiter: ConcurrencyLimiter
     admission: AdmissionControl
+    meter: Meter
     retry_budget: RetryBudget
     tokenization: Tokenization
     kv_store: KvStore

@@ -26,6 +26,7 @@ from router.config.sections.listeners import AdminTokenConfig, is_loopback
 from router.control.api.live import add_live_routes
 from router.control.api.policies import ErrorDescriptions, OpenShape, add_policy_routes
 from router.control.api.records import JSON, add_record_routes
+from router.control.api.usage import add_usage_routes
 from router.control.control import Control
 from router.control.explain import Explain
 from router.control.live.feed import LiveFeed
@@ -160,6 +161,7 @@ def admin_app(
     _add_instance_routes(app, status, [write])
     add_record_routes(app, status, explainer, [read], _describe_errors)
     add_policy_routes(app, control, read, write, DESCRIBED)
+    add_usage_routes(app, status, [read])
     add_live_routes(app, feed, [read], guard.rights, NOT_THERE)
     _allow_all_methods(app)
     return app

@@ -23,6 +23,7 @@ from router.control.workers.admission import SyncedAdmission
 from router.control.workers.channel import Channel
 from router.control.workers.messages import AnyMessage, PolicyApplied
 from router.control.workers.scheduler import SyncedScheduler, build_from_rule
+from router.control.workers.tenants import FollowerTenants
 from router.errors import ConfigError
 from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
@@ -104,6 +105,7 @@ class FollowerWorker:
         self._channel: Channel
         self._local: LocalState | None = None
         self._admission: SyncedAdmission
+        self.tenants: FollowerTenants | None = None  # None: before they are built
         self._flow: RequestFlow | None = None  # None: nobody looks at the live page
         self._start: asyncio.Future[messages.StartMessage] = asyncio.get_running_loop().create_future()
         self._waiting: list[AnyMessage] = []
@@ -196,6 +198,8 @@ class FollowerWorker:
                 local.scheduler.apply_preload(message)
             case messages.AdmissionVerdict():
                 self._admission.on_verdict(message)
+            case messages.TenantReport() if self.tenants is not None:
+                self.tenants.apply(message)
             case messages.PolicyRule():
                 self._apply_rule(message, local)
             case messages.AskMessage():

@@ -37,6 +37,7 @@ from router.control.workers.messages import AnyMessage, Message, Replicas
 from router.control.workers.metrics_merge import MetricFamily
 from router.control.workers.scheduler import make_rule
 from router.control.workers.supervisor import WorkerSupervisor
+from router.control.workers.tenants import LeaderTenants
 from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.proxy.listener import HttpListener
@@ -71,6 +72,7 @@ class LeaderWorker:
         self._accept_for: Callable[[int, bool], None] = lambda number, on: None  # before `start`
         self._requests = ReportedRequests[int](clock, count(-1, -2))  # `SharedExperiments` has the others below 0
         self._admissions: FollowerAdmissions
+        self.tenants: LeaderTenants | None = None  # None: before they are built
         self._ended: list[MetricFamily] = []  # counters of followers that ended
         self._supervisor = WorkerSupervisor(self._on_start, clock, tasks)
 
@@ -261,6 +263,10 @@ class LeaderWorker:
         decode = msgspec.msgpack.Decoder(list[SharedPrefix]).decode
         return [decode(payload) for payload in payloads if payload]
 
+    def channels(self) -> Iterator[tuple[int, Channel]]:
+        """Return the channels of all followers, by their numbers."""
+        return ((number, member.channel) for number, member in self._members.items())
+
     def _up(self) -> list[FollowerMember]:
         return [member for member in self._members.values() if member.run is not None]
 
@@ -281,6 +287,7 @@ class LeaderWorker:
         config = dump_follower_config(self._config, scheduler.selector.seed, policy_set)
         yield messages.StartMessage(number, config, self.secret)
         yield make_rule(policy_set, scheduler.version)
+        yield from () if self.tenants is None else self.tenants.report_all(number)
         for instance in scheduler.fleet:
             if instance.drained:
                 yield messages.DrainMessage(instance.id, True)
@@ -316,6 +323,8 @@ class LeaderWorker:
         self._ended = metrics_merge.merge_families([self._ended, metrics_merge.select_counters(member.families)])
         self._requests.drop(number, self._local.scheduler.experiment)
         self._admissions.drop_worker(number)
+        if self.tenants is not None:
+            self.tenants.drop_worker(number)
         for target in self._loads.drop(number):
             self._spread_load(target, number)
 
@@ -367,6 +376,8 @@ class LeaderWorker:
                 self._admissions.begin(number, member.channel, message)
             case messages.AdmissionPlaced() | messages.AdmissionAnswered() | messages.AdmissionEnded():
                 self._admissions.apply(number, message)
+            case messages.TenantReport() | messages.UsageReport() if self.tenants is not None:
+                self.tenants.apply(number, message)
             case messages.WorkerUp(run, pid):
                 member.run = run
                 self._accept_for(number, False)

@@ -28,6 +28,8 @@ from router.request.admission.lease import ComputedPrompt
 from router.request.admission.shared_prefixes import PromptPrefix
 from router.scheduling.policy.record import AttemptEnd
 from router.telemetry.metrics.snapshot import ReplicaReport
+from router.tenants.account import TenantTotals
+from router.tenants.usage import UsageRow
 
 HEAD_BYTES = 4
 
@@ -264,6 +266,19 @@ class AdmissionEnded(Message, frozen=True):
     computed: ComputedPrompt | None
 
 
+class TenantReport(Message, frozen=True):
+    """What the sender, and those that it speaks for, charged a tenant; see `TenantTotals`."""
+
+    tenant: str
+    totals: TenantTotals
+
+
+class UsageReport(Message, frozen=True):
+    """What tenants used at a follower since its last report."""
+
+    rows: list[UsageRow]
+
+
 class AskMessage(Message, frozen=True):
     """A query, answered with an `AnswerMessage` of the same number."""
 
@@ -312,6 +327,8 @@ AnyMessage = (
     | AdmissionPlaced
     | AdmissionAnswered
     | AdmissionEnded
+    | TenantReport
+    | UsageReport
     | AskMessage
     | AnswerMessage
     | StopMessage

@@ -7,7 +7,7 @@ memory of the router and of its Prometheus with names. Each router has metrics o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import astuple
 
@@ -27,11 +27,12 @@ from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.failure import ENDS, failure_reason
 from router.telemetry.metrics.buckets import Exemplar, HistogramBuckets
 from router.telemetry.metrics.exposition import PageForm
+from router.telemetry.metrics.label_values import OTHER, LabelValues
 from router.telemetry.metrics.page import MetricsPage
 from router.telemetry.metrics.series import Counter, Histogram
 from router.telemetry.metrics.snapshot import TIERS, RouterSnapshot
+from router.telemetry.metrics.tenant_tables import TenantTables
 
-OTHER = "other"
 MAX_MODELS = 256  # adapters come and go; their counters stay
 MAX_ENDPOINTS = 64
 MAX_TOKEN_SOURCES = 32
@@ -49,23 +50,6 @@ REASONS: dict[type[RequestRefused], str] = {
 }
 WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0, 120.0, 300.0, 600.0)
 ADDED_BOUNDS_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
-
-
-class LabelValues:
-    """A closed set of label values: the first `limit` that `admits` accepts; every other value becomes `other`."""
-
-    def __init__(self, limit: int, admits: Callable[[str], bool] = lambda value: True) -> None:
-        self._limit = limit
-        self._admits = admits
-        self._known: set[str] = set()
-
-    def __call__(self, value: str) -> str:
-        if value in self._known:
-            return value
-        if len(self._known) >= self._limit or not self._admits(value):
-            return OTHER
-        self._known.add(value)
-        return value
 
 
 class RequestCounters:
@@ -87,10 +71,12 @@ class RequestCounters:
 
 class Metrics:
     """The counters of one router. `snapshot` is called at every scrape; `knows_model` says which model names may become
-    labels.
+    labels; `tenants` are those that the settings list.
     """
 
-    def __init__(self, snapshot: Callable[[], RouterSnapshot], knows_model: Callable[[str], bool]) -> None:
+    def __init__(
+        self, snapshot: Callable[[], RouterSnapshot], knows_model: Callable[[str], bool], tenants: Iterable[str] = ()
+    ) -> None:
         self._snapshot = snapshot
         self._model = LabelValues(MAX_MODELS, knows_model)
         self._endpoint = LabelValues(MAX_ENDPOINTS)
@@ -101,6 +87,7 @@ class Metrics:
         self._create_request_tables()
         self._create_token_tables()
         self._create_arm_tables()
+        self.tenants = TenantTables(self._counter, self._model, tenants)
         self._moved = self._counter("picker_moved_total", "answers of another endpoint than the picker had chosen")
         self._moved[()] += 0
         help_waits = "requests that waited for admission, by how that ended (passed, refused, client_gone)"

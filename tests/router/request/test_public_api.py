@@ -12,12 +12,13 @@ from fastapi.testclient import TestClient
 
 from router.clock import ManualClock
 from router.config import schema
-from router.config.sections.clients import ClientsConfig
+from router.config.sections.clients import ClientsConfig, PricesConfig
 from router.config.sections.listeners import EdgeConfig
 from router.errors import NoTarget, TooBusy
 from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.proxy.call import ClientDisconnected, ClientRequest
+from router.request.metering import Meter
 from router.request.ops_api import MetricsAccess, metrics_app, ops_app
 from router.request.public_api import LOAD_ROUTED, PublicApi, RequestApi
 from router.request.services import Services
@@ -25,6 +26,8 @@ from router.scheduling.scheduler import Scheduler
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.directory import TenantDirectory
+from router.tenants.ledger import Ledger
+from router.tenants.usage import UsageBook
 from tests.router.proxy.connections import an_exchange, sent
 from tests.router.request.some_services import some_services
 
@@ -86,9 +89,11 @@ class Api:
         fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
         fleet.mark_ready("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
         self.metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
+        clock, self.usage = ManualClock(wall=1_700_000_000.9), UsageBook()
         services = some_services(
             config=schema.Config(edge=EdgeConfig.model_validate(edge)),
-            clock=ManualClock(wall=1_700_000_000.9),
+            clock=clock,
+            meter=Meter(Ledger(PricesConfig(), clock, ""), self.usage, self.metrics.tenants, lambda model: None, clock),
             metrics=self.metrics,
             tracing=None,
             scheduler=OnlyFleet(fleet),
