@@ -103,9 +103,6 @@ static Py_ssize_t insert_new(NumberTable *table, const Numbers *hashes, const Nu
 {
     uint64_t value;
     for (Py_ssize_t at = 0; at < hashes->count; at++) {
-        if (at % AT_ONCE == 0) {
-            prefetch_numbers(table, hashes, at);
-        }
         bool inserted;
         Slot *slot = number_table_insert(table, hashes->all[at], &inserted);
         if (slot != NULL && inserted) {
