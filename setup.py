@@ -43,11 +43,9 @@ COMPILED = (
     "router/telemetry/metrics/prometheus.py",
     "router/telemetry/recent_records.py",
     "router/testbed/simulator/block_cache.py",
-    "router/testbed/simulator/clients.py",
     "router/testbed/simulator/cluster.py",
     "router/testbed/simulator/event_queue.py",
     "router/testbed/simulator/fast_engine.py",
-    "router/testbed/simulator/run.py",
     # of plug-ins the shared loops: of a compiled one, users would see neither its parameters' types nor its docstring
     "scorers/blocks.py",
     "scorers/chance.py",
