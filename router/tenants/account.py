@@ -43,7 +43,10 @@ class Spending(NamedTuple):
 class HeardAccount:
     """The account of the same tenant at another process, or at several that are told together."""
 
-    __slots__ = ("last", "near", "open", "requests", "requests_counted", "reserved", "returned", "tokens", "tokens_in")
+    __slots__ = (
+        *("last", "near", "open", "requests", "requests_counted", "reserved", "returned", "silent", "tokens"),
+        "tokens_in",
+    )
 
     def __init__(self, near: bool) -> None:
         self.near = near
@@ -55,10 +58,11 @@ class HeardAccount:
         self.returned = 0
         self.open = 0
         self.reserved = NO_TOKENS
+        self.silent = False  # it is gone, or was not heard for long
 
     def apply(self, totals: TenantTotals, now: float) -> None:
         """Charge what is new. Of what was missed for long, at most what is in the other's window still counts."""
-        last, self.last = self.last, totals
+        last, self.last, self.silent = self.last, totals, False
         if last is None or (last.owner, last.began) != (totals.owner, totals.began):
             requests, tokens, returned = totals.window_requests, totals.window_tokens, 0
         else:
@@ -78,14 +82,14 @@ class HeardAccount:
 
     def forget_open(self) -> None:
         """The other process is gone or silent, and with it its open requests; what it charged was used."""
-        self.open, self.reserved = 0, NO_TOKENS
+        self.open, self.reserved, self.silent = 0, NO_TOKENS, True
 
 
 class Account:
     """One tenant's account. `number` is its own among those of this process."""
 
     __slots__ = (
-        *("day", "heard", "number", "open", "requests", "requests_charged", "reserved", "returned_tokens"),
+        *("_far", "day", "heard", "number", "open", "requests", "requests_charged", "reserved", "returned_tokens"),
         *("spending", "spent", "tokens", "tokens_charged"),
     )
 
@@ -102,6 +106,7 @@ class Account:
         self.reserved = NO_TOKENS  # for those that are open here
         self.heard: dict[str, HeardAccount] = {}  # by source
         self.spending: dict[str, Spending] = {}  # of others, today, by owner
+        self._far = (0, 0, 0)  # what other routers charged that are forgotten: requests, tokens, tokens given back
 
     def turn_to(self, day: int) -> None:
         """Begin the books of another day, if it is one."""
@@ -149,9 +154,27 @@ class Account:
             return False
         return not any(one.advance(now) for one in (*self.request_windows(), *self.token_windows()))
 
+    def _drop_silent(self, now: float) -> None:
+        """Drop the accounts of silent processes of which nothing is in a window any more; their totals remain."""
+        for source, heard in list(self.heard.items()):
+            if heard.silent and not heard.requests.advance(now) and not heard.tokens.advance(now):
+                del self.heard[source]
+                if heard.near:
+                    self.requests_charged += heard.requests_counted
+                    self.tokens_charged += heard.tokens_in
+                    self.returned_tokens += heard.returned
+                else:
+                    requests, tokens, returned = self._far
+                    counted = requests + heard.requests_counted, tokens + heard.tokens_in, returned + heard.returned
+                    self._far = counted
+
     def totals(self, owner: str, now: float, *, without: str | None, near_only: bool) -> TenantTotals:
         """Return what to tell: all but what the source `without` said itself; with `near_only` what this router did."""
-        requests, tokens, returned = self.requests_charged, self.tokens_charged, self.returned_tokens
+        self._drop_silent(now)
+        requests, tokens, returned = (0, 0, 0) if near_only else self._far
+        requests += self.requests_charged
+        tokens += self.tokens_charged
+        returned += self.returned_tokens
         in_requests, in_tokens = self.requests.advance(now), self.tokens.advance(now)
         open_, spent, reserved = self.open, self.spent, self.reserved
         for source, heard in self.heard.items():

@@ -172,7 +172,7 @@ class Ledger:
     def forget(self, source: str) -> None:
         """End the open requests of a process that is gone or silent. What it charged and spent remains."""
         for tenant, account in self._accounts.items():
-            if (heard := account.heard.get(source)) is not None and (heard.open or heard.reserved != NO_TOKENS):
+            if (heard := account.heard.get(source)) is not None:
                 heard.forget_open()
                 self._changed.add((tenant, source))
 

@@ -13,12 +13,16 @@ import httpx
 import pytest
 
 from router.clock import SystemClock
-from tests.e2e.conftest import MODEL, Router
+from router.telemetry.usage_store import UsageStore
+from router.testbed.local_stack.preflight import free_ports
+from tests.e2e.conftest import MODEL, Router, RouterClient
+from tests.e2e.workers import all_up
 from tests.fakes.engines import engine, eventually
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 SLOW = {"decode_ms_per_token": 20}
 LONG = {"max_tokens": 200, "ignore_eos": True, "stream": True}
+KEY = {"authorization": "Bearer k"}
 WORDS = "Once upon a time there was a router. " * 10
 
 
@@ -188,3 +192,90 @@ async def test_budget_and_usage_go_on_after_a_restart(router, clients, tmp_path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "budget_per_day")
             rest_s = 86_400 - SystemClock.wall() % 86_400
             assert abs(int(answer.headers["retry-after"]) - rest_s) <= 5
+
+
+async def test_usage_is_read_by_day_tenant_and_model(router, clients) -> None:
+    limits = {"concurrent": 5}
+    async with engine() as fake, router([fake], clients=clients(limits)) as r:
+        used = [(await ask(r)).json()["usage"] for _ in range(3)]
+        await ask(r, key="f", path=CHAT)
+        assert (await ask(r, model="unknown")).status_code == 404
+        await eventually(lambda: idle(r))
+        rows = (await r.admin.get("/admin/usage")).raise_for_status().json()["usage"]
+        assert [(row["tenant"], row["model"], row["requests"], row["refused"]) for row in rows] == [
+            ("acme", "", 0, {"not_found": 1}),
+            ("acme", MODEL, 3, {}),
+            ("free", MODEL, 1, {}),
+        ]
+        cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in used)
+        assert rows[1]["cached_tokens"] == cached > 0
+        assert rows[1]["input_tokens"] == sum(one["prompt_tokens"] for one in used) - cached
+        assert rows[1]["output_tokens"] == sum(one["completion_tokens"] for one in used)
+        assert rows[1]["gpu_s"] > 0
+        text = (await r.admin.get("/admin/usage", params={"format": "csv"})).text
+        assert len(text.splitlines()) == 4
+
+
+@pytest.fixture
+def replicas(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The sections `replicas` of three routers."""
+    monkeypatch.setenv("WARMROUTE_TEST_REPLICAS", "0123456789abcdef" * 2)
+    ports = free_ports(3)
+    common = {"peers": [f"127.0.0.1:{port}" for port in ports], "secret_env": "WARMROUTE_TEST_REPLICAS"}
+    return [common | {"host": "127.0.0.1", "port": port} for port in ports]
+
+
+async def test_three_routers_exceed_a_limit_by_what_they_have_not_told_and_never_by_more(
+    router, clients, replicas
+) -> None:
+    limit, section = 30, clients({"requests_per_minute": 30})
+    a, b, c = replicas
+    async with (
+        engine() as fake,
+        router([fake], clients=section, replicas=a) as one,
+        router([fake], clients=section, replicas=b) as two,
+        router([fake], clients=section, replicas=c) as three,
+    ):
+        group = [one, two, three]
+        heard = lambda: all(sum(report.up for report in r.app._status.describe_replicas()) == 2 for r in group)  # noqa: E731
+        await eventually(heard)
+        at_once = await asyncio.gather(*(ask(r, max_tokens=1) for r in group for _ in range(8)))
+        assert {answer.status_code for answer in at_once} == {200}
+        await eventually(lambda: all(requests_left(r) == limit - 24 for r in group))
+        answers = await asyncio.gather(*(ask(r, max_tokens=1) for r in group for _ in range(20)))
+        admitted = 24 + sum(answer.status_code == 200 for answer in answers)
+        assert limit <= admitted <= limit + 2 * (limit - 24), "what each had left when none had told the others"
+        await eventually(lambda: all(requests_left(r) == 0 for r in group))
+        assert {(await ask(r)).status_code for r in group} == {429}
+
+
+def requests_left(router: Router) -> int:
+    state = ledger(router).state("acme", router.app._config.clients.service_classes["small"].limits)
+    return int(state.requests.remaining)
+
+
+async def test_workers_share_limits_and_usage_and_a_restart_goes_on(
+    router_process, fleet_config, clients, tmp_path
+) -> None:
+    section = clients({"requests_per_minute": 12, "budget_per_day": 1e9}, usage_file=str(tmp_path / "usage.db"))
+    async with engine() as fake:
+        config = fleet_config([fake], clients=section, workers=3)
+        async with router_process(config) as r:
+            await all_up(r)
+            statuses: Counter[int] = Counter()
+            for _ in range(24):
+                async with r.client() as http:  # a connection of its own, of any worker
+                    body = {"model": MODEL, "prompt": WORDS, "max_tokens": 1}
+                    statuses[(await http.post(COMPLETIONS, json=body, headers=KEY)).status_code] += 1
+            assert 12 <= statuses[200] <= 14, "one or two more, which another worker was not told of yet"
+            async with asyncio.timeout(20):
+                while await usage_requests(r) < statuses[200]:  # noqa: ASYNC110  followers tell it every second
+                    await asyncio.sleep(0.05)
+        store = UsageStore(str(tmp_path / "usage.db"))
+        assert sum(row.requests for row in store.read(0, 10**6)) == statuses[200]
+        store.close()
+
+
+async def usage_requests(router: RouterClient) -> int:
+    rows = (await router.admin.get("/admin/usage")).raise_for_status().json()["usage"]
+    return sum(int(row["requests"]) for row in rows)

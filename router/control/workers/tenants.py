@@ -20,7 +20,7 @@ from router.tenants.usage import UsageBook
 SHARE_S = 0.05
 USAGE_S = 1.0
 LEADER = "leader"
-FOLLOWER = "worker "  # and its number: another router's name is the id of its run
+FOLLOWER = "worker "  # and its number, and how many had it before: another router's name is the id of its run
 
 
 class FollowerTenants:
@@ -56,6 +56,7 @@ class LeaderTenants:
         self._ledger = ledger
         self._usage = usage
         self._channels = channels
+        self._gone: dict[int, int] = {}  # followers that are gone, by number
 
     def tell(self) -> None:
         """Send to everybody what others have charged since the last call."""
@@ -63,7 +64,7 @@ class LeaderTenants:
         if not changed:
             return
         for number, channel in self._channels():
-            own = name_follower(number)
+            own = self._name(number)
             for tenant in {tenant for tenant, source in changed if source != own}:
                 channel.send(self._report_to(own, tenant))
         if self.share is not None:
@@ -73,7 +74,7 @@ class LeaderTenants:
     def report_all(self, number: int) -> Iterator[Message]:
         """Return what a follower has to know that starts."""
         for tenant in self._ledger.tenants():
-            yield self._report_to(name_follower(number), tenant)
+            yield self._report_to(self._name(number), tenant)
 
     def state(self) -> Iterator[Message]:
         """Return what another router has to know that starts, or has missed something."""
@@ -82,14 +83,15 @@ class LeaderTenants:
     def apply(self, number: int, message: TenantReport | UsageReport) -> None:
         """Take over what a follower tells."""
         if isinstance(message, TenantReport):
-            self._ledger.hear(name_follower(number), message.tenant, message.totals, near=True)
+            self._ledger.hear(self._name(number), message.tenant, message.totals, near=True)
             return
         for row in message.rows:
             self._usage.add(row)
 
     def drop_worker(self, number: int) -> None:
-        """End the requests of a follower that is gone."""
-        self._ledger.forget(name_follower(number))
+        """End the requests of a follower that is gone. The next one of this number has to know what it charged."""
+        self._ledger.forget(self._name(number))
+        self._gone[number] = self._gone.get(number, 0) + 1
 
     def apply_from_replica(self, run: str, report: TenantReport) -> None:
         """Take over what another router tells."""
@@ -106,7 +108,6 @@ class LeaderTenants:
     def _report_to(self, follower: str, tenant: str) -> TenantReport:
         return TenantReport(tenant, self._ledger.totals(tenant, without=follower))
 
-
-def name_follower(number: int) -> str:
-    """Return the name of a follower in the leader's ledger."""
-    return f"{FOLLOWER}{number}"
+    def _name(self, number: int) -> str:
+        """Return the name of a follower in the ledger."""
+        return f"{FOLLOWER}{number}.{self._gone.get(number, 0)}"

@@ -204,6 +204,27 @@ def test_a_process_that_is_gone_holds_no_requests_but_what_it_spent_is_spent() -
     assert (told.owner, told.spent, told.open) == ("leader", TokenCounts(50, 0, 0), 0)
 
 
+def test_of_a_process_that_is_gone_the_totals_remain_and_nothing_else() -> None:
+    clock = ManualClock(0.0, 20_000 * DAY_S)
+    leader, gone, far = (Ledger(PricesConfig(), clock, name) for name in ("leader", "gone", "far"))
+    for one in (gone, far):
+        reserved = one.reserve("t", LIMITS, TokenCounts(9, 0, 0))
+        assert isinstance(reserved, Reservation)
+        reserved.settle(TokenCounts(4, 5, 0))
+    leader.hear("1", "t", gone.totals("t"), near=True)
+    leader.hear("far", "t", far.totals("t"), near=False)
+    leader.forget("1")
+    leader.forget("far")
+    before = leader.totals("t", near_only=True), leader.totals("t", without="2")
+    assert [(one.requests, one.window_requests) for one in before] == [(1, 1), (2, 2)]
+    clock.advance(61)
+    after = leader.totals("t", near_only=True), leader.totals("t", without="2")
+    assert leader._open("t").heard == {}
+    assert [(one.requests, one.tokens, one.returned_tokens, one.window_requests) for one in after] == [
+        (one.requests, one.tokens, one.returned_tokens, 0) for one in before
+    ]
+
+
 def test_a_router_that_goes_on_from_its_file_does_not_count_twice_for_others() -> None:
     clock = ManualClock(0.0, 20_000 * DAY_S)
     before, other, after = (Ledger(PricesConfig(), clock, name) for name in ("file", "other", "file"))
