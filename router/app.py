@@ -31,7 +31,9 @@ from router.control.control import Control
 from router.control.explain import Explain
 from router.control.live.feed import LiveFeed
 from router.control.membership import Membership
+from router.control.replicas.connect import connect_replicas
 from router.control.status import Status
+from router.control.wake import build_wake
 from router.control.workers.admission import SyncedAdmission
 from router.control.workers.follower import FollowerWorker, LocalState
 from router.control.workers.leader import LeaderWorker
@@ -45,14 +47,12 @@ from router.proxy.listener import HttpListener, configure_server, connection_cap
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
-from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.public_api import PublicApi, metrics_app, ops_app
+from router.request.public_api import PublicApi, ops_app
 from router.request.relay_path import RelayPath
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
-from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
@@ -111,9 +111,7 @@ class App:
         self._keyring = keyring = Keyring(secret)
         memory = MemoryBudget(config.tokens.memory_bytes)
         self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
-        built = wiring.build_configured_policies(config)
-        check_arm_rules(config.experiment, config.admission)
-        policies = PolicySet(built, config.active, config.experiment, admission=config.admission)
+        policies = wiring.build_policy_set(config)
         self._scheduler = wiring.build_scheduler(config, policies, keyring, clock, self._pool, secret=secret, role=role)
         if saved is not None:
             wiring.restore_index(saved, secret, self._scheduler.indexer)
@@ -183,12 +181,14 @@ class App:
             self._preloading,
         )
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
+        worker = None if self._role is None else self._role.worker
+        self._wake = build_wake(config, scheduler.fleet, self._metrics.on_wake_end, worker, self._tasks, clock)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
             local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
             scheduler.suspect = self._health.suspect
             if self._leader is not None:
                 self._leader.attach(local, queues)
-                wiring.connect_replicas(config, local, self._leader, self._control, queues)
+                connect_replicas(config, local, self._leader, self._control, queues)
             if follower is not None and synced is not None:
                 follower.attach(local, synced)
 
@@ -223,6 +223,7 @@ class App:
             metrics=self._metrics,
             tracing=self._tracing,
             admin_tokens=AdminTokens(config.admin.tokens),
+            waits=None if self._wake is None else self._wake.waits,
             run_id=self._run_id,
         )
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
@@ -244,15 +245,15 @@ class App:
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=sockets)
-        self._metrics_listener: HttpListener | None = None
-        if config.metrics.port is not None and self._follower is None:
-            address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
-            served = AsgiHandler(metrics_app(metrics))
-            self._metrics_listener = HttpListener(configure_server(served, address), sockets=sockets)
+        self._metrics_listener = None
+        if self._follower is None:
+            self._metrics_listener = wiring.build_metrics_listener(config, metrics, sockets)
 
     def _snapshot(self) -> RouterSnapshot:
-        now = ConnectionState(self._listener.connections, self._listener.refused)
-        return self._status.snapshot()._replace(connections=now, tracing=self._tracing.stats if self._tracing else None)
+        now = self._status.snapshot()._replace(tracing=self._tracing.stats if self._tracing else None)
+        if self._wake is not None:
+            now = now._replace(wake=self._wake.snapshot())
+        return now._replace(connections=ConnectionState(self._listener.connections, self._listener.refused))
 
     @property
     def port(self) -> int:
@@ -278,7 +279,8 @@ class App:
             return "stopping"
         if not self._started:
             return "starting"
-        if not any(instance.state is InstanceState.READY for instance in self._scheduler.fleet):
+        woken = self._wake is not None  # then requests are what starts instances
+        if not woken and not any(instance.state is InstanceState.READY for instance in self._scheduler.fleet):
             return "no instance is ready"
         return None
 

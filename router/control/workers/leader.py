@@ -71,6 +71,7 @@ class LeaderWorker:
         self._accept_for: Callable[[int, bool], None] = lambda number, on: None  # before `start`
         self._requests = ReportedRequests[int](clock, count(-1, -2))  # `SharedExperiments` has the others below 0
         self._admissions: FollowerAdmissions
+        self.on_instance_wanted: Callable[[str, int], None] = lambda model, waiting: None  # by a follower's requests
         self._ended: list[MetricFamily] = []  # counters of followers that ended
         self._supervisor = WorkerSupervisor(self._on_start, clock, tasks)
 
@@ -130,6 +131,10 @@ class LeaderWorker:
         for number, member in self._members.items():
             if number != but:
                 member.channel.send(message)
+
+    def report_wake_call(self, model: str, failed: bool) -> None:
+        """Tell the followers how a call for an instance ended."""
+        self._send_to_followers(messages.WakeCallEnded(model, failed))
 
     # other replicas
 
@@ -367,6 +372,8 @@ class LeaderWorker:
                 self._admissions.begin(number, member.channel, message)
             case messages.AdmissionPlaced() | messages.AdmissionAnswered() | messages.AdmissionEnded():
                 self._admissions.apply(number, message)
+            case messages.InstanceWanted(model, waiting):
+                self.on_instance_wanted(model, waiting)
             case messages.WorkerUp(run, pid):
                 member.run = run
                 self._accept_for(number, False)
