@@ -32,6 +32,7 @@ from router.control.explain import Explain
 from router.control.live.feed import LiveFeed
 from router.control.membership import Membership
 from router.control.replicas.connect import connect_replicas
+from router.control.scaling import Scaling
 from router.control.status import Status
 from router.control.wake import build_wake
 from router.control.workers.admission import SyncedAdmission
@@ -163,22 +164,20 @@ class App:
         synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)
         self._admission: AdmissionControl = synced or queues
         scheduler.on_swap.append(lambda policy_set: self._admission.follow(policy_set))
+        wakes = () if config.wake is None else config.wake.models
+        self._scaling = Scaling(scheduler.fleet, self._recent_records, wakes, clock)
+        of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
         self._status = Status(
-            scheduler,
-            self._tokenization,
-            self._passthrough,
-            self._pool,
-            self._health,
-            self._discoveries,
-            self._membership.describe_sources,
-            self._recent_records,
-            self._control,
-            self._decision_log,
-            self._clock,
-            self._run_id,
-            self._leader,
-            self._admission,
-            self._preloading,
+            *(scheduler, self._tokenization, self._passthrough, *of_engines),
+            recent_records=self._recent_records,
+            control=self._control,
+            decision_log=self._decision_log,
+            clock=clock,
+            run_id=self._run_id,
+            leader=self._leader,
+            admission=self._admission,
+            preloading=self._preloading,
+            scaling=self._scaling,
         )
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
         worker = None if self._role is None else self._role.worker
@@ -297,6 +296,7 @@ class App:
             if not hold:
                 await self.open()
             background.start(self._control, self._scheduler, self._clock, self._tasks, watch=self._config.watch)
+            self._scaling.start(self._tasks)
             if self._preloading is not None and self._preloading.copies is not None:
                 self._preloading.copies.start()
         for export in self._exports:

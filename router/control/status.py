@@ -26,6 +26,7 @@ from router.control.preload.handoff import HandOff
 from router.control.preload.preloading import Preloading, describe_preloads
 from router.control.preload.warmup import WarmUp
 from router.control.record_detail import Others, describe_in_full
+from router.control.scaling import Scaling
 from router.control.workers.leader import LeaderWorker
 from router.fleet.instance import Instance, Target
 from router.fleet.worker_share import NO_SHARE
@@ -76,6 +77,7 @@ class Status:
     leader: LeaderWorker | None = None
     admission: Iterable[ModelAdmission] = ()
     preloading: Preloading | None = None  # None: nothing is loaded ahead
+    scaling: Scaling | None = None  # None: the leader knows
 
     # for the admin API, as plain JSON types
 
@@ -191,6 +193,10 @@ class Status:
         """Return what was loaded into engines ahead of the requests for it, and what was hit of it."""
         return describe_preloads(self.preloading, self.scheduler.preloads)
 
+    async def describe_scaling(self) -> list[dict[str, Any]]:
+        """Return how many instances are wanted by model and role, why, and which one a scale-in should take."""
+        return [] if self.scaling is None else await self.scaling.describe()
+
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, this one first, and the policies in force in each."""
         if self.leader is not None:
@@ -234,6 +240,7 @@ class Status:
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
             admission=[snapshot_admission(model) for model in self.admission],
             replicas=self.describe_replicas(),
+            desired={} if self.scaling is None else {key: one.instances for key, one in self.scaling.wanted.items()},
             preloads=PreloadState(preloads.loaded_tokens, preloads.settled_tokens, preloads.requests),
         )
 

@@ -165,3 +165,4 @@ class RouterSnapshot(NamedTuple):
     replicas: Sequence[ReplicaReport] = ()
     preloads: PreloadState = PreloadState()
     wake: WakeState = WakeState()
+    desired: Mapping[tuple[str, str], int] = {}  # instances that are wanted, by model and role

@@ -118,6 +118,7 @@ HELP = {
     "and source: computed, pool",
     "preload_settled_tokens_total": "of those, tokens that the first request for them hit, or found lost, by outcome",
     "preload_requests_total": "requests that loaded them, by reason and end: loaded, failed",
+    "desired_instances": "instances that the model should have in a role; no sample until enough was seen",
     "wake_waiting_requests": "requests that wait for an instance with their model, by pattern of `wake.models`",
     "wake_calls_total": "calls that start an instance, by that pattern and end: accepted, failed",
     "replica_up": "1 while the other router is heard, followed without a gap, and acknowledges what it gets",
@@ -195,6 +196,7 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     yield from _connections(now.connections)
     yield from _preloads(now.preloads)
     yield from _wake(now.wake)
+    yield build_family("desired_instances", ("model", "role"), now.desired.items())
     yield from _replicas([replica for replica in now.replicas if replica.address is not None and not replica.own])
     yield build_family("traces_total", ("end",), by_label({} if now.tracing is None else now.tracing._asdict()))
 

@@ -42,6 +42,9 @@ class Rooms:
     def describe_discovery(self) -> dict[str, str | None]:
         return {"config": None, "file": "fleet.yaml: no such file"}
 
+    async def describe_scaling(self) -> list[dict[str, Any]]:
+        return [{"model": "m", "role": "both", "instances": 2, "desired": 3, "reason": "queue", "scale_in": None}]
+
     def describe_preloads(self) -> dict[str, Any]:
         warmups = [{"id": "a", "end": None, "tokens": 512}]
         prefixes = [{"target": "a/0", "reason": "join", "tokens": 512}]
@@ -148,6 +151,11 @@ def test_drain_and_undrain() -> None:
 def test_replicas() -> None:
     (replica,) = open_door().get("/admin/replicas").json()["replicas"]
     assert (replica["address"], replica["up"], replica["lag_s"]) == ("10.0.0.2:9004", True, 0.002)
+
+
+def test_scaling() -> None:
+    (model,) = open_door().get("/admin/scaling").json()["models"]
+    assert (model["desired"], model["reason"], model["scale_in"]) == (3, "queue", None)
 
 
 def test_preloads() -> None:
@@ -299,7 +307,7 @@ OWN_ERRORS = {
 
 def test_every_error_is_described() -> None:
     paths = open_door().get("/admin/openapi.json").json()["paths"]
-    assert len(paths) == 20
+    assert len(paths) == 21
     for path, methods in paths.items():
         for method, description in methods.items():
             wanted = {"200", "401", "403", "422"} | OWN_ERRORS.get((method, path), set())
