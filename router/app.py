@@ -31,7 +31,10 @@ from router.control.control import Control
 from router.control.explain import Explain
 from router.control.live.feed import LiveFeed
 from router.control.membership import Membership
+from router.control.replicas.connect import connect_replicas
+from router.control.scaling import Scaling
 from router.control.status import Status
+from router.control.wake import build_wake
 from router.control.workers.admission import SyncedAdmission
 from router.control.workers.follower import FollowerWorker, LocalState
 from router.control.workers.leader import LeaderWorker
@@ -46,15 +49,13 @@ from router.proxy.listener import HttpListener, configure_server, connection_cap
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams, UpstreamTimeouts
 from router.request.admin_tokens import AdminTokens
-from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.ops_api import metrics_app, ops_app
+from router.request.ops_api import ops_app
 from router.request.public_api import PublicApi, RequestApi
 from router.request.relay_path import RelayPath
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
-from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
@@ -113,14 +114,12 @@ class App:
         self._keyring = keyring = Keyring(secret)
         memory = MemoryBudget(config.tokens.memory_bytes)
         self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
-        built = wiring.build_configured_policies(config)
-        check_arm_rules(config.experiment, config.admission)
-        policies = PolicySet(built, config.active, config.experiment, admission=config.admission)
+        policies = wiring.build_policy_set(config)
         self._scheduler = wiring.build_scheduler(config, policies, keyring, clock, self._pool, secret=secret, role=role)
         if saved is not None:
             wiring.restore_index(saved, secret, self._scheduler.indexer)
-        follows = self._follower is not None
-        self._snapshots = None if follows else wiring.build_snapshots(config, secret, self._scheduler, self._tasks)
+        self._leads = self._follower is None
+        self._snapshots = wiring.build_snapshots(config, secret, self._scheduler, self._tasks) if self._leads else None
         self._tokenization = wiring.build_tokenization(config, keyring, self._upstreams, clock, memory)
         self._passthrough = wiring.build_token_id_passthrough(config, self._tokenization, self._upstreams, self._tasks)
 
@@ -157,33 +156,36 @@ class App:
         """Build admission control and all that reports: status, metrics, and this worker's part for the others."""
         config, scheduler, clock = self._config, self._scheduler, self._clock
         queues = AdmissionQueues(config.admission, scheduler, clock, self._on_wait_end, pooled=config.pool is not None)
-        follower = self._follower
-        synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)
+        follower, built = self._follower, (config.admission, scheduler, clock)
+        synced = None if follower is None else SyncedAdmission(*built, follower)
         self._admission: AdmissionControl = synced or queues
         scheduler.on_swap.append(lambda policy_set: self._admission.follow(policy_set))
-        listed = config.clients.tenants
+        listed, wakes = config.clients.tenants, () if config.wake is None else config.wake.models
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
         self._metering = wiring.build_metering(config, self._run_id, self._role, self._metrics, scheduler.fleet, clock)
-        parts = scheduler, self._tokenization, self._passthrough, self._pool, self._health, self._discoveries
+        self._scaling = Scaling(scheduler.fleet, self._recent_records, wakes, clock)
+        of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
         self._status = Status(
-            *parts,
-            self._membership.describe_sources,
-            self._recent_records,
-            self._control,
-            self._decision_log,
-            self._clock,
-            self._run_id,
-            self._leader,
-            self._admission,
-            self._preloading,
-            self._metering,
+            *(scheduler, self._tokenization, self._passthrough, *of_engines),
+            recent_records=self._recent_records,
+            control=self._control,
+            decision_log=self._decision_log,
+            clock=clock,
+            run_id=self._run_id,
+            leader=self._leader,
+            admission=self._admission,
+            preloading=self._preloading,
+            metering=self._metering,
+            scaling=self._scaling,
         )
+        told = self._metrics.on_wake_end, self._leader or self._follower
+        self._wake = build_wake(config, scheduler.fleet, *told, self._tasks, clock)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
             local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
             scheduler.suspect = self._health.suspect
             if self._leader is not None:
                 self._leader.attach(local, queues)
-                wiring.connect_replicas(config, local, self._leader, self._control, queues)
+                connect_replicas(config, local, self._leader, self._control, queues)
             if follower is not None and synced is not None:
                 follower.attach(local, synced)
 
@@ -222,6 +224,7 @@ class App:
             metrics=self._metrics,
             tracing=self._tracing,
             admin_tokens=AdminTokens(config.admin.tokens),
+            waits=None if self._wake is None else self._wake.waits,
             run_id=self._run_id,
         )
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
@@ -234,24 +237,21 @@ class App:
         )
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
-        processes = config.workers if self._follower is None else 1
+        processes = config.workers if self._leads else 1
         self._listener = HttpListener(server, sockets=sockets, processes=processes)
-        remote = EngineTokenizer(self._upstreams.fetch)
-        read_options = wiring.build_read_options(config, want_source=True)
-        explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, read_options, tenants)
+        reading = EngineTokenizer(self._upstreams.fetch), wiring.build_read_options(config, want_source=True)
+        explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=sockets)
-        self._metrics_listener: HttpListener | None = None
-        if config.metrics.port is not None and self._follower is None:
-            address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
-            served = AsgiHandler(metrics_app(metrics))
-            self._metrics_listener = HttpListener(configure_server(served, address), sockets=sockets)
+        self._metrics_listener = wiring.build_metrics_listener(config, metrics, sockets) if self._leads else None
 
     def _snapshot(self) -> RouterSnapshot:
-        now = ConnectionState(self._listener.connections, self._listener.refused)
-        return self._status.snapshot()._replace(connections=now, tracing=self._tracing.stats if self._tracing else None)
+        connections = ConnectionState(self._listener.connections, self._listener.refused)
+        now, traced = self._status.snapshot(), None if self._tracing is None else self._tracing.stats
+        wakes = now.wake if self._wake is None else self._wake.snapshot()
+        return now._replace(connections=connections, tracing=traced, wake=wakes)
 
     @property
     def port(self) -> int:
@@ -277,7 +277,8 @@ class App:
             return "stopping"
         if not self._started:
             return "starting"
-        if not any(instance.state is InstanceState.READY for instance in self._scheduler.fleet):
+        woken = self._wake is not None  # then requests are what starts instances
+        if not woken and not any(instance.state is InstanceState.READY for instance in self._scheduler.fleet):
             return "no instance is ready"
         return None
 
@@ -294,6 +295,7 @@ class App:
             if not hold:
                 await self.open()
             background.start(self._control, self._scheduler, self._clock, self._tasks, watch=self._config.watch)
+            self._scaling.start(self._tasks)
             if self._preloading is not None and self._preloading.copies is not None:
                 self._preloading.copies.start()
         for export in self._exports:

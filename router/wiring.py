@@ -33,9 +33,7 @@ from router.clock import Clock
 from router.config import schema
 from router.config.reader import load_policies
 from router.config.sections.base import split_base_url
-from router.config.sections.discovery import DnsConfig, KubernetesConfig
-from router.config.sections.replicas import ReplicasConfig
-from router.control.control import Control
+from router.config.sections.listeners import ListenConfig
 from router.control.metering import Metering
 from router.control.preload.budget import PreloadBudget
 from router.control.preload.copies import HotCopies
@@ -43,7 +41,8 @@ from router.control.preload.handoff import HandOff
 from router.control.preload.preloader import Preloader
 from router.control.preload.preloading import Preloading, is_first
 from router.control.preload.warmup import WarmUp
-from router.control.workers.follower import FollowerWorker, LocalState
+from router.control.replicas.connect import read_replicas_secret
+from router.control.workers.follower import FollowerWorker
 from router.control.workers.leader import LeaderWorker
 from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.fleet import Fleet
@@ -58,12 +57,14 @@ from router.picker.gateway_listener import GatewayListener
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization import local_tokenizer
 from router.prompt.tokenization.tokenization import Tokenization
+from router.proxy.asgi import AsgiHandler
 from router.proxy.client_address import TrustedProxies
 from router.proxy.headers import HeaderRules
+from router.proxy.listener import HttpListener, configure_server
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
-from router.request.admission.waiting import AdmissionQueues
-from router.request.ops_api import MetricsAccess
+from router.request.admission.rules import check_arm_rules
+from router.request.ops_api import MetricsAccess, metrics_app
 from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policies
@@ -83,8 +84,6 @@ from router.tenants.isolation import derive_salt_key
 
 log = logging.getLogger("warmroute.app")
 
-REPLICAS_LOOKUP_S = 2.0
-
 
 class WorkerRole(NamedTuple):
     """One worker among several. All have the same `secret`, which seeds block keys and pseudonyms."""
@@ -97,6 +96,13 @@ class WorkerRole(NamedTuple):
 def build_configured_policies(config: schema.Config) -> dict[str, Policy]:
     """Build every policy, so that a broken one is found at the start. Raises ConfigError."""
     return build_policies(load_policies(config))
+
+
+def build_policy_set(config: schema.Config) -> PolicySet:
+    """Build the policies with what decides among them. Raises ConfigError."""
+    built = build_configured_policies(config)
+    check_arm_rules(config.experiment, config.admission)
+    return PolicySet(built, config.active, config.experiment, admission=config.admission)
 
 
 def build_scheduler(
@@ -161,6 +167,16 @@ def build_metrics_access(
 ) -> MetricsAccess:
     has_exemplars = config.tracing is not None
     return MetricsAccess(SharedScrape(render, tasks, clock), config.metrics.token_hash, has_exemplars)
+
+
+def build_metrics_listener(
+    config: schema.Config, metrics: MetricsAccess, sockets: ListeningSockets
+) -> HttpListener | None:
+    """Build the listener of the metrics; None where they are on the public one."""
+    if config.metrics.port is None:
+        return None
+    address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
+    return HttpListener(configure_server(AsgiHandler(metrics_app(metrics)), address), sockets=sockets)
 
 
 def build_tracing(config: schema.Config, fleet: Fleet, run_id: str, clock: Clock) -> Tracing | None:
@@ -345,53 +361,3 @@ def resolve_key_secret(config: schema.Config, saved: SavedIndex | None = None) -
         return saved.secret
     secret = secrets.token_bytes() if name is None else os.fsencode(os.environ[name])
     return int.from_bytes(blake2b(secret, digest_size=8).digest(), "little")
-
-
-def read_replicas_secret(config: ReplicasConfig) -> bytes:
-    return os.fsencode(os.environ[config.secret_env])
-
-
-def build_replica_discovery(config: schema.Config, clock: Clock) -> Discovery | None:
-    """Build what finds the other routers; None: they are listed. Raises ConfigError outside of a cluster."""
-    replicas, kubernetes = config.replicas, config.fleet.kubernetes
-    if replicas is None or replicas.peers:
-        return None
-    if replicas.dns is not None:
-        return DnsDiscovery(DnsConfig(name=replicas.dns, port=replicas.port, interval_s=REPLICAS_LOOKUP_S), clock)
-    api = None if kubernetes is None else kubernetes.api
-    namespace = None if kubernetes is None or api is None else kubernetes.namespace
-    pods = KubernetesConfig(namespace=namespace, selector=replicas.selector, ports=[replicas.port], api=api)
-    return KubernetesDiscovery(pods, clock, Jitter(secrets.randbits(32) / 2**32))
-
-
-def connect_replicas(
-    config: schema.Config, local: LocalState, leader: LeaderWorker, control: Control, queues: AdmissionQueues
-) -> None:
-    """Let `leader` report to other replicas, if there are any, for all workers of this router, `control` follow what is
-    decided there, and `queues` count what is admitted there.
-    """
-    if config.replicas is not None:
-        from router.control.replicas.admission import SharedAdmission
-        from router.control.replicas.engines import SharedEngines
-        from router.control.replicas.exchange import ReplicaExchange  # loads ZeroMQ only where it is used
-        from router.control.replicas.experiments import SharedExperiments
-        from router.control.replicas.facts import SharedFacts
-        from router.control.replicas.learned_state import LearnedState
-        from router.control.replicas.policies import SharedPolicies
-        from router.control.replicas.tenants import SharedTenants
-
-        secret, run_id, clock = read_replicas_secret(config.replicas), local.run_id, local.clock
-        learned = LearnedState(local.scheduler, leader.secret, clock)
-        discovery = build_replica_discovery(config, clock)
-        exchange = ReplicaExchange(config.replicas, secret, run_id, leader, learned, clock, discovery)
-        policies = SharedPolicies(run_id, control, exchange.share)
-        exchange.add(policies)
-        exchange.add(SharedExperiments(run_id, local.scheduler, policies, exchange, clock))
-        exchange.add(SharedEngines(run_id, leader, local.scheduler, exchange.share))
-        facts = SharedFacts(local.scheduler, exchange.share)
-        exchange.add(facts)
-        exchange.compare = facts.compare
-        exchange.add(SharedAdmission(queues, exchange.share, exchange.heard_runs))
-        if leader.tenants is not None:
-            exchange.add(SharedTenants(leader.tenants, exchange.share, exchange.heard_runs, clock))
-        leader.report_to_replicas(exchange)

@@ -26,6 +26,7 @@ def check_references(config: Config) -> list[YamlProblem]:
         *_check_tokenizers(config),
         *_check_paths(config),
         *_check_variable(("index", "key_secret_env"), config.index.key_secret_env),
+        *_check_wake(config),
         *_check_replicas(config.replicas),
     ]
 
@@ -69,6 +70,14 @@ def _check_fleet(config: Config) -> Iterator[YamlProblem]:
         yield from _check_variable(("fleet", "dns", "api_key_env"), fleet.dns.api_key_env)
     if fleet.kubernetes is not None:
         yield from _check_kubernetes(fleet.kubernetes)
+
+
+def _check_wake(config: Config) -> Iterator[YamlProblem]:
+    for name, model in ({} if config.wake is None else config.wake.models).items():
+        if model.webhook is not None:
+            path = "wake", "models", name, "webhook"
+            yield from _check_file((*path, "ca_file"), model.webhook.ca_file)
+            yield from _check_variable((*path, "token_env"), model.webhook.token_env)
 
 
 def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:

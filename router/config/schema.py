@@ -38,6 +38,7 @@ from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackCo
 from router.config.sections.preload import PreloadConfig
 from router.config.sections.replicas import ReplicasConfig
 from router.config.sections.tracing import TracingConfig
+from router.config.sections.wake import WakeConfig
 
 MAX_PLUGINS = 64
 """Limit of filters and of scorers in one profile: each costs some microseconds per decision, the shipped policies have
@@ -334,6 +335,8 @@ class Config(Section):
     limits: LimitsConfig = LimitsConfig()
     admission: AdmissionConfig = AdmissionConfig()
     preload: PreloadConfig = PreloadConfig()
+    wake: WakeConfig | None = None
+    """let requests for a model without an instance wait while one is started; null: they are refused"""
     edge: EdgeConfig = EdgeConfig()
     usage: Literal["inject", "observe"] = "inject"
     """inject: ask the engine for token usage on every stream and hide it from clients that did not ask; observe: use

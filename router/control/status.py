@@ -27,6 +27,7 @@ from router.control.preload.handoff import HandOff
 from router.control.preload.preloading import Preloading, describe_preloads
 from router.control.preload.warmup import WarmUp
 from router.control.record_detail import Others, describe_in_full
+from router.control.scaling import Scaling
 from router.control.workers.leader import LeaderWorker
 from router.fleet.instance import Instance, Target
 from router.fleet.worker_share import NO_SHARE
@@ -80,6 +81,7 @@ class Status:
     admission: Iterable[ModelAdmission] = ()
     preloading: Preloading | None = None  # None: nothing is loaded ahead
     metering: Metering | None = None  # None: tenants are not counted
+    scaling: Scaling | None = None  # None: the leader knows
 
     # for the admin API, as plain JSON types
 
@@ -199,6 +201,10 @@ class Status:
         """Return what tenants used from one day to another; see `Metering.read`."""
         return [] if self.metering is None else await self.metering.read(first, last)
 
+    async def describe_scaling(self) -> list[dict[str, Any]]:
+        """Return how many instances are wanted by model and role, why, and which one a scale-in should take."""
+        return [] if self.scaling is None else await self.scaling.describe()
+
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, this one first, and the policies in force in each."""
         if self.leader is not None:
@@ -242,6 +248,7 @@ class Status:
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
             admission=[snapshot_admission(model) for model in self.admission],
             replicas=self.describe_replicas(),
+            desired={} if self.scaling is None else {key: one.instances for key, one in self.scaling.wanted.items()},
             preloads=PreloadState(preloads.loaded_tokens, preloads.settled_tokens, preloads.requests),
         )
 

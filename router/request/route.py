@@ -1,11 +1,11 @@
 """The path of one request, from its first byte to its end: the file to read first.
 
 One step per line: a concurrency slot (or 429), which counts once the body is here; the body, read once into a `Prompt`;
-its token ids and block keys, found within a budget or unknown; what it will use of its tenant's limits, reserved (or
-429); admission, where sessions are admitted; the shared pool's answer; then choose, book and relay until one engine has
-begun to answer. Choosing and booking happen in one turn of the event loop, so no two requests decide on the same view
-of the load. Whatever ends the request (the answer's end, a dying engine, a client that disconnects) gives the booking
-back exactly once.
+with `wake`, a wait until some instance serves the model; token ids and block keys, found within a budget or unknown;
+what it will use of its tenant's limits, reserved (or 429); admission, where sessions are admitted; the shared pool's
+answer; then choose, book and relay until one engine has begun to answer. Choosing and booking happen in one turn of the
+event loop, so no two requests decide on the same view of the load. Whatever ends the request (the answer's end, a dying
+engine, a client that disconnects) gives the booking back exactly once.
 
 What is tried again: an engine that was not reached or is full (503) has done nothing, so another one is tried within
 the router's retry budget. One that took the request and died before its first byte may have died *of* it: one more
@@ -46,10 +46,12 @@ from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayNotSta
 from router.request.admin_tokens import PolicyOverride, read_override
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.carry_on import carry_on
+from router.request.concurrency import Slot
 from router.request.experiment_unit import derive_unit
 from router.request.prepared_request import PreparedRequest, RequestTimes
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
+from router.request.wake.model_waits import ModelWaits
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.access_log import log_request
@@ -72,6 +74,8 @@ async def route(call: ClientRequest, services: Services) -> None:
         read_s = services.clock.now()
         prompt = await parse(call, body, override, services)
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
+        if services.waits is not None:
+            await wait_for_model(prompt, call, services.waits, slot, stages, services.scheduler)
         served = resolve_model(prompt, call.tenant, services.scheduler)
         tokens = await tokenize(prompt, served, override, services)
         with (
@@ -171,6 +175,33 @@ async def parse(call: ClientRequest, body: bytes, override: PolicyOverride | Non
         return await asyncio.to_thread(read_prompt, *fields)
 
 
+async def wait_for_model(
+    prompt: Prompt, call: ClientRequest, waits: ModelWaits, slot: Slot, stages: Stages, scheduler: Scheduler
+) -> None:
+    """Return when an instance serves the prompt's model, or requests for it may not wait. Raises `Forbidden` for a name
+    that the tenant may not use, `NoTarget` when no instance comes, `NotFound` for a name that no instance can get.
+    """
+    if prompt.model is None:
+        return
+    if waits.has_to_wait(prompt.model):
+        if call.tenant is not None:
+            check_allowed(prompt.model, call.tenant)
+        stages.wake_ms = await waits.wait(prompt.model, call.sender, slot.held_bytes) * 1e3
+    elif len(scheduler.fleet) == 0:  # which is no reason to try again, as it is without `wake`
+        name = quote_name(prompt.model)
+        raise NotFound(f"the model `{name}` does not exist", param="model", code="model_not_found")
+
+
+def check_allowed(model: str, tenant: Tenant) -> None:
+    """Raises `Forbidden` for a name that the tenant may not use, whether it is served or not."""
+    if not tenant.service_class.allows(model):
+        raise Forbidden(
+            f"the model `{quote_name(model)}` is not among those that {quote_name(tenant.name)} may use",
+            param="model",
+            code="model_not_allowed",
+        )
+
+
 def resolve_model(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler) -> ServedModel | None:
     """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). Raises
     `Forbidden` for a name that the tenant may not use, whether it is served or not, `NotFound` for one that no instance
@@ -178,12 +209,8 @@ def resolve_model(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler) -
     """
     if prompt.model is None:
         return None
-    if tenant is not None and not tenant.service_class.allows(prompt.model):
-        raise Forbidden(
-            f"the model `{quote_name(prompt.model)}` is not among those that {quote_name(tenant.name)} may use",
-            param="model",
-            code="model_not_allowed",
-        )
+    if tenant is not None:
+        check_allowed(prompt.model, tenant)
     served = scheduler.fleet.resolve(prompt.model)
     if served is None:
         name, others = quote_name(prompt.model), list_names(card.id for card in scheduler.fleet.models())

@@ -17,6 +17,7 @@ from router.request.concurrency import ConcurrencyLimiter
 from router.request.data_path import DataPath
 from router.request.metering import Meter
 from router.request.retry_budget import RetryBudget
+from router.request.wake.model_waits import ModelWaits
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.prometheus import Metrics
@@ -46,4 +47,5 @@ class Services:
     metrics: Metrics
     tracing: Tracing | None
     admin_tokens: AdminTokens
+    waits: ModelWaits | None  # None: requests for a model without an instance are refused
     run_id: str  # prefix of the ids of all records of this process

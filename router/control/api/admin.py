@@ -95,6 +95,18 @@ class PreloadsShape(OpenShape):
     prefixes: list[PreloadedPrefixShape]
 
 
+class ScalingShape(OpenShape):
+    model: str
+    role: str
+    instances: int
+    desired: int | None
+    reason: str | None
+
+
+class ScalingList(BaseModel):
+    models: list[ScalingShape]
+
+
 class ReplicaShape(OpenShape):
     address: str | None
     run: str | None
@@ -215,6 +227,13 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
         for it hit, and the last warm-up and hand-off of each instance that had one.
         """
         return PreloadsShape.model_validate(status.describe_preloads())
+
+    @app.get("/admin/scaling", dependencies=read)
+    async def scaling() -> ScalingList:
+        """Return how many instances are wanted by model and role, with the reason and what each reason asks for, and
+        the instance whose cache is worth least, which a scale-in should take.
+        """
+        return ScalingList.model_validate({"models": await status.describe_scaling()})
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -106,6 +107,7 @@ class FollowerWorker:
         self._local: LocalState | None = None
         self._admission: SyncedAdmission
         self.tenants: FollowerTenants | None = None  # None: before they are built
+        self.on_wake_call: Callable[[str, bool], None] = lambda model, failed: None  # the leader's, and how it ended
         self._flow: RequestFlow | None = None  # None: nobody looks at the live page
         self._start: asyncio.Future[messages.StartMessage] = asyncio.get_running_loop().create_future()
         self._waiting: list[AnyMessage] = []
@@ -200,6 +202,8 @@ class FollowerWorker:
                 self._admission.on_verdict(message)
             case messages.TenantReport() if self.tenants is not None:
                 self.tenants.apply(message)
+            case messages.WakeCallEnded(model, failed):
+                self.on_wake_call(model, failed)
             case messages.PolicyRule():
                 self._apply_rule(message, local)
             case messages.AskMessage():

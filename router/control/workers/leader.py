@@ -73,6 +73,7 @@ class LeaderWorker:
         self._requests = ReportedRequests[int](clock, count(-1, -2))  # `SharedExperiments` has the others below 0
         self._admissions: FollowerAdmissions
         self.tenants: LeaderTenants | None = None  # None: before they are built
+        self.on_instance_wanted: Callable[[str, int], None] = lambda model, waiting: None  # by a follower's requests
         self._ended: list[MetricFamily] = []  # counters of followers that ended
         self._supervisor = WorkerSupervisor(self._on_start, clock, tasks)
 
@@ -132,6 +133,10 @@ class LeaderWorker:
         for number, member in self._members.items():
             if number != but:
                 member.channel.send(message)
+
+    def report_wake_call(self, model: str, failed: bool) -> None:
+        """Tell the followers how a call for an instance ended."""
+        self._send_to_followers(messages.WakeCallEnded(model, failed))
 
     # other replicas
 
@@ -378,6 +383,8 @@ class LeaderWorker:
                 self._admissions.apply(number, message)
             case messages.TenantReport() | messages.UsageReport() if self.tenants is not None:
                 self.tenants.apply(number, message)
+            case messages.InstanceWanted(model, waiting):
+                self.on_instance_wanted(model, waiting)
             case messages.WorkerUp(run, pid):
                 member.run = run
                 self._accept_for(number, False)

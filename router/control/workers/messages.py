@@ -1,7 +1,7 @@
 """Typed messages between the workers of one router and between the leaders of several routers, and their bytes.
 
-    worker -> leader    its bookings, session moves, requests of an experiment, requests that ask for admission, and its
-                        counters when asked
+    worker -> leader    its bookings, session moves, requests of an experiment, requests that ask for admission, models
+                        that want an instance, and its counters when asked
     leader -> worker    the same of all other workers, who may begin, and what the operator switched
     leader -> leader    of another router (a replica): the bookings of all workers, session moves, drains
 
@@ -279,6 +279,20 @@ class UsageReport(Message, frozen=True):
     rows: list[UsageRow]
 
 
+class InstanceWanted(Message, frozen=True):
+    """Requests wait at a follower for a model that no instance serves; said again while they do."""
+
+    model: str
+    waiting: int
+
+
+class WakeCallEnded(Message, frozen=True):
+    """The leader has called for an instance with `model`."""
+
+    model: str
+    failed: bool
+
+
 class AskMessage(Message, frozen=True):
     """A query, answered with an `AnswerMessage` of the same number."""
 
@@ -329,6 +343,8 @@ AnyMessage = (
     | AdmissionEnded
     | TenantReport
     | UsageReport
+    | InstanceWanted
+    | WakeCallEnded
     | AskMessage
     | AnswerMessage
     | StopMessage

@@ -102,6 +102,7 @@ class Stages(msgspec.Struct, gc=False):
     decide_ms: float | None = None
     connect_ms: float | None = None
     admission_ms: float | None = None  # time in admission control
+    wake_ms: float | None = None  # time until an instance with the model was ready
 
 
 class Record(msgspec.Struct, gc=False):

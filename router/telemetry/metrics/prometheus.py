@@ -94,6 +94,9 @@ class Metrics:
         self._waits = self._counter("admission_waits_total", help_waits, "model", "queue", "end")
         help_wait = "how long admitted requests waited"
         self._wait_s = self._histogram("admission_wait_seconds", help_wait, WAIT_BOUNDS_S, "model", "queue")
+        help_wakes = "waits for an instance with the model, by pattern of `wake.models` and end (passed, timed_out, "
+        self._wakes = self._counter("wake_waits_total", f"{help_wakes}no_room, client_gone)", "model", "end")
+        self._wake_s = self._histogram("wake_wait_seconds", "how long requests waited for it", WAIT_BOUNDS_S, "model")
 
     def on_request_start(self) -> None:
         """Count a request whose record was opened."""
@@ -182,6 +185,12 @@ class Metrics:
         self._waits[model, queue, end] += 1
         if end == "passed":
             self._wait_s[model, queue].observe(seconds)
+
+    def on_wake_end(self, pattern: str, end: str, seconds: float) -> None:
+        """Count a wait for an instance. `pattern` is one of `wake.models`."""
+        self._wakes[pattern, end] += 1
+        if end == "passed":
+            self._wake_s[(pattern,)].observe(seconds)
 
     def page(self) -> MetricsPage:
         """Return what a scrape would say now. Call it on the event loop's thread."""

@@ -43,6 +43,9 @@ class Rooms:
     def describe_discovery(self) -> dict[str, str | None]:
         return {"config": None, "file": "fleet.yaml: no such file"}
 
+    async def describe_scaling(self) -> list[dict[str, Any]]:
+        return [{"model": "m", "role": "both", "instances": 2, "desired": 3, "reason": "queue", "scale_in": None}]
+
     def describe_preloads(self) -> dict[str, Any]:
         warmups = [{"id": "a", "end": None, "tokens": 512}]
         prefixes = [{"target": "a/0", "reason": "join", "tokens": 512}]
@@ -152,6 +155,11 @@ def test_drain_and_undrain() -> None:
 def test_replicas() -> None:
     (replica,) = open_door().get("/admin/replicas").json()["replicas"]
     assert (replica["address"], replica["up"], replica["lag_s"]) == ("10.0.0.2:9004", True, 0.002)
+
+
+def test_scaling() -> None:
+    (model,) = open_door().get("/admin/scaling").json()["models"]
+    assert (model["desired"], model["reason"], model["scale_in"]) == (3, "queue", None)
 
 
 def test_preloads() -> None:

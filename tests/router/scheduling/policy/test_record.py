@@ -65,7 +65,7 @@ def test_a_record_without_an_attempt() -> None:
         "body_ms": None, "prepared_ms": None, "trace_id": None,
         "stages": {
             "parse_ms": 0.25, "tokens_ms": None, "keys_ms": None, "pool_ms": None, "match_ms": None, "decide_ms": None,
-            "connect_ms": None, "admission_ms": None,
+            "connect_ms": None, "admission_ms": None, "wake_ms": None,
         },
     }  # fmt: skip
 
