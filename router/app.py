@@ -48,6 +48,7 @@ from router.request.admin_tokens import AdminTokens
 from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
+from router.request.model_names import build_model_names
 from router.request.public_api import PublicApi, metrics_app, ops_app
 from router.request.relay_path import RelayPath
 from router.request.retry_budget import RetryBudget
@@ -224,6 +225,7 @@ class App:
             tracing=self._tracing,
             admin_tokens=AdminTokens(config.admin.tokens),
             run_id=self._run_id,
+            models=(models := build_model_names(config)),
         )
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
@@ -238,8 +240,8 @@ class App:
         processes = config.workers if self._follower is None else 1
         self._listener = HttpListener(server, sockets=sockets, processes=processes)
         remote = EngineTokenizer(self._upstreams.fetch)
-        read_options = wiring.build_read_options(config, want_source=True)
-        explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, read_options, tenants)
+        read = wiring.build_read_options(config, want_source=True)
+        explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, read, tenants, models)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)

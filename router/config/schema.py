@@ -35,6 +35,7 @@ from router.config.sections.listeners import (
     PickerConfig,
 )
 from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
+from router.config.sections.models import MAX_ALIASES, AliasConfig, find_chains
 from router.config.sections.preload import PreloadConfig
 from router.config.sections.replicas import ReplicasConfig
 from router.config.sections.tracing import TracingConfig
@@ -326,6 +327,8 @@ class Config(Section):
     metrics: MetricsConfig = MetricsConfig()
     clients: ClientsConfig = ClientsConfig()
     fleet: FleetConfig = FleetConfig()
+    models: dict[str, AliasConfig] = Field(default={}, max_length=MAX_ALIASES)
+    """other names for models, by the name that clients use; one that an engine serves itself is replaced"""
     tokenizers: dict[str, TokenizerSource] = {}
     """tokenizers by base model name as the engines serve it; for a model without an entry the engine's tokenizer is
     asked"""
@@ -363,4 +366,10 @@ class Config(Section):
     def _keep_picker_in_one_process(self) -> Config:
         if self.picker is not None and self.workers > 1:
             raise ValueError(f"picker: {ONE_PICKER_PROCESS}")
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_chains(self) -> Config:
+        if chain := next(find_chains(self.models), None):
+            raise ValueError(chain)
         return self

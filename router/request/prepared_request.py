@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.answer_model import AnswerModel
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Prompt, UnknownIds
 from router.request.admin_tokens import PolicyOverride
 from router.request.admission.lease import AdmissionLease
+from router.scheduling.model_aliases import ModelChoice
 from router.telemetry.tracing.context import TraceContext
 from router.tenants.tenant import Tenant
 from scorers.contract import PoolHit
@@ -26,7 +28,7 @@ class PreparedRequest:
 
     None stands for: the request names no model (`served`), sessions are not counted (`lease`), no tracing (`trace`),
     another engine cannot carry the answer on (`stream`, which is set when the record is open), clients need not say who
-    they are (`tenant`).
+    they are (`tenant`), the client's name for the model is the engines' own (`choice`).
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class PreparedRequest:
         trace: TraceContext | None = None,
         stream: ContinuableStream | None = None,
         tenant: Tenant | None = None,
+        choice: ModelChoice | None = None,
     ) -> None:
         self.prompt = prompt
         self.served = served
@@ -50,12 +53,14 @@ class PreparedRequest:
         self.trace = trace
         self.stream = stream
         self.tenant = tenant
+        self.choice = choice
+        self.rename = None if choice is None else build_rename(choice)
 
     def carried_on(self, prompt: Prompt) -> PreparedRequest:
         """Return the request for the engine that carries the answer on: with `prompt`, whose ids the router has not
         counted.
         """
-        return PreparedRequest(
+        rest = PreparedRequest(
             prompt,
             self.served,
             UnknownIds("continued"),
@@ -65,4 +70,12 @@ class PreparedRequest:
             self.trace,
             self.stream,
             self.tenant,
+            self.choice,
         )
+        rest.rename = self.rename
+        return rest
+
+
+def build_rename(choice: ModelChoice) -> AnswerModel | None:
+    """Return what names the model in an answer as the client does; None where the engine does so itself."""
+    return None if choice.alias == choice.model else AnswerModel(choice.model, choice.alias)

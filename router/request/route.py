@@ -26,7 +26,6 @@ from router.backends.vllm.disaggregation import can_split
 from router.errors import (
     BadGateway,
     DeadlineExceeded,
-    Forbidden,
     NoTarget,
     NotFound,
     RequestRefused,
@@ -45,9 +44,11 @@ from router.request.admin_tokens import PolicyOverride, read_override
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.carry_on import carry_on
 from router.request.experiment_unit import derive_unit
+from router.request.model_names import check_allowed
 from router.request.prepared_request import PreparedRequest, RequestTimes
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
+from router.scheduling.model_aliases import ModelChoice
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.access_log import log_request
@@ -68,13 +69,20 @@ async def route(call: ClientRequest, services: Services) -> None:
         slot.take()
         read_s = services.clock.now()
         prompt = await parse(call, body, override, services)
+        choice = None
+        if services.models is not None:
+            prompt, choice = await services.models.resolve(
+                prompt, body, call.tenant, lambda changed: parse(call, changed, override, services)
+            )
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
-        served = resolve_model(prompt, call.tenant, services.scheduler)
+        served = resolve_model(prompt, call.tenant, services.scheduler, choice)
         tokens = await tokenize(prompt, served, override, services)
         with await services.admission.acquire(prompt, served, tokens) as lease:
             pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
             trace = begin_trace(call, services)
-            request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease, trace, tenant=call.tenant)
+            request = PreparedRequest(
+                prompt, served, tokens, pool_hit, override, lease, trace, tenant=call.tenant, choice=choice
+            )
             await run_recorded(call, request, stages, RequestTimes(arrived_s, read_s), services)
 
 
@@ -162,19 +170,18 @@ async def parse(call: ClientRequest, body: bytes, override: PolicyOverride | Non
         return await asyncio.to_thread(read_prompt, *fields)
 
 
-def resolve_model(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler) -> ServedModel | None:
-    """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). Raises
-    `Forbidden` for a name that the tenant may not use, whether it is served or not, `NotFound` for one that no instance
-    serves, `NoTarget` for one that never was while no instance is ready to say what it serves.
+def resolve_model(
+    prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler, choice: ModelChoice | None = None
+) -> ServedModel | None:
+    """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). The
+    name is the client's own unless an alias made the `choice`. Raises `Forbidden` for a name that the tenant may not
+    use, whether it is served or not, `NotFound` for one that no instance serves, `NoTarget` for one that never was
+    while no instance is ready to say what it serves.
     """
     if prompt.model is None:
         return None
-    if tenant is not None and not tenant.service_class.allows(prompt.model):
-        raise Forbidden(
-            f"the model `{quote_name(prompt.model)}` is not among those that {quote_name(tenant.name)} may use",
-            param="model",
-            code="model_not_allowed",
-        )
+    if choice is None:
+        check_allowed(prompt.model, tenant)
     served = scheduler.fleet.resolve(prompt.model)
     if served is None:
         name, others = quote_name(prompt.model), list_names(card.id for card in scheduler.fleet.models())
@@ -300,6 +307,7 @@ def open_record(
         at_wall_s=services.clock.wall(),
         endpoint=prompt.path,
         model=prompt.model or "",
+        alias=None if request.choice is None else request.choice.alias,
         stream=prompt.stream,
         client=call.client,
         sender=call.sender,

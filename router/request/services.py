@@ -15,6 +15,7 @@ from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionControl
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.data_path import DataPath
+from router.request.model_names import ModelNames
 from router.request.retry_budget import RetryBudget
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
@@ -44,4 +45,5 @@ class Services:
     metrics: Metrics
     tracing: Tracing | None
     admin_tokens: AdminTokens
+    models: ModelNames | None  # None: clients use the engines' own names
     run_id: str  # prefix of the ids of all records of this process

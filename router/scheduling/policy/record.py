@@ -142,6 +142,7 @@ class Record(msgspec.Struct, gc=False):
     body_ms: float | None = None  # arrival to the last byte of the body
     prepared_ms: float | None = None  # arrival to `at_wall_s`, when all was ready for a choice
     trace_id: str | None = None  # in hex; None without tracing
+    alias: str | None = None  # the client's name for the model, where it is another one
 
     @property
     def target(self) -> str | None:

@@ -118,6 +118,7 @@ class RecordEncoder:
             tool_call=record.tool_call,
             poison=record.poison,
             trace_id=record.trace_id,
+            alias=record.alias,
         )
 
     def _attempt(self, attempt: Attempt) -> LoggedChoice:

@@ -69,6 +69,7 @@ class Api:
             metrics=self.metrics,
             tracing=None,
             scheduler=SimpleNamespace(fleet=fleet),
+            models=None,
         )
         self.api = PublicApi(services, self.ops, tenants)  # type: ignore[arg-type]
 
