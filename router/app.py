@@ -199,6 +199,9 @@ class App:
         self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         self._client_keys = wiring.build_client_keys(config, self._secret)
         tenants = None if self._client_keys is None else self._client_keys.directory
+        models = build_model_names(config, self._scheduler, self._run_id)
+        self._control.guard_splits([] if models is None else models.aliases.splits)
+        relayed = self._upstreams, self._passthrough, wiring.build_header_rules(config), limits, self._scheduler.peers
         services = Services(
             config=config,
             clock=self._clock,
@@ -210,14 +213,7 @@ class App:
             kv_store=self._pool,
             read_options=wiring.build_proxy_read_options(config),
             large_body=asyncio.Lock(),
-            data_path=RelayPath(
-                self._upstreams,
-                self._passthrough,
-                wiring.build_header_rules(config),
-                limits,
-                self._scheduler.peers,
-                continuation_bytes=limits.continuation_bytes,
-            ),
+            data_path=RelayPath(*relayed, continuation_bytes=limits.continuation_bytes),
             health=self._health,
             recent_records=self._recent_records,
             decision_log=self._decision_log,
@@ -225,7 +221,7 @@ class App:
             tracing=self._tracing,
             admin_tokens=AdminTokens(config.admin.tokens),
             run_id=self._run_id,
-            models=(models := build_model_names(config)),
+            models=models,
         )
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)

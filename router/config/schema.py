@@ -308,6 +308,7 @@ class LogConfig(Section):
     of its record and trace"""
 
 
+ONE_SPLIT_PROCESS = "the arms of a split are compared in one process: set workers to 1, and run replicas for more"
 ONE_PICKER_PROCESS = "a picker runs in one process: the access logs of a gateway arrive at one; set workers to 1"
 
 
@@ -369,7 +370,14 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _refuse_chains(self) -> Config:
+    def _check_models(self) -> Config:
         if chain := next(find_chains(self.models), None):
             raise ValueError(chain)
+        if self.splits_models and self.workers > 1:
+            raise ValueError(f"models: {ONE_SPLIT_PROCESS}")
         return self
+
+    @property
+    def splits_models(self) -> bool:
+        """Any alias has several models that share its requests."""
+        return any(alias.split for alias in self.models.values())

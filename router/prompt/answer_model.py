@@ -2,8 +2,8 @@
 
 Nothing is decoded: engines write `"model":"NAME"` without spaces, and in JSON a quote inside a string is escaped, so
 these bytes are always a key and its value. A piece that may end inside of them is held back as far as they reach; most
-pieces end with an event and are searched once, which takes about 1 us for a chunk of 250 bytes; decoding and encoding it
-takes three times that. Of an engine that writes spaces there the answers have its own name for the model.
+pieces end with an event and are searched once. That takes about 1 us for a chunk of 250 bytes; decoding and encoding
+it takes three times as long. Of an engine that writes spaces there the answers have its own name for the model.
 """
 
 from __future__ import annotations

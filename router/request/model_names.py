@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import NamedTuple
 
 import msgspec
@@ -16,11 +17,14 @@ from msgspec import Raw
 
 from router.config.schema import Config
 from router.errors import Forbidden, quote_name
+from router.fleet.instance import Instance
 from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.body_rewrite import open_body, set_members
 from router.prompt.prompt import Prompt
+from router.request.experiment_unit import derive_unit
 from router.scheduling.model_aliases import Alias, ModelAliases, ModelChoice
-from router.tenants.tenant import Tenant
+from router.scheduling.scheduler import Scheduler
+from router.tenants.tenant import Tenant, own_name
 
 Read = Callable[[bytes], Awaitable[Prompt]]
 """Reads a body that has changed as the request's own was read."""
@@ -34,8 +38,13 @@ class NamedPrompt(NamedTuple):
 
 
 class ModelNames:
-    def __init__(self, aliases: ModelAliases) -> None:
+    """Resolves names. Requests of which no session is known get names for their units by a number and `run_id`."""
+
+    def __init__(self, aliases: ModelAliases, scheduler: Scheduler, run_id: str) -> None:
         self.aliases = aliases
+        self._scheduler = scheduler
+        self._run_id = run_id
+        self._numbers = count()
 
     async def resolve(self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: Read) -> NamedPrompt:
         """Return the prompt as it goes on; `body` is what it was read from. Raises `Forbidden` for a name that the
@@ -44,17 +53,32 @@ class ModelNames:
         check_allowed(prompt.model, tenant)
         if (alias := self.aliases.find(prompt.model)) is None:
             return NamedPrompt(prompt, None)
-        choice = self.aliases.choose(alias)
+        choice = self._choose(prompt, alias, tenant)
         if len(body) <= LARGE_BODY_BYTES:
             changed = apply_alias(prompt, body, alias, choice.model)
         else:
             changed = await asyncio.to_thread(apply_alias, prompt, body, alias, choice.model)
         return NamedPrompt(prompt if changed is None else await read(changed), choice)
 
+    def _choose(self, prompt: Prompt, alias: Alias, tenant: Tenant | None) -> ModelChoice:
+        if (split := alias.split) is None:
+            return self.aliases.choose(alias)
+        client = None if tenant is None else tenant.name
+        unit = derive_unit(split.spec, prompt, client, f"{self._run_id}/{next(self._numbers)}", 0.0)
+        return self.aliases.choose(alias, unit, self._find_maker(prompt, tenant))
 
-def build_model_names(config: Config) -> ModelNames | None:
+    def _find_maker(self, prompt: Prompt, tenant: Tenant | None) -> Instance | None:
+        """Return the instance that made the response which the prompt goes on from; None: none, or it is not known."""
+        if prompt.previous_response_id is None:
+            return None
+        target = self._scheduler.response_target(own_name(tenant, prompt.previous_response_id))
+        found = None if target is None else self._scheduler.fleet.target(target)
+        return None if found is None else found.instance
+
+
+def build_model_names(config: Config, scheduler: Scheduler, run_id: str) -> ModelNames | None:
     """Return what resolves aliases; None where there are none."""
-    return ModelNames(ModelAliases(config.models)) if config.models else None
+    return ModelNames(ModelAliases(config.models), scheduler, run_id) if config.models else None
 
 
 def apply_alias(prompt: Prompt, body: bytes, alias: Alias, model: str) -> bytes | None:

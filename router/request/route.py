@@ -111,11 +111,13 @@ async def run_recorded(
     stream = request.stream = services.data_path.follow(request.prompt)
     try:
         assign_policy(request, record, services)
+        if request.choice is not None and services.models is not None:
+            services.models.aliases.begin(request.choice, record)
         await place_and_relay(call, request, record, services)
     finally:
         if stream is not None:
             stream.close()
-        close_record(record, request.trace, services)
+        close_record(record, request, services)
 
 
 async def place_and_relay(call: ClientRequest, request: PreparedRequest, record: Record, services: Services) -> None:
@@ -307,7 +309,9 @@ def open_record(
         at_wall_s=services.clock.wall(),
         endpoint=prompt.path,
         model=prompt.model or "",
-        alias=None if request.choice is None else request.choice.alias,
+        alias=None if (choice := request.choice) is None else choice.alias,
+        model_arm=None if choice is None else choice.arm,
+        revision=None if choice is None else choice.revision,
         stream=prompt.stream,
         client=call.client,
         sender=call.sender,
@@ -333,11 +337,14 @@ def open_record(
     return record
 
 
-def close_record(record: Record, trace: TraceContext | None, services: Services) -> None:
+def close_record(record: Record, request: PreparedRequest, services: Services) -> None:
+    trace = request.trace
     record.duration_ms = (services.clock.now() - record.arrived_s) * 1e3
     record.done = True
     services.metrics.on_request_end(record)
     services.scheduler.complete(record)
+    if request.choice is not None and services.models is not None:
+        services.models.aliases.end(request.choice, record)
     if services.decision_log is not None:
         services.decision_log.add(record)
     if services.tracing is not None and trace is not None and services.tracing.end(trace, record):

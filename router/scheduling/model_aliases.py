@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 from router.config.sections.models import AliasConfig
 from router.fleet.engine_facts import ModelCard
+from router.fleet.instance import Instance
 from router.prompt.api.parameters import AliasParameters
+from router.scheduling.experiments.model_split import ModelSplit
+from router.scheduling.policy.record import Record
 
 
 class ModelChoice(NamedTuple):
@@ -20,6 +23,9 @@ class ModelChoice(NamedTuple):
     alias: str  # as the client names the model
     first: str  # the alias's first model
     model: str
+    revision: str | None = None  # of the instances that may answer; None: any
+    arm: str | None = None  # of the alias's split; None: it has none, or something else decided
+    unit: bytes | None = None  # that was drawn for the arm; None: nothing was
 
     @property
     def other(self) -> str | None:
@@ -30,12 +36,13 @@ class ModelChoice(NamedTuple):
 class Alias:
     """One alias, prepared for requests."""
 
-    __slots__ = ("config", "name", "parameters")
+    __slots__ = ("config", "name", "parameters", "split")
 
     def __init__(self, name: str, config: AliasConfig) -> None:
         self.name = name
         self.config = config
         self.parameters = AliasParameters(config.defaults.fields, config.caps.max_tokens)
+        self.split = ModelSplit(name, config) if config.split else None
 
 
 class ModelAliases:
@@ -48,10 +55,39 @@ class ModelAliases:
         """Return the alias of that name; None if there is none."""
         return None if name is None else self._aliases.get(name)
 
-    def choose(self, alias: Alias) -> ModelChoice:
-        """Return the model that answers a request for `alias` now."""
-        first = alias.config.models[0]
-        return ModelChoice(alias.name, first, first)
+    @property
+    def splits(self) -> list[ModelSplit]:
+        """The splits of all aliases that have one."""
+        return [alias.split for alias in self._aliases.values() if alias.split is not None]
+
+    def choose(self, alias: Alias, unit: bytes | None = None, maker: Instance | None = None) -> ModelChoice:
+        """Return the model that answers a request for `alias` now. `unit`: of a split, what stays with one model;
+        `maker`: the instance that made the response which the request goes on from, whose model must answer.
+        """
+        first, split = alias.config.models[0], alias.split
+        if split is None or unit is None:
+            return ModelChoice(alias.name, first, first)
+        if maker is not None:
+            for name, arm in split.arms.items():
+                if arm.model in maker.served and arm.revision in (None, maker.config.revision):
+                    return ModelChoice(alias.name, first, arm.model, arm.revision, name)
+        name, drawn = split.assign(unit)
+        arm = split.arms[name]
+        return ModelChoice(alias.name, first, arm.model, arm.revision, name, unit if drawn else None)
+
+    def begin(self, choice: ModelChoice, record: Record) -> None:
+        """Count a request in the comparison of its alias's arms."""
+        if choice.arm is not None and choice.unit is not None and (split := self._split(choice)) is not None:
+            split.begin(choice.arm, choice.unit, record)
+
+    def end(self, choice: ModelChoice, record: Record) -> None:
+        """Count the outcome of a request whose record is closed."""
+        if choice.unit is not None and (split := self._split(choice)) is not None:
+            split.end(record)
+
+    def _split(self, choice: ModelChoice) -> ModelSplit | None:
+        alias = self._aliases.get(choice.alias)
+        return None if alias is None else alias.split
 
     def add_cards(self, cards: Sequence[ModelCard]) -> list[ModelCard]:
         """Return the model cards with those of the aliases, each in the place of a model of that name. The card of an

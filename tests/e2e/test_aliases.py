@@ -89,3 +89,83 @@ async def test_explain_answers_for_the_model(router: Any) -> None:
         answer = await r.admin.post("/admin/explain", params={"path": PATH}, json=chat())
         assert answer.json()["model"] == MODEL
         assert not a.seen(PATH)
+
+
+# -- splits
+
+SPLIT = {"stable": {"model": MODEL, "share": 50}, "canary": {"model": "other", "share": 50}}
+
+
+async def ask(r: Any, session: str, **fields: Any) -> Any:
+    return await r.post(PATH, chat(**fields), headers={"x-session-id": session})
+
+
+async def test_a_session_stays_with_its_model_also_after_a_restart(router: Any) -> None:
+    sessions = [f"s{n}" for n in range(10)]
+    arms = []
+    async with engine() as a, engine(model="other") as b:
+        for _ in range(2):
+            async with router([a, b], models={"chat": {"split": SPLIT}}) as r:
+                told = [await r.record(await ask(r, session)) for session in sessions * 2]
+                arms += [[one["model_arm"] for one in told[at : at + 10]] for at in (0, 10)]
+                assert all(one["model"] == SPLIT[one["model_arm"]]["model"] for one in told)
+                assert {one["alias"] for one in told} == {"chat"}
+        assert all(one == arms[0] for one in arms)
+        assert set(arms[0]) == {"stable", "canary"}
+
+
+async def test_the_header_names_the_model_of_another_arm_than_the_first(router: Any) -> None:
+    async with engine() as a, engine(model="other") as b, router([a, b], models={"chat": {"split": SPLIT}}) as r:
+        answers = [await ask(r, f"s{n}") for n in range(10)]
+        for answer in answers:
+            record = await r.record(answer)
+            named = answer.headers.get("x-warmroute-model")
+            assert named == (None if record["model_arm"] == "stable" else "other")
+            assert answer.json()["model"] == "chat"
+
+
+async def test_revisions_of_one_model_get_their_shares(router: Any) -> None:
+    arms = {"old": {"model": MODEL, "share": 50, "revision": "v1"}, "new": {"model": MODEL, "share": 50}}
+    arms["new"]["revision"] = "v2"
+    async with engine() as a, engine() as b:
+        fleet = [{"url": a.url, "revision": "v1", "name": "a"}, {"url": b.url, "revision": "v2", "name": "b"}]
+        async with router(fleet, models={"chat": {"split": arms}}) as r:
+            told = [await r.record(await ask(r, f"s{n}")) for n in range(12)]
+            assert {(one["model_arm"], one["target"]) for one in told} == {("old", "a/0"), ("new", "b/0")}
+
+
+async def test_a_stored_response_goes_on_where_it_is(router: Any) -> None:
+    async with engine() as a, engine(model="other") as b, router([a, b], models={"chat": {"split": SPLIT}}) as r:
+        made = set()
+        for number in range(8):
+            first = await r.post("/v1/responses", {"model": "chat", "input": f"tale {number}"})
+            record = await r.record(first)
+            more = {"model": "chat", "input": "go on", "previous_response_id": first.json()["id"]}
+            next_ = await r.record((await r.post("/v1/responses", more)).raise_for_status())
+            assert (next_["target"], next_["model"]) == (record["target"], record["model"])
+            made.add(record["model"])
+        assert made == {MODEL, "other"}
+
+
+async def test_a_canary_that_fails_loses_its_share_by_itself(router: Any) -> None:
+    experiment = {"observe_s": 0.1, "guard": {"metric": "error_rate", "min_units": 5, "alpha": 0.05}}
+    models = {"chat": {"split": SPLIT, "experiment": experiment}}
+    async with engine() as a, engine(model="other") as b, router([a, b], models=models) as r:
+        b.faults(error_rate=1.0)
+
+        async def told() -> Json:
+            return dict((await r.admin.get("/admin/experiment")).json()["models"]["chat"])
+
+        number = 0
+        while (split := await told())["rolled_back"] == []:
+            assert number < 3000, split["sentences"]
+            for _ in range(20):
+                number += 1
+                await ask(r, f"s{number}")
+        assert split["rolled_back"] == ["canary"]
+        assert [arm["model"] for arm in split["report"]["arms"]] == [MODEL, "other"]
+        seen = len(b.seen(PATH))
+        assert {(await ask(r, f"t{n}")).status_code for n in range(10)} == {200}
+        assert len(b.seen(PATH)) == seen
+        (entry, *_) = (await r.admin.get("/admin/audit")).json()["entries"]
+        assert (entry["what"], entry["arm"]) == ("rollback of model chat", "canary")

@@ -7,11 +7,19 @@ name of a served model takes its place: the model gets defaults and caps, say, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from router.config.sections.base import Positive, Section
+from router.config.sections.base import Positive, Seconds, Section
+from router.config.sections.experiment import (
+    MAX_ARMS,
+    ArmConfig,
+    ArmLimitsConfig,
+    ExperimentConfig,
+    GuardConfig,
+    check_sum,
+)
 
 MAX_ALIASES = 1000
 
@@ -59,11 +67,40 @@ class ParameterCaps(Section):
     """longest answer in tokens: a request for more, or without a limit, gets this; null: no cap"""
 
 
+class SplitArmConfig(Section):
+    """One of the models that share an alias's requests."""
+
+    model: str
+    """model or adapter that answers, by the name under which engines serve it"""
+    share: float = Field(gt=0)
+    """of the units, in percent"""
+    revision: str | None = None
+    """only instances of this `revision` answer; null: all that serve the model"""
+
+
+class SplitExperimentConfig(Section):
+    """How the arms of a split are compared, and when one is stopped: as in `experiment`."""
+
+    unit: Literal["session", "program", "api_key", "user", "request"] = "session"
+    """what stays with one model"""
+    seed: int = 0
+    """seed of the assignment; equal seeds give equal assignments on every replica"""
+    guard: GuardConfig = GuardConfig()
+    limits: ArmLimitsConfig = ArmLimitsConfig()
+    observe_s: Seconds = 120.0
+    """time from a unit's first request during which its requests count, seconds"""
+
+
 class AliasConfig(Section):
     """What a name stands for."""
 
-    to: str
-    """model or adapter that answers, by the name under which engines serve it"""
+    to: str | None = None
+    """model or adapter that answers, by the name under which engines serve it; null: those of `split`"""
+    split: dict[str, SplitArmConfig] = Field(default={}, max_length=MAX_ARMS)
+    """models, or revisions of one, that share the requests, by names for reports; the first is the one that others are
+    compared with"""
+    experiment: SplitExperimentConfig = SplitExperimentConfig()
+    """how the arms of `split` are compared"""
     defaults: DefaultParameters = DefaultParameters()
     """fields that are set where the client gives none, or null"""
     caps: ParameterCaps = ParameterCaps()
@@ -76,10 +113,27 @@ class AliasConfig(Section):
             raise ValueError(f"defaults: max_tokens is {least}, more than the {most} of caps")
         return self
 
+    @model_validator(mode="after")
+    def _check_split(self) -> AliasConfig:
+        if (self.to is None) == (not self.split):
+            raise ValueError("give one of to and split")
+        if self.split:
+            check_sum("split", {name: arm.share for name, arm in self.split.items()})
+        elif "experiment" in self.model_fields_set:
+            raise ValueError("experiment: there is no split to compare")
+        return self
+
     @property
     def models(self) -> tuple[str, ...]:
         """Every model that it may send requests to, the first one first."""
-        return (self.to,)
+        arms = [arm.model for arm in self.split.values()]
+        return tuple(dict.fromkeys(arms if self.to is None else [self.to]))
+
+    @property
+    def split_experiment(self) -> ExperimentConfig:
+        """The split as an experiment; its arms have names and shares. Only where there is a split."""
+        settings = {name: getattr(self.experiment, name) for name in SplitExperimentConfig.model_fields}
+        return ExperimentConfig(arms={name: ArmConfig(share=arm.share) for name, arm in self.split.items()}, **settings)
 
 
 def find_chains(aliases: Mapping[str, AliasConfig]) -> Iterator[str]:

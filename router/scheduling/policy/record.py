@@ -143,6 +143,8 @@ class Record(msgspec.Struct, gc=False):
     prepared_ms: float | None = None  # arrival to `at_wall_s`, when all was ready for a choice
     trace_id: str | None = None  # in hex; None without tracing
     alias: str | None = None  # the client's name for the model, where it is another one
+    model_arm: str | None = None  # of the alias's split
+    revision: str | None = None  # that the instance must have; None: any
 
     @property
     def target(self) -> str | None:

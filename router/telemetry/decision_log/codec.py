@@ -119,6 +119,7 @@ class RecordEncoder:
             poison=record.poison,
             trace_id=record.trace_id,
             alias=record.alias,
+            model_arm=record.model_arm,
         )
 
     def _attempt(self, attempt: Attempt) -> LoggedChoice:

@@ -25,7 +25,8 @@ def read(body: bytes) -> Prompt:
 
 
 async def resolve(body: bytes, tenant: Tenant | None = None, **alias: Any) -> NamedPrompt:
-    names = ModelNames(ModelAliases({"chat": AliasConfig.model_validate({"to": "llama"} | alias)}))
+    scheduler: Any = None  # asked for stored responses only
+    names = ModelNames(ModelAliases({"chat": AliasConfig.model_validate({"to": "llama"} | alias)}), scheduler, "run")
 
     async def again(changed: bytes) -> Prompt:
         return read(changed)

@@ -58,3 +58,31 @@ def test_an_alias_of_an_alias_and_a_cycle_are_refused() -> None:
 def test_an_alias_may_have_the_name_of_a_served_model_which_others_may_name() -> None:
     models = read("{llama: {to: llama, caps: {max_tokens: 9}}, chat: {to: llama}}").models
     assert [alias.models for alias in models.values()] == [("llama",), ("llama",)]
+
+
+SPLIT = "{stable: {model: llama, share: 90}, canary: {model: llama, share: 10, revision: v2}}"
+
+
+def test_a_split_over_a_model_and_its_revision() -> None:
+    alias = read(f"{{chat: {{split: {SPLIT}, experiment: {{unit: user, guard: {{metric: error_rate}}}}}}}}").models[
+        "chat"
+    ]
+    assert alias.models == ("llama",)
+    assert alias.split["canary"].revision == "v2"
+    spec = alias.split_experiment
+    assert (spec.unit, spec.shares, spec.guard.metric) == ("user", {"stable": 90.0, "canary": 10.0}, "error_rate")
+
+
+def test_an_alias_is_one_model_or_a_split_whose_shares_add_up() -> None:
+    assert "models.chat: give one of to and split" in refused("{chat: {}}")
+    assert "models.chat: give one of to and split" in refused(f"{{chat: {{to: llama, split: {SPLIT}}}}}")
+    message = refused("{chat: {split: {a: {model: x, share: 50}, b: {model: y, share: 40}}}}")
+    assert "models.chat: split: the shares add up to 90, not 100 (percent)" in message
+    assert "experiment: there is no split to compare" in refused("{chat: {to: llama, experiment: {seed: 1}}}")
+    assert "wanted more than 0" in refused("{chat: {split: {a: {model: x, share: 100}, b: {model: y, share: 0}}}}")
+
+
+def test_a_split_is_compared_in_one_process() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_config(f"{FLEET}workers: 2\nmodels: {{chat: {{split: {SPLIT}}}}}", "router.yaml", Path("/"))
+    assert "models: the arms of a split are compared in one process: set workers to 1" in str(refusal.value)
