@@ -199,7 +199,7 @@ class App:
         self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         self._client_keys = wiring.build_client_keys(config, self._secret)
         tenants = None if self._client_keys is None else self._client_keys.directory
-        models = build_model_names(config, self._scheduler, self._run_id)
+        models = build_model_names(config, self._scheduler, self._clock, self._run_id)
         self._control.guard_splits([] if models is None else models.aliases.splits)
         relayed = self._upstreams, self._passthrough, wiring.build_header_rules(config), limits, self._scheduler.peers
         services = Services(

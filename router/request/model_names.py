@@ -15,9 +15,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
+from router.clock import Clock
 from router.config.schema import Config
 from router.errors import Forbidden, quote_name
 from router.fleet.instance import Instance
+from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.body_rewrite import open_body, set_members
 from router.prompt.prompt import Prompt
@@ -25,6 +27,8 @@ from router.request.experiment_unit import derive_unit
 from router.scheduling.model_aliases import Alias, ModelAliases, ModelChoice
 from router.scheduling.scheduler import Scheduler
 from router.tenants.tenant import Tenant, own_name
+
+AS_IT_IS = ReadOptions(frozenset(), inject_usage=False, want_source=False)
 
 Read = Callable[[bytes], Awaitable[Prompt]]
 """Reads a body that has changed as the request's own was read."""
@@ -40,32 +44,44 @@ class NamedPrompt(NamedTuple):
 class ModelNames:
     """Resolves names. Requests of which no session is known get names for their units by a number and `run_id`."""
 
-    def __init__(self, aliases: ModelAliases, scheduler: Scheduler, run_id: str) -> None:
+    def __init__(self, aliases: ModelAliases, scheduler: Scheduler, clock: Clock, run_id: str) -> None:
         self.aliases = aliases
+        self._clock = clock
         self._scheduler = scheduler
         self._run_id = run_id
         self._numbers = count()
 
-    async def resolve(self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: Read) -> NamedPrompt:
+    async def resolve(
+        self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: Read, sender: str | None = None
+    ) -> NamedPrompt:
         """Return the prompt as it goes on; `body` is what it was read from. Raises `Forbidden` for a name that the
         tenant may not use, `BadRequest` for a field that a cap does not understand.
         """
         check_allowed(prompt.model, tenant)
         if (alias := self.aliases.find(prompt.model)) is None:
             return NamedPrompt(prompt, None)
-        choice = self._choose(prompt, alias, tenant)
+        choice = self._choose(prompt, alias, tenant, sender)
         if len(body) <= LARGE_BODY_BYTES:
             changed = apply_alias(prompt, body, alias, choice.model)
         else:
             changed = await asyncio.to_thread(apply_alias, prompt, body, alias, choice.model)
         return NamedPrompt(prompt if changed is None else await read(changed), choice)
 
-    def _choose(self, prompt: Prompt, alias: Alias, tenant: Tenant | None) -> ModelChoice:
-        if (split := alias.split) is None:
-            return self.aliases.choose(alias)
-        client = None if tenant is None else tenant.name
-        unit = derive_unit(split.spec, prompt, client, f"{self._run_id}/{next(self._numbers)}", 0.0)
-        return self.aliases.choose(alias, unit, self._find_maker(prompt, tenant))
+    async def fall_back(self, prompt: Prompt, choice: ModelChoice) -> Prompt:
+        """Return `prompt`, which was prepared for another model of its alias, for the model of `choice`."""
+        if len(prompt.body) <= LARGE_BODY_BYTES:
+            return name_other(prompt, choice.model)
+        return await asyncio.to_thread(name_other, prompt, choice.model)
+
+    def _choose(self, prompt: Prompt, alias: Alias, tenant: Tenant | None, sender: str | None) -> ModelChoice:
+        maker = self._find_maker(prompt, tenant)
+        if maker is not None and (choice := self.aliases.choose_of(alias, maker)) is not None:
+            return choice
+        unit = None
+        if (split := alias.split) is not None:
+            client = None if tenant is None else tenant.name
+            unit = derive_unit(split.spec, prompt, client, f"{self._run_id}/{next(self._numbers)}", 0.0)
+        return self.aliases.choose(alias, self._clock.now(), unit, sender)
 
     def _find_maker(self, prompt: Prompt, tenant: Tenant | None) -> Instance | None:
         """Return the instance that made the response which the prompt goes on from; None: none, or it is not known."""
@@ -76,9 +92,11 @@ class ModelNames:
         return None if found is None else found.instance
 
 
-def build_model_names(config: Config, scheduler: Scheduler, run_id: str) -> ModelNames | None:
+def build_model_names(config: Config, scheduler: Scheduler, clock: Clock, run_id: str) -> ModelNames | None:
     """Return what resolves aliases; None where there are none."""
-    return ModelNames(ModelAliases(config.models), scheduler, run_id) if config.models else None
+    if not config.models:
+        return None
+    return ModelNames(ModelAliases(config.models, scheduler.fleet), scheduler, clock, run_id)
 
 
 def apply_alias(prompt: Prompt, body: bytes, alias: Alias, model: str) -> bytes | None:
@@ -92,6 +110,13 @@ def apply_alias(prompt: Prompt, body: bytes, alias: Alias, model: str) -> bytes 
     if model != prompt.model:
         prompt.model, prompt.body = model, set_members(prompt.body, name)
     return None
+
+
+def name_other(prompt: Prompt, model: str) -> Prompt:
+    """Return `prompt` for another model. Its content is read anew: what was read may have been dropped."""
+    body = set_members(prompt.body, {"model": Raw(msgspec.json.encode(model))})
+    source = read_prompt(prompt.path, None, body, AS_IT_IS).source
+    return msgspec.structs.replace(prompt, model=model, body=body, source=source)
 
 
 def check_allowed(model: str | None, tenant: Tenant | None) -> None:

@@ -60,20 +60,21 @@ class PreparedRequest:
         """Return the request for the engine that carries the answer on: with `prompt`, whose ids the router has not
         counted.
         """
-        rest = PreparedRequest(
-            prompt,
-            self.served,
-            UnknownIds("continued"),
-            self.pool_hit,
-            self.override,
-            self.lease,
-            self.trace,
-            self.stream,
-            self.tenant,
-            self.choice,
-        )
+        rest = self.for_model(prompt, self.served, UnknownIds("continued"), self.pool_hit, self.choice)
         rest.rename = self.rename
         return rest
+
+    def for_model(
+        self,
+        prompt: Prompt,
+        served: ServedModel | None,
+        tokens: TokenizedPrompt | UnknownIds,
+        pool_hit: PoolHit | None,
+        choice: ModelChoice | None,
+    ) -> PreparedRequest:
+        """Return the request as it was prepared anew, for another model of its alias."""
+        kept = self.override, self.lease, self.trace, self.stream, self.tenant
+        return PreparedRequest(prompt, served, tokens, pool_hit, *kept, choice)
 
 
 def build_rename(choice: ModelChoice) -> AnswerModel | None:

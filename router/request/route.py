@@ -48,6 +48,7 @@ from router.request.model_names import check_allowed
 from router.request.prepared_request import PreparedRequest, RequestTimes
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
+from router.scheduling.availability import Unavailability
 from router.scheduling.model_aliases import ModelChoice
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.scheduling.scheduler import Scheduler
@@ -72,7 +73,7 @@ async def route(call: ClientRequest, services: Services) -> None:
         choice = None
         if services.models is not None:
             prompt, choice = await services.models.resolve(
-                prompt, body, call.tenant, lambda changed: parse(call, changed, override, services)
+                prompt, body, call.tenant, lambda changed: parse(call, changed, override, services), call.sender
             )
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
         served = resolve_model(prompt, call.tenant, services.scheduler, choice)
@@ -112,7 +113,8 @@ async def run_recorded(
     try:
         assign_policy(request, record, services)
         if request.choice is not None and services.models is not None:
-            services.models.aliases.begin(request.choice, record)
+            services.models.aliases.begin(request.choice, record, services.clock.now())
+        services.retry_budget.deposit()
         await place_and_relay(call, request, record, services)
     finally:
         if stream is not None:
@@ -127,7 +129,6 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
     splits = only is None and bool(scheduler.peers) and can_split(prompt.endpoint, prompt.body)
     earlier = EarlierAttempts(failed=services.data_path.excludes(call))
     last: RelayEnd | None = None
-    services.retry_budget.deposit()
     while last is None or may_retry(last, record, services.retry_budget):
         ticket = scheduler.admit(
             record,
@@ -147,10 +148,42 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
         last = await attempt(call, request, ticket, earlier, services)
         if not isinstance(last, RelayNotStarted) or (call.started and earlier.moved_to is None):
             break
-    if not call.started:
+    if not call.started and only is None and (other := await fall_back(request, last, record, services)) is not None:
+        await place_and_relay(call, other, record, services)
+    elif not call.started:
         refuse(call, last, record)
     elif isinstance(last, RelayBroken) and last.open:
         await carry_on(call, request, record, last, services)
+
+
+async def fall_back(
+    request: PreparedRequest, last: RelayEnd | None, record: Record, services: Services
+) -> PreparedRequest | None:
+    """Return the request for the next model of its alias, because no engine has begun to answer; None where it has no
+    other, and where an engine may have died of the request.
+    """
+    reason: Unavailability | None = "no_instance" if last is None else None
+    if isinstance(last, RelayNotStarted) and last.reason in ("busy", "connect"):
+        reason = "busy" if last.reason == "busy" else "unreachable"
+    models, before, now = services.models, request.choice, services.clock.now()
+    if reason is None or models is None or before is None or record.deaths:
+        return None
+    if (choice := models.aliases.fall_back(before, reason, now, record.sender)) is None:
+        return None
+    models.aliases.leave(before, record, now)
+    prompt, served = await models.fall_back(request.prompt, choice), services.scheduler.fleet.resolve(choice.model)
+    tokens = await tokenize(prompt, served, request.override, services)
+    pool_hit = await query_pool(prompt, served, tokens, request.override, record.stages, services)
+    record.model, record.revision, record.fallback = choice.model, None, choice.fallback
+    record.tokens_from, record.prompt_tokens_counted = describe_tokens(tokens)
+    return request.for_model(prompt, served, tokens, pool_hit, choice)
+
+
+def describe_tokens(tokens: TokenizedPrompt | UnknownIds) -> tuple[str, int | None]:
+    """Return where token ids came from, or why there are none, and how many the whole prompt has."""
+    if isinstance(tokens, UnknownIds):
+        return tokens.reason, None
+    return tokens.source, len(tokens.ids) if tokens.complete else None
 
 
 def begin_trace(call: ClientRequest, services: Services) -> TraceContext | None:
@@ -186,11 +219,16 @@ def resolve_model(
         check_allowed(prompt.model, tenant)
     served = scheduler.fleet.resolve(prompt.model)
     if served is None:
-        name, others = quote_name(prompt.model), list_names(card.id for card in scheduler.fleet.models())
+        name, others = (
+            prompt.model if choice is None else choice.alias,
+            list_names(card.id for card in scheduler.fleet.models()),
+        )
         if not others:
             raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
         raise NotFound(
-            f"the model `{name}` does not exist; models here: {others}", param="model", code="model_not_found"
+            f"the model `{quote_name(name)}` does not exist; models here: {others}",
+            param="model",
+            code="model_not_found",
         )
     return served
 
@@ -302,6 +340,7 @@ def open_record(
     """Create the record of a request, visible while the request runs."""
     prompt, served, tokens, lease = request.prompt, request.served, request.tokens, request.lease
     number = services.scheduler.selector.next_number()
+    tokens_from, counted = describe_tokens(tokens)
     record = Record(
         id=f"{services.run_id}-{number}",
         number=number,
@@ -312,11 +351,12 @@ def open_record(
         alias=None if (choice := request.choice) is None else choice.alias,
         model_arm=None if choice is None else choice.arm,
         revision=None if choice is None else choice.revision,
+        fallback=None if choice is None else choice.fallback,
         stream=prompt.stream,
         client=call.client,
         sender=call.sender,
-        tokens_from=tokens.reason if isinstance(tokens, UnknownIds) else tokens.source,
-        prompt_tokens_counted=len(tokens.ids) if isinstance(tokens, TokenizedPrompt) and tokens.complete else None,
+        tokens_from=tokens_from,
+        prompt_tokens_counted=counted,
         stages=stages,
         body_ms=(times.read_s - times.arrived_s) * 1e3,
         prepared_ms=(services.clock.now() - times.arrived_s) * 1e3,

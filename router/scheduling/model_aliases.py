@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 from router.config.sections.models import AliasConfig
 from router.fleet.engine_facts import ModelCard
+from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance
 from router.prompt.api.parameters import AliasParameters
+from router.scheduling.availability import Unavailability, find_unavailability
 from router.scheduling.experiments.model_split import ModelSplit
 from router.scheduling.policy.record import Record
 
@@ -26,6 +28,7 @@ class ModelChoice(NamedTuple):
     revision: str | None = None  # of the instances that may answer; None: any
     arm: str | None = None  # of the alias's split; None: it has none, or something else decided
     unit: bytes | None = None  # that was drawn for the arm; None: nothing was
+    fallback: Unavailability | None = None  # why a fallback answers; None: none does
 
     @property
     def other(self) -> str | None:
@@ -46,9 +49,10 @@ class Alias:
 
 
 class ModelAliases:
-    """All aliases."""
+    """All aliases, for models of `fleet`."""
 
-    def __init__(self, configs: Mapping[str, AliasConfig]) -> None:
+    def __init__(self, configs: Mapping[str, AliasConfig], fleet: Fleet) -> None:
+        self._fleet = fleet
         self._aliases = {name: Alias(name, config) for name, config in configs.items()}
 
     def find(self, name: str | None) -> Alias | None:
@@ -60,25 +64,59 @@ class ModelAliases:
         """The splits of all aliases that have one."""
         return [alias.split for alias in self._aliases.values() if alias.split is not None]
 
-    def choose(self, alias: Alias, unit: bytes | None = None, maker: Instance | None = None) -> ModelChoice:
-        """Return the model that answers a request for `alias` now. `unit`: of a split, what stays with one model;
-        `maker`: the instance that made the response which the request goes on from, whose model must answer.
-        """
-        first, split = alias.config.models[0], alias.split
-        if split is None or unit is None:
-            return ModelChoice(alias.name, first, first)
-        if maker is not None:
-            for name, arm in split.arms.items():
-                if arm.model in maker.served and arm.revision in (None, maker.config.revision):
-                    return ModelChoice(alias.name, first, arm.model, arm.revision, name)
-        name, drawn = split.assign(unit)
-        arm = split.arms[name]
-        return ModelChoice(alias.name, first, arm.model, arm.revision, name, unit if drawn else None)
+    def choose(self, alias: Alias, now: float, unit: bytes | None = None, sender: str | None = None) -> ModelChoice:
+        """Return the model that answers a request for `alias` now. `unit`: of a split, what stays with one model."""
+        first = alias.config.models[0]
+        choice = ModelChoice(alias.name, first, first)
+        if alias.split is not None and unit is not None:
+            name, drawn = alias.split.assign(unit)
+            arm = alias.split.arms[name]
+            choice = ModelChoice(alias.name, first, arm.model, arm.revision, name, unit if drawn else None)
+        if not alias.config.fallbacks:
+            return choice
+        most = alias.config.saturated_waiting
+        reason = find_unavailability(self._fleet, choice.model, choice.revision, most, now, sender)
+        return choice if reason is None else self.fall_back(choice, reason, now, sender) or choice
 
-    def begin(self, choice: ModelChoice, record: Record) -> None:
+    def choose_of(self, alias: Alias, maker: Instance) -> ModelChoice | None:
+        """Return the model of a request that goes on from a response which only the instance `maker` has: the alias's
+        first one that is served there; None if none is. Chance has drawn nothing.
+        """
+        first = alias.config.models[0]
+        for name, arm in {} if alias.split is None else alias.split.arms.items():
+            if arm.model in maker.served and arm.revision in (None, maker.config.revision):
+                return ModelChoice(alias.name, first, arm.model, arm.revision, name)
+        model = next((model for model in alias.config.models if model in maker.served), None)
+        return None if model is None else ModelChoice(alias.name, first, model)
+
+    def fall_back(
+        self, choice: ModelChoice, reason: Unavailability, now: float, sender: str | None = None
+    ) -> ModelChoice | None:
+        """Return the next of the alias's fallbacks that can answer, because the model of `choice` cannot for that
+        `reason`; None if there is none.
+        """
+        config = self._aliases[choice.alias].config
+        rest = config.fallbacks
+        if choice.fallback is not None:
+            rest = rest[rest.index(choice.model) + 1 :]
+        for model in rest:
+            if model == choice.model and choice.revision is None:
+                continue
+            if find_unavailability(self._fleet, model, None, config.saturated_waiting, now, sender) is None:
+                return choice._replace(model=model, revision=None, fallback=reason)
+        return None
+
+    def begin(self, choice: ModelChoice, record: Record, now: float) -> None:
         """Count a request in the comparison of its alias's arms."""
         if choice.arm is not None and choice.unit is not None and (split := self._split(choice)) is not None:
             split.begin(choice.arm, choice.unit, record)
+            if choice.fallback is not None:
+                split.leave(record, now)
+
+    def leave(self, choice: ModelChoice, record: Record, now: float) -> None:
+        """Count a request, which began with `choice` and which another model is going to answer, as failed there."""
+        if choice.unit is not None and (split := self._split(choice)) is not None:
+            split.leave(record, now)
 
     def end(self, choice: ModelChoice, record: Record) -> None:
         """Count the outcome of a request whose record is closed."""
@@ -86,8 +124,7 @@ class ModelAliases:
             split.end(record)
 
     def _split(self, choice: ModelChoice) -> ModelSplit | None:
-        alias = self._aliases.get(choice.alias)
-        return None if alias is None else alias.split
+        return self._aliases[choice.alias].split
 
     def add_cards(self, cards: Sequence[ModelCard]) -> list[ModelCard]:
         """Return the model cards with those of the aliases, each in the place of a model of that name. The card of an

@@ -169,3 +169,66 @@ async def test_a_canary_that_fails_loses_its_share_by_itself(router: Any) -> Non
         assert len(b.seen(PATH)) == seen
         (entry, *_) = (await r.admin.get("/admin/audit")).json()["entries"]
         assert (entry["what"], entry["arm"]) == ("rollback of model chat", "canary")
+
+
+# -- fallbacks
+
+FALLS = {"chat": {"to": "other", "fallbacks": [MODEL]}}
+
+
+async def test_a_model_without_an_instance_falls_back_and_says_so(router: Any) -> None:
+    async with engine() as a, router([a], models=FALLS) as r:
+        answer = await r.post(PATH, chat())
+        assert answer.headers["x-warmroute-model"] == MODEL
+        assert answer.json()["model"] == "chat"
+        record = await r.record(answer)
+        assert (record["alias"], record["model"], record["fallback"]) == ("chat", MODEL, "no_instance")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_model_whose_engines_are_all_full_falls_back_while_nothing_was_sent(router: Any, stream: bool) -> None:
+    async with engine() as a, engine(model="other") as b, router([a, b], models=FALLS) as r:
+        b.faults(refuse=True)
+        answer = (await r.post(PATH, chat(stream=stream))).raise_for_status()
+        assert answer.headers["x-warmroute-model"] == MODEL
+        record = await r.record(answer)
+        assert [attempt["end"] for attempt in record["attempts"]] == ["busy", "ok"]
+        assert (record["model"], record["fallback"], record["status"]) == (MODEL, "busy", 200)
+        assert record["prompt_tokens_counted"] == record["prompt_tokens"]
+        assert sent(b)["model"] == "other"
+        assert sent(a)["model"] == MODEL
+        await r.hear()
+        again = await r.record(await r.post(PATH, chat(MODEL)))
+        assert again["attempts"][0]["predicted_tokens"] == again["cached_tokens"] > 0
+        assert r.idle()
+
+
+async def test_without_fallbacks_or_with_all_of_them_full_the_engines_refusal_is_the_answer(router: Any) -> None:
+    models = FALLS | {"plain": {"to": "other"}}
+    async with engine() as a, engine(model="other") as b, router([a, b], models=models) as r:
+        a.faults(refuse=True)
+        b.faults(refuse=True)
+        assert (await r.post(PATH, chat())).status_code == 503
+        assert len(a.seen(PATH)) == len(b.seen(PATH)) == 1
+        assert (await r.post(PATH, chat("plain"))).status_code == 503
+        assert len(a.seen(PATH)) == 1
+
+
+async def test_a_request_of_which_an_engine_died_is_no_other_models(router: Any) -> None:
+    async with engine() as a, engine(model="other") as b, router([a, b], models=FALLS) as r:
+        b.faults(die_before_first_byte=1.0)
+        assert (await r.post(PATH, chat())).status_code >= 500
+        assert not a.seen(PATH)
+
+
+async def test_what_a_fallback_answers_has_failed_for_the_arm(router: Any) -> None:
+    models = {"chat": {"split": SPLIT, "fallbacks": [MODEL], "experiment": {"observe_s": 0.1}}}
+    async with engine() as a, engine(model="other") as b, router([a, b], models=models) as r:
+        b.faults(refuse=True)
+        told = [await r.record(await ask(r, f"s{n}")) for n in range(12)]
+        assert {one["status"] for one in told} == {200}
+        fell = [one for one in told if one["fallback"] is not None]
+        assert {one["model_arm"] for one in fell} == {"canary"}
+        described = (await r.admin.get("/admin/experiment")).json()["models"]["chat"]
+        failed = {arm["arm"]: arm["failed"] for arm in described["report"]["arms"]}
+        assert failed == {"stable": 0, "canary": len(fell)}

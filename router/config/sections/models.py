@@ -101,6 +101,11 @@ class AliasConfig(Section):
     compared with"""
     experiment: SplitExperimentConfig = SplitExperimentConfig()
     """how the arms of `split` are compared"""
+    fallbacks: list[str] = Field(default=[], max_length=MAX_ARMS)
+    """models that answer instead, in this order, where no instance can: none is ready, all breakers are open, or all
+    are saturated"""
+    saturated_waiting: Positive = 16
+    """requests in an engine's queue from which it counts as saturated; matters only with `fallbacks`"""
     defaults: DefaultParameters = DefaultParameters()
     """fields that are set where the client gives none, or null"""
     caps: ParameterCaps = ParameterCaps()
@@ -123,11 +128,20 @@ class AliasConfig(Section):
             raise ValueError("experiment: there is no split to compare")
         return self
 
+    @model_validator(mode="after")
+    def _check_fallbacks(self) -> AliasConfig:
+        before = [] if self.to is None else [self.to]
+        for model in self.fallbacks:
+            if model in before:
+                raise ValueError(f"fallbacks: {model} is named before")
+            before.append(model)
+        return self
+
     @property
     def models(self) -> tuple[str, ...]:
-        """Every model that it may send requests to, the first one first."""
+        """Every model that it may send requests to, the first one first and fallbacks last."""
         arms = [arm.model for arm in self.split.values()]
-        return tuple(dict.fromkeys(arms if self.to is None else [self.to]))
+        return tuple(dict.fromkeys([*(arms if self.to is None else [self.to]), *self.fallbacks]))
 
     @property
     def split_experiment(self) -> ExperimentConfig:

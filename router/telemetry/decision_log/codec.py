@@ -120,6 +120,7 @@ class RecordEncoder:
             trace_id=record.trace_id,
             alias=record.alias,
             model_arm=record.model_arm,
+            fallback=record.fallback,
         )
 
     def _attempt(self, attempt: Attempt) -> LoggedChoice:

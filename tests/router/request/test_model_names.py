@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
+from router.clock import ManualClock
+from router.config.schema import FleetConfig
 from router.config.sections.clients import ServiceClassConfig
 from router.config.sections.models import AliasConfig
 from router.errors import Forbidden
+from router.fleet.fleet import Fleet
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Endpoint, Prompt
-from router.request.model_names import ModelNames, NamedPrompt
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds, Unread
+from router.request.model_names import ModelNames, NamedPrompt, name_other
 from router.scheduling.model_aliases import ModelAliases
 from router.tenants.tenant import ServiceClass, Tenant
 
 OPTIONS = ReadOptions(want_source=False)
+DROPPED = UnknownIds("dropped")
 BODY = b'{ "model": "chat",  "messages": [ {"role": "user", "content": "hi"} ], "x": 1.50 }'
 
 
@@ -26,7 +30,8 @@ def read(body: bytes) -> Prompt:
 
 async def resolve(body: bytes, tenant: Tenant | None = None, **alias: Any) -> NamedPrompt:
     scheduler: Any = None  # asked for stored responses only
-    names = ModelNames(ModelAliases({"chat": AliasConfig.model_validate({"to": "llama"} | alias)}), scheduler, "run")
+    aliases = {"chat": AliasConfig.model_validate({"to": "llama"} | alias)}
+    names = ModelNames(ModelAliases(aliases, Fleet(FleetConfig())), scheduler, ManualClock(), "run")
 
     async def again(changed: bytes) -> Prompt:
         return read(changed)
@@ -79,3 +84,13 @@ async def test_a_tenant_needs_the_alias_and_not_what_it_stands_for() -> None:
     with pytest.raises(Forbidden) as refusal:
         await resolve(BODY, theirs)
     assert "`chat` is not among those that acme may use" in str(refusal.value)
+
+
+async def test_a_prompt_for_a_fallback_is_read_anew_and_keeps_what_the_router_asked_for() -> None:
+    prompt, _ = await resolve(BODY.replace(b'"x"', b'"stream":true,"x"'))
+    prompt.source = DROPPED  # dropped after it was tokenised
+    other = name_other(prompt, "qwen")
+    assert (other.model, prompt.model) == ("qwen", "llama")
+    assert isinstance(other.source, Unread)
+    assert other.hide_usage
+    assert json.loads(other.body)["stream_options"] == {"include_usage": True}

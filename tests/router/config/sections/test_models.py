@@ -86,3 +86,9 @@ def test_a_split_is_compared_in_one_process() -> None:
     with pytest.raises(ConfigError) as refusal:
         parse_config(f"{FLEET}workers: 2\nmodels: {{chat: {{split: {SPLIT}}}}}", "router.yaml", Path("/"))
     assert "models: the arms of a split are compared in one process: set workers to 1" in str(refusal.value)
+
+
+def test_a_fallback_is_named_once() -> None:
+    assert read("{chat: {to: a, fallbacks: [b, c]}}").models["chat"].models == ("a", "b", "c")
+    assert "models.chat: fallbacks: b is named before" in refused("{chat: {to: a, fallbacks: [b, b]}}")
+    assert "models.chat: fallbacks: a is named before" in refused("{chat: {to: a, fallbacks: [a]}}")
