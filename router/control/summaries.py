@@ -171,7 +171,7 @@ def format_value(value: float | None, metric: str) -> str:
     if metric in ("hit_share", "error_rate"):
         return f"{value:.1%}"
     if metric == "output_p50":
-        return f"{value:,.0f} tokens"
+        return "any" if isinf(value) else f"{value:,.0f} tokens"
     return "no answer" if isinf(value) else f"{value:,.0f} ms"
 
 

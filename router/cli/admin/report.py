@@ -153,11 +153,13 @@ def _shadows(answer: Answer) -> Grid:
 
 
 def format_figure(value: float | str | None, metric: str) -> str:
-    """Return a metric's value with its unit. The API writes an infinite time as text: no answer came."""
+    """Return a metric's value with its unit. The API writes an infinite time as text: no answer came; of a length it
+    is the end of an interval of which nothing is known.
+    """
     if value is None:
         return MISSING
     if isinstance(value, str):
-        return "no answer"
+        return "any" if metric == "output_p50" else "no answer"
     return f"{value:.1%}" if metric in SHARES else f"{value:,.0f} {'tokens' if metric == 'output_p50' else 'ms'}"
 
 

@@ -312,7 +312,7 @@ class RunningExperiment:
             units_closed=metrics.units,
             requests=metrics.requests,
             failed=metrics.failed,
-            spread=metrics.imbalance(targets),
+            spread=metrics.imbalance(targets) if model is None else None,  # each model has targets of its own
             guard_evidence=arm.comparison.guard_evidence.peak if arm.comparison is not None else None,
             standings=tuple(self._judge(arm, metrics, metric, per_unit) for metric in self._metrics),
             model=None if model is None else model.model,

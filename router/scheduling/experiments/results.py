@@ -55,7 +55,7 @@ class ArmReport(NamedTuple):
     units_closed: int
     requests: int  # ended
     failed: int
-    spread: float | None  # requests of the busiest target / mean over all targets of any arm
+    spread: float | None  # requests of the busiest target / mean over all targets of any arm; None: arms are models
     guard_evidence: float | None  # the strongest so far
     standings: tuple[MetricResult, ...]
     model: str | None = None  # that answers; None: the arms are policies
