@@ -44,6 +44,7 @@ from router.proxy.asgi import AsgiHandler
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
+from router.request.adapter_loading import build_adapter_loader
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
@@ -222,6 +223,9 @@ class App:
             admin_tokens=AdminTokens(config.admin.tokens),
             run_id=self._run_id,
             models=models,
+            adapters=build_adapter_loader(
+                config, self._scheduler.fleet, self._upstreams.fetch, self._tasks, self._clock
+            ),
         )
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)

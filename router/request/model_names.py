@@ -96,7 +96,8 @@ def build_model_names(config: Config, scheduler: Scheduler, clock: Clock, run_id
     """Return what resolves aliases; None where there are none."""
     if not config.models:
         return None
-    return ModelNames(ModelAliases(config.models, scheduler.fleet), scheduler, clock, run_id)
+    bases = {name: adapter.base for name, adapter in config.adapters.items()}
+    return ModelNames(ModelAliases(config.models, scheduler.fleet, bases), scheduler, clock, run_id)
 
 
 def apply_alias(prompt: Prompt, body: bytes, alias: Alias, model: str) -> bytes | None:

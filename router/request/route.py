@@ -44,21 +44,20 @@ from router.request.admin_tokens import PolicyOverride, read_override
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.carry_on import carry_on
 from router.request.experiment_unit import derive_unit
-from router.request.model_names import check_allowed
+from router.request.model_names import NamedPrompt, check_allowed
 from router.request.prepared_request import PreparedRequest, RequestTimes
+from router.request.request_record import close_record, describe_tokens, open_record
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
 from router.scheduling.availability import Unavailability
 from router.scheduling.model_aliases import ModelChoice
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.scheduling.scheduler import Scheduler
-from router.telemetry.access_log import log_request
 from router.telemetry.tracing.context import TraceContext
 from router.tenants.tenant import Tenant, own_name
 from scorers.contract import Needs, PoolHit
 
 STORED = "/v1/responses/{id}"  # the endpoint's name in records and metrics
-LOG_BLOCK_TOKENS = 512  # block size of the decision log, as in the Mooncake traces
 
 
 async def route(call: ClientRequest, services: Services) -> None:
@@ -76,15 +75,34 @@ async def route(call: ClientRequest, services: Services) -> None:
                 prompt, body, call.tenant, lambda changed: parse(call, changed, override, services), call.sender
             )
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
-        served = resolve_model(prompt, call.tenant, services.scheduler, choice)
-        tokens = await tokenize(prompt, served, override, services)
-        with await services.admission.acquire(prompt, served, tokens) as lease:
-            pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
-            trace = begin_trace(call, services)
-            request = PreparedRequest(
-                prompt, served, tokens, pool_hit, override, lease, trace, tenant=call.tenant, choice=choice
-            )
-            await run_recorded(call, request, stages, RequestTimes(arrived_s, read_s), services)
+        times = RequestTimes(arrived_s, read_s)
+        if services.adapters is None or not services.adapters.manages(prompt.model):
+            await serve(call, NamedPrompt(prompt, choice), override, stages, times, services)
+            return
+        check_allowed(prompt.model if choice is None else choice.alias, call.tenant)
+        async with services.adapters.use(prompt.model):
+            await serve(call, NamedPrompt(prompt, choice), override, stages, times, services)
+
+
+async def serve(
+    call: ClientRequest,
+    named: NamedPrompt,
+    override: PolicyOverride | None,
+    stages: Stages,
+    times: RequestTimes,
+    services: Services,
+) -> None:
+    """Answer a request that was read, the second half of `route`."""
+    prompt, choice = named
+    served = resolve_model(prompt, call.tenant, services.scheduler, choice)
+    tokens = await tokenize(prompt, served, override, services)
+    with await services.admission.acquire(prompt, served, tokens) as lease:
+        pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
+        trace = begin_trace(call, services)
+        request = PreparedRequest(
+            prompt, served, tokens, pool_hit, override, lease, trace, tenant=call.tenant, choice=choice
+        )
+        await run_recorded(call, request, stages, times, services)
 
 
 async def route_stored(call: ClientRequest, response_id: str, services: Services) -> None:
@@ -177,13 +195,6 @@ async def fall_back(
     record.model, record.revision, record.fallback = choice.model, None, choice.fallback
     record.tokens_from, record.prompt_tokens_counted = describe_tokens(tokens)
     return request.for_model(prompt, served, tokens, pool_hit, choice)
-
-
-def describe_tokens(tokens: TokenizedPrompt | UnknownIds) -> tuple[str, int | None]:
-    """Return where token ids came from, or why there are none, and how many the whole prompt has."""
-    if isinstance(tokens, UnknownIds):
-        return tokens.reason, None
-    return tokens.source, len(tokens.ids) if tokens.complete else None
 
 
 def begin_trace(call: ClientRequest, services: Services) -> TraceContext | None:
@@ -332,62 +343,3 @@ def assign_policy(request: PreparedRequest, record: Record, services: Services) 
         arrived_wall_s = record.at_wall_s - (services.clock.now() - record.arrived_s)  # before any wait for admission
         unit = derive_unit(experiment, request.prompt, record.client, record.id, arrived_wall_s)
         services.scheduler.assign_policy(record, unit)
-
-
-def open_record(
-    call: ClientRequest, request: PreparedRequest, stages: Stages, times: RequestTimes, services: Services
-) -> Record:
-    """Create the record of a request, visible while the request runs."""
-    prompt, served, tokens, lease = request.prompt, request.served, request.tokens, request.lease
-    number = services.scheduler.selector.next_number()
-    tokens_from, counted = describe_tokens(tokens)
-    record = Record(
-        id=f"{services.run_id}-{number}",
-        number=number,
-        arrived_s=times.arrived_s,
-        at_wall_s=services.clock.wall(),
-        endpoint=prompt.path,
-        model=prompt.model or "",
-        alias=None if (choice := request.choice) is None else choice.alias,
-        model_arm=None if choice is None else choice.arm,
-        revision=None if choice is None else choice.revision,
-        fallback=None if choice is None else choice.fallback,
-        stream=prompt.stream,
-        client=call.client,
-        sender=call.sender,
-        tokens_from=tokens_from,
-        prompt_tokens_counted=counted,
-        stages=stages,
-        body_ms=(times.read_s - times.arrived_s) * 1e3,
-        prepared_ms=(services.clock.now() - times.arrived_s) * 1e3,
-        trace_id=None if request.trace is None else request.trace.trace_id,
-    )
-    if lease is not None:
-        lease.record, record.admission_rule = record, lease.rule
-        stages.admission_ms = None if lease.waited_s is None else lease.waited_s * 1e3
-    if isinstance(tokens, TokenizedPrompt):
-        stages.tokens_ms, stages.keys_ms = tokens.tokens_ms, tokens.keys_ms
-        if services.decision_log is not None:
-            record.blocks = tokens.keys_every(LOG_BLOCK_TOKENS)
-    call.recorded = True
-    services.recent_records.add(record)
-    if isinstance(tokens, TokenizedPrompt) and prompt.salt is None and served is not None:
-        services.recent_records.prompts.add(tokens, *served)
-    services.metrics.on_request_start()
-    return record
-
-
-def close_record(record: Record, request: PreparedRequest, services: Services) -> None:
-    trace = request.trace
-    record.duration_ms = (services.clock.now() - record.arrived_s) * 1e3
-    record.done = True
-    services.metrics.on_request_end(record)
-    services.scheduler.complete(record)
-    if request.choice is not None and services.models is not None:
-        services.models.aliases.end(request.choice, record)
-    if services.decision_log is not None:
-        services.decision_log.add(record)
-    if services.tracing is not None and trace is not None and services.tracing.end(trace, record):
-        services.metrics.on_trace(record)
-    if services.config.log.access:
-        log_request(record)

@@ -11,6 +11,7 @@ from router.clock import Clock
 from router.config.schema import Config
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization.tokenization import Tokenization
+from router.request.adapter_loading import AdapterLoader
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionControl
 from router.request.concurrency import ConcurrencyLimiter
@@ -46,4 +47,5 @@ class Services:
     tracing: Tracing | None
     admin_tokens: AdminTokens
     models: ModelNames | None  # None: clients use the engines' own names
+    adapters: AdapterLoader | None  # None: the router loads none
     run_id: str  # prefix of the ids of all records of this process

@@ -49,9 +49,12 @@ class Alias:
 
 
 class ModelAliases:
-    """All aliases, for models of `fleet`."""
+    """All aliases, for models of `fleet`. `bases`: the models of adapters that are loaded when they are asked for."""
 
-    def __init__(self, configs: Mapping[str, AliasConfig], fleet: Fleet) -> None:
+    def __init__(
+        self, configs: Mapping[str, AliasConfig], fleet: Fleet, bases: Mapping[str, str] | None = None
+    ) -> None:
+        self._bases = bases or {}
         self._fleet = fleet
         self._aliases = {name: Alias(name, config) for name, config in configs.items()}
 
@@ -75,7 +78,8 @@ class ModelAliases:
         if not alias.config.fallbacks:
             return choice
         most = alias.config.saturated_waiting
-        reason = find_unavailability(self._fleet, choice.model, choice.revision, most, now, sender)
+        model = self._bases.get(choice.model, choice.model)
+        reason = find_unavailability(self._fleet, model, choice.revision, most, now, sender)
         return choice if reason is None else self.fall_back(choice, reason, now, sender) or choice
 
     def choose_of(self, alias: Alias, maker: Instance) -> ModelChoice | None:

@@ -23,6 +23,7 @@ class AdapterEndpoints:
         self._loaded = loaded
 
     async def load(self, exchange: HttpExchange) -> None:
+        """Load an adapter. Raises `BadRequest` or `NotFound` where vLLM would refuse."""
         body = read_json(exchange)
         name, path = body.get("lora_name"), body.get("lora_path")
         if not name or not path:
@@ -35,6 +36,7 @@ class AdapterEndpoints:
         await exchange.send_body(f"Success: LoRA adapter '{name}' added successfully.".encode(), "text/plain")
 
     async def unload(self, exchange: HttpExchange) -> None:
+        """Unload an adapter. Raises `BadRequest` or `NotFound` where vLLM would refuse."""
         name = read_json(exchange).get("lora_name")
         if not name:
             raise BadRequest("'lora_name' needs to be provided to unload a LoRA adapter.")

@@ -70,6 +70,7 @@ class Api:
             tracing=None,
             scheduler=SimpleNamespace(fleet=fleet),
             models=None,
+            adapters=None,
         )
         self.api = PublicApi(services, self.ops, tenants)  # type: ignore[arg-type]
 
