@@ -88,6 +88,7 @@ INTERPRETED = {
         "router/proxy/asgi.py",
         "router/proxy/certificates.py",
         "router/proxy/listening_sockets.py",
+        "router/request/adapter_loading.py",
         "router/request/error_body.py",
         "router/request/ops_api.py",
         "router/request/picker_api.py",

@@ -62,8 +62,9 @@ class OutgoingRequest:
     """A request on its way to one target.
 
     `path` is with its query; `target` and `record` are for the client's `x-warmroute-target` and `x-warmroute-record`,
-    `waited_ms`, for admission, for its `x-warmroute-waited-ms`; `hides`: the watch may remove something from the body;
-    `endpoint` is the dialect of an error event.
+    `waited_ms`, for admission, for its `x-warmroute-waited-ms`, `model` for its `x-warmroute-model`; `hides`: the watch
+    may remove something from a stream; `renames`: it may change the length of any body; `endpoint` is the dialect of an
+    error event.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class OutgoingRequest:
         hides: bool = False,
         endpoint: Endpoint = Endpoint.OTHER,
         waited_ms: float | None = None,
+        model: str | None = None,
+        renames: bool = False,
     ) -> None:
         self.instance = instance
         self.target = target
@@ -91,6 +94,8 @@ class OutgoingRequest:
         self.hides = hides
         self.endpoint = endpoint
         self.waited_ms = waited_ms
+        self.model = model
+        self.renames = renames
 
     def with_body(self, body: bytes) -> OutgoingRequest:
         """Return the same request with another body."""
@@ -106,6 +111,8 @@ class OutgoingRequest:
             self.hides,
             self.endpoint,
             self.waited_ms,
+            self.model,
+            self.renames,
         )
 
 
@@ -238,10 +245,12 @@ async def _stream(
     if encoding := content_encoding(answer.headers):
         watch.on_encoded(encoding)
         stream = False  # no event can be added to it or taken from it
-    resized = outgoing.hides and stream
+    resized = (outgoing.hides and stream) or (outgoing.renames and not encoding)
     headers = response_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=resized)
     if outgoing.waited_ms is not None:
         headers.append((b"x-warmroute-waited-ms", b"%d" % outgoing.waited_ms))
+    if outgoing.model is not None:
+        headers.append((b"x-warmroute-model", outgoing.model.encode()))
     call.start(answer.status, headers)
     client = _ClientSink(call, watch)
     if held:

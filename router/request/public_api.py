@@ -133,6 +133,10 @@ class RequestApi:
         """Answer with the model cards that the tenant may use, in the form of an engine's own, dated now as there."""
         common = {"object": "model", "created": int(self._services.clock.wall()), "owned_by": "vllm"}
         models = self._services.scheduler.fleet.models()
+        if self._services.adapters is not None:
+            models = self._services.adapters.add_cards(models)
+        if self._services.models is not None:
+            models = self._services.models.aliases.add_cards(models)
         if call.tenant is not None:
             models = [card for card in models if call.tenant.service_class.allows(card.id)]
         body = {"object": "list", "data": [common | card._asdict() for card in models]}

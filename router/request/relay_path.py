@@ -54,6 +54,10 @@ class RelayPath:
         self._limits = limits
         self._peers = peers
 
+    @property
+    def renames(self) -> bool:
+        return True
+
     def excludes(self, call: ClientRequest) -> set[str]:
         return set()
 
@@ -73,7 +77,7 @@ class RelayPath:
         self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
     ) -> RelayEnd:
         headers = self._build_headers(call, request, ticket)
-        outgoing = build_outgoing(call, request.prompt, headers.answer, ticket)
+        outgoing = build_outgoing(call, request, headers.answer, ticket)
         offered: AttemptPassthrough | None = None
         if isinstance(request.tokens, TokenizedPrompt):
             offered = offer_token_ids(request, ticket, self._passthrough)
@@ -134,8 +138,10 @@ class RelayPath:
         return relay_beside(call, upstreams, prefill, outgoing, limits, watch)
 
 
-def build_outgoing(call: ClientRequest, prompt: Prompt, headers: ForwardedHeaders, ticket: Ticket) -> OutgoingRequest:
-    target = ticket.target
+def build_outgoing(
+    call: ClientRequest, request: PreparedRequest, headers: ForwardedHeaders, ticket: Ticket
+) -> OutgoingRequest:
+    prompt, target, choice = request.prompt, ticket.target, request.choice
     return OutgoingRequest(
         instance=target.instance.id,
         target=target.id,
@@ -148,6 +154,8 @@ def build_outgoing(call: ClientRequest, prompt: Prompt, headers: ForwardedHeader
         hides=prompt.hide_usage or prompt.hide_ids,
         endpoint=prompt.endpoint,
         waited_ms=ticket.record.stages.admission_ms,
+        model=None if choice is None else choice.other,
+        renames=request.rename is not None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from router.backends.vllm.disaggregation import LEASE_S, read_kv_params
 from router.errors import quote_name
 from router.fleet.engine_limits import OverLimit
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.answer_model import AnswerModel
 from router.prompt.prompt import Endpoint
 from router.prompt.usage import NO_USAGE, HideUsage, Usage, UsageTail
 from router.proxy.call import ClientDisconnected
@@ -50,6 +52,11 @@ class HandedOverKv(NamedTuple):
     leg: PrefillRecord
 
 
+def rename_after(feed: Callable[[bytes], bytes] | None, rename: AnswerModel) -> Callable[[bytes], bytes]:
+    """Return a function that passes pieces through `feed`, if there is one, and then through `rename`."""
+    return rename.feed if feed is None else lambda piece: rename.feed(feed(piece))
+
+
 class ResponseObserver:
     """The observer of one attempt. Used with `with`, so that a cancelled attempt (the client left) is recorded too."""
 
@@ -63,7 +70,14 @@ class ResponseObserver:
         self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not OTHER else None
         self._stream = request.stream
         self._hide = HideUsage() if prompt.hide_usage and self._stream is None else None
-        self._feed = self._stream.feed if self._stream is not None else None if self._hide is None else self._hide.feed
+        self._feed: Callable[[bytes], bytes] | None = None if self._hide is None else self._hide.feed
+        if self._stream is not None:
+            self._feed = self._stream.feed
+        self._rename = request.rename
+        if self._rename is not None and not services.data_path.renames:
+            self._rename = None
+        if self._rename is not None:
+            self._feed = rename_after(self._feed, self._rename)
         self._continues = ticket.attempt.continued_tokens is not None
         self._counts_events = request.tenant is not None and prompt.stream and self._stream is None
         self._wants_id = prompt.endpoint is RESPONSES  # until the answer's id has passed
@@ -93,7 +107,7 @@ class ResponseObserver:
 
     def on_encoded(self, encoding: bytes) -> None:
         """The answer is compressed: it passes unread."""
-        self._tail = self._hide = self._stream = self._feed = None
+        self._tail = self._hide = self._stream = self._feed = self._rename = None
         instance = self._ticket.target.instance
         detail = f"its answers have content-encoding {quote_name(encoding.decode('latin-1'))}, unasked: not read"
         if instance.limits.record(OverLimit("encoding", detail)):
@@ -112,9 +126,12 @@ class ResponseObserver:
 
     def flush(self) -> bytes:
         """Return what was held back and may go out now that the answer is complete."""
+        held = b""
         if self._stream is not None:
-            return self._stream.flush()
-        return b"" if self._hide is None else self._hide.end()
+            held = self._stream.flush()
+        elif self._hide is not None:
+            held = self._hide.end()
+        return held if self._rename is None else self._rename.feed(held) + self._rename.flush()
 
     @property
     def stopped(self) -> bool:

@@ -97,6 +97,8 @@ class Api:
             metrics=self.metrics,
             tracing=None,
             scheduler=OnlyFleet(fleet),
+            models=None,
+            adapters=None,
         )
         self.api = PublicApi(FakeRoutes(self, services, tenants), self.ops)
 
