@@ -55,7 +55,6 @@ from router.request.concurrency import ConcurrencyLimiter
 from router.request.model_names import build_model_names
 from router.request.ops_api import ops_app
 from router.request.public_api import PublicApi, RequestApi
-from router.request.relay_path import RelayPath
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
 from router.tasks import Tasks
@@ -196,13 +195,12 @@ class App:
 
     def _build_listeners(self) -> None:
         """Build the public API and the admin API, each on its listener."""
-        config, limits = self._config, self._config.limits
+        config, limits, fetch = self._config, self._config.limits, self._upstreams.fetch
         self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         self._client_keys = wiring.build_client_keys(config, self._secret)
         tenants = None if self._client_keys is None else self._client_keys.directory
         models = build_model_names(config, self._scheduler, self._clock, self._run_id)
         self._control.guard_splits([] if models is None else models.aliases.splits)
-        relayed = self._upstreams, self._passthrough, wiring.build_header_rules(config), limits, self._scheduler.peers
         services = Services(
             config=config,
             clock=self._clock,
@@ -215,7 +213,7 @@ class App:
             kv_store=self._pool,
             read_options=wiring.build_proxy_read_options(config),
             large_body=asyncio.Lock(),
-            data_path=RelayPath(*relayed, continuation_bytes=limits.continuation_bytes),
+            data_path=wiring.build_relay_path(config, self._upstreams, self._passthrough, self._scheduler.peers),
             health=self._health,
             recent_records=self._recent_records,
             decision_log=self._decision_log,
@@ -225,9 +223,7 @@ class App:
             waits=None if self._wake is None else self._wake.waits,
             run_id=self._run_id,
             models=models,
-            adapters=build_adapter_loader(
-                config, self._scheduler.fleet, self._upstreams.fetch, self._tasks, self._clock
-            ),
+            adapters=build_adapter_loader(config, self._scheduler.fleet, fetch, self._tasks, self._clock),
         )
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
@@ -241,7 +237,7 @@ class App:
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
         processes = config.workers if self._leads else 1
         self._listener = HttpListener(server, sockets=sockets, processes=processes)
-        reading = EngineTokenizer(self._upstreams.fetch), wiring.build_read_options(config, want_source=True)
+        reading = EngineTokenizer(fetch), wiring.build_read_options(config, want_source=True)
         explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, models)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)

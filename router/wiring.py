@@ -62,12 +62,14 @@ from router.proxy.client_address import TrustedProxies
 from router.proxy.headers import HeaderRules
 from router.proxy.listener import HttpListener, configure_server
 from router.proxy.listening_sockets import ListeningSockets
-from router.proxy.upstreams import Upstreams
+from router.proxy.upstreams import Upstreams, UpstreamTimeouts
 from router.request.admission.rules import check_arm_rules
 from router.request.ops_api import MetricsAccess, metrics_app
+from router.request.relay_path import RelayPath
 from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policies
+from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.tasks import Tasks
@@ -282,6 +284,16 @@ def build_header_rules(config: schema.Config) -> HeaderRules:
     clients, strip = config.clients, config.edge.strip_headers
     named = [] if clients.tenant_header is None else [clients.tenant_header]
     return HeaderRules([*strip, *named], own_keys=clients.keys_file is not None or clients.jwt is not None)
+
+
+def build_relay_path(
+    config: schema.Config, upstreams: Upstreams, passthrough: TokenIdPassthrough, peers: PrefillPeers
+) -> RelayPath:
+    """Return the data path of a proxy."""
+    limits = config.limits
+    timeouts = UpstreamTimeouts(limits.first_byte_timeout_s, limits.idle_timeout_s)
+    rules = build_header_rules(config)
+    return RelayPath(upstreams, passthrough, rules, timeouts, peers, continuation_bytes=limits.continuation_bytes)
 
 
 def build_client_keys(config: schema.Config, secret: int) -> ClientKeys | None:
