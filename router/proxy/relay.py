@@ -138,15 +138,14 @@ class RelayNotStarted(NamedTuple):
     moved_to: TargetId | None = None  # a gateway has turned to this target, which answers
 
 
-class RelayFinished:
+class RelayFinished(NamedTuple):
     """The whole answer was relayed. `connect_s`: the time that a new connection took, None where a gateway made it,
     here as below. `usage`: what a gateway read of it.
     """
 
-    def __init__(self, status: int, connect_s: float | None, usage: Usage | None = None) -> None:
-        self.status = status
-        self.connect_s = connect_s
-        self.usage = usage
+    status: int
+    connect_s: float | None
+    usage: Usage | None = None
 
 
 class RelayBroken(NamedTuple):

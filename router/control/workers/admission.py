@@ -33,7 +33,8 @@ from router.errors import NoTarget, TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Prompt, UnknownIds
-from router.request.admission.lease import AdmissionLease, ComputedPrompt
+from router.request.admission.computed_prompt import ComputedPrompt
+from router.request.admission.lease import AdmissionLease
 from router.request.admission.model_admission import ModelAdmission, find_local_tokens
 from router.request.admission.shared_prefixes import sample_prefix
 from router.request.admission.waiting import NO_LEASE, AdmissionQueues, QueueLease, derive_session, leaves_context

@@ -24,7 +24,7 @@ from router.fleet.overlap_accuracy import Finding
 from router.fleet.preload_book import Reason
 from router.fleet.worker_share import WorkerShare
 from router.kvcache.events import TargetId
-from router.request.admission.lease import ComputedPrompt
+from router.request.admission.computed_prompt import ComputedPrompt
 from router.request.admission.shared_prefixes import PromptPrefix
 from router.scheduling.policy.record import AttemptEnd
 from router.telemetry.metrics.snapshot import ReplicaReport

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from mypy_extensions import mypyc_attr
 
+from router.request.admission.computed_prompt import ComputedPrompt
 from router.scheduling.policy.record import Record
-
-
-class ComputedPrompt(NamedTuple):
-    """Says what a request left in the cache of the engine that has at least begun to answer it."""
-
-    prompt_tokens: int
-    context_tokens: int  # prompt and answer
-    local_tokens: int | None  # prompt tokens from the instance's own cache; None: unknown
-    decode_s: float | None  # from the first token to the last; None: the answer has not ended
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -24,8 +24,9 @@ from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.conversation_id import DIGEST_BYTES, conversation_digest
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.request.admission.computed_prompt import ComputedPrompt
 from router.request.admission.controller import AdmissionController, KnownProgram, Queued
-from router.request.admission.lease import AdmissionLease, ComputedPrompt, NoLease
+from router.request.admission.lease import AdmissionLease, NoLease
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.rules import build_rule
 from router.request.admission.shared_prefixes import PromptPrefix, sample_prefix

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.clock import ManualClock
 from router.config.sections.clients import PricesConfig, ServiceClassConfig, TenantLimits
 from router.errors import Forbidden, RequestRefused, TooBusy
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.answer_ids import ContinuationBudget
+from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.metering import NO_RESERVATION, UNSEEN_ANSWER_TOKENS, Meter
 from router.request.prepared_request import PreparedRequest
@@ -22,6 +24,7 @@ from router.tenants.ledger import DAY_S, Ledger, Reservation
 from router.tenants.tenant import ServiceClass, Tenant
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
 from router.tenants.usage import UsageBook
+from tests.router.proxy.connections import an_exchange
 from tests.router.telemetry.records import POLICY, VIEW, a_record
 
 UNKNOWN = UnknownIds("not_needed")
@@ -36,6 +39,17 @@ def tokens(count: int) -> TokenizedPrompt:
     return TokenizedPrompt(array("I", range(count)), True, "local", {}, 0.0, 0.0)
 
 
+def a_stream(count: int) -> ContinuableStream:
+    """Of a completion, of which `count` tokens have passed."""
+    stream = ContinuableStream(ContinuationBudget(1 << 20), chat=False)
+    for number in range(count):
+        choice = {"index": 0, "text": "a", "logprobs": None, "finish_reason": None, "stop_reason": None}
+        choice |= {"prompt_token_ids": [1] if number == 0 else None, "token_ids": [number]}
+        head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m"}
+        stream.feed(b"data: " + msgspec.json.encode(head | {"choices": [choice]}) + b"\n\n")
+    return stream
+
+
 class Scene:
     def __init__(self, **limits: Any) -> None:
         self.clock = ManualClock(0.0, 20_000 * DAY_S)
@@ -44,7 +58,8 @@ class Scene:
         self.meter = Meter(self.ledger, self.usage, metrics.tenants, lambda model: 8192, self.clock)
         config = ServiceClassConfig(limits=TenantLimits(**limits))
         self.tenant = Tenant("acme", ServiceClass("small", config))
-        self.call: Any = SimpleNamespace(tenant=self.tenant, path="/v1/completions", own_headers=())
+        self.call = an_exchange(path="/v1/completions")
+        self.call.tenant = self.tenant
 
     def reserve(self, prompt: Prompt, known: TokenizedPrompt | UnknownIds = UNKNOWN) -> Reservation:
         reserved = self.meter.reserve(self.call, prompt, known)
@@ -134,7 +149,7 @@ def ended(end: Any, **known: Any) -> Record:
 def test_a_whole_answer_without_a_count_is_charged_as_estimated() -> None:
     scene = Scene()
     assert scene.settle(ended("ok"), known=tokens(60)) == TokenCounts(60, 0, UNSEEN_ANSWER_TOKENS)
-    assert scene.settle(ended("ok"), known=tokens(60), stream=SimpleNamespace(tokens=12)) == TokenCounts(60, 0, 12)
+    assert scene.settle(ended("ok"), known=tokens(60), stream=a_stream(12)) == TokenCounts(60, 0, 12)
     assert scene.settle(ended("ok"), a_prompt("/v1/embeddings")) == TokenCounts(100, 0, 0)
 
 
@@ -142,7 +157,7 @@ def test_what_broke_off_is_charged_what_was_certainly_computed() -> None:
     scene = Scene()
     gone = ended("client_gone")
     assert scene.settle(gone) == TokenCounts(20, 40, 0), "36 may have been cached, and 4 in the pool"
-    assert scene.settle(gone, stream=SimpleNamespace(tokens=5)) == TokenCounts(20, 40, 5)
+    assert scene.settle(gone, stream=a_stream(5)) == TokenCounts(20, 40, 5)
     assert scene.settle(gone, events=14) == TokenCounts(20, 40, 10)
     before = ended("died")
     before.ttft_ms = None
