@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from router.clock import Clock
 from router.config.sections.listeners import AdmissionConfig
+from router.control.workers.broadcast import Broadcast
 from router.control.workers.channel import Channel
 from router.control.workers.messages import (
     AdmissionAnswered,
@@ -27,7 +28,6 @@ from router.control.workers.messages import (
     AdmissionPlaced,
     AdmissionRefusal,
     AdmissionVerdict,
-    Broadcast,
 )
 from router.errors import NoTarget, TooBusy
 from router.fleet.instance import ServedModel

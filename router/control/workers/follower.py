@@ -52,7 +52,10 @@ class LocalState(NamedTuple):
     metrics: Metrics
     clock: Clock
 
-    def apply(self, message: messages.SessionMessage | messages.EngineMessage | messages.BlocksSent) -> None:
+    def apply(
+        self,
+        message: messages.SessionMessage | messages.EngineMessage | messages.BlocksSent | messages.PreloadSettled,
+    ) -> None:
         match message:
             case messages.SessionMoved():
                 self.scheduler.apply_sessions([message])
@@ -70,6 +73,8 @@ class LocalState(NamedTuple):
                 self.scheduler.suspect(instance)
             case messages.CacheForgotten(instance):
                 self.scheduler.apply_forgotten(instance)
+            case messages.PreloadSettled():
+                self.scheduler.apply_preload(message)
 
     async def encode_families(self) -> bytes:
         """Encode the counters as of now; the encoding runs in a thread."""

@@ -27,13 +27,14 @@ from router.config.schema import Config
 from router.control.record_detail import Others
 from router.control.workers import messages, metrics_merge
 from router.control.workers.admission import FollowerAdmissions
+from router.control.workers.broadcast import Replicas
 from router.control.workers.channel import Channel
 from router.control.workers.experiment import ReportedRequests
 from router.control.workers.follower import LocalState, dump_follower_config
 from router.control.workers.history import list_history
 from router.control.workers.loads import ReportedLoads
 from router.control.workers.member import FollowerMember, describe_follower
-from router.control.workers.messages import AnyMessage, Message, Replicas
+from router.control.workers.messages import AnyMessage, Message
 from router.control.workers.metrics_merge import MetricFamily
 from router.control.workers.scheduler import make_rule
 from router.control.workers.supervisor import WorkerSupervisor
@@ -195,9 +196,8 @@ class LeaderWorker:
     def apply_moves(self, moves: Sequence[messages.SessionMoved]) -> None:
         """Apply where sessions went by another replica, in all workers of this router."""
         self._local.scheduler.apply_sessions(moves)
-        if self._members:
-            for message in moves:
-                self._send_to_followers(message)
+        for message in moves:
+            self._send_to_followers(message)
 
     # queries
 
@@ -365,11 +365,8 @@ class LeaderWorker:
                 self._send_to_followers(message, but=number)
                 if self._replicas is not None:
                     self._replicas.send(message)
-            case messages.BreakerMoved() | messages.InstanceSuspected():
+            case messages.BreakerMoved() | messages.InstanceSuspected() | messages.PreloadSettled():
                 self._local.apply(message)
-                self.send(message)
-            case messages.PreloadSettled():
-                scheduler.apply_preload(message)
                 self.send(message)
             case messages.RequestBegan():  # does not count when an earlier experiment placed it
                 if scheduler.experiment is not None and message.version >= scheduler.experiment_since:

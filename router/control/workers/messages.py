@@ -16,18 +16,16 @@ length in four bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from router.fleet.overlap_accuracy import Finding
 from router.fleet.preload_book import Reason
 from router.fleet.worker_share import WorkerShare
-from router.kvcache.events import TargetId
 from router.request.admission.computed_prompt import ComputedPrompt
 from router.request.admission.shared_prefixes import PromptPrefix
 from router.scheduling.policy.record import AttemptEnd
-from router.telemetry.metrics.snapshot import ReplicaReport
 from router.tenants.account import TenantTotals
 from router.tenants.usage import UsageRow
 
@@ -352,32 +350,6 @@ AnyMessage = (
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
-
-
-class Broadcast(Protocol):
-    """The way to the others: from the leader to all followers and replicas, from a follower to its leader."""
-
-    def report_load(self, target: TargetId) -> None:
-        """Send this worker's bookings of `target`, which have changed."""
-
-    def send(self, message: Message) -> None: ...
-
-    def flush(self) -> None:
-        """Write the gathered messages now: another worker may need them in a moment."""
-
-
-class Replicas(Broadcast, Protocol):
-    """The exchange with other replicas (`control/replicas`), which knows the leader, not the leader it."""
-
-    async def start(self) -> None:
-        """Listen for the others, connect to them, and take over what one of them has learned.
-
-        Raises ConfigError when the port is taken.
-        """
-
-    async def close(self) -> None: ...
-
-    def describe(self) -> list[ReplicaReport]: ...
 
 
 def encode_frame(messages: Sequence[Message]) -> bytes:

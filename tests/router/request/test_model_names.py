@@ -17,6 +17,7 @@ from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds, Unread
 from router.request.model_names import ModelNames, NamedPrompt, name_other
 from router.scheduling.model_aliases import ModelAliases
+from router.scheduling.scheduler import Scheduler
 from router.tenants.tenant import ServiceClass, Tenant
 
 OPTIONS = ReadOptions(want_source=False)
@@ -29,7 +30,7 @@ def read(body: bytes) -> Prompt:
 
 
 async def resolve(body: bytes, tenant: Tenant | None = None, **alias: Any) -> NamedPrompt:
-    scheduler: Any = None  # asked for stored responses only
+    scheduler = Scheduler.__new__(Scheduler)  # asked for stored responses only, of which there are none here
     aliases = {"chat": AliasConfig.model_validate({"to": "llama"} | alias)}
     names = ModelNames(ModelAliases(aliases, Fleet(FleetConfig())), scheduler, ManualClock(), "run")
 
