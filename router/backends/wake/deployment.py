@@ -1,6 +1,6 @@
 """Starts instances by a Kubernetes Deployment: its scale is raised where it is lower, and never lowered.
 
-The router's service account needs `get` and `patch` on `deployments/scale` in the namespace (chart: `wake.rbac`).
+The router's service account needs `get` and `patch` on `deployments/scale` in the namespace.
 """
 
 from __future__ import annotations
