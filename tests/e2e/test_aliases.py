@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import Any
 
 import pytest
@@ -152,6 +153,7 @@ async def test_a_canary_that_fails_loses_its_share_by_itself(router: Any) -> Non
     models = {"chat": {"split": SPLIT, "experiment": experiment}}
     async with engine() as a, engine(model="other") as b, router([a, b], models=models) as r:
         b.faults(error_rate=1.0)
+        b.server.app.requests = deque()  # all of them, not only the last ones
 
         async def told() -> Json:
             return dict((await r.admin.get("/admin/experiment")).json()["models"]["chat"])
