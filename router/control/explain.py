@@ -34,7 +34,7 @@ from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, UnknownIds
 from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import derive_unit
-from router.request.model_names import ModelNames
+from router.request.model_names import ModelNames, check_allowed
 from router.request.route import locate_response, resolve_model
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
@@ -105,9 +105,11 @@ class Explain:
             return asyncio.to_thread(read_prompt, *fields)
 
         prompt, choice = await read(request.body), None
-        if self.models is not None:
+        if self.models is None:
+            check_allowed(prompt.model, tenant)
+        else:
             prompt, choice = await self.models.resolve(prompt, request.body, tenant, read)
-        served = resolve_model(prompt, tenant, self.scheduler, choice)
+        served = resolve_model(prompt, self.scheduler, choice)
         known = await self._tokenize(prompt, served)
         record = self._create_record(request, prompt)
         placement = self._place(request, prompt, record)

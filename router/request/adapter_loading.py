@@ -44,6 +44,12 @@ class AdapterLoader:
         """Return whether a model's name is an adapter that can be loaded."""
         return model in self.adapters
 
+    def find_base(self, model: str) -> str:
+        """Return the model that an instance has to serve for requests for `model`: of an adapter that can be loaded its
+        base, else itself.
+        """
+        return self.adapters[model].base if self.manages(model) else model
+
     def add_cards(self, cards: Sequence[ModelCard]) -> list[ModelCard]:
         """Return the model cards with those of adapters that can be loaded, as an instance serves their base."""
         served = {card.id: card for card in cards}

@@ -74,18 +74,19 @@ async def route(call: ClientRequest, services: Services) -> None:
         read_s = services.clock.now()
         prompt = await parse(call, body, override, services)
         choice = None
-        if services.models is not None:
+        if services.models is None:
+            check_allowed(prompt.model, call.tenant)
+        else:
             prompt, choice = await services.models.resolve(
                 prompt, body, call.tenant, lambda changed: parse(call, changed, override, services), call.sender
             )
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
         if services.waits is not None:
-            await wait_for_model(prompt, choice, call, slot, stages, services)
+            await wait_for_model(prompt, call, slot, stages, services)
         times = RequestTimes(arrived_s, read_s)
         if services.adapters is None or not services.adapters.manages(prompt.model):
             await serve(call, NamedPrompt(prompt, choice), override, stages, times, services)
             return
-        check_allowed(prompt.model if choice is None else choice.alias, call.tenant)
         async with services.adapters.use(prompt.model):
             await serve(call, NamedPrompt(prompt, choice), override, stages, times, services)
 
@@ -100,7 +101,7 @@ async def serve(
 ) -> None:
     """Answer a request that was read, the second half of `route`."""
     prompt, choice = named
-    served = resolve_model(prompt, call.tenant, services.scheduler, choice)
+    served = resolve_model(prompt, services.scheduler, choice)
     tokens = await tokenize(prompt, served, override, services)
     with (
         services.meter.reserve(call, prompt, tokens) as reservation,
@@ -235,52 +236,36 @@ async def parse(call: ClientRequest, body: bytes, override: PolicyOverride | Non
         return await asyncio.to_thread(read_prompt, *fields)
 
 
-async def wait_for_model(
-    prompt: Prompt,
-    choice: ModelChoice | None,
-    call: ClientRequest,
-    slot: Slot,
-    stages: Stages,
-    services: Services,
-) -> None:
-    """Return when an instance serves the prompt's model, or requests for it may not wait. Raises `Forbidden` for a name
-    that the tenant may not use, `NoTarget` when no instance comes, `NotFound` for a name that no instance can get.
+async def wait_for_model(prompt: Prompt, call: ClientRequest, slot: Slot, stages: Stages, services: Services) -> None:
+    """Return when an instance serves the prompt's model, or requests for it may not wait. Raises `NoTarget` when no
+    instance comes, `NotFound` for a name that no instance can get.
     """
     waits = services.waits
     if prompt.model is None or waits is None:
         return
-    if waits.has_to_wait(prompt.model):
-        check_allowed(prompt.model if choice is None else choice.alias, call.tenant)
-        stages.wake_ms = await waits.wait(prompt.model, call.sender, slot.held_bytes) * 1e3
+    needed = prompt.model if services.adapters is None else services.adapters.find_base(prompt.model)
+    if waits.has_to_wait(needed):
+        stages.wake_ms = await waits.wait(needed, call.sender, slot.held_bytes) * 1e3
     elif len(services.scheduler.fleet) == 0:  # which is no reason to try again, as it is without `wake`
         name = quote_name(prompt.model)
         raise NotFound(f"the model `{name}` does not exist", param="model", code="model_not_found")
 
 
-def resolve_model(
-    prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler, choice: ModelChoice | None = None
-) -> ServedModel | None:
+def resolve_model(prompt: Prompt, scheduler: Scheduler, choice: ModelChoice | None = None) -> ServedModel | None:
     """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). The
-    name is the client's own unless an alias made the `choice`. Raises `Forbidden` for a name that the tenant may not
-    use, whether it is served or not, `NotFound` for one that no instance serves, `NoTarget` for one that never was
-    while no instance is ready to say what it serves.
+    name is the client's own unless an alias made the `choice`. Raises `NotFound` for one that no instance serves,
+    `NoTarget` for one that never was while no instance is ready to say what it serves.
     """
     if prompt.model is None:
         return None
-    if choice is None:
-        check_allowed(prompt.model, tenant)
     served = scheduler.fleet.resolve(prompt.model)
     if served is None:
-        name, others = (
-            prompt.model if choice is None else choice.alias,
-            list_names(card.id for card in scheduler.fleet.models()),
-        )
+        name = quote_name(prompt.model if choice is None else choice.alias)
+        others = list_names(card.id for card in scheduler.fleet.models())
         if not others:
             raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
         raise NotFound(
-            f"the model `{quote_name(name)}` does not exist; models here: {others}",
-            param="model",
-            code="model_not_found",
+            f"the model `{name}` does not exist; models here: {others}", param="model", code="model_not_found"
         )
     return served
 

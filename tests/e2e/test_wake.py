@@ -71,6 +71,20 @@ async def test_what_may_not_wait_and_what_waits_in_vain(router, tmp_path) -> Non
             assert r.idle()
 
 
+async def test_an_adapter_that_can_be_loaded_waits_for_its_base_alone(router, tmp_path) -> None:
+    adapters = {"warm-poet": {"path": "/adapters/warm-poet", "base": MODEL}}
+    async with Webhook() as hook, engine(runtime_loras=True) as first:
+        fleet, settings = fleet_file(tmp_path), wake(hook, wait_s=20.0)
+        async with router([], fleet=fleet, wake=settings, adapters=adapters, wait=False) as r:
+            waiting = asyncio.create_task(r.post(PATH, a_body(1, "warm-poet"), timeout=60.0))
+            await eventually(lambda: hook.requests)
+            assert json.loads(hook.requests[0][1])["model"] == MODEL
+            fleet_file(tmp_path, first.url)
+            assert (await waiting).status_code == 200
+            assert (await r.post(PATH, a_body(2, "warm-poet"))).status_code == 200
+            assert await r.metric("warmroute_wake_waits_total", model="warm-*", end="passed") == 1
+
+
 async def test_a_client_that_leaves_frees_its_place(router, tmp_path) -> None:
     async with AsyncExitStack() as stack:
         hook, first = await stack.enter_async_context(Webhook()), await stack.enter_async_context(engine())
