@@ -285,7 +285,7 @@ class App:
         on; without `join` replicas are joined by `join_replicas`. Raises `ConfigError` when a port is not available.
         """
         self._admission.follow(self._scheduler.selector.policy_set)
-        if self._follower is None:
+        if self._leads:
             for listener in self._listeners():
                 await listener.bind()
             if join:
@@ -314,7 +314,7 @@ class App:
             self._leader.start(self._listener)
 
     def _listeners(self) -> list[HttpListener | GatewayListener]:
-        if self._follower is not None:
+        if not self._leads:
             return [self._listener]
         listeners = (self._admin_listener, self._metrics_listener, self._listener, self._picker)
         return [listener for listener in listeners if listener is not None]

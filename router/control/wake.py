@@ -74,7 +74,7 @@ class WakeCaller:
 
 
 class Wake:
-    """What a process has of `wake`. `caller` None: the leader calls."""
+    """The parts of `wake` in one process. `caller` None: the leader calls."""
 
     def __init__(self, waits: ModelWaits, caller: WakeCaller | None) -> None:
         self.waits = waits

@@ -26,7 +26,7 @@ JSON = ForwardedHeaders(b"content-type: application/json\r\n", b"")
 
 
 class UpstreamTimeouts:
-    """How long an engine may be silent, in seconds: before the first byte of its answer, and after it."""
+    """The longest silences of an engine, in seconds: before the first byte of its answer, and after it."""
 
     def __init__(self, first_byte_s: float, idle_s: float) -> None:
         self.first_byte_s = first_byte_s

@@ -13,7 +13,7 @@ NONE = "(?!)"  # a pattern that matches nothing
 
 
 class ServiceClass:
-    """What the tenants of a class may do: the configuration, prepared for questions that every request asks."""
+    """Rights of the tenants of a class: the configuration, prepared for questions that every request asks."""
 
     __slots__ = ("_models", "config", "limits", "name")
 

@@ -41,7 +41,7 @@ class JwtConfig(Section):
 
 
 class TenantLimits(Section):
-    """What each tenant of a class may use. The limits are of one tenant, not of the class as a whole."""
+    """Limits on what a tenant of a class uses: each tenant has them for itself, not the class as a whole."""
 
     requests_per_minute: Positive | None = None
     """requests in any 60 s; null: no limit, as for the others"""
@@ -54,7 +54,7 @@ class TenantLimits(Section):
 
 
 class PricesConfig(Section):
-    """What one token costs, by kind. The unit is the operator's own; it is the unit of `budget_per_day` and of nothing
+    """Prices of one token, by kind. The unit is the operator's own; it is the unit of `budget_per_day` and of nothing
     else.
     """
 
@@ -67,7 +67,7 @@ class PricesConfig(Section):
 
 
 class ServiceClassConfig(Section):
-    """What each tenant of the class may do."""
+    """Rights and limits of each tenant of the class."""
 
     models: list[str] = ["*"]
     """names of models, aliases and adapters that it may use; `*` stands for any characters"""

@@ -79,7 +79,7 @@ class SplitArmConfig(Section):
 
 
 class SplitExperimentConfig(Section):
-    """How the arms of a split are compared, and when one is stopped: as in `experiment`."""
+    """The comparison of a split's arms, and when one is stopped: as in `experiment`."""
 
     unit: Literal["session", "program", "api_key", "user", "request"] = "session"
     """what stays with one model"""
@@ -92,7 +92,7 @@ class SplitExperimentConfig(Section):
 
 
 class AliasConfig(Section):
-    """What a name stands for."""
+    """A name that clients use, and the models that it stands for."""
 
     to: str | None = None
     """model or adapter that answers, by the name under which engines serve it; null: those of `split`"""

@@ -265,14 +265,14 @@ class AdmissionEnded(Message, frozen=True):
 
 
 class TenantReport(Message, frozen=True):
-    """What the sender, and those that it speaks for, charged a tenant; see `TenantTotals`."""
+    """The sender, and those that it speaks for, charged a tenant so much; see `TenantTotals`."""
 
     tenant: str
     totals: TenantTotals
 
 
 class UsageReport(Message, frozen=True):
-    """What tenants used at a follower since its last report."""
+    """Tenants have used so much at a follower since its last report."""
 
     rows: list[UsageRow]
 
