@@ -31,7 +31,10 @@ from router.control.control import Control
 from router.control.explain import Explain
 from router.control.live.feed import LiveFeed
 from router.control.membership import Membership
+from router.control.replicas.connect import connect_replicas
+from router.control.scaling import Scaling
 from router.control.status import Status
+from router.control.wake import build_wake
 from router.control.workers.admission import SyncedAdmission
 from router.control.workers.follower import FollowerWorker, LocalState
 from router.control.workers.leader import LeaderWorker
@@ -40,19 +43,20 @@ from router.fleet.instance import InstanceState
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
+from router.picker.gateway_listener import GatewayListener
 from router.proxy.asgi import AsgiHandler
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
+from router.request.adapter_loading import build_adapter_loader
 from router.request.admin_tokens import AdminTokens
-from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.public_api import PublicApi, metrics_app, ops_app
-from router.request.relay_path import RelayPath
+from router.request.model_names import build_model_names
+from router.request.ops_api import ops_app
+from router.request.public_api import PublicApi, RequestApi
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
-from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
@@ -111,14 +115,12 @@ class App:
         self._keyring = keyring = Keyring(secret)
         memory = MemoryBudget(config.tokens.memory_bytes)
         self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
-        built = wiring.build_configured_policies(config)
-        check_arm_rules(config.experiment, config.admission)
-        policies = PolicySet(built, config.active, config.experiment, admission=config.admission)
+        policies = wiring.build_policy_set(config)
         self._scheduler = wiring.build_scheduler(config, policies, keyring, clock, self._pool, secret=secret, role=role)
         if saved is not None:
             wiring.restore_index(saved, secret, self._scheduler.indexer)
-        follows = self._follower is not None
-        self._snapshots = None if follows else wiring.build_snapshots(config, secret, self._scheduler, self._tasks)
+        self._leads = self._follower is None
+        self._snapshots = wiring.build_snapshots(config, secret, self._scheduler, self._tasks) if self._leads else None
         self._tokenization = wiring.build_tokenization(config, keyring, self._upstreams, clock, memory)
         self._passthrough = wiring.build_token_id_passthrough(config, self._tokenization, self._upstreams, self._tasks)
 
@@ -154,106 +156,101 @@ class App:
     def _build_status(self) -> None:
         """Build admission control and all that reports: status, metrics, and this worker's part for the others."""
         config, scheduler, clock = self._config, self._scheduler, self._clock
-        queues = AdmissionQueues(
-            config.admission,
-            scheduler,
-            clock,
-            lambda *wait: self._metrics.on_wait_end(*wait),  # built below, from a status that has this
-            pooled=config.pool is not None,
-            tenants=config.clients.identifies,
-        )
-        follower = self._follower
-        synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)
+        pooled, tenants = config.pool is not None, config.clients.identifies
+        queues = AdmissionQueues(config.admission, scheduler, clock, self._on_wait_end, pooled=pooled, tenants=tenants)
+        follower, built = self._follower, (config.admission, scheduler, clock)
+        synced = None if follower is None else SyncedAdmission(*built, follower)
         self._admission: AdmissionControl = synced or queues
         scheduler.on_swap.append(lambda policy_set: self._admission.follow(policy_set))
+        listed, wakes = config.clients.tenants, () if config.wake is None else config.wake.models
+        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
+        self._metering = wiring.build_metering(config, self._run_id, self._role, self._metrics, scheduler.fleet, clock)
+        self._scaling = Scaling(scheduler.fleet, self._recent_records, wakes, clock)
+        of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
         self._status = Status(
-            scheduler,
-            self._tokenization,
-            self._passthrough,
-            self._pool,
-            self._health,
-            self._discoveries,
-            self._membership.describe_sources,
-            self._recent_records,
-            self._control,
-            self._decision_log,
-            self._clock,
-            self._run_id,
-            self._leader,
-            self._admission,
-            self._preloading,
+            *(scheduler, self._tokenization, self._passthrough, *of_engines),
+            recent_records=self._recent_records,
+            control=self._control,
+            decision_log=self._decision_log,
+            clock=clock,
+            run_id=self._run_id,
+            leader=self._leader,
+            admission=self._admission,
+            preloading=self._preloading,
+            metering=self._metering,
+            scaling=self._scaling,
         )
-        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
+        told = self._metrics.on_wake_end, self._leader or self._follower
+        self._wake = build_wake(config, scheduler.fleet, *told, self._tasks, clock)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
             local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
             scheduler.suspect = self._health.suspect
             if self._leader is not None:
                 self._leader.attach(local, queues)
-                wiring.connect_replicas(config, local, self._leader, self._control, queues)
+                connect_replicas(config, local, self._leader, self._control, queues)
             if follower is not None and synced is not None:
                 follower.attach(local, synced)
 
+    def _on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
+        self._metrics.on_wait_end(model, queue, end, seconds)  # built after the queues, from a status that has these
+
     def _build_listeners(self) -> None:
         """Build the public API and the admin API, each on its listener."""
-        config, limits = self._config, self._config.limits
+        config, limits, fetch = self._config, self._config.limits, self._upstreams.fetch
         self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         self._client_keys = wiring.build_client_keys(config, self._secret)
         tenants = None if self._client_keys is None else self._client_keys.directory
+        models = build_model_names(config, self._scheduler, self._clock, self._run_id)
+        self._control.guard_splits([] if models is None else models.aliases.splits)
         services = Services(
             config=config,
             clock=self._clock,
             scheduler=self._scheduler,
             limiter=self._limiter,
             admission=self._admission,
+            meter=self._metering.meter,
             retry_budget=RetryBudget(limits.retry_ratio, limits.retry_burst),
             tokenization=self._tokenization,
             kv_store=self._pool,
             read_options=wiring.build_proxy_read_options(config),
             large_body=asyncio.Lock(),
-            data_path=RelayPath(
-                self._upstreams,
-                self._passthrough,
-                wiring.build_header_rules(config),
-                limits,
-                self._scheduler.peers,
-                continuation_bytes=limits.continuation_bytes,
-            ),
+            data_path=wiring.build_relay_path(config, self._upstreams, self._passthrough, self._scheduler.peers),
             health=self._health,
             recent_records=self._recent_records,
             decision_log=self._decision_log,
             metrics=self._metrics,
             tracing=self._tracing,
             admin_tokens=AdminTokens(config.admin.tokens),
+            waits=None if self._wake is None else self._wake.waits,
             run_id=self._run_id,
+            models=models,
+            adapters=build_adapter_loader(config, self._scheduler.fleet, fetch, self._tasks, self._clock),
         )
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
-        api = AsgiHandler(ops) if self._only_picker else PublicApi(services, ops, tenants)
+        api = AsgiHandler(ops) if self._only_picker else PublicApi(RequestApi(services, tenants), ops)
         unready, sockets = self.unready_reason, self._sockets
         self._picker = wiring.build_picker(
             services, tenants, self._passthrough, self._upstreams, unready, lambda: self._stopping, sockets
         )
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
-        processes = config.workers if self._follower is None else 1
+        processes = config.workers if self._leads else 1
         self._listener = HttpListener(server, sockets=sockets, processes=processes)
-        remote = EngineTokenizer(self._upstreams.fetch)
-        read_options = wiring.build_read_options(config, want_source=True)
-        explain = Explain(config, self._clock, self._scheduler, self._tokenization, remote, read_options, tenants)
+        reading = EngineTokenizer(fetch), wiring.build_read_options(config, want_source=True)
+        explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, models)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=sockets)
-        self._metrics_listener: HttpListener | None = None
-        if config.metrics.port is not None and self._follower is None:
-            address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
-            served = AsgiHandler(metrics_app(metrics))
-            self._metrics_listener = HttpListener(configure_server(served, address), sockets=sockets)
+        self._metrics_listener = wiring.build_metrics_listener(config, metrics, sockets) if self._leads else None
 
     def _snapshot(self) -> RouterSnapshot:
-        now = ConnectionState(self._listener.connections, self._listener.refused)
-        return self._status.snapshot()._replace(connections=now, tracing=self._tracing.stats if self._tracing else None)
+        connections = ConnectionState(self._listener.connections, self._listener.refused)
+        now, traced = self._status.snapshot(), None if self._tracing is None else self._tracing.stats
+        wakes = now.wake if self._wake is None else self._wake.snapshot()
+        return now._replace(connections=connections, tracing=traced, wake=wakes)
 
     @property
     def port(self) -> int:
@@ -279,7 +276,8 @@ class App:
             return "stopping"
         if not self._started:
             return "starting"
-        if not any(instance.state is InstanceState.READY for instance in self._scheduler.fleet):
+        woken = self._wake is not None  # then requests are what starts instances
+        if not woken and not any(instance.state is InstanceState.READY for instance in self._scheduler.fleet):
             return "no instance is ready"
         return None
 
@@ -288,7 +286,7 @@ class App:
         on; without `join` replicas are joined by `join_replicas`. Raises `ConfigError` when a port is not available.
         """
         self._admission.follow(self._scheduler.selector.policy_set)
-        if self._follower is None:
+        if self._leads:
             for listener in self._listeners():
                 await listener.bind()
             if join:
@@ -296,12 +294,14 @@ class App:
             if not hold:
                 await self.open()
             background.start(self._control, self._scheduler, self._clock, self._tasks, watch=self._config.watch)
+            self._scaling.start(self._tasks)
             if self._preloading is not None and self._preloading.copies is not None:
                 self._preloading.copies.start()
         for export in self._exports:
             export.start()
         if self._client_keys is not None:
             self._client_keys.start(self._tasks)
+        self._metering.start(self._tasks)
         if self._snapshots is not None:
             self._snapshots.start()
         self._pool.start()
@@ -314,8 +314,8 @@ class App:
         if self._leader is not None:
             self._leader.start(self._listener)
 
-    def _listeners(self) -> list[HttpListener | wiring.GatewayListener]:
-        if self._follower is not None:
+    def _listeners(self) -> list[HttpListener | GatewayListener]:
+        if not self._leads:
             return [self._listener]
         listeners = (self._admin_listener, self._metrics_listener, self._listener, self._picker)
         return [listener for listener in listeners if listener is not None]
@@ -388,6 +388,7 @@ class App:
         await self._events.close()
         await self.save_index()
         await self._pool.close()
+        await self._metering.close()
         await self._tasks.close()
         await self._control.audit.flush()
         for export in self._exports:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from router.backends.client_keys import ClientKeys
@@ -33,16 +33,16 @@ from router.clock import Clock
 from router.config import schema
 from router.config.reader import load_policies
 from router.config.sections.base import split_base_url
-from router.config.sections.discovery import DnsConfig, KubernetesConfig
-from router.config.sections.replicas import ReplicasConfig
-from router.control.control import Control
+from router.config.sections.listeners import ListenConfig
+from router.control.metering import Metering
 from router.control.preload.budget import PreloadBudget
 from router.control.preload.copies import HotCopies
 from router.control.preload.handoff import HandOff
 from router.control.preload.preloader import Preloader
 from router.control.preload.preloading import Preloading, is_first
 from router.control.preload.warmup import WarmUp
-from router.control.workers.follower import FollowerWorker, LocalState
+from router.control.replicas.connect import read_replicas_secret
+from router.control.workers.follower import FollowerWorker
 from router.control.workers.leader import LeaderWorker
 from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.fleet import Fleet
@@ -53,23 +53,29 @@ from router.kvcache.indexer import KvIndexer, StoredBlockObserver
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.snapshot_format import SavedIndex
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.picker.gateway_listener import GatewayListener
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization import local_tokenizer
 from router.prompt.tokenization.tokenization import Tokenization
+from router.proxy.asgi import AsgiHandler
 from router.proxy.client_address import TrustedProxies
 from router.proxy.headers import HeaderRules
+from router.proxy.listener import HttpListener, configure_server
 from router.proxy.listening_sockets import ListeningSockets
-from router.proxy.upstreams import Upstreams
-from router.request.admission.waiting import AdmissionQueues
-from router.request.public_api import MetricsAccess
+from router.proxy.upstreams import Upstreams, UpstreamTimeouts
+from router.request.admission.rules import check_arm_rules
+from router.request.ops_api import MetricsAccess, metrics_app
+from router.request.relay_path import RelayPath
 from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import Policy, build_policies
+from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.tasks import Tasks
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.exposition import PageForm
+from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.shared_scrape import SharedScrape
 from router.telemetry.recent_records import RecentRecords
 from router.telemetry.tracing import build
@@ -80,8 +86,6 @@ from router.tenants.isolation import derive_salt_key
 
 log = logging.getLogger("warmroute.app")
 
-REPLICAS_LOOKUP_S = 2.0
-
 
 class WorkerRole(NamedTuple):
     """One worker among several. All have the same `secret`, which seeds block keys and pseudonyms."""
@@ -91,26 +95,16 @@ class WorkerRole(NamedTuple):
     worker: LeaderWorker | FollowerWorker
 
 
-class GatewayListener(Protocol):
-    """The listeners of an endpoint picker. It is known by this only, so that gRPC is loaded where a picker runs."""
-
-    port: int
-    health_port: int
-
-    async def bind(self) -> None: ...
-
-    async def start(self) -> None: ...
-
-    def stop_accepting(self) -> None: ...
-
-    def retire(self, idle_s: float) -> None: ...
-
-    async def stop(self, grace_s: float) -> None: ...
-
-
 def build_configured_policies(config: schema.Config) -> dict[str, Policy]:
     """Build every policy, so that a broken one is found at the start. Raises ConfigError."""
     return build_policies(load_policies(config))
+
+
+def build_policy_set(config: schema.Config) -> PolicySet:
+    """Build the policies with what decides among them. Raises ConfigError."""
+    built = build_configured_policies(config)
+    check_arm_rules(config.experiment, config.admission)
+    return PolicySet(built, config.active, config.experiment, admission=config.admission)
 
 
 def build_scheduler(
@@ -175,6 +169,16 @@ def build_metrics_access(
 ) -> MetricsAccess:
     has_exemplars = config.tracing is not None
     return MetricsAccess(SharedScrape(render, tasks, clock), config.metrics.token_hash, has_exemplars)
+
+
+def build_metrics_listener(
+    config: schema.Config, metrics: MetricsAccess, sockets: ListeningSockets
+) -> HttpListener | None:
+    """Build the listener of the metrics; None where they are on the public one."""
+    if config.metrics.port is None:
+        return None
+    address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
+    return HttpListener(configure_server(AsgiHandler(metrics_app(metrics)), address), sockets=sockets)
 
 
 def build_tracing(config: schema.Config, fleet: Fleet, run_id: str, clock: Clock) -> Tracing | None:
@@ -282,9 +286,27 @@ def build_header_rules(config: schema.Config) -> HeaderRules:
     return HeaderRules([*strip, *named], own_keys=clients.keys_file is not None or clients.jwt is not None)
 
 
+def build_relay_path(
+    config: schema.Config, upstreams: Upstreams, passthrough: TokenIdPassthrough, peers: PrefillPeers
+) -> RelayPath:
+    """Return the data path of a proxy."""
+    limits = config.limits
+    timeouts = UpstreamTimeouts(limits.first_byte_timeout_s, limits.idle_timeout_s)
+    rules = build_header_rules(config)
+    return RelayPath(upstreams, passthrough, rules, timeouts, peers, continuation_bytes=limits.continuation_bytes)
+
+
 def build_client_keys(config: schema.Config, secret: int) -> ClientKeys | None:
     """Return the keys, with the tenants; None where nobody has to say who it is. Raises ConfigError."""
     return ClientKeys(config.clients, derive_salt_key(secret)) if config.clients.identifies else None
+
+
+def build_metering(
+    config: schema.Config, run_id: str, role: WorkerRole | None, metrics: Metrics, fleet: Fleet, clock: Clock
+) -> Metering:
+    """Build limits and usage of tenants. Raises ConfigError for a usage file that cannot be used."""
+    worker = None if role is None else role.worker
+    return Metering(config.clients, run_id, worker, metrics.tenants, fleet.context_tokens, clock)
 
 
 def build_snapshots(
@@ -351,50 +373,3 @@ def resolve_key_secret(config: schema.Config, saved: SavedIndex | None = None) -
         return saved.secret
     secret = secrets.token_bytes() if name is None else os.fsencode(os.environ[name])
     return int.from_bytes(blake2b(secret, digest_size=8).digest(), "little")
-
-
-def read_replicas_secret(config: ReplicasConfig) -> bytes:
-    return os.fsencode(os.environ[config.secret_env])
-
-
-def build_replica_discovery(config: schema.Config, clock: Clock) -> Discovery | None:
-    """Build what finds the other routers; None: they are listed. Raises ConfigError outside of a cluster."""
-    replicas, kubernetes = config.replicas, config.fleet.kubernetes
-    if replicas is None or replicas.peers:
-        return None
-    if replicas.dns is not None:
-        return DnsDiscovery(DnsConfig(name=replicas.dns, port=replicas.port, interval_s=REPLICAS_LOOKUP_S), clock)
-    api = None if kubernetes is None else kubernetes.api
-    namespace = None if kubernetes is None or api is None else kubernetes.namespace
-    pods = KubernetesConfig(namespace=namespace, selector=replicas.selector, ports=[replicas.port], api=api)
-    return KubernetesDiscovery(pods, clock, Jitter(secrets.randbits(32) / 2**32))
-
-
-def connect_replicas(
-    config: schema.Config, local: LocalState, leader: LeaderWorker, control: Control, queues: AdmissionQueues
-) -> None:
-    """Let `leader` report to other replicas, if there are any, for all workers of this router, `control` follow what is
-    decided there, and `queues` count what is admitted there.
-    """
-    if config.replicas is not None:
-        from router.control.replicas.admission import SharedAdmission
-        from router.control.replicas.engines import SharedEngines
-        from router.control.replicas.exchange import ReplicaExchange  # loads ZeroMQ only where it is used
-        from router.control.replicas.experiments import SharedExperiments
-        from router.control.replicas.facts import SharedFacts
-        from router.control.replicas.learned_state import LearnedState
-        from router.control.replicas.policies import SharedPolicies
-
-        secret, run_id, clock = read_replicas_secret(config.replicas), local.run_id, local.clock
-        learned = LearnedState(local.scheduler, leader.secret, clock)
-        discovery = build_replica_discovery(config, clock)
-        exchange = ReplicaExchange(config.replicas, secret, run_id, leader, learned, clock, discovery)
-        policies = SharedPolicies(run_id, control, exchange.share)
-        exchange.add(policies)
-        exchange.add(SharedExperiments(run_id, local.scheduler, policies, exchange, clock))
-        exchange.add(SharedEngines(run_id, leader, local.scheduler, exchange.share))
-        facts = SharedFacts(local.scheduler, exchange.share)
-        exchange.add(facts)
-        exchange.compare = facts.compare
-        exchange.add(SharedAdmission(queues, exchange.share, exchange.heard_runs))
-        leader.report_to_replicas(exchange)

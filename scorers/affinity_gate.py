@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from scorers.contract import Filter, Needs, View
 from scorers.parameters import check_above_0, check_at_least, check_shares
+from scorers.row_loops import hold_enough, lead_ms
 from scorers.ttft import prompt_of, ttfts_ms
 
 
@@ -43,15 +44,13 @@ class AffinityGate(Filter):
         check_at_least(0, penalty_ms=self.penalty_ms)
 
     def keep(self, view: View) -> Sequence[bool]:
-        overlaps = [row.overlap for row in view.rows]
         enough = max(1.0, self.share * (view.prompt_tokens or prompt_of(view, pool=False).whole))
-        sticky = [overlap is not None and overlap.expected_tokens >= enough for overlap in overlaps]
+        sticky = hold_enough(view.rows, enough)
         all_rows = [True] * len(sticky)
         if not any(sticky) or all(sticky):
             return all_rows
         if self.penalty_ms:
             ttfts = ttfts_ms(view.rows, prompt_of(view), self.stale_s)
-            best = min([ttft for ttft, stuck in zip(ttfts, sticky, strict=True) if stuck])
-            if best - min(ttfts) > self.penalty_ms:
+            if lead_ms(ttfts, sticky) > self.penalty_ms:
                 return all_rows
         return sticky

@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, sqrt
 
-from scorers.blocks import fill_credits, whole_tokens
-from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+from scorers.blocks import fill_held, whole_tokens
+from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least
+from scorers.row_loops import rank_matches
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,7 @@ class AibrixPrefix(Scorer):
             return requests
         bound = self._bound(requests)
         whole = max(1, whole_tokens(view))
-        matches = [min(100, int(100 * held / whole)) for held in fill_credits(view.rows, _held)]
-        # one per cent outweighs all requests together: the fraction added for them stays below 1
-        return [
-            count / (most + 1) - match if match and count <= bound else count
-            for match, count in zip(matches, requests, strict=True)
-        ]
+        return rank_matches(requests, fill_held(view.rows), whole, bound, most)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
         """Return the requests, as a fraction of one per cent where a match decides, and the match in per cent."""
@@ -67,7 +63,3 @@ class AibrixPrefix(Scorer):
         mean = sum(requests) / len(requests)
         variance = sum([count * count for count in requests]) / len(requests) - mean * mean
         return mean + self.sigma * sqrt(max(0.0, variance))
-
-
-def _held(_row: Row, overlap: Overlap) -> float:
-    return overlap.expected_tokens

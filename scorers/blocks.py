@@ -112,6 +112,11 @@ def fill_credits(rows: Sequence[Row], credit: Callable[[Row, Overlap], float]) -
     return fill_missing([None if row.overlap is None else credit(row, row.overlap) for row in rows])
 
 
+def fill_held(rows: Sequence[Row]) -> list[float]:
+    """Return the tokens on every row's GPU or just sent there; where unknown, the mean of the others, 0 if none is."""
+    return fill_missing([None if (overlap := row.overlap) is None else overlap.expected_tokens for row in rows])
+
+
 def block_tokens(rows: Sequence[Row]) -> int:
     """Return the block size that is used for all rows of one decision, in tokens."""
     return min([row.block_tokens for row in rows if row.block_tokens], default=DEFAULT_BLOCK_TOKENS)
@@ -126,8 +131,11 @@ def whole_tokens(view: View) -> int:
     """Return the prompt's length in tokens; where it is unknown, the longest run that any row or the pool holds."""
     if view.prompt_tokens is not None:
         return view.prompt_tokens
-    runs = [max(o.expected_tokens, o.disk_tokens) for o in (row.overlap for row in view.rows) if o is not None]
-    return max([pooled_tokens(view), *runs])
+    longest = pooled_tokens(view)
+    for row in view.rows:
+        if (overlap := row.overlap) is not None:
+            longest = max(longest, overlap.expected_tokens, overlap.disk_tokens)
+    return longest
 
 
 def used_tokens(load: Load) -> int:

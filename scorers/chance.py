@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from math import log
+from math import inf, log
 from struct import unpack
+
+from scorers.contract import Row
 
 _WORD = (1 << 64) - 1
 
@@ -26,14 +28,22 @@ def draws(seed: int, number: int, names: Iterable[str], use: str = "") -> list[f
         one = seeded.copy()
         one.update(name.encode())
         digests.append(one.digest())
-    words = unpack(f">{len(digests)}Q", b"".join(digests))
-    # 52 bits plus a half: exact in a float, and never 0 or 1, so that its logarithm is finite
-    return [((word >> 12) + 0.5) / 2**52 for word in words]
+    lots: list[float] = []
+    for word in unpack(f">{len(digests)}Q", b"".join(digests)):
+        bits: int = word >> 12
+        lots.append((bits + 0.5) / 2.0**52)  # exact in a float, and never 0 or 1, so that its logarithm is finite
+    return lots
 
 
-def perturb(costs: Sequence[float], scale: float, lots: Sequence[float]) -> list[float]:
-    """Return each cost's distance from the least, in units of `scale`, perturbed by its draw: a row is the least of all
-    with probability exp(-distance), relative to the others (the Gumbel trick).
+def draw_soft(seed: int, number: int, rows: Sequence[Row], costs: Sequence[float], temperature: float) -> int:
+    """Return the index of a row, drawn with a probability in proportion to exp(-cost / `temperature`), where costs are
+    parts of their range. The Gumbel trick: each cost is perturbed by its own draw, and the least wins.
     """
     least = min(costs)
-    return [(cost - least) / scale + log(-log(lot)) for cost, lot in zip(costs, lots, strict=True)]
+    scale = temperature * (max(costs) - least) or 1.0
+    first, chosen = inf, 0
+    for i, lot in enumerate(draws(seed, number, [row.target for row in rows], use="softmax")):
+        perturbed = (costs[i] - least) / scale + log(-log(lot))
+        if perturbed < first:
+            first, chosen = perturbed, i
+    return chosen

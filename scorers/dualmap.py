@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_above_0, check_at_least
+from scorers.row_loops import best_holders_first
 from scorers.ttft import prompt_of, split_ttfts_ms, ttfts_ms
 
 
@@ -44,11 +45,7 @@ class Dualmap(Scorer):
         prompt = prompt_of(view)
         ttfts = ttfts_ms(view.rows, prompt, self.stale_s)
         objective = self.ttft_ms if view.ask.ttft_ms is None else view.ask.ttft_ms
-        held = [prompt.unknown if row.overlap is None else row.overlap.expected_tokens for row in view.rows]
-        most = max(held)
-        if min([ttft for ttft, tokens in zip(ttfts, held, strict=True) if tokens == most]) > objective:
-            return ttfts
-        return [ttft if tokens == most else ttft + objective for ttft, tokens in zip(ttfts, held, strict=True)]
+        return best_holders_first(view.rows, ttfts, prompt.unknown, objective)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
         prompt = prompt_of(view)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from scorers.contract import Row
 from scorers.polled import fill_missing
+from scorers.row_loops import least_and_most
 from scorers.streams import decode_ms
 
 SAME_MS = 1e-9  # latencies that differ by less are equal: their range is rounding
@@ -43,13 +44,16 @@ def headroom_costs(latencies: list[PredictedLatency], prefer_least: bool) -> lis
 
 def steps_ms(rows: Sequence[Row], whole: int) -> list[float] | None:
     """Return milliseconds per token at each row with this request in its batch; None if no row has a curve."""
-    steps = [_step_ms(row, whole) for row in rows]
-    return None if all(step is None for step in steps) else fill_missing(steps)
-
-
-def _step_ms(row: Row, whole: int) -> float | None:
-    decode, load = row.speed.decode, row.load
-    return None if decode is None else decode_ms(decode, load.requests + 1, load.context_tokens + whole)
+    steps: list[float | None] = []
+    is_known = False
+    for row in rows:
+        decode, load = row.speed.decode, row.load
+        if decode is None:
+            steps.append(None)
+        else:
+            steps.append(decode_ms(decode, load.requests + 1, load.context_tokens + whole))
+            is_known = True
+    return fill_missing(steps) if is_known else None
 
 
 def _meets(latencies: Sequence[PredictedLatency]) -> list[bool]:
@@ -76,12 +80,15 @@ def _excess(latency: PredictedLatency) -> PredictedLatency:
 
 def _blend(latencies: Sequence[PredictedLatency]) -> list[float]:
     """Return each row's blend, from 0 (the least of everything) to 1, of the latencies that differ between rows."""
-    varying = [latency for latency in latencies if latency.ms and max(latency.ms) - min(latency.ms) > SAME_MS]
-    weights = fsum([latency.weight for latency in varying])
+    varying: list[tuple[PredictedLatency, float, float]] = []
+    for latency in latencies:
+        least, most = least_and_most(latency.ms)
+        if most - least > SAME_MS:
+            varying.append((latency, least, most))
+    weights = fsum([latency.weight for latency, _, _ in varying])
     blended = [0.0] * len(latencies[0].ms)
-    for ms, _, weight in varying:
-        least = min(ms)
-        scale = (weight / weights if weights else 1.0) / (max(ms) - least)  # alone, it takes over the other's weight
-        for i, value in enumerate(ms):
+    for latency, least, most in varying:
+        scale = (latency.weight / weights if weights else 1.0) / (most - least)  # alone, with the other's weight
+        for i, value in enumerate(latency.ms):
             blended[i] += scale * (value - least)
     return [min(1.0, value) for value in blended]

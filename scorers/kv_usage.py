@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_above_0
-from scorers.polled import read_gauge
-
-USAGE = attrgetter("kv_usage")
+from scorers.row_loops import kv_usages
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,4 @@ class KvUsage(Scorer):
         check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
-        costs = read_gauge([row.load for row in view.rows], USAGE, self.stale_s)
-        if min(costs) < 0 or max(costs) > 1:  # no engine should report this, but the number is not ours
-            return [min(1.0, max(0.0, cost)) for cost in costs]
-        return costs
+        return kv_usages(view.rows, self.stale_s)

@@ -26,8 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scorers.blocks import block_tokens, fill_credits, whole_tokens
-from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+from scorers.blocks import block_tokens, fill_held, whole_tokens
+from scorers.contract import Needs, Row, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
 
@@ -93,7 +93,7 @@ class LmetricGuarded(Scorer):
 
     def _costs(self, view: View) -> list[float]:
         whole = whole_tokens(view)
-        held = fill_credits(view.rows, _held)
+        held = fill_held(view.rows)
         return [max(1.0, whole - tokens) * (row.load.requests + 1) for row, tokens in zip(view.rows, held, strict=True)]
 
     def _holders(self, view: View) -> list[bool]:
@@ -117,7 +117,3 @@ class LmetricGuarded(Scorer):
             return Watch(prefix, 0, False)
         streak = (self._streaks.get(prefix, 0) if earlier else 0) + 1
         return Watch(prefix, streak, streak >= 2 * having)
-
-
-def _held(_row: Row, overlap: Overlap) -> float:
-    return overlap.expected_tokens

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from scorers.contract import Filter, Measure, Needs, View
 from scorers.parameters import check_above_0, check_shares
-from scorers.row_loops import near_longest
-from scorers.ttft import others_waiting, prompt_of
+from scorers.row_loops import near_or_first
 
 
 @dataclass(frozen=True)
@@ -43,26 +42,7 @@ class NearLongest(Filter):
         check_above_0(share=self.share, stale_s=self.stale_s)
 
     def keep(self, view: View) -> Sequence[bool]:
-        near = near_longest(view.rows, self.share)
-        if all(near):
-            return near
-        waits = self._waits(view)
-        least = min(waits)
-        return [is_near or wait == least for is_near, wait in zip(near, waits, strict=True)]
+        return near_or_first(view, self.share, self.stale_s)
 
     def settled_by(self) -> Measure:
         return Measure.QUEUE
-
-    def _waits(self, view: View) -> list[float]:
-        queued = [row.load.queued_ms for row in view.rows]
-        others = others_waiting(view.rows, self.stale_s)
-        if not any(others):
-            return queued
-        whole = view.prompt_tokens or prompt_of(view, pool=False).whole
-        if view.nominal is not None:
-            each = view.nominal.prefill_ms(whole, 0)
-            return [ours + count * each for ours, count in zip(queued, others, strict=True)]
-        speeds = [row.speed for row in view.rows]
-        return [
-            ours + count * speed.prefill_ms(whole, 0) for ours, count, speed in zip(queued, others, speeds, strict=True)
-        ]

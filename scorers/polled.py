@@ -15,12 +15,15 @@ from scorers.contract import Load
 
 def read_gauge(loads: Sequence[Load], gauge: Callable[[Load], float | None], stale_s: float) -> list[float]:
     """Return one gauge of every load; where it is None or older than `stale_s`, the mean of the others."""
-    values = [gauge(load) if (age_s := load.metrics_age_s) is not None and age_s <= stale_s else None for load in loads]
-    return fill_missing(values) if None in values else values  # type: ignore[return-value]
+    return fill_missing(
+        [gauge(load) if (age_s := load.metrics_age_s) is not None and age_s <= stale_s else None for load in loads]
+    )
 
 
-def fill_missing(values: Sequence[float | None]) -> list[float]:
+def fill_missing(values: list[float | None]) -> list[float]:
     """Return `values` with each None replaced by the mean of the others; if all are None, by 0."""
     known = [value for value in values if value is not None]
+    if len(known) == len(values):  # the usual case
+        return known
     typical = fsum(known) / len(known) if known else 0.0
     return [typical if value is None else value for value in values]

@@ -18,6 +18,7 @@ from scorers.blocks import TierWeights, weigh_tiers
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least, check_shares
 from scorers.polled import fill_missing
+from scorers.row_loops import add_short_match, missing_shares
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,10 @@ class PrefixOverlap(Scorer):
         if not known or whole <= 0:
             return [1.0] * len(usable)
         tokens_of = known if len(known) == len(usable) else fill_missing(usable)
-        shares = [0.0 if tokens >= whole else 1 - tokens / whole for tokens in tokens_of]
-        if not (weight := self.length_weight):
+        shares = missing_shares(tokens_of, whole)
+        if not self.length_weight:
             return shares
-        lengths = [1 - min(1.0, tokens / self.length_tokens) ** 2 for tokens in tokens_of]
-        return [(1 - weight) * share + weight * length for share, length in zip(shares, lengths, strict=True)]
+        return add_short_match(shares, tokens_of, self.length_weight, self.length_tokens)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]] | None:
         """Return the share that is not held and what a match lacks in length; None where length does not count."""

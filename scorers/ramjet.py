@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scorers.blocks import fill_credits
-from scorers.contract import Needs, Overlap, Row, Scorer, Unit, View
+from scorers.blocks import fill_held
+from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
 LONGER = 1e-9
@@ -52,7 +52,7 @@ class Ramjet(Scorer):
 
     def score(self, view: View) -> Sequence[float]:
         cap, alpha, unit_tokens = self.max_affinity_blocks, self.alpha, self.load_unit_tokens
-        held = [int(tokens) // self.affinity_block_tokens for tokens in fill_credits(view.rows, _held)]
+        held = [int(tokens) // self.affinity_block_tokens for tokens in fill_held(view.rows)]
         most = max(held)
         return [
             alpha * (row.load.requests + row.load.prefill_tokens / unit_tokens)
@@ -70,7 +70,3 @@ class Ramjet(Scorer):
             "queued_prefill": queued,
             "affinity": [cost - count - tokens for cost, count, tokens in rest],
         }
-
-
-def _held(_row: Row, overlap: Overlap) -> float:
-    return overlap.expected_tokens

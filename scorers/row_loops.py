@@ -7,24 +7,86 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scorers.blocks import used_tokens
-from scorers.contract import Row
+from scorers.contract import Row, View
 from scorers.polled import fill_missing
-from scorers.ttft import prefill_ms
+from scorers.ttft import others_waiting, prefill_ms, prompt_of
 
 
 def relative_requests(rows: Sequence[Row], stale_s: float) -> list[float]:
     """Return the requests at each row, ours and others', between the fewest (0) and the most (1): `queue_depth`."""
+    counts: list[float] = []
+    silent: list[int] = []
+    reported = 0.0
+    for row in rows:
+        load = row.load
+        count = float(load.requests)
+        elsewhere, age_s = load.elsewhere, load.metrics_age_s
+        if elsewhere is None or age_s is None or age_s > stale_s:
+            silent.append(len(counts))
+        else:
+            reported += elsewhere
+            count += elsewhere
+        counts.append(count)
+    if silent and len(silent) < len(counts):
+        typical = reported / (len(counts) - len(silent))
+        for i in silent:
+            counts[i] += typical
+    least, most = least_and_most(counts)
+    spread = most - least
+    return [(count - least) / spread for count in counts] if spread > 0 else [0.0] * len(counts)
+
+
+def least_and_most(values: list[float]) -> tuple[float, float]:
+    """Return the least and the greatest of `values`, of which there is at least one: faster compiled than `min`."""
+    least = most = values[0]
+    for value in values:
+        if value < least:
+            least = value
+        elif value > most:
+            most = value
+    return least, most
+
+
+def kv_usages(rows: Sequence[Row], stale_s: float) -> list[float]:
+    """Return the share of KV memory in use at each row, between 0 and 1: `kv_usage`."""
     known: list[float | None] = []
     for row in rows:
         load = row.load
-        age_s = load.metrics_age_s
-        known.append(load.elsewhere if age_s is not None and age_s <= stale_s else None)
-    counts = fill_missing(known)
-    for i, row in enumerate(rows):
-        counts[i] += row.load.requests
-    least = min(counts)
-    spread = max(counts) - least
-    return [(count - least) / spread for count in counts] if spread > 0 else [0.0] * len(counts)
+        usage, age_s = load.kv_usage, load.metrics_age_s
+        known.append(usage if age_s is not None and age_s <= stale_s else None)
+    costs = fill_missing(known)
+    least, most = least_and_most(costs)
+    if least < 0 or most > 1:  # no engine should report this, but the number is not ours
+        return [min(1.0, max(0.0, cost)) for cost in costs]
+    return costs
+
+
+def all_but(rows: Sequence[Row], target: str | None) -> list[float]:
+    """Return 0 for the row of `target` and 1 for every other one: `session_affinity`."""
+    return [0.0 if row.target == target else 1.0 for row in rows]
+
+
+def missing_shares(tokens: list[float], whole: float) -> list[float]:
+    """Return the share of `whole` tokens that each row lacks: `prefix_overlap`."""
+    return [0.0 if held >= whole else 1 - held / whole for held in tokens]
+
+
+def add_short_match(shares: list[float], tokens: list[float], weight: float, scale: float) -> list[float]:
+    """Return `shares` with the part `weight` of each replaced by what a match lacks in length: `prefix_overlap`."""
+    lengths = [1 - min(1.0, held / scale) ** 2 for held in tokens]
+    return [(1 - weight) * share + weight * lengths[i] for i, share in enumerate(shares)]
+
+
+def rank_matches(requests: list[int], held: list[float], whole: int, bound: float, most: int) -> list[float]:
+    """Return the match in per cent of rows with at most `bound` requests, negative, and the requests of all others:
+    `aibrix_prefix`.
+    """
+    ranks: list[float] = []
+    for i, count in enumerate(requests):
+        match = min(100, int(100 * held[i] / whole))
+        # one per cent outweighs all requests together: the fraction added for them stays below 1
+        ranks.append(count / (most + 1) - match if match and count <= bound else float(count))
+    return ranks
 
 
 def few_waiting(rows: Sequence[Row], most: int, stale_s: float) -> list[bool]:
@@ -37,19 +99,74 @@ def few_waiting(rows: Sequence[Row], most: int, stale_s: float) -> list[bool]:
     return few
 
 
-def near_longest(rows: Sequence[Row], share: float) -> list[bool]:
-    """Return which rows hold `share` of the longest run on any GPU, or over all tiers of any: `near_longest`."""
-    overlaps = [row.overlap for row in rows]
-    fast = max([overlap.expected_tokens for overlap in overlaps if overlap is not None], default=0)
-    whole = max(fast, max([overlap.disk_tokens for overlap in overlaps if overlap is not None], default=0))
+def near_or_first(view: View, share: float, stale_s: float) -> list[bool]:
+    """Return which rows hold `share` of the longest run, or have the least wait: `near_longest`."""
+    near = _near_longest(view.rows, share)
+    if False not in near:
+        return near
+    waits = _waits_ms(view, stale_s)
+    least, _ = least_and_most(waits)
+    return [near[i] or wait == least for i, wait in enumerate(waits)]
+
+
+def _near_longest(rows: Sequence[Row], share: float) -> list[bool]:
+    """Return which rows hold `share` of the longest run on any GPU, or over all tiers of any."""
+    fast = slow = 0
+    for row in rows:
+        if (overlap := row.overlap) is not None:
+            fast, slow = max(fast, overlap.expected_tokens), max(slow, overlap.disk_tokens)
+    whole = max(fast, slow)
     if whole == 0:
         return [True] * len(rows)
     enough = share * whole
     enough_fast = share * fast or whole + 1.0  # with nothing on any GPU no run there is near
     return [
-        overlap is not None and (overlap.expected_tokens >= enough_fast or overlap.disk_tokens >= enough)
-        for overlap in overlaps
+        (overlap := row.overlap) is not None
+        and (overlap.expected_tokens >= enough_fast or overlap.disk_tokens >= enough)
+        for row in rows
     ]
+
+
+def _waits_ms(view: View, stale_s: float) -> list[float]:
+    """Return the queue at each row with the requests of others, priced on the nominal instance if there is one."""
+    rows = view.rows
+    queued = [row.load.queued_ms for row in rows]
+    others = others_waiting(rows, stale_s)
+    if not any(others):
+        return queued
+    whole = view.prompt_tokens or prompt_of(view, pool=False).whole
+    nominal = view.nominal
+    if nominal is not None:
+        each = prefill_ms(nominal, whole, 0)
+        return [ours + others[i] * each for i, ours in enumerate(queued)]
+    return [ours + others[i] * prefill_ms(rows[i].speed, whole, 0) for i, ours in enumerate(queued)]
+
+
+def hold_enough(rows: Sequence[Row], tokens: float) -> list[bool]:
+    """Return which rows hold so many tokens of the prompt on their GPU: `affinity_gate`."""
+    return [(overlap := row.overlap) is not None and overlap.expected_tokens >= tokens for row in rows]
+
+
+def lead_ms(costs: list[float], flags: list[bool]) -> float:
+    """Return how much more the least of the flagged costs is than the least of all: `affinity_gate`."""
+    flagged, _ = least_and_most([cost for i, cost in enumerate(costs) if flags[i]])
+    least, _ = least_and_most(costs)
+    return flagged - least
+
+
+def best_holders_first(rows: Sequence[Row], ttfts: list[float], unknown: int, objective: float) -> list[float]:
+    """Return `ttfts` with `objective` added at rows that do not hold most, while one that does meets it: `dualmap`."""
+    held = [unknown if (overlap := row.overlap) is None else overlap.expected_tokens for row in rows]
+    most = max(held)
+    least, _ = least_and_most([ttft for i, ttft in enumerate(ttfts) if held[i] == most])
+    if least > objective:
+        return ttfts
+    return [ttft if held[i] == most else ttft + objective for i, ttft in enumerate(ttfts)]
+
+
+def add_weighted(costs: list[float], more: list[float], weight: float) -> list[float]:
+    """Return `costs`, each with `weight` times its entry of `more`: `warm`."""
+    return [cost + weight * more[i] for i, cost in enumerate(costs)]
 
 
 def charged_blocks(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scorers.contract import Needs, Row, Scorer, Unit, View
+from scorers.row_loops import all_but
 
 NEEDS = {"session": Needs.SESSION, "program": Needs.SESSION | Needs.CACHE}
 
@@ -45,7 +46,7 @@ class SessionAffinity(Scorer):
         if self.by == "program" and view.last_target is None and view.parent_target is not None:
             parent = view.parent_target
             return [_unshared(row, view.prompt_tokens) if row.target == parent else 1.0 for row in view.rows]
-        return [0.0 if row.target == view.last_target else 1.0 for row in view.rows]
+        return all_but(view.rows, view.last_target)
 
 
 def _unshared(row: Row, prompt_tokens: int | None) -> float:

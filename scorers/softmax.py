@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.chance import draws, perturb
+from scorers.chance import draw_soft
 from scorers.contract import Picker, View
 
 
@@ -32,7 +32,4 @@ class Softmax(Picker):
             raise ValueError(f"temperature: above 0, not {self.temperature}; for the cheapest row use the picker best")
 
     def pick(self, view: View, costs: Sequence[float]) -> int:
-        scale = self.temperature * (max(costs) - min(costs)) or 1.0
-        lots = draws(view.seed, view.number, [row.target for row in view.rows], use="softmax")
-        perturbed = perturb(costs, scale, lots)  # the largest of -c/T - ln(-ln u) is the least of c/T + ln(-ln u)
-        return perturbed.index(min(perturbed))
+        return draw_soft(view.seed, view.number, view.rows, costs, self.temperature)

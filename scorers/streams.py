@@ -22,14 +22,15 @@ busy open workloads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from scorers.blocks import used_tokens
 from scorers.contract import Decode, Row, Speed
 
-STREAMED = 0.03
+STREAMED: Final = 0.03
 """Weight of a second of a streaming answer, in seconds of waiting for a first token."""
 
-SHORTAGE = 0.25
+SHORTAGE: Final = 0.25
 """Seconds of waiting per second of an answer where all of a target's memory is lacking, by sweep; in proportion."""
 
 

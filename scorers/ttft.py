@@ -44,7 +44,7 @@ class PromptTokens(NamedTuple):
 
 def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> PromptTokens:
     """Return the prompt's facts; `unknown` is the mean of what `rows` (else all) hold. `pool=False`: no pool."""
-    known = [row.overlap for row in rows or view.rows if row.overlap is not None]
+    known = [overlap for row in rows or view.rows if (overlap := row.overlap) is not None]
     return prompt_held(view.prompt_tokens, view.pool if pool else None, known)
 
 
@@ -55,9 +55,15 @@ def prompt_held(tokens: int | None, pool: PoolHit | None, known: Sequence[Overla
         pooled = in_memory = pool.tokens
         if pool.memory_tokens is not None:
             in_memory = min(pooled, pool.memory_tokens)
-    held = [overlap.expected_tokens for overlap in known] or [0]
-    whole = max(tokens or 0, pooled, max(held), max([overlap.disk_tokens for overlap in known], default=0))
-    return PromptTokens(whole, in_memory, pooled, round(sum(held) / len(held)))
+    whole, total = max(tokens or 0, pooled), 0
+    for overlap in known:
+        held, on_disk = overlap.expected_tokens, overlap.disk_tokens
+        total += held
+        if held > whole:
+            whole = held
+        if on_disk > whole:
+            whole = on_disk
+    return PromptTokens(whole, in_memory, pooled, round(total / len(known)) if known else 0)
 
 
 def work_left(*, pool: bool) -> Measure:
@@ -77,7 +83,7 @@ def split_ttfts_ms(rows: Sequence[Row], prompt: PromptTokens, stale_s: float) ->
     return {"wait": waits_ms(rows, works_ms(rows, prompt), stale_s), **split_works_ms(rows, prompt)}
 
 
-def waits_ms(rows: Sequence[Row], work: Sequence[float], stale_s: float) -> list[float]:
+def waits_ms(rows: Sequence[Row], work: list[float], stale_s: float) -> list[float]:
     """Return the milliseconds of work ahead of the request at each row: our own queue, and others waiting in the
     engine.
 
@@ -168,6 +174,8 @@ def alike_ms(
         return None
     fixed, per_token, per_pair, per_step, pool, pool_per_token = targets
     if reached == held:
+        if isinstance(slots, range):  # all slots: looking each up by its number takes half as long again
+            return [ms + per_token[i] * new + per_pair[i] * pairs + per_step[i] * steps for i, ms in enumerate(fixed)]
         return [fixed[i] + per_token[i] * new + per_pair[i] * pairs + per_step[i] * steps for i in slots]
     fetched, rest = float(reached - held), float(whole - reached)
     rest_pairs = rest * (reached + rest / 2)

@@ -40,6 +40,7 @@ from dataclasses import dataclass
 
 from scorers.contract import Measure, Needs, Scorer, Unit, View
 from scorers.parameters import check_above_0, check_at_least
+from scorers.row_loops import add_weighted
 from scorers.streams import answer_tokens, served_ms, split_served_ms
 from scorers.ttft import prompt_of, split_works_ms, waits_ms, works_ms
 
@@ -82,7 +83,7 @@ class Warm(Scorer):
         if not extra:
             return own
         work = service if view.nominal is None else works_ms(rows, prompt, view.nominal)
-        return [mine + extra * fleet for mine, fleet in zip(own, work, strict=True)]
+        return add_weighted(own, work, extra)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
         rows = view.rows

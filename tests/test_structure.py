@@ -16,7 +16,7 @@ SOURCES = {
     for folder in ("router", "scorers")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
-MOST_PACKAGES, MOST_LOOSE_MODULES = 13, 6
+MOST_PACKAGES, MOST_LOOSE_MODULES = 14, 6
 MOST_FILE_LINES, MOST_FUNCTION_LINES = 400, 60
 NOT_RAISED_TO_CALLERS = {"AssertionError", "NotImplementedError", "StopIteration", "SystemExit"}
 

@@ -253,6 +253,7 @@ MEANINGS = {
     "fleet": "targets, load, learned speed",
     "prompt": "from body to token ids",
     "kvcache": "block keys, events, index",
+    "tenants": "whose a request is",
     "config, errors, clock, tasks": "imported by all",
     "scorers": "the contract and the plug-ins; standard library only",
 }

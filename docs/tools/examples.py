@@ -39,6 +39,10 @@ SHOWN_ONLY = frozenset({"", "text", "promql", "make"})
 KNOWN = SHOWN_ONLY | SHELL | {"yaml", "json", "toml", "python"}
 ABSOLUTE_PATH = re.compile(r'(?P<key>\w+):(?P<gap> +"?)(?P<path>/[\w./-]+)')
 ENVIRONMENT = re.compile(r'\w+_env: +"?(\w+)')
+CONTENTS = {
+    "file": "[]\n",
+    "keys_file": f"{'0' * 64} somebody\n",
+}  # of files that are parsed, by the key that names them
 FOLDERS = frozenset({"folder", "policies_dir", "logs_dir"})
 TOKENIZER = ROOT / "router/testbed/emulator/data"
 
@@ -105,7 +109,7 @@ def _made(folder: Path, found: re.Match[str]) -> str:
         path.mkdir(parents=True, exist_ok=True)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("[]\n" if found["key"] == "file" else "", encoding="utf-8")
+        path.write_text(CONTENTS.get(found["key"], ""), encoding="utf-8")
     return f"{found['key']}:{found['gap']}{path}"
 
 

@@ -15,7 +15,7 @@ def list_exposures(config: Config) -> list[str]:
     listen, admin, metrics = config.listen, config.admin, config.metrics
     found = []
     if not is_loopback(listen.host):
-        if config.clients.keys_file is None:
+        if not config.clients.identifies:
             found.append(
                 f"clients.keys_file: not set, and listen.host is {listen.host}: whoever reaches the port may send "
                 "requests; set it, or listen.host to 127.0.0.1"

@@ -26,6 +26,7 @@ def check_references(config: Config) -> list[YamlProblem]:
         *_check_tokenizers(config),
         *_check_paths(config),
         *_check_variable(("index", "key_secret_env"), config.index.key_secret_env),
+        *_check_wake(config),
         *_check_replicas(config.replicas),
     ]
 
@@ -71,6 +72,14 @@ def _check_fleet(config: Config) -> Iterator[YamlProblem]:
         yield from _check_kubernetes(fleet.kubernetes)
 
 
+def _check_wake(config: Config) -> Iterator[YamlProblem]:
+    for name, model in ({} if config.wake is None else config.wake.models).items():
+        if model.webhook is not None:
+            path = "wake", "models", name, "webhook"
+            yield from _check_file((*path, "ca_file"), model.webhook.ca_file)
+            yield from _check_variable((*path, "token_env"), model.webhook.token_env)
+
+
 def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:
     path = "fleet", "kubernetes"
     if (config.selector is None) == (config.inference_pool is None):
@@ -107,6 +116,10 @@ def _check_paths(config: Config) -> Iterator[YamlProblem]:
         yield from _check_file(("listen", "tls", "cert_file"), config.listen.tls.cert_file)
         yield from _check_file(("listen", "tls", "key_file"), config.listen.tls.key_file)
     yield from _check_file(("clients", "keys_file"), config.clients.keys_file)
+    if config.clients.jwt is not None:
+        yield from _check_file(("clients", "jwt", "jwks_file"), config.clients.jwt.jwks_file)
+    if config.clients.tenant_header is not None and not config.listen.trusted_proxies and config.picker is None:
+        yield YamlProblem(("clients", "tenant_header"), "nobody may send it: give listen.trusted_proxies")
     yield from _check_file(("fleet", "file"), config.fleet.file)
     if config.tracing is not None:
         yield from _check_file(("tracing", "headers_file"), config.tracing.headers_file)

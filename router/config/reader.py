@@ -279,6 +279,8 @@ def parse_client_keys(content: bytes, where: str) -> dict[str, str]:
                 problems.append(f"{where}:{number}: wanted the sha256 of a key (64 hex digits) and a name")
         elif names.setdefault(match[1].lower(), match[2]) != match[2]:
             problems.append(f"{where}:{number}: this key is another client's already")
+    if not names and not problems:  # also while a file is being written
+        problems.append(f"{where}: there is no key in it, so nobody could send requests")
     if problems:
         raise ConfigError(*problems)
     return names

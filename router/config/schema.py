@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from router.config.sections.adapters import MAX_ADAPTERS, AdapterConfig, AdapterLoadingConfig
 from router.config.sections.base import (
     BaseUrl,
     PathName,
@@ -35,9 +36,11 @@ from router.config.sections.listeners import (
     PickerConfig,
 )
 from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
+from router.config.sections.models import MAX_ALIASES, AliasConfig, find_chains
 from router.config.sections.preload import PreloadConfig
 from router.config.sections.replicas import ReplicasConfig
 from router.config.sections.tracing import TracingConfig
+from router.config.sections.wake import WakeConfig
 
 MAX_PLUGINS = 64
 """Limit of filters and of scorers in one profile: each costs some microseconds per decision, the shipped policies have
@@ -307,6 +310,8 @@ class LogConfig(Section):
     of its record and trace"""
 
 
+ONE_SPLIT_PROCESS = "the arms of a split are compared in one process: set workers to 1, and run replicas for more"
+ONE_LOADING_PROCESS = "adapters are loaded and unloaded by one process: set workers to 1"
 ONE_PICKER_PROCESS = "a picker runs in one process: the access logs of a gateway arrive at one; set workers to 1"
 
 
@@ -326,6 +331,11 @@ class Config(Section):
     metrics: MetricsConfig = MetricsConfig()
     clients: ClientsConfig = ClientsConfig()
     fleet: FleetConfig = FleetConfig()
+    models: dict[str, AliasConfig] = Field(default={}, max_length=MAX_ALIASES)
+    """other names for models, by the name that clients use; one that an engine serves itself is replaced"""
+    adapters: dict[str, AdapterConfig] = Field(default={}, max_length=MAX_ADAPTERS)
+    """LoRA adapters by name that are loaded when a request for one comes that no instance has; empty: none are"""
+    adapter_loading: AdapterLoadingConfig = AdapterLoadingConfig()
     tokenizers: dict[str, TokenizerSource] = {}
     """tokenizers by base model name as the engines serve it; for a model without an entry the engine's tokenizer is
     asked"""
@@ -334,6 +344,8 @@ class Config(Section):
     limits: LimitsConfig = LimitsConfig()
     admission: AdmissionConfig = AdmissionConfig()
     preload: PreloadConfig = PreloadConfig()
+    wake: WakeConfig | None = None
+    """let requests for a model without an instance wait while one is started; null: they are refused"""
     edge: EdgeConfig = EdgeConfig()
     usage: Literal["inject", "observe"] = "inject"
     """inject: ask the engine for token usage on every stream and hide it from clients that did not ask; observe: use
@@ -364,3 +376,18 @@ class Config(Section):
         if self.picker is not None and self.workers > 1:
             raise ValueError(f"picker: {ONE_PICKER_PROCESS}")
         return self
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Config:
+        if chain := next(find_chains(self.models), None):
+            raise ValueError(chain)
+        if self.splits_models and self.workers > 1:
+            raise ValueError(f"models: {ONE_SPLIT_PROCESS}")
+        if self.adapters and self.workers > 1:
+            raise ValueError(f"adapters: {ONE_LOADING_PROCESS}")
+        return self
+
+    @property
+    def splits_models(self) -> bool:
+        """Any alias has several models that share its requests."""
+        return any(alias.split for alias in self.models.values())

@@ -57,13 +57,16 @@ async def guard_experiment(control: Control, scheduler: Scheduler, clock: Clock)
 
 
 def check_experiment(control: Control, scheduler: Scheduler, clock: Clock) -> bool:
-    """Check the running experiment once, for about 10 ms at most. Return whether units are left to check."""
+    """Check the running experiment and the splits of models once, for about 10 ms each at most. Return whether units
+    are left to check.
+    """
+    waiting = control.splits is not None and control.splits.check()
     if (experiment := scheduler.experiment) is None:
-        return False
+        return waiting
     before = experiment.open_units
     for finding in experiment.poll(clock.now()):
         control.handle_finding(finding)
-    return before - experiment.open_units >= CLOSES_AT_ONCE
+    return waiting or before - experiment.open_units >= CLOSES_AT_ONCE
 
 
 async def watch_changes(paths: Callable[[], Iterable[Path]], poll_s: float = POLL_S) -> AsyncIterator[None]:

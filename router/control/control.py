@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,9 +35,11 @@ from router.config.reader import (
 from router.config.validation_errors import describe_unknown
 from router.control import proposals
 from router.control.proposals import Proposal
+from router.control.splits import SplitGuard
 from router.control.summaries import SwitchSummary, describe_experiment, describe_policies
 from router.control.switch import ADMIN, FILES, REPLICAS, PolicySwitch, Rollbacks, SwitchListener, SwitchRequest
 from router.errors import ConfigError, NotFound, RequestRefused
+from router.scheduling.experiments.model_split import ModelSplit
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.experiments.results import Finding
 from router.scheduling.policy.policy import Policy
@@ -77,6 +79,7 @@ class Control:
         self.audit = audit
         self.failures: Counter[str] = Counter()  # by source: changes that could not be read or built
         self.errors: dict[str, SourceFailure] = {}  # by source; removed when a change from there succeeds
+        self.splits: SplitGuard | None = None  # of models; set where there are any
         self.needs_restart: list[str] = []  # changed keys of the file that take effect only after a restart
         self._scheduler = scheduler
         self._clock = clock
@@ -94,6 +97,11 @@ class Control:
     def wait_for_workers_with(self, wait_until_applied: Callable[[], Awaitable[None]]) -> None:
         """Let every switch wait until other workers have applied it too."""
         self._switch.wait_until_applied = wait_until_applied
+
+    def guard_splits(self, splits: Sequence[ModelSplit]) -> None:
+        """Guard these splits of models."""
+        if splits:
+            self.splits = SplitGuard(splits, self.audit, self._clock, lambda: self.policy_set)
 
     def report_to(self, listener: SwitchListener) -> None:
         """Let `listener` learn what is decided here from now on."""
@@ -273,9 +281,10 @@ class Control:
         return dump_yaml(spec)
 
     def describe_experiment(self) -> dict[str, Any]:
-        """Describe the running experiment, if any, and the last one that ended."""
+        """Describe the running experiment, if any, the last one that ended, and the splits of models by alias."""
         running = describe_experiment(self.policy_set, self._scheduler.experiment, self._scheduler.selector.shadows)
-        return {"running": running is not None, **(running or {}), "last": self._switch.ended}
+        described = {"running": running is not None, **(running or {}), "last": self._switch.ended}
+        return described if self.splits is None else {**described, "models": self.splits.describe()}
 
     def list_audit_entries(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest entries of the audit log, newest first."""

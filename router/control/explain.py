@@ -15,6 +15,7 @@ no request number, retry or breaker trial is used up. Therefore
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, UnknownIds
 from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import derive_unit
+from router.request.model_names import ModelNames, check_allowed
 from router.request.route import locate_response, resolve_model
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
@@ -77,6 +79,7 @@ class Explain:
     remote: EngineTokenizer  # a client of its own, which takes no turn from requests
     read_options: ReadOptions
     tenants: TenantDirectory | None = None
+    models: ModelNames | None = None
 
     @property
     def body_bytes(self) -> int:
@@ -96,9 +99,17 @@ class Explain:
         if request.client is not None and self.tenants is not None:
             tenant = self.tenants.find(request.client)
         scope = None if tenant is None else tenant.scope
-        fields = request.path, request.content_type, request.body, self.read_options, headers, scope
-        prompt = await asyncio.to_thread(read_prompt, *fields)
-        served = resolve_model(prompt, tenant, self.scheduler)
+
+        def read(body: bytes) -> Awaitable[Prompt]:
+            fields = request.path, request.content_type, body, self.read_options, headers, scope
+            return asyncio.to_thread(read_prompt, *fields)
+
+        prompt, choice = await read(request.body), None
+        if self.models is None:
+            check_allowed(prompt.model, tenant)
+        else:
+            prompt, choice = await self.models.resolve(prompt, request.body, tenant, read)
+        served = resolve_model(prompt, self.scheduler, choice)
         known = await self._tokenize(prompt, served)
         record = self._create_record(request, prompt)
         placement = self._place(request, prompt, record)
@@ -121,6 +132,7 @@ class Explain:
         return {
             "target": description["target"],
             "why": description["why"],
+            "model": prompt.model,
             "policy": policy.name,
             "policy_digest": policy.digest,
             "arm": placement.arm,

@@ -21,11 +21,13 @@ from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
+from router.control.metering import Metering
 from router.control.pool_status import describe_pool, snapshot_pool
 from router.control.preload.handoff import HandOff
 from router.control.preload.preloading import Preloading, describe_preloads
 from router.control.preload.warmup import WarmUp
 from router.control.record_detail import Others, describe_in_full
+from router.control.scaling import Scaling
 from router.control.workers.leader import LeaderWorker
 from router.fleet.instance import Instance, Target
 from router.fleet.worker_share import NO_SHARE
@@ -51,9 +53,11 @@ from router.telemetry.metrics.snapshot import (
     RouterSnapshot,
     TargetState,
 )
-from router.telemetry.recent_records import RecentRecords, RecordQuery
+from router.telemetry.recent_records import RecentRecords
+from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import TargetRequest, list_target_requests
 from router.telemetry.shared_prefixes import count_prefixes
+from router.tenants.usage import UsageRow
 
 WAITING_LISTED = 100  # requests that wait for admission, in an answer
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
@@ -76,6 +80,8 @@ class Status:
     leader: LeaderWorker | None = None
     admission: Iterable[ModelAdmission] = ()
     preloading: Preloading | None = None  # None: nothing is loaded ahead
+    metering: Metering | None = None  # None: tenants are not counted
+    scaling: Scaling | None = None  # None: the leader knows
 
     # for the admin API, as plain JSON types
 
@@ -191,6 +197,14 @@ class Status:
         """Return what was loaded into engines ahead of the requests for it, and what was hit of it."""
         return describe_preloads(self.preloading, self.scheduler.preloads)
 
+    async def read_usage(self, first: int | None, last: int | None) -> list[UsageRow]:
+        """Return what tenants used from one day to another; see `Metering.read`."""
+        return [] if self.metering is None else await self.metering.read(first, last)
+
+    async def describe_scaling(self) -> list[dict[str, Any]]:
+        """Return how many instances are wanted by model and role, why, and which one a scale-in should take."""
+        return [] if self.scaling is None else await self.scaling.describe()
+
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, this one first, and the policies in force in each."""
         if self.leader is not None:
@@ -234,6 +248,7 @@ class Status:
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
             admission=[snapshot_admission(model) for model in self.admission],
             replicas=self.describe_replicas(),
+            desired={} if self.scaling is None else {key: one.instances for key, one in self.scaling.wanted.items()},
             preloads=PreloadState(preloads.loaded_tokens, preloads.settled_tokens, preloads.requests),
         )
 

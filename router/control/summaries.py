@@ -109,10 +109,14 @@ def describe_experiment(
         "fingerprint": fingerprint(policy_set),
         "experiment": policy_set.experiment.model_dump(mode="json"),
         "rolled_back": sorted(policy_set.rolled_back),
-        "report": replace_infinities(to_plain(report)),
-        "sentences": list(describe_standings(report)),
+        **describe_report(report),
         "shadows": [_describe_shadow(shadow) for shadow in shadows],
     }
+
+
+def describe_report(report: ExperimentReport) -> dict[str, Any]:
+    """Describe an experiment's results, in figures and in sentences."""
+    return {"report": replace_infinities(to_plain(report)), "sentences": list(describe_standings(report))}
 
 
 def _describe_shadow(shadow: Shadow) -> dict[str, Any]:
@@ -166,6 +170,8 @@ def format_value(value: float | None, metric: str) -> str:
         return "unknown"
     if metric in ("hit_share", "error_rate"):
         return f"{value:.1%}"
+    if metric == "output_p50":
+        return "any" if isinf(value) else f"{value:,.0f} tokens"
     return "no answer" if isinf(value) else f"{value:,.0f} ms"
 
 

@@ -13,7 +13,7 @@ from math import inf
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
 from scorers.contract import Speed
-from scorers.streams import stall_cost, step_ms
+from scorers.streams import growth_tokens, stall_cost, step_ms
 from scorers.ttft import WorkAhead
 
 
@@ -28,6 +28,7 @@ class CandidateColumns:
         self.stall_cost: list[float] = []  # as in `scorers.streams`
         self.free_tokens: list[float] = []  # infinite if the capacity is unknown
         self._least_free = inf  # a lower bound: memory may have been freed since
+        self._most_requests = 0  # an upper bound: requests may have ended since
         self.speeds: list[Speed] = []
         self.prices = _empty_prices(0)
         self.weighted_prices = _empty_prices(0)  # including the stalls that the work causes
@@ -56,7 +57,9 @@ class CandidateColumns:
             if (slot := slots.get(target.id)) is None:
                 continue
             load_book, speed = target.load_book, target.latency_model.speed(now)
-            self.requests[slot] = load_book.requests
+            self.requests[slot] = requests = load_book.requests
+            if requests > self._most_requests:
+                self._most_requests = requests
             self.queued_ms[slot] = queued_ms = load_book.rounded_queued_ms(speed)
             self.stall_cost[slot] = weight = stall_cost(load_book.requests, load_book.prefilling)
             self.free_tokens[slot] = free = (target.capacity_tokens or inf) - load_book.live_tokens
@@ -69,11 +72,11 @@ class CandidateColumns:
             (self.others_waiting.add if load_book.others_waiting else self.others_waiting.discard)(target)
             (self.distrusted.discard if target.overlap_accuracy.trusted else self.distrusted.add)(target)
 
-    def all_have_free(self, tokens: float) -> bool:
-        """Return whether every target has memory for `tokens` more."""
-        if tokens > self._least_free:
-            self._least_free = min(self.free_tokens)
-        return tokens <= self._least_free
+    def all_have_free(self, tokens: int, answer: float) -> bool:
+        """Return whether every target has memory for `tokens` more and for all answers there with one of `answer`."""
+        if tokens + growth_tokens(self._most_requests, answer) > self._least_free:
+            self._least_free, self._most_requests = min(self.free_tokens), max(self.requests)
+        return tokens + growth_tokens(self._most_requests, answer) <= self._least_free
 
 
 def _empty_prices(count: int) -> WorkAhead:

@@ -22,7 +22,7 @@ Pure: times are arguments, and nothing is sent from here. `backends/feeds/health
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import exp, fsum
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ from router.fleet.instance import Instance, InstanceState, ServedModel, Target
 from router.fleet.latency_model import LatencyModel
 from router.fleet.median_speed import median_speed
 from router.fleet.rows import RowCache
+from router.fleet.served_models import read_cards
 from router.kvcache.events import TargetId
 from scorers.contract import Speed
 
@@ -88,6 +89,7 @@ class Fleet:
         self._not_closed: set[CircuitBreaker] = set()
         self.answer_lengths = AnswerLengths()
         self.row_cache = RowCache()
+        self.on_change: list[Callable[[], None]] = []  # called during a change of which targets are ready for what
 
     def join(self, config: schema.InstanceConfig) -> Instance | DuplicateInstance:
         """Add an instance in state joining, with rank 0 until it reports its ranks."""
@@ -246,6 +248,15 @@ class Fleet:
         ready = (self._ready.get(model) or self._find_ready(model)).targets
         return next((target for target in ready if target.id == id), None)
 
+    def can_answer(self, model: str) -> bool:
+        """Return whether a ready target that answers clients serves the model, in any breaker state."""
+        return any(target.can_answer for target in (self._ready.get(model) or self._find_ready(model)).targets)
+
+    def answering(self, model: str) -> list[Target]:
+        """Return the ready targets that serve the model and answer clients, in any breaker state."""
+        ready = (self._ready.get(model) or self._find_ready(model)).targets
+        return [target for target in ready if target.can_answer]
+
     def columns(self, model: str | None, now: float) -> CandidateColumns:
         """Return up-to-date columns over the ready targets that serve the model, in any breaker state."""
         columns = self._ready.get(model) or self._find_ready(model)
@@ -274,6 +285,8 @@ class Fleet:
         self._ready = {}
         self._all_columns = []
         self.row_cache.changed_targets.clear()
+        for on_change in self.on_change:
+            on_change()
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
         """Return the block sizes of all targets that serve the model, as far as they are known, and no more than two of
@@ -331,6 +344,10 @@ class Fleet:
         shares = [live for target in targets if (live := target.live_share) is not None]
         self.live_share = round(fsum(shares) / len(shares), 4) if shares else None
 
+    def __len__(self) -> int:
+        """Count the instances, in any state."""
+        return len(self._instances)
+
     def __iter__(self) -> Iterator[Instance]:
         return iter(self._instances.values())
 
@@ -379,21 +396,3 @@ class Fleet:
                     base = instance.served[card.id].base
                     tables.context_tokens[base] = max(card.max_model_len, tables.context_tokens.get(base, 0))
         return tables
-
-
-def read_cards(cards: Sequence[ModelCard]) -> dict[str, ServedModel]:
-    """Return what each model name of an instance means. Base cards with the same root are aliases: the first is the
-    base's name. An adapter whose parent is not in the list belongs to the first base.
-    """
-    base_of_root: dict[str | None, str] = {}
-    served: dict[str, ServedModel] = {}
-    for card in cards:
-        if card.parent is None:
-            base = card.id if card.root is None else base_of_root.setdefault(card.root, card.id)
-            served[card.id] = ServedModel(base, None)
-    first = next(iter(served.values()), None)
-    for card in cards:
-        if card.parent is not None and card.id not in served:
-            parent = served.get(card.parent, first)
-            served[card.id] = ServedModel(parent.base if parent else card.parent, card.id)
-    return served

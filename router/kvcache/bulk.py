@@ -24,6 +24,8 @@ SHORT = (1 << 60) - 1  # two of CPython's digits
 HOLDER_BYTES = 100  # of an entry of a HolderTable; 27 in C
 LEAST_CHAINED_BYTES, MOST_CHAINED_BYTES = 9, 232  # of the token ids of a block in `chain_keys`
 _decode_ids = msgspec.msgpack.Decoder(list[int] | None).decode
+_ONLY_INTS = {int}
+_U64 = (1 << 64) - 1
 _INT_BYTES = 32  # a CPython int of 31 to 60 bits
 
 
@@ -203,6 +205,24 @@ def unpack_ids(packed: msgspec.Raw | bytes) -> bytes | None:
         return b"" if ids is None else array("I", ids).tobytes()
     except (ValueError, OverflowError):  # msgspec's errors are ValueErrors
         return None
+
+
+def fold_hashes(raw: object) -> list[int] | None:
+    """Return the block hashes of a list as unsigned 64 bits: an int's own (a signed one folded), or the last 8 bytes of
+    a digest. `None` if one is anything else or `raw` is no list. The list itself where nothing in it changes.
+    """
+    if type(raw) is not list:
+        return None
+    if not raw or (set(map(type, raw)) == _ONLY_INTS and 0 <= min(raw) <= max(raw) <= _U64):
+        return raw
+    folded = [known for each in raw if (known := _fold(each)) is not None]
+    return folded if len(folded) == len(raw) else None
+
+
+def _fold(raw: object) -> int | None:
+    if type(raw) is int:
+        return raw & _U64
+    return int.from_bytes(raw[-8:], "big") if type(raw) is bytes and len(raw) >= 8 else None
 
 
 def _leading_runs(holding: Iterable[int], alive: int, length: int) -> dict[int, int]:

@@ -237,8 +237,8 @@ class BlockIndex:
                     other |= blocks.bit
         found: dict[TargetId, HeldBlocks] = {}
         for bits, held in self._match(keys, whole, other):
-            for bit in single_bits(bits):
-                found[self._targets[bit]] = held
+            for target in self.targets_of(bits):
+                found[target] = held
         return found
 
     def match_all(self, keys: Sequence[Key]) -> list[EqualHolders]:

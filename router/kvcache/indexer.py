@@ -138,7 +138,7 @@ class KvIndexer:
 
     def set_capacity(self, target: TargetId, blocks: int) -> None:
         """Set the number of blocks that the target's cache holds, as read from its metrics page."""
-        if (state := self._states.get(target)) is not None:
+        if (state := self._states.get(target)) is not None and state.capacity_blocks != blocks:  # every page says it
             state.capacity_blocks = blocks
             self._estimator.invalidate(target)
             self._refresh(target, state)

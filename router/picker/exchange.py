@@ -165,7 +165,7 @@ class PickerExchange(WatchedExchange):
         """Begin an answer of our own; it goes out when it is finished."""
         self.started = True
         self.status = status
-        self._refusal = status, headers
+        self._refusal = status, [*headers, *self.own_headers]
 
     def write(self, data: bytes) -> None:
         self._answer += data
@@ -204,7 +204,8 @@ class PickerExchange(WatchedExchange):
         """
         if self._form == "buffered" and choice.body is self._received:
             choice = choice._replace(body=None)
-        self._choice, self._answer_headers, self._watch = choice, answer_headers, watch
+        own_headers = [(name.decode("latin-1"), value) for name, value in self.own_headers]
+        self._choice, self._answer_headers, self._watch = choice, answer_headers + own_headers, watch
         loop = asyncio.get_running_loop()
         self._end, self._chosen_s = loop.create_future(), loop.time()
         if not self.moving:

@@ -1,4 +1,4 @@
-"""Edits of a request body: removes fields that clients may not set and adds a request for usage; other bytes stay.
+"""Edits of a request body: removes fields that clients may not set and sets those of the router; other bytes stay.
 
 Engines parse bodies with Python's json and act on `kv_transfer_params` (it can end an engine) and similar fields, so a
 field must go however it is spelled: as an escaped key, twice, or between odd spaces. So a parser splits the body into
@@ -8,7 +8,7 @@ Bodies are UTF-8 without a byte order mark: engines would also accept UTF-16, so
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -50,9 +50,15 @@ def set_salt(raw: bytes, salt: str, *, present: bool) -> bytes:
     replaced, so that no reader can take the other one.
     """
     if present:
-        members = open_body(raw, ()).members
-        return msgspec.json.encode(members | {SALT: salt})
+        return set_members(raw, {SALT: Raw(msgspec.json.encode(salt))})
     return _append(raw, b'"cache_salt":"%b"' % salt.encode())
+
+
+def set_members(raw: bytes, changes: Mapping[str, Raw]) -> bytes:
+    """Return `raw`, an object, with these members set, each in the place of one that it has. The bytes of other values
+    stay.
+    """
+    return msgspec.json.encode({**open_body(raw, ()).members, **changes})
 
 
 def _append(raw: bytes, members: bytes) -> bytes:

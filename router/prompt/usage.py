@@ -16,19 +16,24 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from router.prompt.prompt import Endpoint
 
-TAIL_BYTES = 16 * 1024
-EVENTS_BYTES = 4 * 1024  # of a stream of chat or completion chunks, whose last one has the usage; kept by each open one
-HEAD_BYTES = 4 * 1024
+TAIL_BYTES: Final = 16 * 1024
+EVENTS_BYTES: Final = (
+    4 * 1024
+)  # of a stream of chat or completion chunks: the last one has the usage; kept by each open one
+HEAD_BYTES: Final = 4 * 1024
 LARGEST_EVENT_BYTES = 64 * 1024  # a usage chunk has a few hundred bytes: longer events are not held back
 MOST_KEYS = 64  # looked at from the end, until one has an object; an answer may be made of nothing else
-MAX_TOKENS = 1 << 24  # a larger count is not one
+MAX_TOKENS: Final = 1 << 24  # a larger count is not one
 
+# Python 3.11 runs code of its own at each look at a member of an Enum.
+_MESSAGES: Final = Endpoint.MESSAGES
+_RESPONSES: Final = Endpoint.RESPONSES
 _NAME = b'"usage"'
 _USAGE_KEY = re.compile(rb'"usage"\s*+:\s*+(?=\{)')
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[^"\\]{1,200})"')
@@ -63,7 +68,7 @@ class UsageTail:
         self._endpoint = endpoint
         self._head = b""
         # Of chats and completions nothing at the beginning matters.
-        self._head_bytes = HEAD_BYTES if endpoint in (Endpoint.RESPONSES, Endpoint.MESSAGES) else 0
+        self._head_bytes = HEAD_BYTES if endpoint in (_RESPONSES, _MESSAGES) else 0
         self._tail_bytes = TAIL_BYTES
         self._chunks: deque[bytes] = deque()
         self._size = 0
@@ -91,23 +96,23 @@ class UsageTail:
         """Return the usage in the answer; `None` if it reported none, or was cut off before."""
         answer = self._join()
         last = _whole_usage(answer) if answer.startswith(b"{") else _last_usage(answer)
-        if self._endpoint is Endpoint.MESSAGES:
+        if self._endpoint is _MESSAGES:
             first = _first_usage(self._head) or {}
             last = first | {k: v for k, v in (last or {}).items() if v is not None}
         if not last:
             return None
-        return _anthropic(last) if self._endpoint is Endpoint.MESSAGES else read_openai_usage(last)
+        return _anthropic(last) if self._endpoint is _MESSAGES else read_openai_usage(last)
 
     def ends_in_tool_call(self) -> bool | None:
         """Return whether the answer ended in a tool call, which its client answers by itself; None if its last bytes do
         not tell.
         """
         answer = self._join()
-        if self._endpoint is Endpoint.RESPONSES:  # names no reason: a call is one of the items of its output
+        if self._endpoint is _RESPONSES:  # names no reason: a call is one of the items of its output
             if _CALL_END in answer and _CALL_ITEM.search(answer):
                 return True
             return None if self._cut else False
-        name = b'"stop_reason"' if self._endpoint is Endpoint.MESSAGES else b'"finish_reason"'
+        name = b'"stop_reason"' if self._endpoint is _MESSAGES else b'"finish_reason"'
         at = answer.rfind(name)
         reason = _REASON.match(answer, at + len(name)) if at >= 0 else None
         return None if reason is None else reason[1] in _CALL_REASONS
@@ -120,13 +125,15 @@ class UsageTail:
 
     def response_id(self) -> str | None:
         """Return the id under which `/v1/responses` can continue this answer, if it has one."""
-        if self._endpoint is not Endpoint.RESPONSES or not (found := _RESPONSE_ID.search(self._head)):
+        if self._endpoint is not _RESPONSES or not (found := _RESPONSE_ID.search(self._head)):
             return None
         return found[1].decode(errors="replace")
 
 
 # A short answer that is one JSON object. mypyc keeps no annotations, by which msgspec reads the fields of a class.
-_JSON_ANSWER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("JsonAnswer", [("usage", Any, None)]))
+_JSON_ANSWER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(
+    msgspec.defstruct("JsonAnswer", [("usage", Any, None)])
+)
 
 
 def _whole_usage(answer: bytes) -> dict[str, Any] | None:

@@ -7,9 +7,12 @@ exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
+
+from mypy_extensions import mypyc_attr
 
 from router.tenants.tenant import Tenant
 
@@ -29,10 +32,13 @@ class BodyBudget(Protocol):
         """
 
 
-class ClientRequest(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ClientRequest(ABC):
     """A request of a client. `headers` are as received, names in lower case; `target` is the path with its query,
     undecoded.
     """
+
+    __slots__ = ("fields", "headers", "method", "own_headers", "path", "recorded", "started", "target", "tenant")
 
     method: str
     path: str
@@ -40,59 +46,72 @@ class ClientRequest(Protocol):
     headers: Headers
     fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
     tenant: Tenant | None  # whose it is, set by the public API where clients must say who they are
+    own_headers: Sequence[tuple[bytes, bytes]]  # of the router, added to every answer
     recorded: bool  # set once a record counts this exchange; the public API counts all others
+    started: bool  # an answer has begun: there can be no other
 
     @property
+    @abstractmethod
     def sender(self) -> str:
         """Whom the request is counted for: its tenant by name, else the client by its address."""
 
     @property
     def client(self) -> str | None:
         """The name of its tenant."""
+        return None if self.tenant is None else self.tenant.name
 
     @property
+    @abstractmethod
     def proxied(self) -> bool:
         """A trusted proxy sent it."""
 
+    @abstractmethod
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of header `name` (lower case)."""
 
+    @abstractmethod
     def text(self, name: bytes) -> str | None:
         """Return the first value of header `name` as text; `None` when missing or empty."""
 
-    def __enter__(self) -> ClientRequest: ...
+    @abstractmethod
+    def __enter__(self) -> Self: ...
 
+    @abstractmethod
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    @abstractmethod
     async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
         """Return the whole body, counted in `budget` as it arrives. Call it inside `with call:`. Raises `TooLarge`
         beyond `limit_bytes`, at once where the length is known, and what `budget.hold` raises.
         """
 
-    @property
-    def started(self) -> bool:
-        """An answer has begun: there can be no other."""
-
+    @abstractmethod
     def start(self, status: int, headers: Headers) -> None:
         """Begin the answer. Its head goes out with the first piece of the body: a write is a system call."""
 
+    @abstractmethod
     def write(self, data: bytes) -> None:
         """Send `data` at once, whether the client reads or not: see `write_paused`."""
 
+    @abstractmethod
     def finish(self, last: bytes = b"") -> None:
         """Send `last` and complete the answer."""
 
+    @abstractmethod
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer; `content-length` is added here."""
 
     @property
+    @abstractmethod
     def write_paused(self) -> bool:
         """The client has not read what was sent: write nothing more before `drain`."""
 
+    @abstractmethod
     async def drain(self) -> None:
         """Wait until the client has read enough, or is gone."""
 
+    @abstractmethod
     def abort(self) -> None:
         """End a started answer so that the client sees it is not whole. Nothing more may be sent."""

@@ -16,7 +16,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import httptools
 
@@ -30,10 +30,10 @@ from router.proxy.timer import DeadlineTimer
 
 log = logging.getLogger("warmroute.web")
 
-HIGH_WATER_BYTES = 64 * 1024
-AHEAD_BYTES = 16 * 1024  # of further requests, before the current one is answered
-MAX_PIPELINED = 8  # requests of one client within one read
-FRAMING_PER_BODY_BYTE = 16  # chunk sizes, extensions and trailers; one-byte chunks have 5
+HIGH_WATER_BYTES: Final = 64 * 1024
+AHEAD_BYTES: Final = 16 * 1024  # of further requests, before the current one is answered
+MAX_PIPELINED: Final = 8  # requests of one client within one read
+FRAMING_PER_BODY_BYTE: Final = 16  # chunk sizes, extensions and trailers; one-byte chunks have 5
 LINGER_S = 1.0
 AHEAD = "too much was sent ahead of the answer"
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds

@@ -8,13 +8,13 @@ loop; nothing is copied in between. An answer to a client that still waits for `
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 from router.proxy.call import BodyBudget, Headers
 from router.proxy.request_head import STATUS_LINES, RequestHead
 from router.proxy.watched_exchange import PIECE_BYTES, WatchedExchange, check_body_size
 
-CHUNK_SIZES = [b"%x\r\n" % size for size in range(1024)]  # of the chunks of a stream, which are mostly so small
+CHUNK_SIZES: Final = [b"%x\r\n" % size for size in range(1024)]  # of the chunks of a stream, which are mostly so small
 
 
 class ExchangeTransport(Protocol):
@@ -58,14 +58,8 @@ class ClientExchange(WatchedExchange):
         "arriving",
         "buffered",
         "complete",
-        "headers",
         "keep_alive",
-        "method",
-        "path",
         "pieces",
-        "recorded",
-        "started",
-        "target",
     )
 
     def __init__(self, connection: ExchangeTransport, head: RequestHead) -> None:
@@ -124,8 +118,7 @@ class ClientExchange(WatchedExchange):
     # the request's body
 
     async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
-        length = self.fields.get(b"content-length")
-        if length is not None:
+        if self.arriving and (length := self.fields.get(b"content-length")) is not None:
             check_body_size(int(length), limit_bytes)
         pieces: list[bytes] = []
         size = 0
@@ -180,8 +173,14 @@ class ClientExchange(WatchedExchange):
         self.started = True
         if self._awaits_continue:  # the client may or may not send its body now: not to be guessed
             self.keep_alive = False
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        length = dict(headers).get(b"content-length")
+        lines: list[bytes] = []
+        length: bytes | None = None
+        for name, value in headers:
+            lines.append(b"%b: %b\r\n" % (name, value))
+            if name == b"content-length":
+                length = value
+        for name, value in self.own_headers:
+            lines.append(b"%b: %b\r\n" % (name, value))
         self._bodiless = self.method == "HEAD" or status in (204, 304)
         if self._bodiless:
             self._remaining = 0

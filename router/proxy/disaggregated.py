@@ -125,7 +125,7 @@ async def relay_after(
 async def run_prefill(upstreams: Upstream, prefill: PrefillLeg, limits: UpstreamTimeouts) -> PrefillResult:
     """Run the prefill half alone, to its end."""
     answer = await upstreams.send(
-        prefill.instance, prefill.request, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
+        prefill.instance, prefill.request, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s
     )
     if isinstance(answer, UpstreamUnanswered):
         return PrefillResult("deadline" if answer.reason == "late" else answer.reason, detail=answer.detail)

@@ -16,17 +16,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import Enum
+from typing import Final
 
 import httptools
 
 from router.proxy.headers import Headers
 from router.proxy.timer import DeadlineTimer
 
-HIGH_WATER_BYTES = 64 * 1024
-JOINED_BYTES = 16 * 1024  # up to here copying a body to its head is cheaper than a write of two pieces
-OVERHEAD_BYTES = 64 * 1024  # of an answer: heads (1xx included), chunk framing, trailers; vLLM's head has 150 bytes
-FRAMING_PER_BODY_BYTE = 16  # not counted as overhead; one-byte chunks have 5
-STATUSES = range(100, 600)
+HIGH_WATER_BYTES: Final = 64 * 1024
+JOINED_BYTES: Final = 16 * 1024  # up to here copying a body to its head is cheaper than a write of two pieces
+OVERHEAD_BYTES: Final = 64 * 1024  # of an answer: heads (1xx included), chunk framing, trailers; vLLM's has 150 bytes
+FRAMING_PER_BODY_BYTE: Final = 16  # not counted as overhead; one-byte chunks have 5
+STATUSES: Final = range(100, 600)
 
 Sink = Callable[[bytes, bool], bool]
 """Takes a piece of an answer, and whether it is the last one. Returns True when it has had enough for now."""

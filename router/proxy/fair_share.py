@@ -9,8 +9,9 @@ finds room. It needs no table of quotas, no rates and no clock, and knows only c
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
-SHARE = 4
+SHARE: Final = 4
 
 
 class Shortage(Enum):

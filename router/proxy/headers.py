@@ -9,13 +9,13 @@ into a name or value; since one would let a client write headers of its own here
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.errors import BadRequest
 
 Headers = list[tuple[bytes, bytes]]
 
-HOP_BY_HOP = frozenset(
+HOP_BY_HOP: Final = frozenset(
     (
         b"connection",
         b"keep-alive",
@@ -31,14 +31,14 @@ HOP_BY_HOP = frozenset(
 SET_BY_ROUTER = frozenset(
     (b"host", b"content-length", b"expect", b"accept-encoding", b"http2-settings", b"x-request-id")
 )
-CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
+CREDENTIALS: Final = frozenset((b"authorization", b"x-api-key"))
 GATEWAY_REMOVES = frozenset((b"accept-encoding", b"x-prefiller-host-port", b"x-encoder-hosts-ports"))
 """What no client may set where a gateway sends the request; it takes care of the rest by itself."""
-RESIZED = HOP_BY_HOP | {b"content-length"}
-REQUEST_ID = b"x-request-id"
-NO_NAMES: frozenset[bytes] = frozenset()
-PREFIX = b"x-warmroute-"
-COMMON_CONNECTION = (b"keep-alive", b"close", b"Keep-Alive")
+RESIZED: Final = HOP_BY_HOP | {b"content-length"}
+REQUEST_ID: Final = b"x-request-id"
+NO_NAMES: Final[frozenset[bytes]] = frozenset()
+PREFIX: Final = b"x-warmroute-"
+COMMON_CONNECTION: Final = (b"keep-alive", b"close", b"Keep-Alive")
 
 
 class ForwardedHeaders:
@@ -89,15 +89,14 @@ class HeaderRules:
         if trace is not None:
             dropped = self._dropped_begun if trace.begins else self._dropped_continued
             lines.append(b"traceparent: %b\r\n" % trace.parent)
-        for header in headers:
-            name = header[0]
+        for name, value in headers:
             if name not in dropped:
                 if not name.startswith(PREFIX):
-                    lines.append(b"%b: %b\r\n" % header)
+                    lines.append(b"%b: %b\r\n" % (name, value))
             elif name in CREDENTIALS:
-                credentials.append(b"%b: %b\r\n" % header)
+                credentials.append(b"%b: %b\r\n" % (name, value))
             elif name == REQUEST_ID:
-                own_id = header[1] or own_id
+                own_id = value or own_id
         lines.append(b"x-request-id: %b\r\n" % own_id)
         return ForwardedHeaders(_join(lines), b"" if self._own_keys or not credentials else _join(credentials))
 
@@ -136,6 +135,15 @@ def response_headers(headers: Headers, *, target: str, record: str, resized: boo
     result.append((b"x-warmroute-target", target.encode()))
     result.append((b"x-warmroute-record", record.encode()))
     return result
+
+
+def last_value(headers: Headers, name: bytes) -> bytes:
+    """Return the last value of header `name`; empty where there is none."""
+    found = b""
+    for each, value in headers:
+        if each == name:
+            found = value
+    return found
 
 
 def content_encoding(headers: Headers) -> bytes:

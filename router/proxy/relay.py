@@ -14,7 +14,7 @@ answer into it, of which only the body goes out, or ends it with `end_broken_str
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -23,12 +23,12 @@ from router.prompt.prompt import Endpoint
 from router.prompt.usage import Usage
 from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
-from router.proxy.headers import ForwardedHeaders, Headers, content_encoding, response_headers
+from router.proxy.headers import ForwardedHeaders, Headers, content_encoding, last_value, response_headers
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 
 REFUSAL_BYTES = 64 * 1024
-HELD_BYTES = 1024 * 1024  # of a JSON answer; a larger one passes as it comes, and can no longer be tried again
-BUSY = 503
+HELD_BYTES: Final = 1024 * 1024  # of a JSON answer; a larger one passes as it comes, and can no longer be tried again
+BUSY: Final = 503
 
 
 class AnswerWatch(Protocol):
@@ -62,8 +62,9 @@ class OutgoingRequest:
     """A request on its way to one target.
 
     `path` is with its query; `target` and `record` are for the client's `x-warmroute-target` and `x-warmroute-record`,
-    `waited_ms`, for admission, for its `x-warmroute-waited-ms`; `hides`: the watch may remove something from the body;
-    `endpoint` is the dialect of an error event.
+    `waited_ms`, for admission, for its `x-warmroute-waited-ms`, `model` for its `x-warmroute-model`; `hides`: the watch
+    may remove something from a stream; `renames`: it may change the length of any body; `endpoint` is the dialect of an
+    error event.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class OutgoingRequest:
         hides: bool = False,
         endpoint: Endpoint = Endpoint.OTHER,
         waited_ms: float | None = None,
+        model: str | None = None,
+        renames: bool = False,
     ) -> None:
         self.instance = instance
         self.target = target
@@ -91,6 +94,8 @@ class OutgoingRequest:
         self.hides = hides
         self.endpoint = endpoint
         self.waited_ms = waited_ms
+        self.model = model
+        self.renames = renames
 
     def with_body(self, body: bytes) -> OutgoingRequest:
         """Return the same request with another body."""
@@ -106,6 +111,8 @@ class OutgoingRequest:
             self.hides,
             self.endpoint,
             self.waited_ms,
+            self.model,
+            self.renames,
         )
 
 
@@ -183,9 +190,7 @@ def send(
 ) -> Awaitable[UpstreamExchange | UpstreamUnanswered]:
     """Send `outgoing`, the first half of `relay`: until the engine has begun to answer."""
     request = UpstreamRequest(outgoing.method, outgoing.path, outgoing.headers, outgoing.body, outgoing.rank)
-    return upstreams.send(
-        outgoing.instance, request, first_byte_s=limits.first_byte_timeout_s, idle_s=limits.idle_timeout_s
-    )
+    return upstreams.send(outgoing.instance, request, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s)
 
 
 async def relay_answer(
@@ -222,7 +227,7 @@ async def read_refusal(answer: UpstreamExchange, target: str, record: str) -> En
 
 
 def _content_type(headers: Headers) -> bytes:
-    return dict(headers).get(b"content-type", b"").lower()
+    return last_value(headers, b"content-type").lower()
 
 
 async def _stream(
@@ -239,10 +244,12 @@ async def _stream(
     if encoding := content_encoding(answer.headers):
         watch.on_encoded(encoding)
         stream = False  # no event can be added to it or taken from it
-    resized = outgoing.hides and stream
+    resized = (outgoing.hides and stream) or (outgoing.renames and not encoding)
     headers = response_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=resized)
     if outgoing.waited_ms is not None:
         headers.append((b"x-warmroute-waited-ms", b"%d" % outgoing.waited_ms))
+    if outgoing.model is not None:
+        headers.append((b"x-warmroute-model", outgoing.model.encode()))
     call.start(answer.status, headers)
     client = _ClientSink(call, watch)
     if held:

@@ -10,17 +10,19 @@ import string
 import urllib.parse
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import httptools
 import msgspec
 
 from router.proxy.call import Headers
 
-STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
-MAX_HEADERS = 100  # the default of Apache and Envoy; as objects, short headers take 50 times the bytes they came in
+STATUS_LINES: Final = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
+MAX_HEADERS: Final = 100  # the default of Apache and Envoy; as objects, short ones take 50 times the bytes they came in
 UPGRADE = (b"upgrade", b"http2-settings")  # headers, and options of `Connection`
-HOST_BYTES = (string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:[]").encode()  # RFC 3986 3.2.2, and a port
+HOST_BYTES: Final = (
+    string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:[]"
+).encode()  # RFC 3986 3.2.2, and a port
 
 
 class UnfitRequest(Exception):
@@ -58,17 +60,17 @@ class RequestHead:
 def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Headers) -> RequestHead:
     """Return the head that `parser` has just completed. Raises `UnfitRequest`."""
     _check_count(headers)
-    version = parser.get_http_version()
+    version, method = parser.get_http_version(), parser.get_method()
     if version not in ("1.1", "1.0"):
         raise UnfitRequest(505, "this version of HTTP is not supported")
-    if parser.get_method() == b"CONNECT":
+    if method == b"CONNECT":
         raise UnfitRequest(400, "CONNECT is not supported: this is no proxy")
     if not target.startswith(b"/") or b"#" in target:
         url: Any = httptools.parse_url(target)  # a part may be None, which its stub does not say
         target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
     path = target.partition(b"?")[0].decode("ascii")
     head = RequestHead(
-        parser.get_method().decode("ascii"),
+        method.decode("ascii"),
         urllib.parse.unquote(path) if "%" in path else path,
         target,
         headers,

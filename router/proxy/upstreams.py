@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Coroutine
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from router.backends.fetch import ANSWER_BYTES, HttpAnswer
@@ -21,19 +21,16 @@ from router.errors import ConfigError
 from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Sink
 from router.proxy.headers import NO_HEADERS, ForwardedHeaders, render_head
 
-CROSSED_WITHIN_S = 0.1  # a close that crossed the request on its way is known within a round trip
+CROSSED_WITHIN_S: Final = 0.1  # a close that crossed the request on its way is known within a round trip
 JSON = ForwardedHeaders(b"content-type: application/json\r\n", b"")
 
 
-class UpstreamTimeouts(Protocol):
-    """Seconds; `router/config/schema.py:Limits` is one."""
+class UpstreamTimeouts:
+    """The longest silences of an engine, in seconds: before the first byte of its answer, and after it."""
 
-    @property
-    def connect_timeout_s(self) -> float: ...
-    @property
-    def first_byte_timeout_s(self) -> float: ...
-    @property
-    def idle_timeout_s(self) -> float: ...
+    def __init__(self, first_byte_s: float, idle_s: float) -> None:
+        self.first_byte_s = first_byte_s
+        self.idle_s = idle_s
 
 
 class UpstreamRequest:

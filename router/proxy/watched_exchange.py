@@ -8,36 +8,29 @@ block ends with `ClientDisconnected`. A cancellation by anybody else passes thro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from mypy_extensions import mypyc_attr
 
 from router.errors import TooLarge
-from router.proxy.call import ClientDisconnected
-from router.tenants.tenant import Tenant
+from router.proxy.call import ClientDisconnected, ClientRequest
 
-PIECE_BYTES = 41  # of memory, beside its content: a bytes object and its place in a list
+PIECE_BYTES: Final = 41  # of memory, beside its content: a bytes object and its place in a list
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class WatchedExchange:
+class WatchedExchange(ClientRequest):
     """The part of a `ClientRequest` that does not depend on how the request came."""
 
-    __slots__ = ("_cancelled", "_watched", "fields", "gone", "tenant")
-
-    fields: Mapping[bytes, bytes]
+    __slots__ = ("_cancelled", "_watched", "gone")
 
     def __init__(self) -> None:
         self.gone = False  # the client disconnected
-        self.tenant: Tenant | None = None
+        self.tenant = None
+        self.own_headers = ()
         self._watched: asyncio.Task[Any] | None = None
         self._cancelled = False
-
-    @property
-    def client(self) -> str | None:
-        return None if self.tenant is None else self.tenant.name
 
     def header(self, name: bytes) -> bytes | None:
         return self.fields.get(name)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from router.config.sections.listeners import AdminTokenConfig
 from router.errors import BadRequest, Forbidden, list_names, quote_name
 from router.scheduling.policy.policy import Policy
 
-POLICY, TOKEN = b"x-warmroute-policy", b"x-warmroute-token"
+POLICY: Final = b"x-warmroute-policy"
+TOKEN: Final = b"x-warmroute-token"
 
 
 class AdminTokens:
@@ -42,15 +43,16 @@ class PolicyOverride(NamedTuple):
 
 
 def read_override(
-    header: Callable[[bytes], bytes | None], admin_tokens: AdminTokens, policies: Mapping[str, Policy]
+    fields: Mapping[bytes, bytes], admin_tokens: AdminTokens, policies: Mapping[str, Policy]
 ) -> PolicyOverride | None:
-    """Return the policy that a request selects, `None` for none. `header` finds a value by its name in lower case.
+    """Return the policy that a request selects, `None` for none. `fields` are its headers, names in lower case.
 
     Raises `Forbidden` without a token that has the right, and `BadRequest` for an unknown policy.
     """
-    if (value := header(POLICY)) is None:
+    if POLICY not in fields:
         return None
-    holder = admin_tokens.holder(header(TOKEN) or b"")
+    value = fields[POLICY]
+    holder = admin_tokens.holder(fields.get(TOKEN, b""))
     if holder is None or "override" not in holder.rights:
         raise Forbidden(
             f'choosing a policy by {POLICY.decode()} needs an admin token with the right "override" in '

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from router.kvcache.events import TargetId
 from router.proxy.call import ClientRequest
 from router.proxy.relay import RelayCut, RelayEnd, RelayNotStarted
@@ -13,13 +11,17 @@ from router.request.services import Services
 from router.scheduling.ticket import Ticket
 
 
-@dataclass(slots=True)
 class EarlierAttempts:
-    """The result of earlier attempts at a request that the next one needs."""
+    """The result of earlier attempts at a request that the next one needs. `failed`: target ids, and those of targets
+    that the request cannot go to.
+    """
 
-    failed: set[str]  # target ids, and those of targets that the request cannot go to
-    handed_over: HandedOverKv | None = None
-    moved_to: TargetId | None = None  # that answers in place of the chosen one
+    __slots__ = ("failed", "handed_over", "moved_to")
+
+    def __init__(self, failed: set[str]) -> None:
+        self.failed = failed
+        self.handed_over: HandedOverKv | None = None
+        self.moved_to: TargetId | None = None  # that answers in place of the chosen one
 
 
 async def attempt(

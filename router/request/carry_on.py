@@ -217,4 +217,5 @@ def _close(call: ClientRequest, request: PreparedRequest, stream: ContinuableStr
     usage, record.error = stream.count(), None
     record.prompt_tokens, record.output_tokens = usage.prompt_tokens, usage.output_tokens
     prompt = request.prompt
-    call.finish(stream.closing(with_usage=not prompt.hide_usage and asks_usage(prompt.body)))
+    last = stream.closing(with_usage=not prompt.hide_usage and asks_usage(prompt.body))
+    call.finish(last if request.rename is None else request.rename.feed(last) + request.rename.flush())

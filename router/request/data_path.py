@@ -32,6 +32,10 @@ class AttemptWatch(PairWatch, Protocol):
 
 
 class DataPath(Protocol):
+    @property
+    def renames(self) -> bool:
+        """An answer's body may change its length, so the client's name for a model can be in it."""
+
     def excludes(self, call: ClientRequest) -> set[str]:
         """Return the ids of the targets that this request cannot go to."""
 

@@ -79,6 +79,10 @@ class PickerPath:
         self._fallbacks = fallbacks
         self._read_endpoint = lru_cache(MAX_ENDPOINTS)(read_endpoint)
 
+    @property
+    def renames(self) -> bool:
+        return False  # a gateway has sent the head, with the body's length
+
     def follow(self, prompt: Prompt) -> None:
         """Return None: the answer does not pass here."""
 
@@ -107,7 +111,7 @@ class PickerPath:
             else:
                 choice = self._build_choice(call, request, ticket, endpoint, offered)
                 with self._log.open(choice.key, call.gateway) as answer:
-                    told = await call.choose(choice, _answer_headers(ticket), _PairedWatch(ticket, watch))
+                    told = await call.choose(choice, _answer_headers(request, ticket), _PairedWatch(ticket, watch))
                     end = await self._judge(told, call, ticket, answer)
                 if told.status == 400 and offered is not None and ticket.attempt.token_id_passthrough:
                     offered.on_refusal(ticket.target.instance.id, call.first_piece)
@@ -239,12 +243,14 @@ def read_endpoint(url: str) -> str | None:
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
-def _answer_headers(ticket: Ticket) -> list[tuple[str, bytes]]:
+def _answer_headers(request: PreparedRequest, ticket: Ticket) -> list[tuple[str, bytes]]:
     """Return what the client is told, as by the proxy."""
     record = ticket.record
     headers = [("x-warmroute-target", ticket.target.id.encode()), ("x-warmroute-record", record.id.encode())]
     if record.stages.admission_ms is not None:
         headers.append(("x-warmroute-waited-ms", b"%d" % record.stages.admission_ms))
+    if request.choice is not None and (model := request.choice.other) is not None:
+        headers.append(("x-warmroute-model", model.encode()))
     return headers
 
 

@@ -5,10 +5,10 @@ is handed over.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from contextlib import nullcontext
 
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.answer_ids import ContinuationBudget
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Endpoint, Prompt
@@ -20,7 +20,7 @@ from router.proxy.token_ids import TokenIdUpstreams
 from router.proxy.upstreams import Upstream, UpstreamRequest, Upstreams, UpstreamTimeouts
 from router.request.data_path import AttemptWatch
 from router.request.prepared_request import PreparedRequest
-from router.request.token_ids import offer_token_ids
+from router.request.token_ids import AttemptPassthrough, offer_token_ids
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.ticket import PrefillBooking, Ticket
 from router.telemetry.tracing.context import PREFILL, TraceContext, attempt_number
@@ -54,6 +54,10 @@ class RelayPath:
         self._limits = limits
         self._peers = peers
 
+    @property
+    def renames(self) -> bool:
+        return True
+
     def excludes(self, call: ClientRequest) -> set[str]:
         return set()
 
@@ -73,11 +77,18 @@ class RelayPath:
         self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
     ) -> RelayEnd:
         headers = self._build_headers(call, request, ticket)
-        outgoing = build_outgoing(call, request.prompt, headers.answer, ticket)
-        offered = offer_token_ids(request, ticket, self._passthrough)
-        upstreams: Upstream = self._upstreams
-        with offered or nullcontext(), watch:
-            if offered is not None and offered.instances:
+        outgoing = build_outgoing(call, request, headers.answer, ticket)
+        offered: AttemptPassthrough | None = None
+        if isinstance(request.tokens, TokenizedPrompt):
+            offered = offer_token_ids(request, ticket, self._passthrough)
+        if offered is None:
+            with watch:
+                end = await self._send(call, outgoing, headers.prefill, ticket, handed, self._upstreams, watch)
+                watch.on_end(end)
+            return end
+        with offered, watch:
+            upstreams: Upstream = self._upstreams
+            if offered.instances:
                 answering = ticket.target.instance.id
                 upstreams = TokenIdUpstreams(
                     upstreams, outgoing.body, answering, offered.ids, offered.instances, offered.on_refusal
@@ -127,8 +138,10 @@ class RelayPath:
         return relay_beside(call, upstreams, prefill, outgoing, limits, watch)
 
 
-def build_outgoing(call: ClientRequest, prompt: Prompt, headers: ForwardedHeaders, ticket: Ticket) -> OutgoingRequest:
-    target = ticket.target
+def build_outgoing(
+    call: ClientRequest, request: PreparedRequest, headers: ForwardedHeaders, ticket: Ticket
+) -> OutgoingRequest:
+    prompt, target, choice = request.prompt, ticket.target, request.choice
     return OutgoingRequest(
         instance=target.instance.id,
         target=target.id,
@@ -141,6 +154,8 @@ def build_outgoing(call: ClientRequest, prompt: Prompt, headers: ForwardedHeader
         hides=prompt.hide_usage or prompt.hide_ids,
         endpoint=prompt.endpoint,
         waited_ms=ticket.record.stages.admission_ms,
+        model=None if choice is None else choice.other,
+        renames=request.rename is not None,
     )
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.backends.vllm.disaggregation import LEASE_S, read_kv_params
 from router.errors import quote_name
 from router.fleet.engine_limits import OverLimit
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.answer_model import AnswerModel
 from router.prompt.prompt import Endpoint
 from router.prompt.usage import NO_USAGE, HideUsage, Usage, UsageTail
 from router.proxy.call import ClientDisconnected
@@ -36,6 +39,10 @@ from router.tenants.tenant import own_name
 
 log = logging.getLogger("warmroute.request")
 
+OTHER: Final = Endpoint.OTHER  # Python 3.11 runs code of its own at each look at a member of an Enum
+RESPONSES: Final = Endpoint.RESPONSES
+EVENT_END: Final = b"\n\n"  # as engines end events; inside of an event's JSON it is escaped
+
 
 class HandedOverKv(NamedTuple):
     """KV that a Nixl prefill half holds under a lease, not fetched yet."""
@@ -43,6 +50,11 @@ class HandedOverKv(NamedTuple):
     params: bytes
     until_s: float
     leg: PrefillRecord
+
+
+def rename_after(feed: Callable[[bytes], bytes] | None, rename: AnswerModel) -> Callable[[bytes], bytes]:
+    """Return a function that passes pieces through `feed`, if there is one, and then through `rename`."""
+    return rename.feed if feed is None else lambda piece: rename.feed(feed(piece))
 
 
 class ResponseObserver:
@@ -55,12 +67,20 @@ class ResponseObserver:
         self._scheduler = services.scheduler
         self._tokenization = services.tokenization
         self._clock = services.clock
-        self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not Endpoint.OTHER else None
+        self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not OTHER else None
         self._stream = request.stream
         self._hide = HideUsage() if prompt.hide_usage and self._stream is None else None
-        self._feed = self._stream.feed if self._stream is not None else None if self._hide is None else self._hide.feed
+        self._feed: Callable[[bytes], bytes] | None = None if self._hide is None else self._hide.feed
+        if self._stream is not None:
+            self._feed = self._stream.feed
+        self._rename = request.rename
+        if self._rename is not None and not services.data_path.renames:
+            self._rename = None
+        if self._rename is not None:
+            self._feed = rename_after(self._feed, self._rename)
         self._continues = ticket.attempt.continued_tokens is not None
-        self._wants_id = prompt.endpoint is Endpoint.RESPONSES  # until the answer's id has passed
+        self._counts_events = request.tenant is not None and prompt.stream and self._stream is None
+        self._wants_id = prompt.endpoint is RESPONSES  # until the answer's id has passed
         self.handed_over: HandedOverKv | None = None
 
     def on_prefill_end(self, result: PrefillResult) -> None:
@@ -87,7 +107,7 @@ class ResponseObserver:
 
     def on_encoded(self, encoding: bytes) -> None:
         """The answer is compressed: it passes unread."""
-        self._tail = self._hide = self._stream = self._feed = None
+        self._tail = self._hide = self._stream = self._feed = self._rename = None
         instance = self._ticket.target.instance
         detail = f"its answers have content-encoding {quote_name(encoding.decode('latin-1'))}, unasked: not read"
         if instance.limits.record(OverLimit("encoding", detail)):
@@ -100,13 +120,18 @@ class ResponseObserver:
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
                 self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
                 self._scheduler.remember_response(own_name(self._request.tenant, response_id), self._ticket.target.id)
+        if self._counts_events:
+            self._request.events += data.count(EVENT_END)
         return data if self._feed is None else self._feed(data)
 
     def flush(self) -> bytes:
         """Return what was held back and may go out now that the answer is complete."""
+        held = b""
         if self._stream is not None:
-            return self._stream.flush()
-        return b"" if self._hide is None else self._hide.end()
+            held = self._stream.flush()
+        elif self._hide is not None:
+            held = self._hide.end()
+        return held if self._rename is None else self._rename.feed(held) + self._rename.flush()
 
     @property
     def stopped(self) -> bool:
@@ -173,4 +198,6 @@ class ResponseObserver:
             usage = self._stream.join_usage(usage)
         if usage is not None:
             record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
-            self._tokenization.check_count(served.base, self._request.tokens, usage.prompt_tokens)
+            tokens = self._request.tokens
+            if isinstance(tokens, TokenizedPrompt):
+                self._tokenization.check_count(served.base, tokens, usage.prompt_tokens)

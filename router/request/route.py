@@ -1,10 +1,11 @@
 """The path of one request, from its first byte to its end: the file to read first.
 
 One step per line: a concurrency slot (or 429), which counts once the body is here; the body, read once into a `Prompt`;
-its token ids and block keys, found within a budget or unknown; admission, where sessions are admitted; the shared
-pool's answer; then choose, book and relay until one engine has begun to answer. Choosing and booking happen in one turn
-of the event loop, so no two requests decide on the same view of the load. Whatever ends the request (the answer's end,
-a dying engine, a client that disconnects) gives the booking back exactly once.
+with `wake`, a wait until some instance serves the model; token ids and block keys, found within a budget or unknown;
+what it will use of its tenant's limits, reserved (or 429); admission, where sessions are admitted; the shared pool's
+answer; then choose, book and relay until one engine has begun to answer. Choosing and booking happen in one turn of the
+event loop, so no two requests decide on the same view of the load. Whatever ends the request (the answer's end, a dying
+engine, a client that disconnects) gives the booking back exactly once.
 
 What is tried again: an engine that was not reached or is full (503) has done nothing, so another one is tried within
 the router's retry budget. One that took the request and died before its first byte may have died *of* it: one more
@@ -21,12 +22,12 @@ without the budget.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from router.backends.vllm.disaggregation import can_split
 from router.errors import (
     BadGateway,
     DeadlineExceeded,
-    Forbidden,
     NoTarget,
     NotFound,
     RequestRefused,
@@ -44,38 +45,83 @@ from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayNotSta
 from router.request.admin_tokens import PolicyOverride, read_override
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.carry_on import carry_on
+from router.request.concurrency import Slot
 from router.request.experiment_unit import derive_unit
+from router.request.model_names import NamedPrompt, check_allowed
 from router.request.prepared_request import PreparedRequest, RequestTimes
+from router.request.request_record import close_record, describe_tokens, open_record
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
+from router.scheduling.availability import Unavailability
+from router.scheduling.model_aliases import ModelChoice
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.scheduling.scheduler import Scheduler
-from router.telemetry.access_log import log_request
 from router.telemetry.tracing.context import TraceContext
 from router.tenants.tenant import Tenant, own_name
 from scorers.contract import Needs, PoolHit
 
-STORED = "/v1/responses/{id}"  # the endpoint's name in records and metrics
-LOG_BLOCK_TOKENS = 512  # block size of the decision log, as in the Mooncake traces
+STORED: Final = "/v1/responses/{id}"  # the endpoint's name in records and metrics
+NOT_NEEDED: Final = UnknownIds("not_needed")
 
 
 async def route(call: ClientRequest, services: Services) -> None:
     """Answer `call`. Raises `RequestRefused` while nothing has been sent."""
     with services.limiter.open(call.sender) as slot:
         arrived_s = services.clock.now()
-        override = read_override(call.header, services.admin_tokens, services.scheduler.selector.policy_set.policies)
+        override = read_override(call.fields, services.admin_tokens, services.scheduler.selector.policy_set.policies)
         body = await call.body(services.config.limits.body_bytes, slot)
         slot.take()
         read_s = services.clock.now()
         prompt = await parse(call, body, override, services)
+        choice = None
+        if services.models is None:
+            check_allowed(prompt.model, call.tenant)
+        else:
+            prompt, choice = await services.models.resolve(
+                prompt, body, call.tenant, lambda changed: parse(call, changed, override, services), call.sender
+            )
         stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
-        served = resolve_model(prompt, call.tenant, services.scheduler)
-        tokens = await tokenize(prompt, served, override, services)
-        with await services.admission.acquire(prompt, served, tokens, call.tenant, arrived_s) as lease:
-            pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
-            trace = begin_trace(call, services)
-            request = PreparedRequest(prompt, served, tokens, pool_hit, override, lease, trace, tenant=call.tenant)
-            await run_recorded(call, request, stages, RequestTimes(arrived_s, read_s), services)
+        if services.waits is not None:
+            await wait_for_model(prompt, call, slot, stages, services)
+        times = RequestTimes(arrived_s, read_s)
+        if services.adapters is None or not services.adapters.manages(prompt.model):
+            await serve(call, NamedPrompt(prompt, choice), override, stages, times, services)
+            return
+        async with services.adapters.use(prompt.model):
+            await serve(call, NamedPrompt(prompt, choice), override, stages, times, services)
+
+
+async def serve(
+    call: ClientRequest,
+    named: NamedPrompt,
+    override: PolicyOverride | None,
+    stages: Stages,
+    times: RequestTimes,
+    services: Services,
+) -> None:
+    """Answer a request that was read, the second half of `route`."""
+    prompt, choice = named
+    served = resolve_model(prompt, services.scheduler, choice)
+    tokens = await tokenize(prompt, served, override, services)
+    with (
+        services.meter.reserve(call, prompt, tokens) as reservation,
+        await services.admission.acquire(prompt, served, tokens, call.tenant, times.arrived_s) as lease,
+    ):
+        pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
+        trace = begin_trace(call, services)
+        request = PreparedRequest(
+            prompt,
+            served,
+            tokens,
+            pool_hit,
+            override,
+            lease,
+            trace,
+            tenant=call.tenant,
+            reservation=reservation,
+            choice=choice,
+        )
+        await run_recorded(call, request, stages, times, services)
 
 
 async def route_stored(call: ClientRequest, response_id: str, services: Services) -> None:
@@ -103,11 +149,15 @@ async def run_recorded(
     stream = request.stream = services.data_path.follow(request.prompt)
     try:
         assign_policy(request, record, services)
+        if request.choice is not None and services.models is not None:
+            services.models.aliases.begin(request.choice, record, services.clock.now())
+        services.retry_budget.deposit()
         await place_and_relay(call, request, record, services)
     finally:
+        services.meter.settle(request, record)
         if stream is not None:
             stream.close()
-        close_record(record, request.trace, services)
+        close_record(record, request, services)
 
 
 async def place_and_relay(call: ClientRequest, request: PreparedRequest, record: Record, services: Services) -> None:
@@ -117,7 +167,6 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
     splits = only is None and bool(scheduler.peers) and can_split(prompt.endpoint, prompt.body)
     earlier = EarlierAttempts(failed=services.data_path.excludes(call))
     last: RelayEnd | None = None
-    services.retry_budget.deposit()
     while last is None or may_retry(last, record, services.retry_budget):
         ticket = scheduler.admit(
             record,
@@ -137,10 +186,35 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
         last = await attempt(call, request, ticket, earlier, services)
         if not isinstance(last, RelayNotStarted) or (call.started and earlier.moved_to is None):
             break
-    if not call.started:
+    if not call.started and only is None and (other := await fall_back(request, last, record, services)) is not None:
+        await place_and_relay(call, other, record, services)
+    elif not call.started:
         refuse(call, last, record)
     elif isinstance(last, RelayBroken) and last.open:
         await carry_on(call, request, record, last, services)
+
+
+async def fall_back(
+    request: PreparedRequest, last: RelayEnd | None, record: Record, services: Services
+) -> PreparedRequest | None:
+    """Return the request for the next model of its alias, because no engine has begun to answer; None where it has no
+    other, and where an engine may have died of the request.
+    """
+    reason: Unavailability | None = "no_instance" if last is None else None
+    if isinstance(last, RelayNotStarted) and last.reason in ("busy", "connect"):
+        reason = "busy" if last.reason == "busy" else "unreachable"
+    models, before, now = services.models, request.choice, services.clock.now()
+    if reason is None or models is None or before is None or record.deaths:
+        return None
+    if (choice := models.aliases.fall_back(before, reason, now, record.sender)) is None:
+        return None
+    models.aliases.leave(before, record, now)
+    prompt, served = await models.fall_back(request.prompt, choice), services.scheduler.fleet.resolve(choice.model)
+    tokens = await tokenize(prompt, served, request.override, services)
+    pool_hit = await query_pool(prompt, served, tokens, request.override, record.stages, services)
+    record.model, record.revision, record.fallback = choice.model, None, choice.fallback
+    record.tokens_from, record.prompt_tokens_counted = describe_tokens(tokens)
+    return request.for_model(prompt, served, tokens, pool_hit, choice)
 
 
 def begin_trace(call: ClientRequest, services: Services) -> TraceContext | None:
@@ -162,22 +236,32 @@ async def parse(call: ClientRequest, body: bytes, override: PolicyOverride | Non
         return await asyncio.to_thread(read_prompt, *fields)
 
 
-def resolve_model(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler) -> ServedModel | None:
-    """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). Raises
-    `Forbidden` for a name that the tenant may not use, whether it is served or not, `NotFound` for one that no instance
-    serves, `NoTarget` for one that never was while no instance is ready to say what it serves.
+async def wait_for_model(prompt: Prompt, call: ClientRequest, slot: Slot, stages: Stages, services: Services) -> None:
+    """Return when an instance serves the prompt's model, or requests for it may not wait. Raises `NoTarget` when no
+    instance comes, `NotFound` for a name that no instance can get.
+    """
+    waits = services.waits
+    if prompt.model is None or waits is None:
+        return
+    needed = prompt.model if services.adapters is None else services.adapters.find_base(prompt.model)
+    if waits.has_to_wait(needed):
+        stages.wake_ms = await waits.wait(needed, call.sender, slot.held_bytes) * 1e3
+    elif len(services.scheduler.fleet) == 0:  # which is no reason to try again, as it is without `wake`
+        name = quote_name(prompt.model)
+        raise NotFound(f"the model `{name}` does not exist", param="model", code="model_not_found")
+
+
+def resolve_model(prompt: Prompt, scheduler: Scheduler, choice: ModelChoice | None = None) -> ServedModel | None:
+    """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). The
+    name is the client's own unless an alias made the `choice`. Raises `NotFound` for one that no instance serves,
+    `NoTarget` for one that never was while no instance is ready to say what it serves.
     """
     if prompt.model is None:
         return None
-    if tenant is not None and not tenant.service_class.allows(prompt.model):
-        raise Forbidden(
-            f"the model `{quote_name(prompt.model)}` is not among those that {quote_name(tenant.name)} may use",
-            param="model",
-            code="model_not_allowed",
-        )
     served = scheduler.fleet.resolve(prompt.model)
     if served is None:
-        name, others = quote_name(prompt.model), list_names(card.id for card in scheduler.fleet.models())
+        name = quote_name(prompt.model if choice is None else choice.alias)
+        others = list_names(card.id for card in scheduler.fleet.models())
         if not others:
             raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
         raise NotFound(
@@ -196,8 +280,8 @@ async def tokenize(
     if served is None:
         return UnknownIds("no_model")
     if not (selector.policy_set.needs_cache or (override is not None and override.policy.needs_cache)):
-        prompt.source = UnknownIds("not_needed")
-        return prompt.source
+        prompt.source = NOT_NEEDED
+        return NOT_NEEDED
     instances: list[str] = []
     if services.tokenization.uses_remote(served.base):
         candidates = fleet.candidates(served.base, (), services.clock.now())
@@ -285,54 +369,3 @@ def assign_policy(request: PreparedRequest, record: Record, services: Services) 
         arrived_wall_s = record.at_wall_s - (services.clock.now() - record.arrived_s)  # before any wait for admission
         unit = derive_unit(experiment, request.prompt, record.client, record.id, arrived_wall_s)
         services.scheduler.assign_policy(record, unit)
-
-
-def open_record(
-    call: ClientRequest, request: PreparedRequest, stages: Stages, times: RequestTimes, services: Services
-) -> Record:
-    """Create the record of a request, visible while the request runs."""
-    prompt, served, tokens, lease = request.prompt, request.served, request.tokens, request.lease
-    number = services.scheduler.selector.next_number()
-    record = Record(
-        id=f"{services.run_id}-{number}",
-        number=number,
-        arrived_s=times.arrived_s,
-        at_wall_s=services.clock.wall(),
-        endpoint=prompt.path,
-        model=prompt.model or "",
-        stream=prompt.stream,
-        client=call.client,
-        sender=call.sender,
-        tokens_from=tokens.reason if isinstance(tokens, UnknownIds) else tokens.source,
-        prompt_tokens_counted=len(tokens.ids) if isinstance(tokens, TokenizedPrompt) and tokens.complete else None,
-        stages=stages,
-        body_ms=(times.read_s - times.arrived_s) * 1e3,
-        prepared_ms=(services.clock.now() - times.arrived_s) * 1e3,
-        trace_id=None if request.trace is None else request.trace.trace_id,
-    )
-    if lease is not None:
-        lease.record, record.admission_rule = record, lease.rule
-        stages.admission_ms = None if lease.waited_s is None else lease.waited_s * 1e3
-    if isinstance(tokens, TokenizedPrompt):
-        stages.tokens_ms, stages.keys_ms = tokens.tokens_ms, tokens.keys_ms
-        if services.decision_log is not None:
-            record.blocks = tokens.keys_every(LOG_BLOCK_TOKENS)
-    call.recorded = True
-    services.recent_records.add(record)
-    if isinstance(tokens, TokenizedPrompt) and prompt.salt is None and served is not None:
-        services.recent_records.prompts.add(tokens, *served)
-    services.metrics.on_request_start()
-    return record
-
-
-def close_record(record: Record, trace: TraceContext | None, services: Services) -> None:
-    record.duration_ms = (services.clock.now() - record.arrived_s) * 1e3
-    record.done = True
-    services.metrics.on_request_end(record)
-    services.scheduler.complete(record)
-    if services.decision_log is not None:
-        services.decision_log.add(record)
-    if services.tracing is not None and trace is not None and services.tracing.end(trace, record):
-        services.metrics.on_trace(record)
-    if services.config.log.access:
-        log_request(record)

@@ -11,11 +11,15 @@ from router.clock import Clock
 from router.config.schema import Config
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization.tokenization import Tokenization
+from router.request.adapter_loading import AdapterLoader
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionControl
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.data_path import DataPath
+from router.request.metering import Meter
+from router.request.model_names import ModelNames
 from router.request.retry_budget import RetryBudget
+from router.request.wake.model_waits import ModelWaits
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.prometheus import Metrics
@@ -32,6 +36,7 @@ class Services:
     scheduler: Scheduler
     limiter: ConcurrencyLimiter
     admission: AdmissionControl
+    meter: Meter
     retry_budget: RetryBudget
     tokenization: Tokenization
     kv_store: KvStore
@@ -44,4 +49,7 @@ class Services:
     metrics: Metrics
     tracing: Tracing | None
     admin_tokens: AdminTokens
+    waits: ModelWaits | None  # None: requests for a model without an instance are refused
+    models: ModelNames | None  # None: clients use the engines' own names
+    adapters: AdapterLoader | None  # None: the router loads none
     run_id: str  # prefix of the ids of all records of this process

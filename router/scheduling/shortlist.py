@@ -126,7 +126,7 @@ class _GroupColumns:
             return [requests[slot] for slot in slots]
         queued_ms = columns.queued_ms
         if measure is Measure.QUEUE:
-            return [queued_ms[slot] for slot in slots]
+            return queued_ms[:] if isinstance(slots, range) else [queued_ms[slot] for slot in slots]
         if measure in SERVED:
             return self._served(SERVED[measure])
         prompt = self._prompts[measure]
@@ -146,7 +146,7 @@ class _GroupColumns:
                 ms = least_ms(overlap, columns.speeds[slot], prompt) * (1 + columns.stall_cost[slot])
                 column.append(columns.queued_ms[slot] + ms + prices.ms_per_step[slot] * steps)
         needed = prompt.whole - overlap.gpu_tokens
-        if answer and not columns.all_have_free(needed + growth_tokens(max(columns.requests), answer)):
+        if answer and not columns.all_have_free(needed, answer):
             for place, slot in enumerate(self._slots):
                 lacks = needed + growth_tokens(columns.requests[slot], answer) - columns.free_tokens[slot]
                 if lacks > 0:

@@ -45,11 +45,15 @@ class ViewBuilder:
         self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
     ) -> Sequence[Target]:
         """Return the targets that may get the request. One target where `only` requires it, whatever its breaker says:
-        no other one can answer. Else those of the request's arm where arms are isolated, as long as there is one.
+        no other one can answer. Else those of the request's revision, and of its arm where arms are isolated, as long
+        as there is one.
         """
         if only is not None:
             target = self._fleet.ready_target(model, only)
             return [] if target is None or only in excluding else [target]
+        if (revision := record.revision) is not None:
+            others = [t.id for t in self._fleet.targets_serving(model) if t.instance.config.revision != revision]
+            excluding = {*excluding, *others}
         candidates = self._fleet.candidates(model, excluding, now, record.sender)
         policy_set = self._selector.policy_set
         if record.arm is None or policy_set.experiment is None or policy_set.experiment.isolate == "none":
@@ -104,8 +108,8 @@ class ViewBuilder:
             groups.setdefault(estimate.overlap._replace(source="events", age_s=None), []).append(slots[target.id])
             named.add(slots[target.id])
         for overlap, ids in outline.groups:
-            members = [slot for slot in map(slots.get, ids) if slot is not None]
-            if not named.isdisjoint(members):
+            members = [slot for id in ids if (slot := slots.get(id)) is not None]
+            if named and not named.isdisjoint(members):
                 members = [slot for slot in members if slot not in named]
             if members:
                 groups.setdefault(overlap, []).extend(members)

@@ -48,6 +48,7 @@ class AuditEntry(msgspec.Struct, frozen=True, rename={"before": "from", "after":
     why: str | None = None
     arm: str | None = None  # of a rollback
     replica: str | None = None  # run id of the router where it happened; None: here
+    split: str | None = None  # fingerprint of the model split that `arm` belongs to; None: of no split
     number: int | None = None  # among the entries of that router's run, from 1; None: it happened here
 
 

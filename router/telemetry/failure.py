@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from router.scheduling.policy.record import Record
 
-ENDS = frozenset({"connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "prefill"})
+ENDS: Final = frozenset({"connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "prefill"})
 CLIENTS_OWN = frozenset({"client_gone", "engine_4xx"})
 """Reasons that say nothing of the router or of an engine: the client left, or sent what an engine finds fault with."""
 

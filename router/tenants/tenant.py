@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 from fnmatch import translate
 
-from router.config.sections.clients import ServiceClassConfig
+from router.config.sections.clients import ServiceClassConfig, TenantLimits
 from router.tenants.isolation import CacheScope
 
 MAX_NAME_CHARS = 128
+NONE = "(?!)"  # a pattern that matches nothing
 
 
 class ServiceClass:
-    """What the tenants of a class may do: the configuration, prepared for questions that every request asks."""
+    """Rights of the tenants of a class: the configuration, prepared for questions that every request asks."""
 
-    __slots__ = ("_models", "config", "name")
+    __slots__ = ("_models", "config", "limits", "name")
 
     def __init__(self, name: str, config: ServiceClassConfig) -> None:
         self.name = name
         self.config = config
+        limited = config.limits is not None and config.limits != TenantLimits()
+        self.limits = config.limits if limited else None  # None: as much as there is
         every = "*" in config.models
-        self._models = None if every else re.compile("|".join(translate(pattern) for pattern in config.models))
+        self._models = None if every else re.compile("|".join(map(translate, config.models)) or NONE)
 
     def allows(self, model: str) -> bool:
         """Return whether its tenants may use a model, by the name that the client gives it."""

@@ -53,7 +53,7 @@ def test_every_endpoint(documents: str) -> None:
 def test_every_admin_endpoint(documents: str) -> None:
     paths = admin_app(Unused(), Unused(), Unused(), Unused(), []).openapi()["paths"]  # type: ignore[arg-type]
     names = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
-    assert len(names) == 25
+    assert len(names) == 27
     assert undocumented(names, documents) == []
 
 
@@ -76,5 +76,5 @@ def commands_of(app: Typer, prefix: str = "") -> Iterator[str]:
 def test_every_command(documents: str) -> None:
     commands = list(commands_of(app))
     assert {"serve", "check", "bench layers", "policy put", "experiment show", "replay", "simulate"} <= set(commands)
-    assert len(commands) == 30
+    assert len(commands) == 31
     assert [name for name in commands if f"warmroute {name}" not in documents] == []

@@ -233,6 +233,26 @@ async def test_a_client_key_is_asked_for_and_goes_no_further(picker: Any, tmp_pa
         assert (await p.last())["client"] == "alice"
 
 
+async def test_limits_of_tenants_hold_behind_a_gateway(picker: Any) -> None:
+    classes = {"default": {"limits": {"requests_per_minute": 1, "tokens_per_minute": 1000}}}
+    alice, bob = [("x-tenant", "alice")], [("x-tenant", "bob")]
+    async with picker(clients={"tenant_header": "x-tenant", "service_classes": classes}) as p:
+        exchange, choice = await p.choose(headers=alice)
+        told = await exchange.begin_answer(200, choice.endpoint)
+        assert told["x-ratelimit-remaining-requests"] == b"0"
+        await exchange.send_piece(JSON_ANSWER, last=True)
+        assert await exchange.ended() == grpc.StatusCode.OK
+        refusal = await p.refused(CHAT, chat(), headers=alice)
+        assert (refusal.status, refusal.json["error"]["code"]) == (429, "requests_per_minute")
+        assert refusal.headers["x-ratelimit-limit-requests"] == "1"
+        assert 50 <= int(refusal.headers["retry-after"]) <= 61
+        await p.choose(headers=bob)
+        rows = (await p.router.admin.get("/admin/usage")).raise_for_status().json()["usage"]
+        (row,) = [row for row in rows if row["tenant"] == "alice"]
+        counts = [row[name] for name in ("requests", "input_tokens", "cached_tokens", "output_tokens")]
+        assert counts == [1, 4, 8, 3], "as the engine counted them"
+
+
 @pytest.mark.parametrize("name", ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"])
 async def test_requests_are_counted_for_the_fairness_id(picker: Any, name: str) -> None:
     async with picker() as p:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,8 @@ class ApiServer:
         self.refusals: list[Refusal] = []
         self.watches: list[Watch] = []
         self.silent = False  # watches hear nothing, and do not end
+        self.scales: dict[str, int] = {}  # replicas, by path
+        self.patches: list[tuple[str, Json]] = []  # path and change
         self.made = 0
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -168,12 +171,14 @@ class ApiServer:
         self._writers.add(writer)
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                await self._answer(await reader.readuntil(b"\r\n\r\n"), writer)
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                await self._answer(head, b"" if length is None else await reader.readexactly(int(length[1])), writer)
         finally:
             self._writers.discard(writer)
             writer.close()
 
-    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
         first, *lines = head.decode().split("\r\n")
         url = urlsplit(first.split(" ")[1])
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -184,6 +189,10 @@ class ApiServer:
             self._refuse(writer, self.refusals.pop(0))
         elif request.token != self.token:
             self._refuse(writer, Refusal(401))
+        elif head.startswith(b"PATCH"):
+            self._patch(request, headers["content-type"], json.loads(body), writer)
+        elif request.path in self.scales:
+            self._show_scale(request, writer)
         elif "watch" in query:
             await self._watch(request, writer)
         else:
@@ -194,6 +203,19 @@ class ApiServer:
         body = json.dumps({"kind": "Status", "message": f"refused with {refusal.status}", "code": refusal.status})
         pause = "" if refusal.retry_after is None else f"retry-after: {refusal.retry_after}\r\n"
         writer.write(f"HTTP/1.1 {refusal.status} No\r\n{pause}content-length: {len(body)}\r\n\r\n{body}".encode())
+
+    def _show_scale(self, request: ApiRequest, writer: asyncio.StreamWriter) -> None:
+        replicas = self.scales[request.path]
+        spec = {"replicas": replicas} if replicas else {}  # the real one leaves a zero out
+        body = json.dumps({"kind": "Scale", "apiVersion": "autoscaling/v1", "spec": spec})
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+
+    def _patch(self, request: ApiRequest, kind: str, change: Json, writer: asyncio.StreamWriter) -> None:
+        assert kind == "application/merge-patch+json"
+        self.patches.append((request.path, change))
+        if request.path in self.scales:
+            self.scales[request.path] = change["spec"]["replicas"]
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
 
     def _list(self, request: ApiRequest, writer: asyncio.StreamWriter) -> None:
         start, limit = int(request.query.get("continue", "0")), int(request.query["limit"])

@@ -14,6 +14,7 @@ from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
 from router.clock import ManualClock
 from router.config import schema
 from router.config.sections.discovery import DnsConfig
+from router.control.replicas.connect import build_replica_discovery
 from router.errors import ConfigError
 from router.fleet.engine_facts import ModelCard
 from router.kvcache.block_keys import Keyring
@@ -23,7 +24,6 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.wiring import (
     build_configured_policies,
     build_discoveries,
-    build_replica_discovery,
     build_scheduler,
     build_tokenization,
     choose_seed,

@@ -73,7 +73,7 @@ def test_every_built_in_file_is_registered() -> None:
     machinery |= {"headroom", "row_loops"}  # what is compiled of single ones
     files = {path.stem for path in Path(scorers.__file__).parent.glob("*.py")} - machinery
     assert files == {name for kind, named in BUILTINS.items() if kind is not AdmissionRule for name in named}
-    machinery = {"__init__", "contract", "bindings", "live_programs", "return_probability"}
+    machinery = {"__init__", "contract", "bindings", "engine_room", "live_programs", "return_probability"}
     rules = {path.stem for path in (Path(scorers.__file__).parent / "admission").glob("*.py")} - machinery
     assert rules == set(BUILTINS[AdmissionRule])
 

@@ -23,16 +23,25 @@ from typing import Any, Literal, NamedTuple, cast
 import msgspec
 from msgspec import Raw
 
+from router.backends.vllm.kv_event_format import EventFields
 from router.fleet.engine_limits import MAX_BLOCK_TOKENS, NAME_CHARS
-from router.kvcache.bulk import unpack_ids
-from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksRemoved, BlocksStored, EngineHash, Event, Tier
+from router.kvcache.bulk import fold_hashes, unpack_ids
+from router.kvcache.events import (
+    BlockEvent,
+    BlocksCleared,
+    BlocksPooled,
+    BlocksRemoved,
+    BlocksStored,
+    EngineHash,
+    EventBatch,
+    Tier,
+)
 
 Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length"]
 
 PIECE_BLOCKS = 2048  # an event of more blocks becomes several, each of which is applied in 2 ms
 MAX_GROUPS = 64  # KV cache groups of one rank; a model has a handful
 EXTRA_BYTES = 4096  # hashed beside the tokens of one block: ids of some images, an adapter's name
-U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 # Array events: the tag, then these in order; older versions stop earlier.
 FIELDS = {
@@ -54,56 +63,87 @@ FIELDS = {
 NAMES = frozenset(name for names in FIELDS.values() for name in names)
 FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
 GPU = Tier.GPU
-ONLY_INTS = {int}
 TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "storage": Tier.DISK}
 
 
-class EventFields(msgspec.Struct, gc=False):
-    """The fields that are read of an event, of any type."""
+class EventReader:
+    """Reads events of one message, in order, into the lists of its batch."""
 
-    type: Any = None
-    block_hashes: Any = None
-    parent_block_hash: Any = None
-    token_ids: Any = None
-    block_size: Any = None
-    lora_id: Any = None
-    medium: Any = None
-    lora_name: Any = None
-    extra_keys: Any = None
-    group_idx: Any = None
-    kv_cache_spec_kind: Any = None
+    def __init__(self, batch: EventBatch, host_cpu: bool) -> None:
+        self._events = batch.events
+        self._skipped = batch.skipped
+        self._host_cpu = host_cpu
+        self._last_removed: list[EngineHash] | None = None  # of the last event; None: it is no removal
+        self._last_tier = GPU
+        self._last_group = 0
+
+    def read(self, raw: Any) -> None:
+        """Add the event that `raw` is, decoded untyped or not, or count why it is skipped."""
+        if isinstance(raw, EventFields):
+            self.read_fields(raw)
+        elif type(raw) is dict:
+            self.read_fields(EventFields(raw.get("type"), **{name: raw[name] for name in NAMES if name in raw}))
+        elif type(raw) is list and raw and type(raw[0]) is str:
+            named = zip(FIELDS.get(raw[0], ()), raw[1:], strict=False)  # shorter: older; longer: newer
+            self.read_fields(EventFields(raw[0], **dict(named)))
+        else:
+            self.skip("broken")
+
+    def read_fields(self, fields: EventFields) -> None:
+        """Add the event with these fields, in pieces if it has more than `PIECE_BLOCKS` blocks."""
+        kind = fields.type
+        if kind == "BlockStored":
+            stored = _stored(fields, self._host_cpu)
+            if isinstance(stored, str):
+                self.skip(stored)
+            else:
+                self._add(stored)
+        elif kind == "BlockRemoved":
+            self._remove(fields)
+        elif kind == "AllBlocksCleared":
+            self._events.append(BlocksCleared())
+            self._last_removed = None
+        else:
+            self.skip("unknown")
+
+    def skip(self, why: Skipped) -> None:
+        """Count an event that is not added."""
+        self._skipped[why] = self._skipped.get(why, 0) + 1
+
+    def _remove(self, fields: EventFields) -> None:
+        """Add a removal. Adjacent ones become one: vLLM sends one per evicted block, merged they cost half."""
+        tier = _tier(fields.medium, self._host_cpu)
+        if isinstance(tier, str):
+            self.skip(tier)
+            return
+        hashes, group, last = _hashes(fields.block_hashes), _group(fields), self._last_removed
+        if hashes is None or group is None:
+            self.skip("broken")
+        elif (
+            last is not None
+            and tier is self._last_tier
+            and group == self._last_group
+            and len(last) + len(hashes) <= PIECE_BLOCKS
+        ):
+            last.extend(hashes)
+        else:
+            self._add(BlocksRemoved(hashes, tier, group))
+
+    def _add(self, event: BlockEvent) -> None:
+        if len(event.hashes) <= PIECE_BLOCKS:
+            self._events.append(event)
+        else:
+            self._events.extend(_cut(event))
+        last = self._events[-1]
+        if isinstance(last, BlocksRemoved):
+            self._last_removed, self._last_tier, self._last_group = last.hashes, last.tier, last.group
+        else:
+            self._last_removed = None
 
 
-class PackedFields(EventFields, gc=False):
-    """The same with token ids as they came: 256 ints are made in half of the time that an event of 16 blocks takes."""
-
-    token_ids: Raw = Raw(b"\xc0")
-
-
-def read_event(raw: Any, host_cpu: bool) -> Event | list[Event] | Skipped:
-    """Return the event that `raw` is, in pieces if it has more than `PIECE_BLOCKS` blocks, or why it is skipped."""
-    if isinstance(raw, EventFields):
-        fields = raw
-    elif type(raw) is dict:
-        fields = EventFields(raw.get("type"), **{name: raw[name] for name in NAMES & raw.keys()})
-    elif type(raw) is list and raw and type(raw[0]) is str:
-        named = zip(FIELDS.get(raw[0], ()), raw[1:], strict=False)  # shorter: older; longer: newer
-        fields = EventFields(raw[0], **dict(named))
-    else:
-        return "broken"
-    kind = fields.type
-    if kind == "BlockStored":
-        stored = _stored(fields, host_cpu)
-        return stored if isinstance(stored, str) or len(stored.hashes) <= PIECE_BLOCKS else _cut(stored)
-    if kind == "BlockRemoved":
-        removed = _removed(fields, host_cpu)
-        return removed if isinstance(removed, str) or len(removed.hashes) <= PIECE_BLOCKS else _cut(removed)
-    return BlocksCleared() if kind == "AllBlocksCleared" else "unknown"
-
-
-def _cut(event: BlocksStored | BlocksPooled | BlocksRemoved) -> list[Event]:
+def _cut(event: BlockEvent) -> list[BlockEvent]:
     """Return the same as several events of up to `PIECE_BLOCKS` blocks, each the child of the one before."""
-    pieces: list[Event] = []
+    pieces: list[BlockEvent] = []
     for start in range(0, len(event.hashes), PIECE_BLOCKS):
         end = start + PIECE_BLOCKS
         hashes = event.hashes[start:end]
@@ -138,8 +178,10 @@ def _stored(fields: EventFields, host_cpu: bool) -> BlocksStored | BlocksPooled 
         return "length"
     raw_parent, adapter = fields.parent_block_hash, fields.lora_name
     parent = None if raw_parent is None else _hash(raw_parent)
+    if (parent is None and raw_parent is not None) or not _is_name(adapter):
+        return "broken"
     extra = _extra_keys(fields.extra_keys, len(hashes), adapter, root=raw_parent is None)
-    if (parent is None and raw_parent is not None) or extra is None or not _is_name(adapter):
+    if extra is None:
         return "broken"
     if adapter is None and fields.lora_id is not None:
         return "adapter"
@@ -158,14 +200,6 @@ def _pooled(fields: EventFields) -> BlocksPooled | Skipped:
     if (parent is None and raw_parent is not None) or len(token_ids) not in (0, block_tokens * len(hashes)):
         return "broken"
     return BlocksPooled(hashes, parent, token_ids, block_tokens)
-
-
-def _removed(fields: EventFields, host_cpu: bool) -> BlocksRemoved | Skipped:
-    tier = _tier(fields.medium, host_cpu)
-    if isinstance(tier, str):
-        return tier
-    hashes, group = _hashes(fields.block_hashes), _group(fields)
-    return "broken" if hashes is None or group is None else BlocksRemoved(hashes, tier, group)
 
 
 def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:
@@ -191,24 +225,12 @@ def _is_name(value: Any) -> bool:
 
 
 def _hash(raw: Any) -> EngineHash | None:
-    """Return unsigned 64 bits: of an int (a signed one folded), or the last 8 bytes of a digest."""
-    if type(raw) is int:
-        return EngineHash(raw & U64)
-    if type(raw) is bytes and len(raw) >= 8:
-        return EngineHash(int.from_bytes(raw[-8:], "big"))
-    return None
+    folded = _hashes([raw])
+    return None if folded is None else folded[0]
 
 
 def _hashes(raw: Any) -> list[EngineHash] | None:
-    """Return `_hash` of each; `None` if one of them is invalid."""
-    if type(raw) is not list:
-        return None
-    if len(raw) == 1 and type(raw[0]) is int and raw[0] >= 0:
-        return cast("list[EngineHash]", raw)
-    if raw and set(map(type, raw)) == ONLY_INTS and min(raw) >= 0:  # msgpack ints have at most 64 bits
-        return cast("list[EngineHash]", raw)
-    hashes = [known for value in raw if (known := _hash(value)) is not None]
-    return hashes if len(hashes) == len(raw) else None
+    return cast("list[EngineHash] | None", fold_hashes(raw))
 
 
 def _token_ids(raw: Any) -> array[int] | None:

@@ -12,14 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import isfinite
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
-import msgspec
 from msgspec import Raw
 
-from router.backends.vllm.kv_event import EXTRA_BYTES, FIELDS, PIECE_BLOCKS, PackedFields, read_event
+from router.backends.vllm.kv_event import EXTRA_BYTES, FIELDS, PIECE_BLOCKS, EventReader
+from router.backends.vllm.kv_event_format import (
+    find_events,
+    unpack,
+    unpack_array,
+    unpack_event_map,
+    unpack_hashes,
+    unpack_ints,
+    unpack_map,
+    unpack_maps,
+)
 from router.fleet.engine_limits import OverLimit
-from router.kvcache.events import BlocksRemoved, Event, EventBatch
+from router.kvcache.events import EventBatch
 
 PLAIN_BYTES = 64 * 1024  # a step of 8,000 tokens; 20 ms for the worst content
 MESSAGE_EVENTS = 1 << 17  # a step that loads a prompt of a million tokens removes a block of 16 per event: 62,500
@@ -32,7 +41,6 @@ END_OF_REPLAY = b"\xff" * 8  # sequence -1
 MILLISECONDS_FROM = 1e11  # in seconds the year 5138: Mooncake's master sends milliseconds
 
 _UNREADABLE = (ValueError, RecursionError)  # msgspec's own errors, bad UTF-8, absurd nesting
-_unpack = msgspec.msgpack.Decoder().decode
 
 
 class MalformedMessage(NamedTuple):
@@ -71,20 +79,21 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | Larg
     if len(payload) > PLAIN_BYTES:
         return _large(sequence, payload, host_cpu)
     try:
-        message = _unpack_maps(payload)
+        message = unpack_maps(payload)
     except _UNREADABLE:
         return _batch_of_any(sequence, payload, host_cpu)
     batch = _begin(sequence, message.stamp, message.rank, len(payload))
     if not isinstance(batch, MalformedMessage):
-        for event in message.events:
-            _add(batch, read_event(event, host_cpu))
+        reader = EventReader(batch, host_cpu)
+        for fields in message.events:
+            reader.read_fields(fields)
     return batch
 
 
 def _batch_of_any(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | MalformedMessage:
     """Decode a message of which not all events are maps, as those of vLLM before 0.24, or which is malformed."""
     try:
-        content = _unpack(payload)
+        content = unpack(payload)
     except _UNREADABLE:
         return MalformedMessage("payload")
     if type(content) is not list or len(content) < 2 or type(content[1]) is not list:
@@ -92,8 +101,9 @@ def _batch_of_any(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch
     batch = _begin(sequence, content[0], content[2] if len(content) > 2 else None, len(payload))
     if isinstance(batch, MalformedMessage):
         return batch
+    reader = EventReader(batch, host_cpu)
     for raw in content[1]:
-        _add(batch, read_event(raw, host_cpu))
+        reader.read(raw)
     return batch
 
 
@@ -106,50 +116,6 @@ def _begin(sequence: bytes, stamp: Any, rank: Any, size_bytes: int) -> EventBatc
     return EventBatch(int.from_bytes(sequence, "big"), wall_s, rank, [], {}, size_bytes)
 
 
-def _add(batch: EventBatch, event: Event | list[Event] | str) -> None:
-    """Add what an event was read as. Adjacent removals become one: vLLM sends one per evicted block, merged they cost
-    half.
-    """
-    if isinstance(event, str):
-        batch.skipped[event] = batch.skipped.get(event, 0) + 1
-    elif isinstance(event, list):
-        batch.events.extend(event)
-    elif type(event) is BlocksRemoved and batch.events and _extends(last := batch.events[-1], event):
-        last.hashes.extend(event.hashes)
-    else:
-        batch.events.append(event)
-
-
-def _extends(last: Event, event: BlocksRemoved) -> TypeGuard[BlocksRemoved]:
-    return (
-        type(last) is BlocksRemoved
-        and last.tier is event.tier
-        and last.group == event.group
-        and len(last.hashes) + len(event.hashes) <= PIECE_BLOCKS
-    )
-
-
-class _Message(msgspec.Struct, array_like=True):
-    stamp: Any
-    events: list[Raw]
-    rank: Any = None
-
-
-class _MessageOfMaps(msgspec.Struct, array_like=True):
-    stamp: Any
-    events: list[PackedFields]
-    rank: Any = None
-
-
-_unpack_maps = msgspec.msgpack.Decoder(_MessageOfMaps).decode
-_unpack_event_map = msgspec.msgpack.Decoder(PackedFields).decode
-_find_events = msgspec.msgpack.Decoder(_Message).decode
-_unpack_map = msgspec.msgpack.Decoder(dict[str, Raw]).decode
-_unpack_array = msgspec.msgpack.Decoder(list[Raw]).decode
-_unpack_ints = msgspec.msgpack.Decoder(list[int]).decode
-_unpack_hashes = msgspec.msgpack.Decoder(list[int | bytes]).decode
-
-
 def _large(sequence: bytes, payload: bytes, host_cpu: bool) -> LargeBatch | MalformedMessage | OverLimit:
     count = _count_events(payload)
     if count is None:
@@ -157,7 +123,7 @@ def _large(sequence: bytes, payload: bytes, host_cpu: bool) -> LargeBatch | Malf
     if count > MESSAGE_EVENTS:
         return OverLimit("message", f"a message of more than {MESSAGE_EVENTS:,} KV events")
     try:
-        message = _find_events(payload)
+        message = find_events(payload)
     except _UNREADABLE:
         return MalformedMessage("payload")
     batch = _begin(sequence, message.stamp, message.rank, len(payload))
@@ -195,25 +161,25 @@ class LargeBatch:
 
     def __init__(self, batch: EventBatch, events: list[Raw], host_cpu: bool) -> None:
         self._batch = batch
+        self._reader = EventReader(batch, host_cpu)
         self._events = iter(events)
         self._pieces: Iterator[Any] = iter(())  # of the present event, if that is large
-        self._host_cpu = host_cpu
 
     def step(self) -> EventBatch | OverLimit | None:
         """Decode some more events. Return the batch when all are decoded, or what is wrong with the message."""
         for _ in range(STEP_EVENTS):
             try:
                 if (piece := next(self._pieces, None)) is not None:
-                    _add(self._batch, read_event(piece, self._host_cpu))
+                    self._reader.read(piece)
                     return None
                 if (raw := next(self._events, None)) is None:
                     return self._batch
                 if len(memoryview(raw)) <= PLAIN_BYTES:
-                    _add(self._batch, read_event(_unpack_event(raw), self._host_cpu))
+                    self._reader.read(_unpack_event(raw))
                 else:
                     self._pieces = _cut_fields(raw)
             except _UNREADABLE:
-                _add(self._batch, "broken")
+                self._reader.skip("broken")
             except _TooMuch as beyond:
                 return OverLimit("message", str(beyond))
         return None
@@ -225,9 +191,9 @@ def _unpack_event(raw: Raw) -> Any:
     Raises ValueError or RecursionError for an unreadable one.
     """
     try:
-        return _unpack_event_map(raw)
+        return unpack_event_map(raw)
     except _UNREADABLE:
-        return _unpack(raw)
+        return unpack(raw)
 
 
 class _TooMuch(Exception):
@@ -262,9 +228,9 @@ def _large_fields(raw: Raw) -> dict[str, Any]:
     count = _length(raw)
     _check(count or _length(raw, MAP) or 0, EVENT_FIELDS, "fields")
     if count is None:
-        members = _unpack_map(raw)
+        members = unpack_map(raw)
     else:
-        kind, *rest = _unpack_array(raw)
+        kind, *rest = unpack_array(raw)
         tag = _small(kind)
         names = FIELDS.get(tag, ()) if isinstance(tag, str) else ()
         members = {"type": kind} | dict(zip(names, rest, strict=False))
@@ -274,13 +240,13 @@ def _large_fields(raw: Raw) -> dict[str, Any]:
         match name:
             case "token_ids" if count is not None:
                 _check(count, EVENT_TOKENS, "tokens")
-                fields[name] = _unpack_ints(value)
+                fields[name] = unpack_ints(value)
             case "block_hashes" if count is not None:
                 _check(count, EVENT_BLOCKS, "blocks")
-                fields[name] = _unpack_hashes(value)
+                fields[name] = unpack_hashes(value)
             case "extra_keys" if count is not None:
                 _check(count, EVENT_BLOCKS, "blocks")
-                fields[name] = _unpack_array(value)
+                fields[name] = unpack_array(value)
             case _:
                 fields[name] = _small(value)
     return fields
@@ -293,4 +259,4 @@ def _check(count: int, most: int, what: str) -> None:
 
 def _small(raw: Raw) -> Any:
     """Return a value of a few KB; for a larger one something that is no value of any field."""
-    return _unpack(raw) if len(memoryview(raw)) <= EXTRA_BYTES else ...
+    return unpack(raw) if len(memoryview(raw)) <= EXTRA_BYTES else ...

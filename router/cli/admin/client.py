@@ -42,8 +42,8 @@ class AdminClient:
     def get(self, *path: str, **params: Any) -> dict[str, Any]:
         return self._json(self._call("GET", path, params=params))
 
-    def text(self, *path: str) -> str:
-        return self._call("GET", path).text
+    def text(self, *path: str, **params: Any) -> str:
+        return self._call("GET", path, params=params).text
 
     def put(self, text: str, *path: str, **params: Any) -> dict[str, Any]:
         return self._json(self._call("PUT", path, content=text.encode(), params=params))

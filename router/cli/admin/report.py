@@ -72,7 +72,14 @@ def show_audit(answer: Answer) -> RenderableType:
 
 
 def show_experiment(answer: Answer) -> RenderableType:
-    """Return the running experiment, or else the last one, as tables with warnings below them."""
+    """Return the running experiment, or else the last one, as tables with warnings below them, and then the splits of
+    models.
+    """
+    models = [(Text(f"\nmodel {alias}"), _experiment(split)) for alias, split in answer.get("models", {}).items()]
+    return Group(_policies_experiment(answer), *(part for parts in models for part in parts))
+
+
+def _policies_experiment(answer: Answer) -> RenderableType:
     if answer["running"]:
         return _experiment(answer)
     last = answer["last"]
@@ -100,7 +107,10 @@ def _arms(report: Answer) -> Grid:
 
 
 def _arm_name(arm: Answer) -> str:
-    """Return the arm's name, with its policy and its admission rule where it names them."""
+    """Return the arm's name, with its policy and its admission rule where it names them, or its model."""
+    if arm.get("model") is not None:
+        at = "" if arm["revision"] is None else f" at {arm['revision']}"
+        return f"{arm['arm']} ({arm['model']}{at})"
     policy = None if arm["policy"] == arm["arm"] else arm["policy"]
     named = [name for name in (policy, arm["admission"]) if name is not None]
     return f"{arm['arm']} ({', '.join(named)})" if named else str(arm["arm"])
@@ -143,12 +153,14 @@ def _shadows(answer: Answer) -> Grid:
 
 
 def format_figure(value: float | str | None, metric: str) -> str:
-    """Return a metric's value with its unit. The API writes an infinite time as text: no answer came."""
+    """Return a metric's value with its unit. The API writes an infinite time as text: no answer came; of a length it
+    is the end of an interval of which nothing is known.
+    """
     if value is None:
         return MISSING
     if isinstance(value, str):
-        return "no answer"
-    return f"{value:.1%}" if metric in SHARES else f"{value:,.0f} ms"
+        return "any" if metric == "output_p50" else "no answer"
+    return f"{value:.1%}" if metric in SHARES else f"{value:,.0f} {'tokens' if metric == 'output_p50' else 'ms'}"
 
 
 def format_time(at_wall_s: float) -> str:

@@ -194,13 +194,17 @@ def _override(
     workers: int | None = None,
 ) -> Config:
     """Return `settings` with what the command line says instead. Raises ConfigError for an unknown policy, and for
-    workers beside a picker.
+    workers beside a picker or a split of a model.
     """
     from router.config.reader import select_policy
-    from router.config.schema import ONE_PICKER_PROCESS
+    from router.config.schema import ONE_LOADING_PROCESS, ONE_PICKER_PROCESS, ONE_SPLIT_PROCESS
 
     if settings.picker is not None and (workers or 1) > 1:
         raise ConfigError(f"--workers: {ONE_PICKER_PROCESS}")
+    if settings.splits_models and (workers or 1) > 1:
+        raise ConfigError(f"--workers: {ONE_SPLIT_PROCESS}")
+    if settings.adapters and (workers or 1) > 1:
+        raise ConfigError(f"--workers: {ONE_LOADING_PROCESS}")
     changes: dict[str, object] = {} if workers is None else {"workers": workers}
     if port is not None:
         changes["listen"] = settings.listen.model_copy(update={"port": port})

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from router.config.sections.base import PathName, Seconds, Section
+from router.config.sections.base import PathName, Positive, Seconds, Section
 
 DEFAULT_CLASS = "default"
 
@@ -40,8 +40,34 @@ class JwtConfig(Section):
         return self
 
 
+class TenantLimits(Section):
+    """Limits on what a tenant of a class uses: each tenant has them for itself, not the class as a whole."""
+
+    requests_per_minute: Positive | None = None
+    """requests in any 60 s; null: no limit, as for the others"""
+    tokens_per_minute: Positive | None = None
+    """tokens that engines compute in any 60 s: those of prompts that were not found in a cache, and those of answers"""
+    concurrent: Positive | None = None
+    """requests at a time"""
+    budget_per_day: float | None = Field(default=None, gt=0)
+    """what its tokens may cost from midnight to midnight UTC, in the unit of `clients.prices`"""
+
+
+class PricesConfig(Section):
+    """Prices of one token, by kind. The unit is the operator's own; it is the unit of `budget_per_day` and of nothing
+    else.
+    """
+
+    input: float = Field(default=1.0, ge=0)
+    """price of a prompt's token that an engine computed"""
+    cached: float = Field(default=0.1, ge=0)
+    """price of a prompt's token that was found in a cache"""
+    output: float = Field(default=4.0, ge=0)
+    """price of an answer's token"""
+
+
 class ServiceClassConfig(Section):
-    """What each tenant of the class may do."""
+    """Rights and limits of each tenant of the class."""
 
     models: list[str] = ["*"]
     """names of models, aliases and adapters that it may use; `*` stands for any characters"""
@@ -51,6 +77,8 @@ class ServiceClassConfig(Section):
     highest_priority: int | None = None
     """most urgent `priority` that its requests may have among those of the same tenant, lower is more urgent; a request
     without one has 0; null: any"""
+    limits: TenantLimits | None = None
+    """what each of its tenants may use; null: as much as there is"""
 
 
 class TenantConfig(Section):
@@ -76,6 +104,10 @@ class ClientsConfig(Section):
     isolation: Literal["off", "tenant"] = "off"
     """tenant: no tenant can hit, or learn of, what another one's requests left in the caches: the router salts them
     with the deployment's secret (`index.key_secret_env`)"""
+    prices: PricesConfig = PricesConfig()
+    usage_file: PathName | None = None
+    """SQLite file with the usage of each tenant by day, from which the budgets of the day go on after a restart; each
+    router needs one of its own; null: both are kept in memory only and begin anew at a restart"""
 
     @property
     def identifies(self) -> bool:
@@ -89,6 +121,7 @@ class ClientsConfig(Section):
             if tenant.service_class not in known:
                 listed = ", ".join(sorted(known))
                 raise ValueError(f"tenants.{name}.service_class: there is no {tenant.service_class}; known: {listed}")
-        if not self.identifies and (self.tenants or self.service_classes or self.isolation != "off"):
+        settings = (self.tenants, self.service_classes, self.isolation != "off", self.usage_file)
+        if not self.identifies and any(settings):
             raise ValueError("tenants cannot be told apart: give keys_file, jwt or tenant_header")
         return self

@@ -7,6 +7,7 @@ is checked where all policies are known (`reader.py`, `router/control/proposals.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -80,6 +81,13 @@ Arm = Annotated[ArmConfig, BeforeValidator(_read_share_alone, json_schema_input_
 """A number such as 50, the share in percent, or a mapping with the policy and the admission rule as well."""
 
 
+def check_sum(key: str, shares: Mapping[str, float]) -> None:
+    """Raise ValueError unless the shares under `key` add up to 100 (percent)."""
+    total = sum(shares.values())
+    if abs(total - 100) > SUM_TOLERANCE:
+        raise ValueError(f"{key}: the shares add up to {total:g}, not 100 (percent)")
+
+
 class ExperimentConfig(Section):
     """Policies that share the live requests, policies in shadow, and what ends the experiment early."""
 
@@ -106,9 +114,7 @@ class ExperimentConfig(Section):
         for name, arm in self.arms.items():
             if not arm.share > 0:
                 raise ValueError(f"arms: {name} has a share of {arm.share:g}; every share must be above 0")
-        total = sum(arm.share for arm in self.arms.values())
-        if abs(total - 100) > SUM_TOLERANCE:
-            raise ValueError(f"arms: the shares add up to {total:g}, not 100 (percent)")
+        check_sum("arms", self.shares)
         return self
 
     @model_validator(mode="after")

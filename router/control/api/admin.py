@@ -26,6 +26,7 @@ from router.config.sections.listeners import AdminTokenConfig, is_loopback
 from router.control.api.live import add_live_routes
 from router.control.api.policies import ErrorDescriptions, OpenShape, add_policy_routes
 from router.control.api.records import JSON, add_record_routes
+from router.control.api.usage import add_usage_routes
 from router.control.control import Control
 from router.control.explain import Explain
 from router.control.live.feed import LiveFeed
@@ -94,6 +95,18 @@ class PreloadsShape(OpenShape):
     prefixes: list[PreloadedPrefixShape]
 
 
+class ScalingShape(OpenShape):
+    model: str
+    role: str
+    instances: int
+    desired: int | None
+    reason: str | None
+
+
+class ScalingList(BaseModel):
+    models: list[ScalingShape]
+
+
 class ReplicaShape(OpenShape):
     address: str | None
     run: str | None
@@ -160,6 +173,7 @@ def admin_app(
     _add_instance_routes(app, status, [write])
     add_record_routes(app, status, explainer, [read], _describe_errors)
     add_policy_routes(app, control, read, write, DESCRIBED)
+    add_usage_routes(app, status, [read])
     add_live_routes(app, feed, [read], guard.rights, NOT_THERE)
     _allow_all_methods(app)
     return app
@@ -213,6 +227,13 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
         for it hit, and the last warm-up and hand-off of each instance that had one.
         """
         return PreloadsShape.model_validate(status.describe_preloads())
+
+    @app.get("/admin/scaling", dependencies=read)
+    async def scaling() -> ScalingList:
+        """Return how many instances are wanted by model and role, with the reason and what each reason asks for, and
+        the instance whose cache is worth least, which a scale-in should take.
+        """
+        return ScalingList.model_validate({"models": await status.describe_scaling()})
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:

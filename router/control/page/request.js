@@ -130,14 +130,14 @@ function Delivery({ record }) {
 }
 
 const OWN = new Set(["parse", "tokens", "keys", "match", "decide"]);
-const WAITS = new Set(["pool", "admission", "body"]);
+const WAITS = new Set(["pool", "admission", "body", "wake"]);
 
 /** Stages with where they begin; those of a record without a time line follow one another. */
 function stagesOf(record) {
     if (record.timeline) return record.timeline.filter((s) => s.start_ms !== null && s.start_ms !== undefined);
     let at = 0;
     const found = [];
-    for (const name of ["parse", "tokens", "keys", "admission", "pool", "match", "decide", "connect"]) {
+    for (const name of ["parse", "wake", "tokens", "keys", "admission", "pool", "match", "decide", "connect"]) {
         const ms = record.stages[`${name}_ms`];
         if (ms === null || ms === undefined) continue;
         found.push({ name, attempt: null, start_ms: at, duration_ms: ms });

@@ -15,7 +15,7 @@ from itertools import count
 
 from router.control.replicas.policy_messages import AdmissionBegan, AdmissionsOpen, ProgramKnown
 from router.control.workers.messages import AdmissionAnswered, AdmissionEnded, AdmissionPlaced, Message
-from router.request.admission.lease import ComputedPrompt
+from router.request.admission.computed_prompt import ComputedPrompt
 from router.request.admission.shared_prefixes import PromptPrefix
 from router.request.admission.waiting import AdmissionQueues, QueueLease
 from router.tasks import Tasks

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from router.clock import Clock
 from router.config.sections.listeners import AdmissionConfig
+from router.control.workers.broadcast import Broadcast
 from router.control.workers.channel import Channel
 from router.control.workers.messages import (
     AdmissionAnswered,
@@ -27,14 +28,14 @@ from router.control.workers.messages import (
     AdmissionPlaced,
     AdmissionRefusal,
     AdmissionVerdict,
-    Broadcast,
 )
 from router.errors import NoTarget, TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Prompt, UnknownIds
 from router.request.admission.claim import derive_claim
-from router.request.admission.lease import AdmissionLease, ComputedPrompt
+from router.request.admission.computed_prompt import ComputedPrompt
+from router.request.admission.lease import AdmissionLease
 from router.request.admission.model_admission import HeldPrefix, ModelAdmission, find_held
 from router.request.admission.shared_prefixes import sample_prefix
 from router.request.admission.waiting import NO_LEASE, AdmissionQueues, QueueLease, derive_session, leaves_context

@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 
 from router.clock import Clock
 from router.config.sections.experiment import ExperimentConfig
-from router.control.workers.messages import Broadcast, RequestAnswered, RequestBegan, RequestEnded
+from router.control.workers.broadcast import Broadcast
+from router.control.workers.messages import RequestAnswered, RequestBegan, RequestEnded
 from router.fleet.load import LoadBook
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.policy.decision import Decision

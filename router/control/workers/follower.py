@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from router.control.workers.admission import SyncedAdmission
 from router.control.workers.channel import Channel
 from router.control.workers.messages import AnyMessage, PolicyApplied
 from router.control.workers.scheduler import SyncedScheduler, build_from_rule
+from router.control.workers.tenants import FollowerTenants
 from router.errors import ConfigError
 from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
@@ -30,7 +32,8 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.tasks import Tasks
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.recent_records import RecentRecords, RecordQuery
+from router.telemetry.recent_records import RecentRecords
+from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import RequestFlow, list_target_requests
 from router.telemetry.shared_prefixes import count_prefixes
 from scorers.registry import load_registry
@@ -49,7 +52,10 @@ class LocalState(NamedTuple):
     metrics: Metrics
     clock: Clock
 
-    def apply(self, message: messages.SessionMessage | messages.EngineMessage | messages.BlocksSent) -> None:
+    def apply(
+        self,
+        message: messages.SessionMessage | messages.EngineMessage | messages.BlocksSent | messages.PreloadSettled,
+    ) -> None:
         match message:
             case messages.SessionMoved():
                 self.scheduler.apply_sessions([message])
@@ -67,6 +73,8 @@ class LocalState(NamedTuple):
                 self.scheduler.suspect(instance)
             case messages.CacheForgotten(instance):
                 self.scheduler.apply_forgotten(instance)
+            case messages.PreloadSettled():
+                self.scheduler.apply_preload(message)
 
     async def encode_families(self) -> bytes:
         """Encode the counters as of now; the encoding runs in a thread."""
@@ -103,6 +111,8 @@ class FollowerWorker:
         self._channel: Channel
         self._local: LocalState | None = None
         self._admission: SyncedAdmission
+        self.tenants: FollowerTenants | None = None  # None: before they are built
+        self.on_wake_call: Callable[[str, bool], None] = lambda model, failed: None  # the leader's, and how it ended
         self._flow: RequestFlow | None = None  # None: nobody looks at the live page
         self._start: asyncio.Future[messages.StartMessage] = asyncio.get_running_loop().create_future()
         self._waiting: list[AnyMessage] = []
@@ -195,6 +205,10 @@ class FollowerWorker:
                 local.scheduler.apply_preload(message)
             case messages.AdmissionVerdict():
                 self._admission.on_verdict(message)
+            case messages.TenantReport() if self.tenants is not None:
+                self.tenants.apply(message)
+            case messages.WakeCallEnded(model, failed):
+                self.on_wake_call(model, failed)
             case messages.PolicyRule():
                 self._apply_rule(message, local)
             case messages.AskMessage():

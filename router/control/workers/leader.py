@@ -27,16 +27,18 @@ from router.config.schema import Config
 from router.control.record_detail import Others
 from router.control.workers import messages, metrics_merge
 from router.control.workers.admission import FollowerAdmissions
+from router.control.workers.broadcast import Replicas
 from router.control.workers.channel import Channel
 from router.control.workers.experiment import ReportedRequests
 from router.control.workers.follower import LocalState, dump_follower_config
 from router.control.workers.history import list_history
 from router.control.workers.loads import ReportedLoads
 from router.control.workers.member import FollowerMember, describe_follower
-from router.control.workers.messages import AnyMessage, Message, Replicas
+from router.control.workers.messages import AnyMessage, Message
 from router.control.workers.metrics_merge import MetricFamily
 from router.control.workers.scheduler import make_rule
 from router.control.workers.supervisor import WorkerSupervisor
+from router.control.workers.tenants import LeaderTenants
 from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.proxy.listener import HttpListener
@@ -44,7 +46,7 @@ from router.request.admission.waiting import AdmissionQueues
 from router.tasks import Tasks
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.snapshot import ReplicaReport
-from router.telemetry.recent_records import RecordQuery
+from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import FlowUpdate, TargetRequest
 from router.telemetry.shared_prefixes import SharedPrefix
 
@@ -71,6 +73,8 @@ class LeaderWorker:
         self._accept_for: Callable[[int, bool], None] = lambda number, on: None  # before `start`
         self._requests = ReportedRequests[int](clock, count(-1, -2))  # `SharedExperiments` has the others below 0
         self._admissions: FollowerAdmissions
+        self.tenants: LeaderTenants | None = None  # None: before they are built
+        self.on_instance_wanted: Callable[[str, int], None] = lambda model, waiting: None  # by a follower's requests
         self._ended: list[MetricFamily] = []  # counters of followers that ended
         self._supervisor = WorkerSupervisor(self._on_start, clock, tasks)
 
@@ -131,6 +135,10 @@ class LeaderWorker:
             if number != but:
                 member.channel.send(message)
 
+    def report_wake_call(self, model: str, failed: bool) -> None:
+        """Tell the followers how a call for an instance ended."""
+        self._send_to_followers(messages.WakeCallEnded(model, failed))
+
     # other replicas
 
     def report_to_replicas(self, replicas: Replicas) -> None:
@@ -188,9 +196,8 @@ class LeaderWorker:
     def apply_moves(self, moves: Sequence[messages.SessionMoved]) -> None:
         """Apply where sessions went by another replica, in all workers of this router."""
         self._local.scheduler.apply_sessions(moves)
-        if self._members:
-            for message in moves:
-                self._send_to_followers(message)
+        for message in moves:
+            self._send_to_followers(message)
 
     # queries
 
@@ -261,6 +268,10 @@ class LeaderWorker:
         decode = msgspec.msgpack.Decoder(list[SharedPrefix]).decode
         return [decode(payload) for payload in payloads if payload]
 
+    def channels(self) -> Iterator[tuple[int, Channel]]:
+        """Return the channels of all followers, by their numbers."""
+        return ((number, member.channel) for number, member in self._members.items())
+
     def _up(self) -> list[FollowerMember]:
         return [member for member in self._members.values() if member.run is not None]
 
@@ -281,6 +292,7 @@ class LeaderWorker:
         config = dump_follower_config(self._config, scheduler.selector.seed, policy_set)
         yield messages.StartMessage(number, config, self.secret)
         yield make_rule(policy_set, scheduler.version)
+        yield from () if self.tenants is None else self.tenants.report_all(number)
         for instance in scheduler.fleet:
             if instance.drained:
                 yield messages.DrainMessage(instance.id, True)
@@ -316,6 +328,8 @@ class LeaderWorker:
         self._ended = metrics_merge.merge_families([self._ended, metrics_merge.select_counters(member.families)])
         self._requests.drop(number, self._local.scheduler.experiment)
         self._admissions.drop_worker(number)
+        if self.tenants is not None:
+            self.tenants.drop_worker(number)
         for target in self._loads.drop(number):
             self._spread_load(target, number)
 
@@ -351,11 +365,8 @@ class LeaderWorker:
                 self._send_to_followers(message, but=number)
                 if self._replicas is not None:
                     self._replicas.send(message)
-            case messages.BreakerMoved() | messages.InstanceSuspected():
+            case messages.BreakerMoved() | messages.InstanceSuspected() | messages.PreloadSettled():
                 self._local.apply(message)
-                self.send(message)
-            case messages.PreloadSettled():
-                scheduler.apply_preload(message)
                 self.send(message)
             case messages.RequestBegan():  # does not count when an earlier experiment placed it
                 if scheduler.experiment is not None and message.version >= scheduler.experiment_since:
@@ -367,6 +378,10 @@ class LeaderWorker:
                 self._admissions.begin(number, member.channel, message)
             case messages.AdmissionPlaced() | messages.AdmissionAnswered() | messages.AdmissionEnded():
                 self._admissions.apply(number, message)
+            case messages.TenantReport() | messages.UsageReport() if self.tenants is not None:
+                self.tenants.apply(number, message)
+            case messages.InstanceWanted(model, waiting):
+                self.on_instance_wanted(model, waiting)
             case messages.WorkerUp(run, pid):
                 member.run = run
                 self._accept_for(number, False)

@@ -1,7 +1,7 @@
 """Typed messages between the workers of one router and between the leaders of several routers, and their bytes.
 
-    worker -> leader    its bookings, session moves, requests of an experiment, requests that ask for admission, and its
-                        counters when asked
+    worker -> leader    its bookings, session moves, requests of an experiment, requests that ask for admission, models
+                        that want an instance, and its counters when asked
     leader -> worker    the same of all other workers, who may begin, and what the operator switched
     leader -> leader    of another router (a replica): the bookings of all workers, session moves, drains
 
@@ -16,18 +16,18 @@ length in four bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from router.fleet.overlap_accuracy import Finding
 from router.fleet.preload_book import Reason
 from router.fleet.worker_share import WorkerShare
-from router.kvcache.events import TargetId
-from router.request.admission.lease import ComputedPrompt
+from router.request.admission.computed_prompt import ComputedPrompt
 from router.request.admission.shared_prefixes import PromptPrefix
 from router.scheduling.policy.record import AttemptEnd
-from router.telemetry.metrics.snapshot import ReplicaReport
+from router.tenants.account import TenantTotals
+from router.tenants.usage import UsageRow
 
 HEAD_BYTES = 4
 
@@ -268,6 +268,33 @@ class AdmissionEnded(Message, frozen=True):
     computed: ComputedPrompt | None
 
 
+class TenantReport(Message, frozen=True):
+    """The sender, and those that it speaks for, charged a tenant so much; see `TenantTotals`."""
+
+    tenant: str
+    totals: TenantTotals
+
+
+class UsageReport(Message, frozen=True):
+    """Tenants have used so much at a follower since its last report."""
+
+    rows: list[UsageRow]
+
+
+class InstanceWanted(Message, frozen=True):
+    """Requests wait at a follower for a model that no instance serves; said again while they do."""
+
+    model: str
+    waiting: int
+
+
+class WakeCallEnded(Message, frozen=True):
+    """The leader has called for an instance with `model`."""
+
+    model: str
+    failed: bool
+
+
 class AskMessage(Message, frozen=True):
     """A query, answered with an `AnswerMessage` of the same number."""
 
@@ -316,6 +343,10 @@ AnyMessage = (
     | AdmissionPlaced
     | AdmissionAnswered
     | AdmissionEnded
+    | TenantReport
+    | UsageReport
+    | InstanceWanted
+    | WakeCallEnded
     | AskMessage
     | AnswerMessage
     | StopMessage
@@ -323,32 +354,6 @@ AnyMessage = (
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[AnyMessage]).decode
-
-
-class Broadcast(Protocol):
-    """The way to the others: from the leader to all followers and replicas, from a follower to its leader."""
-
-    def report_load(self, target: TargetId) -> None:
-        """Send this worker's bookings of `target`, which have changed."""
-
-    def send(self, message: Message) -> None: ...
-
-    def flush(self) -> None:
-        """Write the gathered messages now: another worker may need them in a moment."""
-
-
-class Replicas(Broadcast, Protocol):
-    """The exchange with other replicas (`control/replicas`), which knows the leader, not the leader it."""
-
-    async def start(self) -> None:
-        """Listen for the others, connect to them, and take over what one of them has learned.
-
-        Raises ConfigError when the port is taken.
-        """
-
-    async def close(self) -> None: ...
-
-    def describe(self) -> list[ReplicaReport]: ...
 
 
 def encode_frame(messages: Sequence[Message]) -> bytes:

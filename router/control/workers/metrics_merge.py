@@ -24,6 +24,7 @@ SUMMED_GAUGES = frozenset(
         "warmroute_in_flight_requests",
         "warmroute_memory_bytes",
         "warmroute_memory_limit_bytes",
+        "warmroute_wake_waiting_requests",
         "process_resident_memory_bytes",
         "process_virtual_memory_bytes",
         "process_open_fds",

@@ -24,11 +24,11 @@ from router.config.schema import PolicyConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.listeners import AdmissionConfig
 from router.control import proposals
+from router.control.workers.broadcast import Broadcast
 from router.control.workers.experiment import SyncedExperiment
 from router.control.workers.messages import (
     BlocksSent,
     BreakerMoved,
-    Broadcast,
     CacheForgotten,
     DrainMessage,
     InstanceSuspected,

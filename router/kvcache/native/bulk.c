@@ -47,6 +47,7 @@ static int fill_module(PyObject *module)
 
 static PyMethodDef functions[] = {
     {"chain_keys", (PyCFunction)(void (*)(void))chain_keys, METH_FASTCALL, NULL},
+    {"fold_hashes", fold_hashes, METH_O, NULL},
     {"pack_low_words", pack_low_words, METH_O, NULL},
     {"unpack_ids", unpack_ids, METH_O, NULL},
     {NULL, NULL, 0, NULL},

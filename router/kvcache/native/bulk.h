@@ -13,6 +13,8 @@ bool choose_seed(uint64_t *seed);
 
 PyObject *chain_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
+PyObject *fold_hashes(PyObject *module, PyObject *list);
+
 PyObject *unpack_ids(PyObject *module, PyObject *packed);
 
 extern PyType_Spec key_table_spec;

@@ -33,6 +33,9 @@ uint64_t low_word(PyObject *bits)
 
 bool is_word(PyObject *bits, uint64_t *word)
 {
+    if (read_digits(bits, word)) {
+        return true;
+    }
     *word = PyLong_AsUnsignedLongLong(bits);
     if (*word == UINT64_MAX && PyErr_Occurred()) {
         PyErr_Clear();

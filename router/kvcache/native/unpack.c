@@ -3,6 +3,11 @@
 #include "bulk.h"
 
 #define NIL 0xC0
+#define UINT_8 0xCC /* a number of 8 bits follows; up to INT_64: of 16, 32 and 64, then as many with a sign */
+#define UINT_16 0xCD
+#define UINT_32 0xCE
+#define INT_8 0xD0
+#define INT_64 0xD3
 #define ARRAY_16 0xDC
 #define ARRAY_32 0xDD
 
@@ -48,15 +53,26 @@ static bool read_id(Packed *packed, uint32_t *id)
         *id = (uint32_t)head;
         return true;
     }
-    if (head < 0xCC || head > 0xD3) {
+    const unsigned char *its = packed->at;
+    if (head == UINT_16 && packed->end - its >= 2) { /* most ids have 16 or 32 bits: without read_bytes's loop */
+        *id = (uint32_t)its[0] << 8 | its[1];
+        packed->at += 2;
+        return true;
+    }
+    if (head == UINT_32 && packed->end - its >= 4) {
+        *id = (uint32_t)its[0] << 24 | (uint32_t)its[1] << 16 | (uint32_t)its[2] << 8 | its[3];
+        packed->at += 4;
+        return true;
+    }
+    if (head < UINT_8 || head > INT_64) {
         return false;
     }
-    int width = 1 << (head & 3); /* 0xCC to 0xCF without a sign, 0xD0 to 0xD3 with one */
+    int width = 1 << (head & 3);
     if (!read_bytes(packed, width, &value) || value > UINT32_MAX) {
         return false;
     }
     *id = (uint32_t)value;
-    return head < 0xD0 || value >> (8 * width - 1) == 0;
+    return head < INT_8 || value >> (8 * width - 1) == 0;
 }
 
 static PyObject *unpack(Packed *packed)

@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequest
-from router.prompt.api.fields import Part, value
+from router.prompt.api.field_values import value
+from router.prompt.api.fields import Part
 from router.prompt.api.messages import has_media, normalise
 from router.prompt.known_prompt import FindKnown, ReadMessages
 

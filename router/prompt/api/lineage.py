@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from router.prompt.api.fields import SHORT_BYTES, Part, short_value, text_of
+from router.prompt.api.field_values import SHORT_BYTES, short_value, text_of
+from router.prompt.api.fields import Part
 
 SESSION, PARENT = b"x-session-id", b"x-parent-session-id"
 DYNAMO_SESSION, DYNAMO_PARENT = b"x-dynamo-session-id", b"x-dynamo-parent-session-id"

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import UNSET
 
 from router.errors import BadRequest
-from router.prompt.api.fields import BodyFields, Part, is_present, require, starts_with, value
+from router.prompt.api.field_values import is_present, require, starts_with, value
+from router.prompt.api.fields import BodyFields, Part
 from router.prompt.api.known_messages import read_messages
 from router.prompt.api.messages import has_media, normalise
 from router.prompt.known_prompt import FindKnown, ReadMessages

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import UNSET, Raw
 
@@ -17,17 +17,9 @@ from router.errors import BadRequest
 from router.prompt.answer_tail import StopStrings
 from router.prompt.api.anthropic import MessagesFields, check_messages, read_messages
 from router.prompt.api.continuable import CHECKED_FIELDS, PLAIN_FIELDS, find_refusal, read_stop
-from router.prompt.api.fields import (
-    LARGEST,
-    BodyFields,
-    FieldReader,
-    Part,
-    is_present,
-    objective_ms,
-    short_value,
-    text_of,
-    whole_number,
-)
+from router.prompt.api.field_reader import FieldReader
+from router.prompt.api.field_values import LARGEST, is_present, objective_ms, short_value, text_of, whole_number
+from router.prompt.api.fields import BodyFields, Part
 from router.prompt.api.lineage import (
     SESSION_HEADERS,
     Lineage,
@@ -47,23 +39,17 @@ from router.prompt.api.openai import (
 )
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
 from router.prompt.api.size_limits import LARGE_BODY_BYTES, check_elements, exceeds
-from router.prompt.body_rewrite import (
-    SALT,
-    AnswerRequest,
-    Asked,
-    ask_engine,
-    open_body,
-    set_salt,
-)
+from router.prompt.body_rewrite import SALT, AnswerRequest, Asked, ask_engine, open_body, set_salt
 from router.prompt.known_prompt import FindKnown
 from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
 from router.tenants.isolation import CacheScope
 
+CHAT: Final = Endpoint.CHAT  # Python 3.11 runs code of its own at each look at a member of an Enum
 TTFT, TPOT = b"x-slo-ttft-ms", b"x-slo-tpot-ms"
 LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
 CONTINUE = b"x-warmroute-continue"  # `off`: the client does not want the answer carried on by another engine
 SALTED_OTHERS = frozenset(("/v1/embeddings", "/v1/rerank", "/v1/score"))  # engines compute and cache their prompts
-NAMES = SESSION_HEADERS | {TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT, CONTINUE}
+NAMES: Final = SESSION_HEADERS | {TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT, CONTINUE}
 
 
 class _BodyFormat(NamedTuple):
@@ -75,7 +61,7 @@ class _BodyFormat(NamedTuple):
     read: Callable[[Any], PromptFields]
 
 
-_FORMATS = {
+_FORMATS: Final = {
     shape.endpoint.value: shape
     for shape in (
         _BodyFormat(Endpoint.CHAT, ChatFields, check_chat, read_chat),
@@ -95,12 +81,12 @@ class RequestHeaders(NamedTuple):
     continues: bool = True
 
 
-NO_HEADERS = RequestHeaders()
+NO_HEADERS: Final = RequestHeaders()
 
 
 def read_request_headers(fields: Mapping[bytes, bytes]) -> RequestHeaders:
     """Read the headers in `fields` (names in lower case). Most requests have none: one set operation finds that out."""
-    if fields.keys().isdisjoint(NAMES):
+    if NAMES.isdisjoint(fields):
         return NO_HEADERS
     return RequestHeaders(
         read_header_lineage(fields),
@@ -168,26 +154,18 @@ def read_prompt(
         raise BadRequest("`model` is missing", param="model")
     format_.check(fields)
     stream = bool(fields.stream)
-    uncontinuable: str | None = "off"
-    stop: StopStrings | None = None
-    if stream:
-        uncontinuable, stop = _read_continuation(format_.endpoint, reader, fields, options, headers)
-    asking = AnswerRequest(body)
-    if stream and isinstance(fields, ChatFields | CompletionFields):
-        asked = Asked(options.inject_usage, token_ids=uncontinuable is None)
-        asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), asked)
-    session, parent, program = lineage if lineage is not None else (None, None, None)
-    body, salt = asking.raw, fields.cache_salt or None
-    if scope is not None:
-        salt = scope.mix(salt)
-        body = set_salt(body, salt, present=fields.cache_salt is not UNSET)
+    uncontinuable, stop = _read_continuation(format_.endpoint, reader, fields, options, headers)
+    salt = _find_salt(fields, scope)
+    asked = Asked(options.inject_usage, token_ids=uncontinuable is None)
+    asking = _forward(body, fields, asked, None if scope is None else salt)
     unread = Unread(partial(_read_source, format_, fields, len(body)))
+    session, parent, program = lineage if lineage is not None else (None, None, None)
     prompt_fields = unread.read(None) if options.want_source else None
     return Prompt(
         endpoint=format_.endpoint,
         path=path,
         model=fields.model,
-        body=body,
+        body=asking.raw,
         source=unread if prompt_fields is None else prompt_fields.source,
         stream=stream,
         hide_usage=asking.hide_usage,
@@ -199,7 +177,7 @@ def read_prompt(
         session=session,
         parent=parent,
         program=program,
-        previous_response_id=getattr(fields, "previous_response_id", None),
+        previous_response_id=fields.previous_response_id if isinstance(fields, ResponsesFields) else None,
         remote_fields={} if prompt_fields is None else prompt_fields.remote_fields,
         priority=whole_number(short_value(fields.priority)),
         output_tokens=_cap(format_.endpoint, fields),
@@ -209,11 +187,27 @@ def read_prompt(
     )
 
 
+def _forward(body: bytes, fields: BodyFields, asked: Asked, salt: str | None) -> AnswerRequest:
+    """Return the body for the engine: a stream asks for what `asked` says; `salt`, if any, replaces its own."""
+    asking = AnswerRequest(body)
+    if fields.stream and isinstance(fields, ChatFields | CompletionFields):
+        asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), asked)
+    if salt is None:
+        return asking
+    return asking._replace(raw=set_salt(asking.raw, salt, present=fields.cache_salt is not UNSET))
+
+
+def _find_salt(fields: BodyFields, scope: CacheScope | None) -> str | None:
+    """Return the salt of the prompt's blocks: the client's own, or what a `scope` makes of it; None: none."""
+    own = fields.cache_salt or None
+    return own if scope is None else scope.mix(own)
+
+
 def _read_continuation(
     endpoint: Endpoint, reader: FieldReader[Any], fields: BodyFields, options: ReadOptions, headers: RequestHeaders
 ) -> tuple[str | None, StopStrings | None]:
-    """Return why another engine cannot carry the streamed answer on, or None; and its stop strings if it can."""
-    if not options.continues:
+    """Return why another engine cannot carry the answer on, or None; and its stop strings if it can."""
+    if not fields.stream or not options.continues:
         return "off", None
     if not headers.continues:
         return "opted_out", None
@@ -250,7 +244,7 @@ def _read_source(
 
 def _cap(endpoint: Endpoint, fields: BodyFields) -> int | None:
     """Return the client's limit on the answer in tokens."""
-    limit = short_value(fields.max_completion_tokens) if endpoint is Endpoint.CHAT else None
+    limit = short_value(fields.max_completion_tokens) if endpoint is CHAT else None
     if limit is None:
         limit = short_value(fields.max_tokens)
     return limit if type(limit) is int and 0 < limit < LARGEST else None

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from router.prompt.api.fields import BodyFields, Part, is_present, require, starts_with, value
+from router.prompt.api.field_values import is_present, require, starts_with, value
+from router.prompt.api.fields import BodyFields, Part
 from router.prompt.api.openai import ChatRequest, chat_prompt, template_kwargs, template_tool, unknown_ids
 from router.prompt.prompt import PromptFields, UnknownIds
 

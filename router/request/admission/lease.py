@@ -8,21 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
+from mypy_extensions import mypyc_attr
+
+from router.request.admission.computed_prompt import ComputedPrompt
 from router.scheduling.policy.record import Record
 
 
-class ComputedPrompt(NamedTuple):
-    """Says what a request left in the cache of the engine that has at least begun to answer it."""
-
-    prompt_tokens: int
-    context_tokens: int  # prompt and answer
-    local_tokens: int | None  # prompt tokens from the instance's own cache; None: unknown
-    decode_s: float | None  # from the first token to the last; None: the answer has not ended
-    cached_tokens: int | None = None  # prompt tokens from any cache or pool; None: unknown
-
-
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AdmissionLease(ABC):
     """The place of one request, from its admission to its end. `record` says how it ended, once there is one.
     `waited_s` is None for a request that was admitted at once; `rule` is the name of the rule that admitted it.
@@ -55,6 +49,18 @@ class AdmissionLease(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end(None if self.record is None else read_computed(self.record, self._prompt_tokens))
+
+
+class NoLease:
+    """Stands for the place of a request whose session is not counted."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
 
 
 def read_computed(record: Record, prompt_tokens: int) -> ComputedPrompt | None:

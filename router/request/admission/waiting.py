@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from math import ceil, inf
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from router.clock import Clock
 from router.config.sections.listeners import AdmissionConfig
@@ -25,8 +25,9 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.conversation_id import DIGEST_BYTES, conversation_digest
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.admission.claim import derive_claim
+from router.request.admission.computed_prompt import ComputedPrompt
 from router.request.admission.controller import AdmissionController
-from router.request.admission.lease import AdmissionLease, ComputedPrompt
+from router.request.admission.lease import AdmissionLease, NoLease
 from router.request.admission.model_admission import HeldPrefix, ModelAdmission
 from router.request.admission.rules import build_rule
 from router.request.admission.shared_prefixes import PromptPrefix, sample_prefix
@@ -42,7 +43,7 @@ log = logging.getLogger("warmroute.admission")
 
 MIN_PAUSE_S = 0.001  # between two timer runs: loops and clocks differ by less
 RELEASED_AT_ONCE = 32  # requests per turn of the event loop, which each takes some hundred microseconds to place
-NO_LEASE: AbstractContextManager[None] = nullcontext()
+NO_LEASE: Final = NoLease()
 
 WaitEnd = Literal["passed", "refused", "client_gone"]
 OnWaitEnd = Callable[[str, QueueName, WaitEnd, float], None]

@@ -3,7 +3,7 @@
 All units have the same weight, whatever number of requests they made: times are weighted quantiles, shares are the mean
 of the units' own. Histogram buckets are 1 % wide, from 0.1 ms to most of a day; the last one holds failed and hanging
 requests. A client that left counts with the time that it stayed, which is the least that it would have waited. The
-intervals are confidence sequences (`confidence_sequences.py`). Takes about 40 KB.
+intervals are confidence sequences (`confidence_sequences.py`). Takes about 60 KB.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import accumulate
 from math import inf, log
 from typing import NamedTuple
 
-from router.config.sections.experiment import Metric
 from router.scheduling.experiments.confidence_sequences import mean_bounds, share_bounds
 from router.scheduling.experiments.counts import HistogramCounts, MeanCounts, MetricCounts
+from router.scheduling.experiments.results import ReportedMetric
 from router.scheduling.experiments.unit import ExperimentUnit, has_failed
 from router.scheduling.policy.record import Record
 
-QUANTILES: dict[Metric, float] = {"ttft_p50": 0.5, "ttft_p90": 0.9, "duration_p90": 0.9}
+QUANTILES: dict[ReportedMetric, float] = {"ttft_p50": 0.5, "ttft_p90": 0.9, "duration_p90": 0.9, "output_p50": 0.5}
 TARGETS = 10_000  # whose requests are counted
 FLOOR_MS = 0.1
 RATIO = 1.01
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
 
 class LatencyHistogram:
-    """Waiting times, with the same weight for every unit."""
+    """Waiting times in ms, or lengths in tokens, with the same weight for every unit."""
 
     __slots__ = ("_lowest", "_weights", "units")
 
@@ -152,6 +152,7 @@ class ArmMetrics:
         self._imbalance = Imbalance()
         self.first_bytes = LatencyHistogram()
         self.last_bytes = LatencyHistogram()
+        self.outputs = LatencyHistogram()  # tokens of answers; not shared with other routers
         self.hits = UnitMean()
         self.errors = UnitMean()
 
@@ -197,15 +198,17 @@ class ArmMetrics:
         if unit.first_bytes:  # and then `last_bytes` is not empty
             self.first_bytes.add(unit.first_bytes)
             self.last_bytes.add(unit.last_bytes)
+        if unit.output_tokens:
+            self.outputs.add(unit.output_tokens)
         self.hits.add(unit.hit_share)
         self.errors.add(unit.error_rate)
 
-    def quantile(self, metric: Metric) -> float | None:
-        """Return the quantile in ms; None without units, or if the metric is not a time."""
+    def quantile(self, metric: ReportedMetric) -> float | None:
+        """Return the quantile in ms, or tokens; None without units, or if the metric is a share."""
         share = QUANTILES.get(metric)
         return None if share is None else self._histogram(metric).quantile(share)
 
-    def estimate(self, metric: Metric, alpha: float) -> Estimate:
+    def estimate(self, metric: ReportedMetric, alpha: float) -> Estimate:
         """Return the estimate, with an interval that ever misses the truth with a probability of at most `alpha`."""
         if metric in QUANTILES:
             return _estimate_quantile(self._histogram(metric), QUANTILES[metric], alpha)
@@ -223,7 +226,9 @@ class ArmMetrics:
         """Return the requests of the busiest target over the mean of `targets` targets; None without requests."""
         return self._imbalance.ratio(targets)
 
-    def _histogram(self, metric: Metric) -> LatencyHistogram:
+    def _histogram(self, metric: ReportedMetric) -> LatencyHistogram:
+        if metric == "output_p50":
+            return self.outputs
         return self.last_bytes if metric == "duration_p90" else self.first_bytes
 
 

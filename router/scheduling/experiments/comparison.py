@@ -21,16 +21,19 @@ from router.scheduling.experiments.arm_metrics import QUANTILES
 from router.scheduling.experiments.confidence_sequences import surprise
 from router.scheduling.experiments.counts import ComparisonCounts, EvidenceCounts
 from router.scheduling.experiments.e_process import EProcess
-from router.scheduling.experiments.results import Verdict
+from router.scheduling.experiments.results import ReportedMetric, Verdict
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
-HIGHER_IS_BETTER: frozenset[Metric] = frozenset({"hit_share"})
+MODEL_METRICS: tuple[ReportedMetric, ...] = (*METRICS, "output_p50")  # where the arms are models
+NEUTRAL: frozenset[ReportedMetric] = frozenset({"output_p50"})  # neither direction is better
+HIGHER_IS_BETTER: frozenset[ReportedMetric] = frozenset({"hit_share"})
 CENTRES = (0.01, 0.99)  # a bet needs room on both sides
 LATEST_UNITS = 50  # in the mean that bets use as centre
 
 Values = tuple[float | None, ...]
-"""Per metric, in the order of `METRICS`: the share of the unit's requests slower than the first arm's quantile so far,
-the hit share, the failed share. None if the unit has no value.
+"""Per metric, in the order of `METRICS` or `MODEL_METRICS`: the share of the unit's requests slower than the first
+arm's quantile so far, the hit share, the failed share; of answers' lengths the mean of L / (L + m), m being the first
+arm's median so far, which moves with lengths in both directions. None if the unit has no value.
 """
 
 
@@ -41,24 +44,33 @@ class EvidenceBars(NamedTuple):
     verdict: float
 
 
-def compute_bars(alpha: float, arms: int) -> EvidenceBars:
+def compute_bars(alpha: float, arms: int, metrics: int = len(METRICS)) -> EvidenceBars:
     """Return the bars: half of alpha is for the guard's claims, one per arm, the other half for all verdicts. Two
     verdicts per arm and metric share their half; the guard gets more because it acts.
     """
     others = max(1, arms - 1)
-    return EvidenceBars(2 * others / alpha, 2 * others * 2 * len(METRICS) / alpha)
+    return EvidenceBars(2 * others / alpha, 2 * others * 2 * metrics / alpha)
+
+
+def find_verdicts(metric: ReportedMetric) -> tuple[Verdict, Verdict]:
+    """Return the verdicts on an arm whose values are higher than the first arm's, and lower."""
+    if metric in NEUTRAL:
+        return "longer", "shorter"
+    return ("better", "worse") if metric in HIGHER_IS_BETTER else ("worse", "better")
 
 
 class MetricComparison:
-    """One metric of the arm and the first one. `chance` is the arm's share of their units."""
+    """One metric of the arm and the first one. `chance` is the arm's share of their units; `verdicts` are those on an
+    arm whose values are higher, and lower.
+    """
 
-    __slots__ = ("_higher_is_better", "_mean", "_units", "higher", "lower", "verdict")
+    __slots__ = ("_mean", "_units", "_verdicts", "higher", "lower", "verdict")
 
-    def __init__(self, chance: float, higher_is_better: bool) -> None:
+    def __init__(self, chance: float, verdicts: tuple[Verdict, Verdict]) -> None:
         self.higher = EProcess(chance)  # evidence that the arm's values are higher
         self.lower = EProcess(1 - chance)
         self.verdict: Verdict = "not yet known"
-        self._higher_is_better = higher_is_better
+        self._verdicts = verdicts
         self._mean = 0.5
         self._units = 0
 
@@ -88,7 +100,7 @@ class MetricComparison:
         """Update the verdict. It stays until the opposite has the stronger evidence: things may change after it."""
         stronger = max(self.higher, self.lower, key=lambda evidence: evidence.value)
         if stronger.value >= bar:
-            self.verdict = "better" if (stronger is self.higher) == self._higher_is_better else "worse"
+            self.verdict = self._verdicts[0 if stronger is self.higher else 1]
 
     @property
     def peak(self) -> float:
@@ -102,10 +114,16 @@ class MetricComparison:
 
 
 class ArmComparison:
-    """All metrics of an arm and the first one. `chance` is the arm's share of their units."""
+    """All `metrics` of an arm and the first one. `chance` is the arm's share of their units."""
 
-    def __init__(self, chance: float, guard: GuardConfig, bars: EvidenceBars) -> None:
-        self.metrics = [MetricComparison(chance, metric in HIGHER_IS_BETTER) for metric in METRICS]
+    def __init__(
+        self,
+        chance: float,
+        guard: GuardConfig,
+        bars: EvidenceBars,
+        metrics: Sequence[ReportedMetric] = METRICS,
+    ) -> None:
+        self.metrics = [MetricComparison(chance, find_verdicts(metric)) for metric in metrics]
         self._units = 0  # of the arm
         self._both = 0
         self._others: Sequence[ComparisonCounts] = ()

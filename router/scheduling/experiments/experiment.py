@@ -13,24 +13,27 @@ not delay the rest for long.
 With several routers in front of the same engines, each counts units of its own (`control/replicas/experiments.py`);
 `set_others` adds theirs to every figure, the guard's included.
 
-Memory is bounded: by `enrolment.py` for units, by the requests in flight, and 40 KB per arm.
+The arms are policies, or the models of an alias (`model_split.py`): then answers' lengths are compared as well.
+
+Memory is bounded: by `enrolment.py` for units, by the requests in flight, and 60 KB per arm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 
 from router.config.sections.experiment import ExperimentConfig, Metric
+from router.config.sections.models import SplitArmConfig
 from router.scheduling.experiments.arm_metrics import QUANTILES, ArmMetrics
-from router.scheduling.experiments.comparison import METRICS, ArmComparison, Values, compute_bars
+from router.scheduling.experiments.comparison import METRICS, MODEL_METRICS, ArmComparison, Values, compute_bars
 from router.scheduling.experiments.counts import ArmCounts, ExperimentCounts
 from router.scheduling.experiments.e_process import BETS
 from router.scheduling.experiments.enrolment import OPEN_UNITS, Enrolment
 from router.scheduling.experiments.limits import ArmLimit, LimitedRequest, judge_failure, judge_ttft
-from router.scheduling.experiments.results import ArmReport, ExperimentReport, Finding, MetricResult
-from router.scheduling.experiments.unit import ExperimentUnit, has_failed, slow_share
+from router.scheduling.experiments.results import ArmReport, ExperimentReport, Finding, MetricResult, ReportedMetric
+from router.scheduling.experiments.unit import ExperimentUnit, has_failed, mean_relative_length, slow_share
 from router.scheduling.policy.record import Record
 
 CLOSES_AT_ONCE = 200  # units per poll: about 10 ms
@@ -75,17 +78,21 @@ class ArmState:
 
 
 class RunningExperiment:
-    """The arms of `spec`, the first one first. Shares are fixed: other shares make another experiment."""
+    """The arms of `spec`, the first one first. Shares are fixed: other shares make another experiment. `models` are
+    those of the arms, by name; None: the arms are policies.
+    """
 
-    def __init__(self, spec: ExperimentConfig) -> None:
+    def __init__(self, spec: ExperimentConfig, models: Mapping[str, SplitArmConfig] | None = None) -> None:
         self._spec = spec
-        self._bars = compute_bars(spec.guard.alpha, len(spec.arms))
+        self._models = models
+        self._metrics = METRICS if models is None else MODEL_METRICS
+        self._bars = compute_bars(spec.guard.alpha, len(spec.arms), len(self._metrics))
         first_share = next(iter(spec.shares.values()))
         self._arms = [
             ArmState(
                 name,
                 share,
-                ArmComparison(share / (share + first_share), spec.guard, self._bars) if i else None,
+                ArmComparison(share / (share + first_share), spec.guard, self._bars, self._metrics) if i else None,
                 _limits(spec),
             )
             for i, (name, share) in enumerate(spec.shares.items())
@@ -93,7 +100,7 @@ class RunningExperiment:
         self._numbers = {arm.name: i for i, arm in enumerate(self._arms)}
         self._running: dict[int, LimitedRequest] = {}  # by record number
         self._enrolment = Enrolment(_observed_s(spec), returns=spec.unit != "request")
-        self._quantiles: dict[Metric, float] = {}  # of the first arm, ms
+        self._quantiles: dict[ReportedMetric, float] = {}  # of the first arm, ms or tokens
         self._refresh_at = float(FIRST_UNITS)
 
     @property
@@ -137,7 +144,7 @@ class RunningExperiment:
         limited = self._running.pop(record.number, None)
         if limited is None:
             return
-        limited.ended = True
+        limited.record, limited.ended = record, True  # it may be another one of that number, as a split ends it
         state = self._arms[limited.arm]
         state.metrics.add_request(record)
         if limited.unit is not None and record.number in limited.unit.running:
@@ -180,7 +187,7 @@ class RunningExperiment:
         """Return whether counts can be added: those of another version may have other metrics or bets."""
         compared = [arm.comparison for arm in counts.arms]
         return [arm is None for arm in compared] == [arm.comparison is None for arm in self._arms] and all(
-            len(arm.metrics) == len(METRICS)
+            len(arm.metrics) == len(self._metrics)
             and all(len(each.won) == len(BETS) for pair in (*arm.metrics, (arm.guard,)) for each in pair)
             for arm in compared
             if arm is not None
@@ -231,18 +238,20 @@ class RunningExperiment:
         self._check_guard(arm, findings)
 
     def _values(self, unit: ExperimentUnit) -> Values:
-        return tuple(self._value(metric, unit) for metric in METRICS)
+        return tuple(self._value(metric, unit) for metric in self._metrics)
 
-    def _value(self, metric: Metric, unit: ExperimentUnit, stretch: float = 1.0) -> float | None:
-        """Return a unit's value; for times the share of requests over `stretch` times the first arm's quantile."""
+    def _value(self, metric: ReportedMetric, unit: ExperimentUnit, stretch: float = 1.0) -> float | None:
+        """Return a unit's value (see `Values`); the first arm's quantile counts `stretch` times."""
         if metric == "hit_share":
             return unit.hit_share
         if metric == "error_rate":
             return unit.error_rate
-        if not self._quantiles:
+        if (quantile := self._quantiles.get(metric)) is None:
             return None
+        if metric == "output_p50":
+            return mean_relative_length(unit.output_tokens, quantile)
         waits_ms = unit.last_bytes if metric == "duration_p90" else unit.first_bytes
-        return slow_share(waits_ms, stretch * self._quantiles[metric])
+        return slow_share(waits_ms, stretch * quantile)
 
     def _guarded_value(self, unit: ExperimentUnit, values: Values) -> float | None:
         metric = self._spec.guard.metric
@@ -292,6 +301,7 @@ class RunningExperiment:
 
     def _report_arm(self, arm: ArmState, metrics: ArmMetrics, targets: int, per_unit: float) -> ArmReport:
         config = self._spec.arms[arm.name]
+        model = None if self._models is None else self._models[arm.name]
         return ArmReport(
             arm=arm.name,
             policy=config.policy or arm.name,
@@ -302,22 +312,24 @@ class RunningExperiment:
             units_closed=metrics.units,
             requests=metrics.requests,
             failed=metrics.failed,
-            spread=metrics.imbalance(targets),
+            spread=metrics.imbalance(targets) if model is None else None,  # each model has targets of its own
             guard_evidence=arm.comparison.guard_evidence.peak if arm.comparison is not None else None,
-            standings=tuple(self._judge(arm, metrics, metric, per_unit) for metric in METRICS),
+            standings=tuple(self._judge(arm, metrics, metric, per_unit) for metric in self._metrics),
+            model=None if model is None else model.model,
+            revision=None if model is None else model.revision,
         )
 
-    def _judge(self, arm: ArmState, metrics: ArmMetrics, metric: Metric, per_unit: float) -> MetricResult:
-        estimate = metrics.estimate(metric, self._spec.guard.alpha / (len(self._arms) * len(METRICS)))
+    def _judge(self, arm: ArmState, metrics: ArmMetrics, metric: ReportedMetric, per_unit: float) -> MetricResult:
+        estimate = metrics.estimate(metric, self._spec.guard.alpha / (len(self._arms) * len(self._metrics)))
         if arm.comparison is None:
             return MetricResult(metric, *estimate, None, None, None, None)
-        comparison = arm.comparison.metrics[METRICS.index(metric)]
+        comparison = arm.comparison.metrics[self._metrics.index(metric)]
         units = comparison.units_needed(self._bars.verdict) if comparison.verdict == "not yet known" else 0
         requests = None if units is None else round(units * per_unit)
         return MetricResult(metric, *estimate, comparison.verdict, comparison.peak, units, requests)
 
     def _warnings(self) -> Iterator[str]:
-        if self._spec.isolate == "none" and len(self._arms) > 1:
+        if self._models is None and self._spec.isolate == "none" and len(self._arms) > 1:
             yield "the arms share caches and queues, so each shows what the others do as well; isolate: instances helps"
         for arm in self._arms[1:]:
             if arm.comparison is not None and arm.comparison.is_lopsided:

@@ -8,7 +8,6 @@ view's own facts; where live answers are possible, an experiment is better evide
 from __future__ import annotations
 
 from collections import Counter
-from operator import attrgetter
 from typing import NamedTuple
 
 from router.scheduling.experiments.arm_metrics import TARGETS, Imbalance
@@ -19,7 +18,6 @@ from scorers.ttft import prompt_of, ttfts_ms
 
 MOVES = 100_000  # pairs of targets that are counted
 YARDSTICK = ExpectedTtft()
-TARGET = attrgetter("target")
 SAME = Regret(0.0, 0)
 
 
@@ -80,7 +78,7 @@ class RegretSummary:
         elif (move := (actual.target, other.target)) in self._moves or len(self._moves) < MOVES:
             self._moves[move] += 1
         if len(self._offered) < TARGETS:
-            self._offered.update(map(TARGET, view.rows))
+            self._offered.update([row.target for row in view.rows])
         self._most_offered = max(self._most_offered, len(view.rows) + view.others)
         self._made.add(actual.target)
         self._other.add(other.target)

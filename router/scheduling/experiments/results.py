@@ -9,7 +9,11 @@ from typing import Literal, NamedTuple
 
 from router.config.sections.experiment import Metric
 
-Verdict = Literal["better", "worse", "not yet known"]
+Verdict = Literal["better", "worse", "longer", "shorter", "not yet known"]
+"""Longer or shorter answers are neither better nor worse."""
+
+ReportedMetric = Metric | Literal["output_p50"]
+"""A metric of the guard, or the median length of answers in tokens."""
 
 
 class Finding(NamedTuple):
@@ -26,9 +30,9 @@ class Finding(NamedTuple):
 
 
 class MetricResult(NamedTuple):
-    """One arm's metric: ms, or a share. Its interval holds together with all others of the report, at all times."""
+    """One arm's metric: ms, tokens, or a share. Its interval holds together with all others of the report, always."""
 
-    metric: Metric
+    metric: ReportedMetric
     estimate: float | None
     low: float | None
     high: float | None
@@ -51,9 +55,11 @@ class ArmReport(NamedTuple):
     units_closed: int
     requests: int  # ended
     failed: int
-    spread: float | None  # requests of the busiest target / mean over all targets of any arm
+    spread: float | None  # requests of the busiest target / mean over all targets of any arm; None: arms are models
     guard_evidence: float | None  # the strongest so far
     standings: tuple[MetricResult, ...]
+    model: str | None = None  # that answers; None: the arms are policies
+    revision: str | None = None  # of the model; None: any, or the arms are policies
 
 
 class ExperimentReport(NamedTuple):

@@ -9,7 +9,7 @@ which all inference rests, was drawn once for all of them. Outcomes of a request
     hanging     still running when its unit is closed: infinitely slow, in time to the first byte or in duration
     other       its measured times
 
-Times are stored as bare numbers: a unit takes about 700 bytes and 16 more per request, and keeps no finished record.
+Times are stored as bare numbers: a unit takes about 800 bytes and 24 more per request, and keeps no finished record.
 """
 
 from __future__ import annotations
@@ -67,6 +67,14 @@ def duration_ms(record: Record) -> float:
     return record.duration_ms
 
 
+def mean_relative_length(lengths: Iterable[float], median: float) -> float | None:
+    """Return the mean of L / (L + `median`) over lengths in tokens: 0.5 for answers of the median's length, and between
+    0 and 1 for any. None without lengths.
+    """
+    relative = [length / (length + median) for length in lengths]
+    return sum(relative) / len(relative) if relative else None
+
+
 def slow_share(waits_ms: Iterable[float], limit_ms: float) -> float | None:
     """Return the share of requests that waited longer than `limit_ms`; None if it is known of none of them."""
     slow = fast = 0
@@ -81,7 +89,10 @@ def slow_share(waits_ms: Iterable[float], limit_ms: float) -> float | None:
 class ExperimentUnit:
     """Requests of one unit so far, all on one arm (by its number)."""
 
-    __slots__ = ("_answered", "_cached", "_failed", "_prompt", "arm", "began_s", "first_bytes", "last_bytes", "running")
+    __slots__ = (
+        *("_answered", "_cached", "_failed", "_prompt", "arm", "began_s", "first_bytes", "last_bytes"),
+        *("output_tokens", "running"),
+    )
 
     def __init__(self, arm: int, began_s: float) -> None:
         self.arm = arm
@@ -89,6 +100,7 @@ class ExperimentUnit:
         self.running: dict[int, Record] = {}  # by record number
         self.first_bytes = array("d")  # ms, see `first_byte_ms`
         self.last_bytes = array("d")
+        self.output_tokens = array("d")  # of whole answers
         self._answered = 0
         self._failed = 0
         self._prompt = 0
@@ -104,6 +116,8 @@ class ExperimentUnit:
         if record.status is not None or has_failed(record):
             self._answered += 1
             self._failed += has_failed(record)
+        if record.output_tokens and not has_failed(record):
+            self.output_tokens.append(record.output_tokens)
         if record.prompt_tokens and record.cached_tokens is not None:
             self._prompt += record.prompt_tokens
             self._cached += min(record.cached_tokens, record.prompt_tokens)

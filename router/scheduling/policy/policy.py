@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import compress
 from math import isfinite
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from router.config import schema
 from router.config.sections.base import PluginConfig
@@ -32,7 +32,7 @@ Orders = frozenset[tuple[Measure, ...]]
 """Sequences of measures that may decide among equals: the least of the first, then of the next."""
 
 POINTS = Unit.POINTS.value
-SLACK = 1e-9
+SLACK: Final = 1e-9
 """Tolerance of a POINTS cost beyond [0, 1]: the rounding of a few floating point operations."""
 
 
@@ -310,7 +310,7 @@ def _score(scorer: Scorer, unit: str, view: View) -> tuple[float, ...]:
         raise ValueError(f"{len(costs)} costs for {len(view.rows)} rows")
     if not isfinite(sum(costs)):  # a NaN or an infinity anywhere ends up in the sum
         raise ValueError(f"a cost is not finite: {costs}")
-    if unit == POINTS and not (min(costs) >= -SLACK and max(costs) <= 1 + SLACK):
+    if unit == POINTS and not all(-SLACK <= cost <= 1 + SLACK for cost in costs):
         raise ValueError(f"costs in points lie between 0 and 1, not {min(costs):g} to {max(costs):g}")
     return costs
 

@@ -102,6 +102,7 @@ class Stages(msgspec.Struct, gc=False):
     decide_ms: float | None = None
     connect_ms: float | None = None
     admission_ms: float | None = None  # time in admission control
+    wake_ms: float | None = None  # time until an instance with the model was ready
 
 
 class Record(msgspec.Struct, gc=False):
@@ -142,6 +143,10 @@ class Record(msgspec.Struct, gc=False):
     body_ms: float | None = None  # arrival to the last byte of the body
     prepared_ms: float | None = None  # arrival to `at_wall_s`, when all was ready for a choice
     trace_id: str | None = None  # in hex; None without tracing
+    alias: str | None = None  # the client's name for the model, where it is another one
+    model_arm: str | None = None  # of the alias's split
+    fallback: str | None = None  # why one of the alias's fallbacks answers, an `Unavailability`; None: none does
+    revision: str | None = None  # that the instance must have; None: any
 
     @property
     def target(self) -> str | None:

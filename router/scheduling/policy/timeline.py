@@ -1,7 +1,7 @@
 """Where the time of a request went: its stages in order, each with its begin and its length.
 
-    body  parse  tokens  admission  pool | match  decide  prefill  connect  first_token  stream | match  decide ...
-                                           one attempt                                            the next one
+    body  parse  wake  tokens  admission  pool | match  decide  prefill  connect  first_token  stream | match  ...
+                                                 one attempt                                             the next one
 
 Records have lengths, the moment at which all was ready for a choice, and that of each choice. What is before a choice
 ran one after the other, so the begins follow; only the wait for token ids has no length of its own, as it may end
@@ -74,10 +74,12 @@ def _before_choice(record: Record) -> Iterator[StageTime]:
     yield _at("parse", None, body_ms, stages.parse_ms)
     pool_ms = _sum(ready_ms, -(stages.pool_ms or 0.0))
     admission_ms = _sum(pool_ms, -(stages.admission_ms or 0.0))
-    tokens_ms = _sum(body_ms, stages.parse_ms or 0.0)
+    wake_ms = _sum(body_ms, stages.parse_ms or 0.0)
+    tokens_ms = _sum(wake_ms, stages.wake_ms or 0.0)
     waited_ms = None
     if record.tokens_from not in UNTOKENIZED and admission_ms is not None and tokens_ms is not None:
         waited_ms = max(0.0, admission_ms - tokens_ms)
+    yield _at("wake", None, wake_ms, stages.wake_ms)
     yield _at("tokens", None, tokens_ms, waited_ms)
     yield _at("admission", None, admission_ms, stages.admission_ms)
     yield _at("pool", None, pool_ms, stages.pool_ms)

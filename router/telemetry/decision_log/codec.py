@@ -118,6 +118,9 @@ class RecordEncoder:
             tool_call=record.tool_call,
             poison=record.poison,
             trace_id=record.trace_id,
+            alias=record.alias,
+            model_arm=record.model_arm,
+            fallback=record.fallback,
         )
 
     def _attempt(self, attempt: Attempt) -> LoggedChoice:

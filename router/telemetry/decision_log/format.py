@@ -117,6 +117,9 @@ class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     tool_call: bool | None = None  # as in `Record`
     poison: bool = False
     trace_id: str | None = None  # as in `Record`
+    alias: str | None = None  # these three as in `Record`
+    model_arm: str | None = None
+    fallback: str | None = None
 
     @property
     def at_wall_s(self) -> float:

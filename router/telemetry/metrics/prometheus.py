@@ -1,4 +1,4 @@
-"""The `/metrics` page: events counted as they happen, and state (`state.py`) read when scraped.
+"""Counts the events that the `/metrics` page (`page.py`) shows, as they happen.
 
 Label sets are closed: paths, models and reasons that are not configured become `other`, or a client could fill the
 memory of the router and of its Prometheus with names. Each router has metrics of its own; nothing is global.
@@ -7,14 +7,9 @@ memory of the router and of its Prometheus with names. Each router has metrics o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import astuple
-from prometheus_client import ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from router.errors import (
     BadGateway,
@@ -30,13 +25,14 @@ from router.errors import (
 )
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.failure import ENDS, failure_reason
-from router.telemetry.metrics.exposition import PageForm, render_page
-from router.telemetry.metrics.series import Counter, Exemplar, Histogram, HistogramBuckets
+from router.telemetry.metrics.buckets import Exemplar, HistogramBuckets
+from router.telemetry.metrics.exposition import PageForm
+from router.telemetry.metrics.label_values import OTHER, LabelValues
+from router.telemetry.metrics.page import MetricsPage
+from router.telemetry.metrics.series import Counter, Histogram
 from router.telemetry.metrics.snapshot import TIERS, RouterSnapshot
-from router.telemetry.metrics.state import families
-from scorers.build import is_compiled
+from router.telemetry.metrics.tenant_tables import TenantTables
 
-OTHER = "other"
 MAX_MODELS = 256  # adapters come and go; their counters stay
 MAX_ENDPOINTS = 64
 MAX_TOKEN_SOURCES = 32
@@ -56,67 +52,31 @@ WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.
 ADDED_BOUNDS_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
-class LabelValues:
-    """A closed set of label values: the first `limit` that `admits` accepts; every other value becomes `other`."""
+class RequestCounters:
+    """The series of requests that ended alike, looked up together once instead of table by table. `requests` are
+    labels: endpoint, model, class of the status; `source` is that of the tokens.
+    """
 
-    def __init__(self, limit: int, admits: Callable[[str], bool] = lambda value: True) -> None:
-        self._limit = limit
-        self._admits = admits
-        self._known: set[str] = set()
+    __slots__ = ("duration", "model", "requests", "source", "ttft")
 
-    def __call__(self, value: str) -> str:
-        if value in self._known:
-            return value
-        if len(self._known) >= self._limit or not self._admits(value):
-            return OTHER
-        self._known.add(value)
-        return value
-
-
-class RequestCounters(NamedTuple):
-    """The series of requests that ended alike, looked up together once instead of table by table."""
-
-    requests: tuple[str, str, str]  # labels: endpoint, model, class of the status
-    model: tuple[str]
-    source: tuple[str]  # of its tokens
-    ttft: HistogramBuckets
-    duration: HistogramBuckets
-
-
-class MetricsPage(Collector):
-    """One scrape, its values already fixed."""
-
-    def __init__(self, tables: Sequence[Counter | Histogram], in_flight: int, now: RouterSnapshot) -> None:
-        self._tables = [table.freeze() for table in tables]
-        self._in_flight = in_flight
-        # Other parts go on counting in the tables that the snapshot refers to.
-        self._now = now._replace(
-            targets=[target._replace(skipped=dict(target.skipped)) for target in now.targets],
-            policy_faults=dict(now.policy_faults),
-            unpaired=dict(now.unpaired),
-        )
-
-    def collect(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily("warmroute_build_info", "1, for the build that runs", labels=("version", "compiled"))
-        build.add_metric((version("warmroute"), str(is_compiled()).lower()), 1)
-        yield build
-        yield GaugeMetricFamily("warmroute_in_flight_requests", "requests being answered", value=self._in_flight)
-        for table in self._tables:
-            yield table.family()
-        yield from families(self._now)
-        yield from ProcessCollector(registry=None).collect()
-
-    def render(self, form: PageForm = "text") -> bytes:
-        """Return the text: tens of milliseconds with hundreds of targets. May be called in another thread."""
-        return render_page(self, form)
+    def __init__(
+        self, requests: tuple[str, str, str], source: tuple[str], ttft: HistogramBuckets, duration: HistogramBuckets
+    ) -> None:
+        self.requests = requests
+        self.model = (requests[1],)
+        self.source = source
+        self.ttft = ttft
+        self.duration = duration
 
 
 class Metrics:
     """The counters of one router. `snapshot` is called at every scrape; `knows_model` says which model names may become
-    labels.
+    labels; `tenants` are those that the settings list.
     """
 
-    def __init__(self, snapshot: Callable[[], RouterSnapshot], knows_model: Callable[[str], bool]) -> None:
+    def __init__(
+        self, snapshot: Callable[[], RouterSnapshot], knows_model: Callable[[str], bool], tenants: Iterable[str] = ()
+    ) -> None:
         self._snapshot = snapshot
         self._model = LabelValues(MAX_MODELS, knows_model)
         self._endpoint = LabelValues(MAX_ENDPOINTS)
@@ -127,12 +87,16 @@ class Metrics:
         self._create_request_tables()
         self._create_token_tables()
         self._create_arm_tables()
+        self.tenants = TenantTables(self._counter, self._model, tenants)
         self._moved = self._counter("picker_moved_total", "answers of another endpoint than the picker had chosen")
         self._moved[()] += 0
         help_waits = "requests that waited for admission, by how that ended (passed, refused, client_gone)"
         self._waits = self._counter("admission_waits_total", help_waits, "model", "queue", "end")
         help_wait = "how long admitted requests waited"
         self._wait_s = self._histogram("admission_wait_seconds", help_wait, WAIT_BOUNDS_S, "model", "queue")
+        help_wakes = "waits for an instance with the model, by pattern of `wake.models` and end (passed, timed_out, "
+        self._wakes = self._counter("wake_waits_total", f"{help_wakes}no_room, client_gone)", "model", "end")
+        self._wake_s = self._histogram("wake_wait_seconds", "how long requests waited for it", WAIT_BOUNDS_S, "model")
 
     def on_request_start(self) -> None:
         """Count a request whose record was opened."""
@@ -152,21 +116,26 @@ class Metrics:
             counters.ttft.observe(record.ttft_ms / 1000)
         if record.duration_ms is not None:
             counters.duration.observe(record.duration_ms / 1000)
-        for attempt in record.attempts:
-            if attempt.prefill is not None:
-                self._halves[(attempt.prefill.end,)] += 1
-            if attempt.panic:
-                self._panics[counters.model] += 1
-        for attempt in record.attempts[:-1]:
-            if attempt.end != "continued":
-                self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
-        self._count_continued(record)
-        for buckets, ms in zip(self._stages, astuple(record.stages), strict=True):
+        self._count_attempts(record, counters.model)
+        for stage, ms in enumerate(astuple(record.stages)):
             if ms is not None:
-                buckets.observe(ms / 1000)
+                self._stages[stage].observe(ms / 1000)
         self._count_tokens(record, counters.model)
         if record.arm is not None:
             self._count_arm(record, record.arm, status)
+
+    def _count_attempts(self, record: Record, model: tuple[str]) -> None:
+        attempts = record.attempts
+        for attempt in attempts:
+            if attempt.prefill is not None:
+                self._halves[(attempt.prefill.end,)] += 1
+            if attempt.panic:
+                self._panics[model] += 1
+        if len(attempts) > 1:
+            for attempt in attempts[:-1]:
+                if attempt.end != "continued":
+                    self._retries[(attempt.end if attempt.end in ENDS else OTHER,)] += 1
+        self._count_continued(record)
 
     def _count_continued(self, record: Record) -> None:
         """Count the answers that broke off, by what became of them."""
@@ -190,7 +159,7 @@ class Metrics:
         by_endpoint = labels[:2]
         source_labels = (self._token_source(source),)
         ttft, duration = self._ttft[by_endpoint], self._duration[by_endpoint]
-        counters = RequestCounters(labels, labels[1:2], source_labels, ttft, duration)
+        counters = RequestCounters(labels, source_labels, ttft, duration)
         if (*by_endpoint, *source_labels) == (endpoint, model, source):  # other values come from clients, without end
             self._counters[endpoint, model, status, source] = counters
         return counters
@@ -216,6 +185,12 @@ class Metrics:
         self._waits[model, queue, end] += 1
         if end == "passed":
             self._wait_s[model, queue].observe(seconds)
+
+    def on_wake_end(self, pattern: str, end: str, seconds: float) -> None:
+        """Count a wait for an instance. `pattern` is one of `wake.models`."""
+        self._wakes[pattern, end] += 1
+        if end == "passed":
+            self._wake_s[(pattern,)].observe(seconds)
 
     def page(self) -> MetricsPage:
         """Return what a scrape would say now. Call it on the event loop's thread."""

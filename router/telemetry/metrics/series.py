@@ -7,13 +7,14 @@ lock; a scrape takes a frozen copy (`freeze`), which another thread may then ren
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import Self
 
 from prometheus_client import core
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+from router.telemetry.metrics.buckets import Exemplar, HistogramBuckets
 
 
 class Counter(dict[tuple[str, ...], float]):
@@ -36,42 +37,6 @@ class Counter(dict[tuple[str, ...], float]):
         for labels, value in self.items():
             family.add_metric(labels, value)
         return family
-
-
-class Exemplar(NamedTuple):
-    """A request that stands for a bucket: it has a trace."""
-
-    trace_id: str
-    value: float
-    at_wall_s: float
-
-
-class HistogramBuckets:
-    """One series of a histogram: counts per bucket, the last bound being infinity, and the newest exemplar of each."""
-
-    __slots__ = ("_bounds", "counts", "exemplars", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-        self.exemplars: dict[int, Exemplar] = NO_EXEMPLARS
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def exemplify(self, exemplar: Exemplar) -> None:
-        """Make a value that was observed the exemplar of its bucket."""
-        if self.exemplars is NO_EXEMPLARS:
-            self.exemplars = {}
-        self.exemplars[bisect_left(self._bounds, exemplar.value)] = exemplar
-
-    def freeze(self) -> HistogramBuckets:
-        copy = HistogramBuckets(self._bounds)
-        copy.counts, copy.total = self.counts.copy(), self.total
-        copy.exemplars = self.exemplars.copy() if self.exemplars else NO_EXEMPLARS
-        return copy
 
 
 class Histogram(dict[tuple[str, ...], HistogramBuckets]):
@@ -102,9 +67,6 @@ class Histogram(dict[tuple[str, ...], HistogramBuckets]):
                 values[i] = edges[i], counts[i], _to_client(exemplar)
             family.add_metric(labels, values, sum_value=buckets.total)
         return family
-
-
-NO_EXEMPLARS: dict[int, Exemplar] = {}  # never written to
 
 
 def _to_client(exemplar: Exemplar) -> core.Exemplar:

@@ -139,6 +139,13 @@ class PreloadState(NamedTuple):
     requests: Mapping[tuple[str, str], int] = {}  # by reason and end: loaded, failed
 
 
+class WakeState(NamedTuple):
+    """Requests for models without an instance, by pattern of `wake.models`."""
+
+    waiting: Mapping[str, int] = {}
+    calls: Mapping[tuple[str, str], int] = {}  # that start an instance, by pattern and end: accepted, failed
+
+
 class RouterSnapshot(NamedTuple):
     targets: Sequence[TargetState] = ()
     distrusted: Mapping[str, bool] = {}  # by instance: its events are ignored
@@ -157,3 +164,5 @@ class RouterSnapshot(NamedTuple):
     connections: ConnectionState | None = None
     replicas: Sequence[ReplicaReport] = ()
     preloads: PreloadState = PreloadState()
+    wake: WakeState = WakeState()
+    desired: Mapping[tuple[str, str], int] = {}  # instances that are wanted, by model and role

@@ -29,6 +29,7 @@ from router.telemetry.metrics.snapshot import (
     ReplicaReport,
     RouterSnapshot,
     TargetState,
+    WakeState,
 )
 
 Samples = Iterable[tuple[Sequence[str], float | None]]
@@ -117,6 +118,9 @@ HELP = {
     "and source: computed, pool",
     "preload_settled_tokens_total": "of those, tokens that the first request for them hit, or found lost, by outcome",
     "preload_requests_total": "requests that loaded them, by reason and end: loaded, failed",
+    "desired_instances": "instances that the model should have in a role; no sample until enough was seen",
+    "wake_waiting_requests": "requests that wait for an instance with their model, by pattern of `wake.models`",
+    "wake_calls_total": "calls that start an instance, by that pattern and end: accepted, failed",
     "replica_up": "1 while the other router is heard, followed without a gap, and acknowledges what it gets",
     "replica_last_heard_seconds": "time since its last frame; no sample while it is not heard",
     "replica_lag_seconds": "half the time from the last beat to its acknowledgement",
@@ -191,6 +195,8 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     yield from _admission(now.admission)
     yield from _connections(now.connections)
     yield from _preloads(now.preloads)
+    yield from _wake(now.wake)
+    yield build_family("desired_instances", ("model", "role"), now.desired.items())
     yield from _replicas([replica for replica in now.replicas if replica.address is not None and not replica.own])
     yield build_family("traces_total", ("end",), by_label({} if now.tracing is None else now.tracing._asdict()))
 
@@ -279,6 +285,11 @@ def _preloads(now: PreloadState) -> Iterator[Metric]:
     yield build_family("preload_tokens_total", ("reason", "source"), now.loaded_tokens.items())
     yield build_family("preload_settled_tokens_total", ("reason", "outcome"), now.settled_tokens.items())
     yield build_family("preload_requests_total", ("reason", "end"), now.requests.items())
+
+
+def _wake(now: WakeState) -> Iterator[Metric]:
+    yield build_family("wake_waiting_requests", MODEL, by_label(now.waiting))
+    yield build_family("wake_calls_total", ("model", "end"), now.calls.items())
 
 
 def _prefix_cache(now: PrefixCacheState | None, reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:

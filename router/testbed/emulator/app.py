@@ -22,6 +22,7 @@ import msgspec
 from router.clock import Clock
 from router.errors import BadRequest, NotFound, RequestRefused
 from router.tasks import Tasks
+from router.testbed.emulator.adapters import AdapterEndpoints
 from router.testbed.emulator.engine_cores import EngineCores, EngineFailed
 from router.testbed.emulator.generate import SHAPES, GenerateEndpoints
 from router.testbed.emulator.http_server import ClientLeft, HttpExchange, Message, Receive, Send
@@ -58,7 +59,7 @@ class EmulatorApp:
         self.requests: deque[HttpExchange] = deque(maxlen=REQUEST_LOG_SIZE)
         self._generate = GenerateEndpoints(options, vocabulary, cores, connectors, clock, tasks)
         self._key_digest = _digest(options.api_key) if options.api_key else None
-        other = OtherEndpoints(options, vocabulary, self._generate.params_reader, clock)
+        other = OtherEndpoints(options, vocabulary, self._generate.params_reader, clock, cores.adapters)
         self._routes: dict[tuple[str, str], Handler] = {("POST", path): self._generate for path in SHAPES} | {
             ("POST", "/v1/messages/count_tokens"): other.count_tokens,
             ("POST", "/v1/embeddings"): other.embeddings,
@@ -80,6 +81,10 @@ class EmulatorApp:
             ("POST", "/emulate/faults"): self._change_faults,
             ("POST", "/emulate/restart"): self._restart,
         }
+        if options.runtime_loras:
+            adapters = AdapterEndpoints(cores.adapters)
+            self._routes["POST", "/v1/load_lora_adapter"] = adapters.load
+            self._routes["POST", "/v1/unload_lora_adapter"] = adapters.unload
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send)

@@ -219,6 +219,7 @@ class EngineCores:
         self, options: EngineOptions, shape: EngineShape, clock: Clock, store: EmulatedStoreClient | None
     ) -> None:
         self.faults = options.faults
+        self.adapters = shape.adapters
         self._tasks = Tasks(f"engine {options.name}")
         self._context = zmq.Context()
         self.all: list[EngineCore] = []

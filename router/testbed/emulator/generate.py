@@ -85,7 +85,7 @@ class GenerateEndpoints:
         clock: Clock,
         tasks: Tasks,
     ) -> None:
-        self.params_reader = RequestParamsReader(options, vocabulary, clock, lambda: cores.faults)
+        self.params_reader = RequestParamsReader(options, vocabulary, clock, lambda: cores.faults, cores.adapters)
         self.responses = StoredResponses()
         self.in_flight = 0
         self._options = options

@@ -50,6 +50,14 @@ ALWAYS = frozenset(
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class AdapterNumbers(dict[str, int]):
+    """The engine's own numbers for adapters, from 1, in the order in which they were first used."""
+
+    def __missing__(self, name: str) -> int:
+        number = self[name] = len(self) + 1
+        return number
+
+
 class KvPublisher:
     """Binds when it is made; `publish` never blocks; `serve_replays` runs until cancelled; `close` frees the ports."""
 
@@ -67,7 +75,7 @@ class KvPublisher:
         self._faults = faults
         self._rng = Rng(options.seed * 1_000_003 + rank)
         self._topic = options.topic.encode()
-        self._adapter_ids = {name: number for number, name in enumerate(options.adapters(), start=1)}
+        self._adapter_ids = AdapterNumbers((name, i) for i, name in enumerate(options.adapters(), start=1))
         self._sequence = 0
         self._replay_buffer: deque[tuple[int, bytes]] = deque(maxlen=options.replay_steps)
         self._delayed: Frames | None = None  # a message that the next one is to overtake

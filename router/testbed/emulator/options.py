@@ -57,6 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chat_template: str | None = None  # file, instead of the model's own
     prefix_caching: bool = True
     loras: tuple[str, ...] = ()  # adapter names, or name=path
+    runtime_loras: bool = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING: more can be loaded while it runs
     block_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
     blocks: Annotated[int, msgspec.Meta(ge=1)] = 4096  # per rank
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 8000.0  # 0: prompts take no time

@@ -6,6 +6,7 @@ Embeddings and scores have no meaning here; they have the right shape and are th
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,12 +25,18 @@ DIMENSIONS = 8
 
 class OtherEndpoints:
     def __init__(
-        self, options: EngineOptions, vocabulary: Vocabulary, params_reader: RequestParamsReader, clock: Clock
+        self,
+        options: EngineOptions,
+        vocabulary: Vocabulary,
+        params_reader: RequestParamsReader,
+        clock: Clock,
+        adapters: Mapping[str, str],
     ) -> None:
         self._options = options
         self._vocabulary = vocabulary
         self._params_reader = params_reader
         self._clock = clock
+        self._adapters = adapters
         self._started = int(clock.wall())
 
     async def tokenize(self, exchange: HttpExchange) -> None:
@@ -58,7 +65,7 @@ class OtherEndpoints:
     async def models(self, exchange: HttpExchange) -> None:
         base = self._card(self._options.model, self._options.tokenizer or self._options.model, None)
         base["max_model_len"] = self._options.context_tokens
-        adapters = [self._card(name, path, self._options.model) for name, path in self._options.adapters().items()]
+        adapters = [self._card(name, path, self._options.model) for name, path in self._adapters.items()]
         await exchange.send_json({"object": "list", "data": [base, *adapters]})
 
     async def version(self, exchange: HttpExchange) -> None:

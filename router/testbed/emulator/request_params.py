@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,15 +57,20 @@ class RequestParams(NamedTuple):
 
 
 class RequestParamsReader:
-    """Reads requests for one engine."""
+    """Reads requests for one engine. `adapters`: those that are loaded, by name."""
 
     def __init__(
-        self, options: EngineOptions, vocabulary: Vocabulary, clock: Clock, faults: Callable[[], EngineFaults]
+        self,
+        options: EngineOptions,
+        vocabulary: Vocabulary,
+        clock: Clock,
+        faults: Callable[[], EngineFaults],
+        adapters: Mapping[str, str],
     ) -> None:
         self._options = options
         self._faults = faults
         self._vocabulary = vocabulary
-        self._adapters = options.adapters()
+        self._adapters = adapters
         own = None if options.chat_template is None else Path(options.chat_template).read_text(encoding="utf-8")
         self._template = ChatTemplate(own or vocabulary.config["chat_template"], clock.wall)
         tokens = ("bos_token", "eos_token", "pad_token", "unk_token")

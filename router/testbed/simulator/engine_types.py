@@ -8,7 +8,7 @@ makes room, parks the request, and its driver calls `on_peer_ready` or `on_peer_
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NewType
 
@@ -38,7 +38,7 @@ class EngineShape:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_queued: int | None = None  # waiting requests beyond which new ones are refused
-    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA name -> path (the path is part of the hash)
+    adapters: dict[str, str] = field(default_factory=dict)  # LoRA name -> path (the path is part of the hash)
     vocabulary: Sequence[int] = range(1000, 4000)  # from which answers are made
     end_token: int = 2  # last token of an answer that ends by itself
     hash_algo: HashAlgo = "sha256"

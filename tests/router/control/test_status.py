@@ -32,7 +32,8 @@ from router.scheduling.policy.record import Record, Stages
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.state import families
-from router.telemetry.recent_records import RecentRecords, RecordQuery
+from router.telemetry.recent_records import RecentRecords
+from router.telemetry.record_query import RecordQuery
 from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 

@@ -43,8 +43,8 @@ def check(fleet: Fleet, now: float) -> None:
         assert columns.free_tokens[slot] == (row.capacity_tokens or inf) - (row.load.live_tokens or 0)
         assert (target in columns.others_waiting) is bool(row.load.waiting and row.load.elsewhere)
     least_room = min(columns.free_tokens, default=inf)
-    assert columns.all_have_free(1_000_000) is (least_room >= 1_000_000)
-    assert columns.all_have_free(1_500) is (least_room >= 1_500)
+    assert columns.all_have_free(1_000_000, 0.0) is (least_room >= 1_000_000)
+    assert columns.all_have_free(1_500, 0.0) is (least_room >= 1_500)
 
 
 def answered(target: Target, step_ms: int, now: float) -> None:

@@ -13,7 +13,7 @@ from router.config import schema
 from router.fleet.breaker import Verdict
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.engine_limits import MAX_RANKS
-from router.fleet.fleet import NO_CHANGES, DuplicateInstance, Fleet, read_cards
+from router.fleet.fleet import NO_CHANGES, DuplicateInstance, Fleet
 from router.fleet.instance import Instance, InstanceState, ServedModel, Target
 from router.kvcache.events import TargetId
 
@@ -200,29 +200,6 @@ def test_aliases_and_adapters() -> None:
     assert fleet.resolve("lora-a") == ServedModel("m", "lora-a")
     assert fleet.resolve("nobody") is None
     assert instance(fleet, "a").base == "m"
-
-
-@pytest.mark.parametrize(
-    ("cards", "expected"),
-    [
-        (
-            [ModelCard("x", None, None, None), ModelCard("y", None, None, None)],
-            {"x": ServedModel("x", None), "y": ServedModel("y", None)},
-        ),
-        ([LORA, M], {"m": ServedModel("m", None), "lora-a": ServedModel("m", "lora-a")}),
-        ([ALIAS, M, LORA], {"m-alias": ServedModel("m-alias", None), "m": ServedModel("m-alias", None)}
-         | {"lora-a": ServedModel("m-alias", "lora-a")}),
-        (
-            [M, ModelCard("lora-b", None, "unlisted", None)],
-            {"m": ServedModel("m", None), "lora-b": ServedModel("m", "lora-b")},
-        ),
-        ([ModelCard("lora-b", None, "unlisted", None)], {"lora-b": ServedModel("unlisted", "lora-b")}),
-        ([M, ModelCard("m", "/loras/m", "m", None)], {"m": ServedModel("m", None)}),
-        ([], {}),
-    ],
-)  # fmt: skip
-def test_read_cards(cards: list[ModelCard], expected: dict[str, ServedModel]) -> None:
-    assert read_cards(cards) == expected
 
 
 def test_only_targets_that_serve_it_are_candidates() -> None:

@@ -310,6 +310,18 @@ some_ids = st.lists(FEW | st.integers(0, 2**32 - 1), max_size=300)
 items = st.integers(-(2**63), 2**64 - 1) | FEW | st.floats() | st.booleans() | st.none() | st.text(max_size=3)
 
 
+engine_hashes = FEW | MANY | st.integers(-(2**70), 2**70) | st.binary(max_size=40)
+
+
+@given(st.lists(FEW | MANY, max_size=40) | st.lists(engine_hashes, max_size=40) | st.lists(items, max_size=5) | items)
+def test_hashes_are_folded_alike(value: Any) -> None:
+    folded, expected = bulk.fold_hashes(value), TWIN.fold_hashes(value)
+    assert folded == expected
+    assert (folded is value) == (expected is value)
+    if isinstance(value, list) and all(type(each) is int for each in value):
+        assert expected == [each % 2**64 for each in value]
+
+
 @given(some_ids | st.lists(items, max_size=40) | items | st.dictionaries(FEW, FEW, max_size=2))
 def test_ids_are_unpacked_as_msgpack_says(value: Any) -> None:
     packed = msgspec.msgpack.encode(value)

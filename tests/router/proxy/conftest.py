@@ -23,7 +23,7 @@ from router.proxy.disaggregated import PrefillLeg, PrefillResult, relay_after, r
 from router.proxy.headers import HeaderRules
 from router.proxy.listener import HttpListener, configure_server
 from router.proxy.relay import OutgoingRequest, RelayEnd, relay
-from router.proxy.upstreams import UpstreamRequest, Upstreams
+from router.proxy.upstreams import UpstreamRequest, Upstreams, UpstreamTimeouts
 from router.request.concurrency import ConcurrencyLimiter
 
 PATIENCE_S = 5.0
@@ -137,6 +137,7 @@ class Front:
 
     def __init__(self, limits: LimitsConfig, instance: str, hides: bytes) -> None:
         self.limits = limits
+        self.timeouts = UpstreamTimeouts(limits.first_byte_timeout_s, limits.idle_timeout_s)
         self.instance = instance
         self.limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         self.upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
@@ -186,7 +187,7 @@ class Front:
         )
 
     async def relay(self, call: ClientRequest, out: OutgoingRequest, watch: Watch) -> RelayEnd:
-        return await relay(call, self.upstreams, out, self.limits, watch)
+        return await relay(call, self.upstreams, out, self.timeouts, watch)
 
     async def end(self) -> RelayEnd | str:
         async with asyncio.timeout(PATIENCE_S):
@@ -206,8 +207,8 @@ class PairFront(Front):
         if self.protocol == "mooncake":
             prefill = self.prefill(out, PAIR_PARAMS.prefill)
             out = out.with_body(decode_body(out.body, PAIR_PARAMS.decode))
-            return await relay_beside(call, self.upstreams, prefill, out, self.limits, watch)
-        return await relay_after(call, self.upstreams, self.prefill(out, NIXL_PREFILL), out, self.limits, watch)
+            return await relay_beside(call, self.upstreams, prefill, out, self.timeouts, watch)
+        return await relay_after(call, self.upstreams, self.prefill(out, NIXL_PREFILL), out, self.timeouts, watch)
 
     def prefill(self, out: OutgoingRequest, params: bytes) -> PrefillLeg:
         body = prefill_body(out.endpoint, out.body, params)

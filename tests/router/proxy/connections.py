@@ -30,6 +30,7 @@ class Connection:
         self.end: str | None = None
         self.transport: Any = Transport()
         self.write_paused = False
+        self.proxied = False
         self.resumed = 0
         self.drained = asyncio.Event()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from types import SimpleNamespace
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -13,19 +12,35 @@ from fastapi.testclient import TestClient
 
 from router.clock import ManualClock
 from router.config import schema
+from router.config.sections.clients import ClientsConfig, PricesConfig
 from router.config.sections.listeners import EdgeConfig
 from router.errors import NoTarget, TooBusy
 from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.proxy.call import ClientDisconnected, ClientRequest
-from router.request import public_api
-from router.request.public_api import LOAD_ROUTED, MetricsAccess, PublicApi, metrics_app, ops_app
+from router.request.metering import Meter
+from router.request.ops_api import MetricsAccess, metrics_app, ops_app
+from router.request.public_api import LOAD_ROUTED, PublicApi, RequestApi
+from router.request.services import Services
+from router.scheduling.scheduler import Scheduler
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
+from router.tenants.directory import TenantDirectory
+from router.tenants.ledger import Ledger
+from router.tenants.usage import UsageBook
 from tests.router.proxy.connections import an_exchange, sent
+from tests.router.request.some_services import some_services
 
 KEY = "sk-one"
-CLIENTS = {hashlib.sha256(KEY.encode()).hexdigest(): "somebody"}
+KEY_HASH = hashlib.sha256(KEY.encode()).hexdigest()
+
+
+def some_tenants(service_classes: dict[str, Any] | None = None) -> TenantDirectory:
+    """Tenants of whom `somebody` has the key."""
+    config = ClientsConfig.model_validate({"keys_file": "keys", "service_classes": service_classes or {}})
+    tenants = TenantDirectory(config)
+    tenants.set_keys(f"{KEY_HASH} somebody".encode(), "keys")
+    return tenants
 
 
 class Answer:
@@ -42,10 +57,31 @@ class Answer:
         return msgspec.json.decode(self.body)
 
 
+class OnlyFleet(Scheduler):
+    """A scheduler that has nothing but a fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+
+class FakeRoutes(RequestApi):
+    """Answers with the routes of `api`."""
+
+    def __init__(self, api: Api, services: Services, tenants: TenantDirectory | None) -> None:
+        super().__init__(services, tenants)
+        self._api = api
+
+    def route(self, call: ClientRequest) -> Awaitable[None]:
+        return self._api.line(call, "route", call.path)
+
+    def route_stored(self, call: ClientRequest, response_id: str) -> Awaitable[None]:
+        return self._api.line(call, "stored", response_id)
+
+
 class Api:
     """A public API with fake routes: `came` lists their calls, `outcome` is what they raise."""
 
-    def __init__(self, *, clients: dict[str, str] | None = None, **edge: Any) -> None:
+    def __init__(self, *, tenants: TenantDirectory | None = None, **edge: Any) -> None:
         self.came: list[tuple[str, ...]] = []
         self.outcome: Exception | None = None
         self.recorded = False
@@ -53,25 +89,23 @@ class Api:
         fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
         fleet.mark_ready("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
         self.metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
-        services = SimpleNamespace(
+        clock, self.usage = ManualClock(wall=1_700_000_000.9), UsageBook()
+        services = some_services(
             config=schema.Config(edge=EdgeConfig.model_validate(edge)),
-            clock=ManualClock(wall=1_700_000_000.9),
+            clock=clock,
+            meter=Meter(Ledger(PricesConfig(), clock, ""), self.usage, self.metrics.tenants, lambda model: None, clock),
             metrics=self.metrics,
             tracing=None,
-            scheduler=SimpleNamespace(fleet=fleet),
+            scheduler=OnlyFleet(fleet),
+            models=None,
+            adapters=None,
         )
-        self.api = PublicApi(services, self.ops, clients)  # type: ignore[arg-type]
+        self.api = PublicApi(FakeRoutes(self, services, tenants), self.ops)
 
     async def ops(self, scope: Any, receive: Any, send: Any) -> None:
         self.came.append(("ops", scope["path"]))
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body"})
-
-    async def route(self, call: ClientRequest, services: Any) -> None:
-        await self.line(call, "route", call.path)
-
-    async def route_stored(self, call: ClientRequest, response_id: str, services: Any) -> None:
-        await self.line(call, "stored", response_id)
 
     async def line(self, call: ClientRequest, *came: str) -> None:
         self.came.append(came)
@@ -91,23 +125,12 @@ class Api:
         return {tuple(sample.labels.values()): sample.value for sample in samples if sample.value}
 
 
-@pytest.fixture
-def make_api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    def make(**options: Any) -> Api:
-        made = Api(**options)
-        monkeypatch.setattr(public_api, "route", made.route)
-        monkeypatch.setattr(public_api, "route_stored", made.route_stored)
-        return made
-
-    return make
-
-
 PROMPTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
 
 
 @pytest.mark.parametrize("path", [*PROMPTS, *sorted(LOAD_ROUTED)])
-async def test_what_is_on_the_list_comes_in_by_post_only(make_api: Any, path: str) -> None:
-    api = make_api()
+async def test_what_is_on_the_list_comes_in_by_post_only(path: str) -> None:
+    api = Api()
     assert (await api.ask("POST", path)).status == 200
     assert api.came == [("route", path)]
     for method in ("GET", "PUT", "DELETE", "HEAD", "OPTIONS"):
@@ -122,16 +145,16 @@ async def test_what_is_on_the_list_comes_in_by_post_only(make_api: Any, path: st
      "/admin/records", "/docs", "/openapi.json", "/health/", "/v1/completions\n", "/v1/completions/../sleep"],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_what_is_not_on_the_list_is_404(make_api: Any, method: str, path: str) -> None:
-    api = make_api()
+async def test_what_is_not_on_the_list_is_404(method: str, path: str) -> None:
+    api = Api()
     answer = await api.ask(method, path)
     assert (answer.status, answer.json["error"]["code"]) == (404, "unknown_path")
     assert api.came == []
     assert api.counted("warmroute_requests_total") == {("other", "other", "4xx"): 1}
 
 
-async def test_what_the_operator_adds_to_the_list_comes_in(make_api: Any) -> None:
-    api = make_api(extra_endpoints=[{"path": "/v2/rerank"}, {"path": "/version", "method": "GET"}])
+async def test_what_the_operator_adds_to_the_list_comes_in() -> None:
+    api = Api(extra_endpoints=[{"path": "/v2/rerank"}, {"path": "/version", "method": "GET"}])
     assert (await api.ask("POST", "/v2/rerank")).status == 200
     assert (await api.ask("GET", "/version")).status == 200
     assert (await api.ask("POST", "/version")).status == 404
@@ -139,8 +162,8 @@ async def test_what_the_operator_adds_to_the_list_comes_in(make_api: Any) -> Non
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
-async def test_operations_need_no_key(make_api: Any, path: str) -> None:
-    api = make_api(clients=CLIENTS)
+async def test_operations_need_no_key(path: str) -> None:
+    api = Api(tenants=some_tenants())
     await api.ask("GET", path)
     assert api.came == [("ops", path)]
 
@@ -161,15 +184,15 @@ async def test_operations_need_no_key(make_api: Any, path: str) -> None:
         ("GET", "/v1/responses/" + "a" * 129, None),
     ],
 )
-async def test_stored_responses(make_api: Any, method: str, path: str, let_in: str | None) -> None:
-    api = make_api()
+async def test_stored_responses(method: str, path: str, let_in: str | None) -> None:
+    api = Api()
     answer = await api.ask(method, path)
     assert api.came == ([] if let_in is None else [("stored", let_in)])
     assert answer.status == (404 if let_in is None else 200)
 
 
-async def test_models_are_the_fleets(make_api: Any) -> None:
-    api = make_api()
+async def test_models_are_the_fleets() -> None:
+    api = Api()
     answer = await api.ask("GET", "/v1/models")
     assert (answer.status, answer.headers[b"content-type"]) == (200, b"application/json")
     assert answer.json["object"] == "list"
@@ -189,8 +212,8 @@ async def test_models_are_the_fleets(make_api: Any) -> None:
         {"authorization": "Basic abc", "x_api_key": KEY},
     ],
 )
-async def test_a_client_with_a_key_is_served(make_api: Any, headers: dict[str, str]) -> None:
-    api = make_api(clients=CLIENTS)
+async def test_a_client_with_a_key_is_served(headers: dict[str, str]) -> None:
+    api = Api(tenants=some_tenants())
     assert (await api.ask("POST", "/v1/completions", **headers)).status == 200
 
 
@@ -201,22 +224,28 @@ async def test_a_client_with_a_key_is_served(make_api: Any, headers: dict[str, s
         {"authorization": KEY},
         {"authorization": "Bearer "},
         {"authorization": f"Bearer {KEY}x"},
-        {"authorization": f"Bearer {next(iter(CLIENTS))}"},  # the hash is no key
+        {"authorization": f"Bearer {KEY_HASH}"},  # the hash is no key
         {"authorization": "Bearer wrong", "x_api_key": KEY},
         {"x_api_key": ""},
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/nothing/here"])
-async def test_a_client_without_a_valid_key_is_refused(make_api: Any, headers: dict[str, str], path: str) -> None:
-    api = make_api(clients=CLIENTS)
+async def test_a_client_without_a_valid_key_is_refused(headers: dict[str, str], path: str) -> None:
+    api = Api(tenants=some_tenants())
     answer = await api.ask("POST", path, **headers)
     assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
     assert answer.headers[b"www-authenticate"] == b"Bearer"
     assert api.came == []
 
 
-async def test_a_refusal_speaks_the_clients_dialect(make_api: Any) -> None:
-    api = make_api()
+async def test_models_are_those_that_the_tenant_may_use() -> None:
+    api = Api(tenants=some_tenants({"default": {"models": ["lo*"]}}))
+    answer = await api.ask("GET", "/v1/models", x_api_key=KEY)
+    assert [card["id"] for card in answer.json["data"]] == ["lora"]
+
+
+async def test_a_refusal_speaks_the_clients_dialect() -> None:
+    api = Api()
     api.outcome = TooBusy("full", retry_after_s=3)
     answer = await api.ask("POST", "/v1/messages")
     assert (answer.status, answer.headers[b"retry-after"]) == (429, b"3")
@@ -228,15 +257,15 @@ async def test_a_refusal_speaks_the_clients_dialect(make_api: Any) -> None:
     }
 
 
-async def test_what_has_a_record_is_not_counted_again(make_api: Any) -> None:
-    api = make_api()
+async def test_what_has_a_record_is_not_counted_again() -> None:
+    api = Api()
     api.outcome, api.recorded = NoTarget("nobody"), True
     assert (await api.ask("POST", "/v1/completions")).status == 503
     assert api.counted("warmroute_requests_total") == {}
 
 
-async def test_a_client_that_left_gets_no_answer_and_is_counted(make_api: Any) -> None:
-    api = make_api()
+async def test_a_client_that_left_gets_no_answer_and_is_counted() -> None:
+    api = Api()
     api.outcome = ClientDisconnected()
     assert (await api.ask("POST", "/v1/completions")).status is None
     assert api.counted("warmroute_errors_total") == {("/v1/completions", "client_gone"): 1}

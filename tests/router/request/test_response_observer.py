@@ -26,6 +26,7 @@ from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stag
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
+from tests.router.request.some_services import some_services
 from tests.suites.views import a_row, a_view
 
 CHUNK = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
@@ -71,7 +72,7 @@ class Scene:
             attempt=Attempt(DECISION, None, None, prefill=leg),
         )
         self.prefill_ends: list[Any] = []
-        services: Any = SimpleNamespace(
+        services = some_services(
             scheduler=SettledPrefills(self.prefill_ends, "subagent_groups" if needs_session else "round_robin"),
             tokenization=SimpleNamespace(check_count=lambda *_: True),
             clock=ManualClock(100.0),

@@ -11,7 +11,8 @@ import pytest
 from router.config import schema
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
-from router.telemetry.recent_records import COMPARED_PER_TURN, RecentRecords, RecordQuery
+from router.telemetry.recent_records import COMPARED_PER_TURN, RecentRecords
+from router.telemetry.record_query import RecordQuery
 from tests.suites.views import a_row, a_view
 
 LEAST = build_policy("least", schema.PolicyConfig.model_validate({"scorers": [{"name": "least_requests"}]}))

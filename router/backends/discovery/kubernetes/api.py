@@ -1,4 +1,4 @@
-"""The connection to the Kubernetes API server: pages of a list, and lines of a watch.
+"""The connection to the Kubernetes API server: pages of a list, lines of a watch, and changes of an object.
 
 The token and the CA are read for every request, for the kubelet replaces the token about hourly. Each request has a
 connection of its own, so none can go to one that died unnoticed; there are a few per minute.
@@ -26,6 +26,7 @@ ANSWER_TIMEOUT_S = 15.0
 MAX_PAGE_BYTES = 64 * 1024 * 1024
 MAX_LINE_BYTES = 8 * 1024 * 1024  # etcd stores objects of up to 1.5 MB
 MAX_RETRY_AFTER_S = 60.0
+MERGE = {"content-type": "application/merge-patch+json"}
 HEADERS = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "warmroute"}
 # A peer that vanished is noticed after 25 s without an answer to TCP's own probes.
 KEEPALIVE = [
@@ -87,6 +88,13 @@ class KubernetesApi:
         async with self._open(path, query, ANSWER_TIMEOUT_S) as response:
             return await _read(response, MAX_PAGE_BYTES)
 
+    async def patch(self, path: str, change: Mapping[str, Any]) -> None:
+        """Change an object: the fields of `change` are set, None removes one (RFC 7386). Raises ApiRefused or
+        ApiUnavailable.
+        """
+        async with self._open(path, {}, ANSWER_TIMEOUT_S, change) as response:
+            await _read(response, MAX_PAGE_BYTES)
+
     @asynccontextmanager
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[WatchLines]:
         """Open a watch. Raises ApiRefused or ApiUnavailable."""
@@ -95,23 +103,24 @@ class KubernetesApi:
 
     @asynccontextmanager
     async def _open(
-        self, path: str, query: Mapping[str, str], read_timeout_s: float | None
+        self, path: str, query: Mapping[str, str], read_timeout_s: float | None, change: Mapping[str, Any] | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request and wait for the head of its answer."""
+        """Send a request, a PATCH where there is a `change`, and wait for the head of its answer."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=read_timeout_s)
         try:
             token = (await asyncio.to_thread(self._token_file.read_text)).strip()
             tls = await asyncio.to_thread(ssl.create_default_context, cafile=self._ca_file) if self._secure else False
-            headers = HEADERS | {"authorization": f"Bearer {token}"}
+            headers = HEADERS | {"authorization": f"Bearer {token}"} | ({} if change is None else MERGE)
             transport = httpx.AsyncHTTPTransport(verify=tls, socket_options=KEEPALIVE, trust_env=False)
             async with (
                 AsyncExitStack() as opened,
                 httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as client,
             ):
                 request = client.build_request(
-                    "GET",
+                    "GET" if change is None else "PATCH",
                     f"{self._url}{path}",
                     params=dict(query),
+                    content=None if change is None else msgspec.json.encode(change),
                     headers=headers,
                     extensions={"trace": _close_with(opened)},
                 )

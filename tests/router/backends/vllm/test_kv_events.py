@@ -551,8 +551,8 @@ def test_removals_are_merged_up_to_a_piece_and_cut_into_pieces() -> None:
     single = [removal(n) for n in range(PIECE_BLOCKS + 10)]
     events = batch_of(decoded(message(*single))).events
     assert [len(event.hashes) for event in events if isinstance(event, BlocksRemoved)] == [PIECE_BLOCKS, 10]
-    events = batch_of(decoded(message(removal(*range(PIECE_BLOCKS * 2 + 1))))).events
-    assert [len(event.hashes) for event in events if isinstance(event, BlocksRemoved)] == [PIECE_BLOCKS] * 2 + [1]
+    events = batch_of(decoded(message(removal(*range(PIECE_BLOCKS * 2 + 1)), removal(7, 8)))).events
+    assert [len(event.hashes) for event in events if isinstance(event, BlocksRemoved)] == [PIECE_BLOCKS] * 2 + [3]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from router.control.record_detail import Others
 from router.errors import NoTarget
 from router.tasks import Tasks
 from router.telemetry.metrics.snapshot import ReplicaReport
-from router.telemetry.recent_records import RecordQuery
+from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import TargetRequest
+from router.tenants.usage import UsageRow
 from tests.router.control.control_plane import ControlPlane
 
 LOOPBACK = "http://127.0.0.1:8001"
@@ -41,6 +42,9 @@ class Rooms:
 
     def describe_discovery(self) -> dict[str, str | None]:
         return {"config": None, "file": "fleet.yaml: no such file"}
+
+    async def describe_scaling(self) -> list[dict[str, Any]]:
+        return [{"model": "m", "role": "both", "instances": 2, "desired": 3, "reason": "queue", "scale_in": None}]
 
     def describe_preloads(self) -> dict[str, Any]:
         warmups = [{"id": "a", "end": None, "tokens": 512}]
@@ -66,6 +70,9 @@ class Rooms:
 
     async def list_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
         return []
+
+    async def read_usage(self, first: int | None, last: int | None) -> list[UsageRow]:
+        return [UsageRow(20_000, "acme", "m", 1)]
 
     async def find_record(self, record_id: str, others: Others) -> dict[str, Any] | None:
         return {"id": "r1", "target": "a/0", "attempts": []} if record_id == "r1" else None
@@ -148,6 +155,11 @@ def test_drain_and_undrain() -> None:
 def test_replicas() -> None:
     (replica,) = open_door().get("/admin/replicas").json()["replicas"]
     assert (replica["address"], replica["up"], replica["lag_s"]) == ("10.0.0.2:9004", True, 0.002)
+
+
+def test_scaling() -> None:
+    (model,) = open_door().get("/admin/scaling").json()["models"]
+    assert (model["desired"], model["reason"], model["scale_in"]) == (3, "queue", None)
 
 
 def test_preloads() -> None:
@@ -299,7 +311,7 @@ OWN_ERRORS = {
 
 def test_every_error_is_described() -> None:
     paths = open_door().get("/admin/openapi.json").json()["paths"]
-    assert len(paths) == 20
+    assert len(paths) == 22
     for path, methods in paths.items():
         for method, description in methods.items():
             wanted = {"200", "401", "403", "422"} | OWN_ERRORS.get((method, path), set())

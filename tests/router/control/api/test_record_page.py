@@ -144,7 +144,9 @@ def test_where_the_time_went_is_drawn_and_the_table_has_the_same_figures() -> No
     attempt.start_ms, attempt.decide_ms, attempt.duration_ms = 10.0, 0.02, 70.0
     described = describe_record(record)
     bars = {bar.name: bar for bar in draw_waterfall(described)}
-    assert [name for name, bar in bars.items() if bar.segment is None] == ["admission", "pool", "match", "connect"]
+    assert [name for name, bar in bars.items() if bar.segment is None] == [
+        "wake", "admission", "pool", "match", "connect",
+    ]  # fmt: skip
     assert bars["stream"].segment == (50.0, 50.0, 2)
     assert bars["decide"].segment == (12.5, 0.4, 0)  # a fortieth of a per cent is not seen
     rows = Rows(render_page(described))

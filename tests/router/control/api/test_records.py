@@ -24,7 +24,7 @@ from router.errors import NoTarget
 from router.request.error_body import install_error_handlers
 from router.scheduling.policy.record import Record
 from router.scheduling.policy.record_view import describe_record
-from router.telemetry.recent_records import RecordQuery
+from router.telemetry.record_query import RecordQuery
 from tests.router.control.api.scene import WARM, Rows, a_record
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"

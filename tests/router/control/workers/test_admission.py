@@ -14,13 +14,13 @@ import uvloop
 
 from router.config.sections.listeners import AdmissionConfig
 from router.control.workers.admission import FollowerAdmissions, SyncedAdmission
+from router.control.workers.broadcast import Broadcast
 from router.control.workers.channel import Channel
 from router.control.workers.messages import (
     AdmissionAsked,
     AdmissionVerdict,
     AnswerMessage,
     AskMessage,
-    Broadcast,
 )
 from router.errors import NoTarget, TooBusy
 from router.fleet.instance import ServedModel

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
-from router.prompt.api.fields import (
+from router.prompt.api.field_reader import FieldReader
+from router.prompt.api.field_values import (
     LARGEST,
     SHORT_BYTES,
-    FieldReader,
     is_present,
     objective_ms,
     require,
@@ -141,5 +141,5 @@ def test_checked_fields_are_those_that_the_body_has_and_unknown_ones_are_noticed
 
 
 def test_where_a_read_field_cannot_be_watched_every_body_may_have_it() -> None:
-    reader = FieldReader(ChatFields, ["cache_salt", "priority"])
+    reader = FieldReader(ChatFields, ["stream", "priority"])
     assert reader.has_forbidden(reader.read(b'{"model":"m","messages":[]}'))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from router.prompt.api import known_messages
-from router.prompt.api.fields import value
+from router.prompt.api.field_values import value
 from router.prompt.api.known_messages import LEAST_BYTES, read_messages
 from router.prompt.api.messages import has_media, normalise
 from router.prompt.known_prompt import KnownPrompt, NamedText, ReadMessages

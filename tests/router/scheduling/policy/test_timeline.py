@@ -46,6 +46,7 @@ def test_stages_follow_each_other_and_their_begins_from_their_lengths() -> None:
     assert build_timeline(WHOLE) == [
         StageTime("body", None, 0.0, 2.0),
         StageTime("parse", None, 2.0, 1.0),
+        StageTime("wake", None, None, None),
         StageTime("tokens", None, 3.0, 7.0),
         StageTime("admission", None, 10.0, 6.0),
         StageTime("pool", None, 16.0, 4.0),
@@ -67,6 +68,12 @@ def test_what_did_not_run_has_no_times() -> None:
     assert times["decide"] == (20.5, 1.0)
     assert times["first_token"] == (21.5, 99.0)
     assert "stream" not in times
+
+
+def test_the_wait_for_an_instance_is_between_parsing_and_tokens() -> None:
+    woken = a_record(stages=Stages(parse_ms=1.0, wake_ms=12.0))
+    times = {stage.name: stage[2:] for stage in build_timeline(woken)}
+    assert (times["wake"], times["tokens"]) == ((3.0, 12.0), (15.0, 5.0))
 
 
 def test_a_request_that_runs_has_begins_and_no_lengths_yet() -> None:

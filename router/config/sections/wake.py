@@ -1,0 +1,67 @@
+"""The section `wake`: requests for a model without an instance wait while one is started."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from router.config.sections.base import PathName, Positive, Seconds, Section
+
+KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+
+
+class WakeWebhookConfig(Section):
+    """An HTTP endpoint that starts an instance. It gets `{"model": NAME, "waiting": REQUESTS}` by POST; any 2xx means
+    that it will, at once or later.
+    """
+
+    url: str = Field(pattern=r"^https?://[^\s/?#@]+(/[^\s#]*)?$")
+    """where it is"""
+    token_env: str | None = None
+    """environment variable with its bearer token; null: no token is sent"""
+    ca_file: PathName | None = None
+    """PEM file of the CA that signed its certificate; null: the system's CAs"""
+    timeout_s: Seconds = 10.0
+    """longest time for its answer, seconds"""
+
+
+class WakeDeploymentConfig(Section):
+    """A Kubernetes Deployment that is scaled up, never down."""
+
+    name: str = Field(pattern=KUBERNETES_NAME)
+    """its name"""
+    namespace: str | None = Field(default=None, pattern=KUBERNETES_NAME)
+    """its namespace; null: that of `fleet.kubernetes`, else of the router's own pod"""
+    replicas: Positive = 1
+    """replicas that it gets where it has fewer"""
+
+
+class WakeModelConfig(Section):
+    """How an instance is started. Give one of `webhook` and `deployment`."""
+
+    webhook: WakeWebhookConfig | None = None
+    """call this; null: `deployment` is scaled"""
+    deployment: WakeDeploymentConfig | None = None
+    """scale this; null: `webhook` is called"""
+
+    @model_validator(mode="after")
+    def _require_one_way(self) -> WakeModelConfig:
+        if (self.webhook is None) == (self.deployment is None):
+            raise ValueError("give one of webhook and deployment")
+        return self
+
+
+class WakeConfig(Section):
+    """What each worker holds while instances start."""
+
+    models: dict[str, WakeModelConfig] = Field(min_length=1, max_length=256)
+    """models whose requests may wait, by name or pattern as clients name them (`*` stands for any characters); the
+    first that matches counts. Any name that matches a pattern starts an instance, so keep patterns narrow"""
+    requests: Positive = 1000
+    """requests that may wait at once, of one client at most four times what is free; beyond it they get 503"""
+    body_bytes: Positive = 256 * 1024 * 1024
+    """bytes of their bodies, of one client at most four times what is free; beyond it they get 503"""
+    wait_s: Seconds = 120.0
+    """longest wait for an instance, seconds; after it: 503"""
+    pause_s: Seconds = 30.0
+    """pause after a call that starts an instance before the next one for the same model, while requests still wait,
+    seconds"""

@@ -1,0 +1,159 @@
+"""Reads the fleet for how many instances are wanted, and names the one that would be missed least.
+
+The load books are those of all workers and replicas, so one process, the leader, knows it for all.
+
+The cache of an instance is worth the prompt tokens that it alone had, of the requests that it answered in the last
+`WORTH_S`: what the chosen target held minus what the best other candidate held. Another one would compute them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from router.clock import Clock
+from router.fleet.desired_instances import DesiredCount, DesiredInstances, RoleReading
+from router.fleet.fleet import Fleet
+from router.fleet.instance import Instance, InstanceState
+from router.request.wake.model_waits import WakePatterns
+from router.scheduling.policy.record import Record
+from router.tasks import Tasks
+from router.telemetry.recent_records import RecentRecords
+
+READ_EVERY_S = 0.5
+WORTH_S = 600.0
+RECORDS_AT_ONCE = 200
+
+RoleKey = tuple[str, str]
+"""Base model and role."""
+
+
+class LeastWorth(NamedTuple):
+    """The instance of a model and role whose cache is worth least."""
+
+    instance: str
+    tokens: int  # that it alone had, of recent requests
+    requests: int  # of it in flight
+
+
+class Scaling:
+    """What is wanted of the whole fleet. `patterns` are those of `wake.models`, whose last instance may go too."""
+
+    def __init__(self, fleet: Fleet, records: RecentRecords, patterns: Iterable[str], clock: Clock) -> None:
+        self._patterns = WakePatterns(patterns)
+        self._fleet = fleet
+        self._records = records
+        self._clock = clock
+        self._states: dict[RoleKey, DesiredInstances] = {}
+        self.wanted: dict[RoleKey, DesiredCount] = {}  # of those that were read long enough
+
+    def start(self, tasks: Tasks) -> None:
+        tasks.supervise("scaling", self._run)
+
+    async def _run(self) -> None:
+        while True:
+            self.read()
+            await asyncio.sleep(READ_EVERY_S)
+
+    def read(self) -> None:
+        """Read the fleet once."""
+        now = self._clock.now()
+        groups = group_instances(self._fleet)
+        for gone in self._states.keys() - groups.keys():
+            del self._states[gone]
+            self.wanted.pop(gone, None)
+        for key, instances in groups.items():
+            if (state := self._states.get(key)) is None:
+                sleeps = self._patterns.find(key[0]) is not None
+                state = self._states[key] = DesiredInstances(sleeps=sleeps)
+            wanted = state.observe(read_role(instances, now), now)
+            if wanted is not None:
+                self.wanted[key] = wanted
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """Describe what is wanted by model and role, with the reason, and whom a scale-in should take."""
+        worth = await measure_worth(self._records, self._clock.wall())
+        described = []
+        for (model, role), instances in group_instances(self._fleet).items():
+            wanted = self.wanted.get((model, role))
+            least = find_least_worth(instances, worth)
+            described.append(
+                {
+                    "model": model,
+                    "role": role,
+                    "instances": sum(one.state is InstanceState.READY for one in instances),
+                    "desired": None if wanted is None else wanted.instances,
+                    "reason": None if wanted is None else wanted.reason,
+                    "held_from": None if wanted is None else wanted.held_from,
+                    "needs": {} if wanted is None else {name: round(need, 3) for name, need in wanted.needs.items()},
+                    "scale_in": None if least is None else least._asdict(),
+                }
+            )
+        return described
+
+
+def group_instances(fleet: Fleet) -> dict[RoleKey, list[Instance]]:
+    """Return the instances by the model that their caches hold and their role, without those that have not told it."""
+    groups: dict[RoleKey, list[Instance]] = {}
+    for instance in fleet:
+        if instance.base is not None:
+            groups.setdefault((instance.base, instance.config.role), []).append(instance)
+    return groups
+
+
+def read_role(instances: Iterable[Instance], now: float) -> RoleReading:
+    """Return a reading of the instances of one model and role."""
+    ready, busy, queued_ms, live_tokens, capacity_tokens = 0, 0.0, 0.0, 0, 0
+    known = True
+    for instance in instances:
+        if instance.state is not InstanceState.READY:
+            continue
+        ready += 1
+        speed = instance.latency_model.speed(now)
+        targets = instance.targets.values()
+        busy += sum(target.load_book.prefilling > 0 for target in targets) / max(1, len(targets))
+        for target in targets:
+            queued_ms += target.load_book.queued_ms(speed) / len(targets)
+            live_tokens += target.load_book.live_tokens
+            capacity_tokens += target.capacity_tokens or 0
+            known &= bool(target.capacity_tokens)
+    return RoleReading(ready, busy, queued_ms, live_tokens, capacity_tokens if known and ready else None)
+
+
+async def measure_worth(records: RecentRecords, now_wall_s: float) -> dict[str, int]:
+    """Return by instance the tokens that it alone had, of requests of the last `WORTH_S`. Requests go on meanwhile."""
+    worth: dict[str, int] = {}
+    for number, record in enumerate(records.latest(len(records))):
+        if number % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
+            await asyncio.sleep(0)
+        if record.at_wall_s >= now_wall_s - WORTH_S and (found := find_own_tokens(record)) is not None:
+            instance, tokens = found
+            worth[instance] = worth.get(instance, 0) + tokens
+    return worth
+
+
+def find_own_tokens(record: Record) -> tuple[str, int] | None:
+    """Return the instance that answered, and how many more tokens of the prompt it held than any other instance that
+    could have; None where there was no answer, or what it held is unknown.
+    """
+    if not record.attempts:
+        return None
+    decision = record.attempts[-1].decision
+    row = decision.row
+    if row.overlap is None:
+        return None
+    others = (other for other in decision.view.rows if other.instance != row.instance and other.overlap is not None)
+    best = max((max(other.overlap[:3]) for other in others if other.overlap is not None), default=0)
+    return row.instance, max(0, max(row.overlap[:3]) - best)
+
+
+def find_least_worth(instances: Iterable[Instance], worth: Mapping[str, int]) -> LeastWorth | None:
+    """Return the ready instance whose cache is worth least, of equal ones that with the fewest requests; None where
+    there are not two.
+    """
+    ready = [one for one in instances if one.state is InstanceState.READY]
+    if len(ready) < 2:
+        return None
+    least = min(ready, key=lambda one: (worth.get(one.id, 0), one.requests, one.id))
+    return LeastWorth(least.id, worth.get(least.id, 0), least.requests)

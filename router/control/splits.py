@@ -1,0 +1,82 @@
+"""Guards the splits of models: takes an arm's share away when its guard or a limit finds it too bad.
+
+What `switch.py` is for policies. A rollback is in the audit log, and with an `admin.audit_file` it outlives a restart,
+for as long as the split's settings are the same: another `seed` is another split.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from router.clock import Clock
+from router.control.summaries import describe_report, summarize_policies
+from router.scheduling.experiments.experiment import CLOSES_AT_ONCE
+from router.scheduling.experiments.model_split import ModelSplit
+from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.experiments.results import Finding
+from router.telemetry.audit_log import AuditEntry, AuditLog
+
+log = logging.getLogger("warmroute.control")
+
+GUARD = "guard"
+
+
+class SplitGuard:
+    """Guards `splits`, minus the arms that the audit log has as rolled back. `policy_set` returns the policies in
+    force, which every entry of the log has.
+    """
+
+    def __init__(
+        self, splits: Sequence[ModelSplit], audit: AuditLog, clock: Clock, policy_set: Callable[[], PolicySet]
+    ) -> None:
+        self._splits = splits
+        self._audit = audit
+        self._clock = clock
+        self._policy_set = policy_set
+        by_fingerprint = {split.fingerprint: split for split in splits}
+        for entry in reversed(audit.latest()):
+            split = None if entry.split is None else by_fingerprint.get(entry.split)
+            if split is not None and entry.arm is not None and entry.what.startswith("rollback") and entry.who == GUARD:
+                split.roll_back(entry.arm)
+                log.warning("model %s: arm %s was rolled back in this very split and stays so", split.name, entry.arm)
+
+    def check(self) -> bool:
+        """Check every split once, for about 10 ms each at most. Return whether units are left to check."""
+        backlog = False
+        for split in self._splits:
+            before = split.experiment.open_units
+            for finding in split.experiment.poll(self._clock.now()):
+                self._handle(split, finding)
+            backlog |= before - split.experiment.open_units >= CLOSES_AT_ONCE
+        return backlog
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the splits by alias, in the form of an experiment."""
+        return {
+            split.name: {
+                "fingerprint": split.fingerprint,
+                "experiment": split.spec.model_dump(mode="json"),
+                "rolled_back": sorted(split.rolled_back),
+                "shadows": [],
+                **describe_report(split.experiment.report()),
+            }
+            for split in self._splits
+        }
+
+    def _handle(self, split: ModelSplit, finding: Finding) -> None:
+        """Take an arm out, or only report it: where the guard's `action` says so, and of the first arm."""
+        keeps = finding.cause == "guard" and split.spec.guard.action == "report"
+        if keeps or not split.roll_back(finding.arm):
+            log.warning("model %s: arm %s is too bad, kept: %s", split.name, finding.arm, finding.why)
+            self._log_entry(split, f"alarm of model {split.name}", finding)
+        else:
+            log.warning("model %s: arm %s is rolled back: %s", split.name, finding.arm, finding.why)
+            self._log_entry(split, f"rollback of model {split.name}", finding)
+
+    def _log_entry(self, split: ModelSplit, what: str, finding: Finding) -> None:
+        now = summarize_policies(self._policy_set())
+        wall_s = self._clock.wall()
+        entry = AuditEntry(wall_s, GUARD, what, now, now, why=finding.why, arm=finding.arm, split=split.fingerprint)
+        self._audit.add(entry)

@@ -1,0 +1,128 @@
+"""Calls what starts instances: for a model one call at a time, and the next one after a pause.
+
+One process of a router calls: the leader, where there are several workers. Each worker asks as long as requests wait
+there (`request/wake/model_waits.py`), followers by a message; this decides which of these become calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from router.backends.discovery.kubernetes.api import KubernetesApi
+from router.backends.discovery.kubernetes.discovery import IN_CLUSTER, find_api_server, read_own_namespace
+from router.backends.wake.deployment import DeploymentStarter
+from router.backends.wake.starter import InstanceStarter
+from router.backends.wake.webhook import WebhookStarter
+from router.clock import Clock
+from router.config import schema
+from router.config.sections.wake import WakeModelConfig
+from router.control.workers.follower import FollowerWorker
+from router.control.workers.leader import LeaderWorker
+from router.control.workers.messages import InstanceWanted
+from router.errors import quote_name
+from router.fleet.fleet import Fleet
+from router.request.wake.model_waits import ModelWaits, OnWakeEnd, WakePatterns
+from router.tasks import Tasks
+from router.telemetry.metrics.snapshot import WakeState
+
+log = logging.getLogger("warmroute.wake")
+
+CALLS_AT_ONCE = 8  # of all models: patterns match names that clients make up
+
+
+class WakeCaller:
+    """Starts instances by `starters`, which are given by pattern. `on_end`: called with the model after each call, and
+    whether it failed.
+    """
+
+    def __init__(self, starters: Mapping[str, InstanceStarter], pause_s: float, tasks: Tasks, clock: Clock) -> None:
+        self.on_end: list[Callable[[str, bool], None]] = []
+        self._starters = starters
+        self._patterns = WakePatterns(starters)
+        self._pause_s = pause_s
+        self._tasks = tasks
+        self._clock = clock
+        self._calling: set[str] = set()
+        self._ended_s: dict[str, float] = {}  # by model; those of the last `pause_s`
+        self.calls: Counter[tuple[str, str]] = Counter()  # by pattern and how they ended: accepted, failed
+
+    def ask(self, model: str, waiting: int) -> None:
+        """Call for an instance with the model, unless a call runs, or ended less than the pause ago."""
+        now = self._clock.now()
+        self._ended_s = {name: at_s for name, at_s in self._ended_s.items() if now - at_s < self._pause_s}
+        pattern = self._patterns.find(model)
+        if pattern is None or model in self._calling or model in self._ended_s or len(self._calling) >= CALLS_AT_ONCE:
+            return
+        self._calling.add(model)
+        self._tasks.spawn("wake", self._call(pattern, model, waiting))
+
+    async def _call(self, pattern: str, model: str, waiting: int) -> None:
+        log.info("no instance serves %s, for which requests wait (%d here): asking for one", quote_name(model), waiting)
+        try:
+            trouble = await self._starters[pattern].start(model, waiting)
+        finally:
+            self._calling.discard(model)
+            self._ended_s[model] = self._clock.now()
+        if trouble is not None:
+            log.error("an instance with %s cannot be started: %s", quote_name(model), trouble)
+        self.calls[pattern, "accepted" if trouble is None else "failed"] += 1
+        for on_end in self.on_end:
+            on_end(model, trouble is not None)
+
+
+class Wake:
+    """The parts of `wake` in one process. `caller` None: the leader calls."""
+
+    def __init__(self, waits: ModelWaits, caller: WakeCaller | None) -> None:
+        self.waits = waits
+        self.caller = caller
+
+    def snapshot(self) -> WakeState:
+        """Return what waits and was called, as of now."""
+        return WakeState(dict(self.waits.waiting()), {} if self.caller is None else dict(self.caller.calls))
+
+
+def build_wake(
+    config: schema.Config,
+    fleet: Fleet,
+    on_wait_end: OnWakeEnd,
+    worker: LeaderWorker | FollowerWorker | None,
+    tasks: Tasks,
+    clock: Clock,
+) -> Wake | None:
+    """Build what lets requests wait in this process, and have instances started; None without `wake`. Raises
+    ConfigError for a Deployment outside of a cluster.
+    """
+    if config.wake is None:
+        return None
+    if isinstance(worker, FollowerWorker):
+
+        def ask_leader(model: str, waiting: int) -> None:
+            worker.send(InstanceWanted(model, waiting))
+
+        waits = ModelWaits(config.wake, fleet, clock, ask_leader, on_wait_end)
+        worker.on_wake_call = waits.on_call_end
+        return Wake(waits, None)
+    starters = {name: build_starter(model, config.fleet) for name, model in config.wake.models.items()}
+    caller = WakeCaller(starters, config.wake.pause_s, tasks, clock)
+    waits = ModelWaits(config.wake, fleet, clock, caller.ask, on_wait_end)
+    caller.on_end.append(waits.on_call_end)
+    if worker is not None:
+        worker.on_instance_wanted = caller.ask
+        caller.on_end.append(worker.report_wake_call)
+    return Wake(waits, caller)
+
+
+def build_starter(config: WakeModelConfig, fleet: schema.FleetConfig) -> InstanceStarter:
+    """Build what starts instances. Raises ConfigError outside of a cluster, where Kubernetes cannot be found."""
+    if config.webhook is not None:
+        token_env = config.webhook.token_env
+        return WebhookStarter(config.webhook, None if token_env is None else os.environ[token_env])
+    assert config.deployment is not None  # by validation
+    found, deployment = fleet.kubernetes, config.deployment
+    api = KubernetesApi((None if found is None else found.api) or find_api_server(os.environ))
+    namespace = deployment.namespace or (None if found is None else found.namespace) or read_own_namespace(IN_CLUSTER)
+    return DeploymentStarter(api, namespace, deployment.name, deployment.replicas)

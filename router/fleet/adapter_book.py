@@ -1,0 +1,82 @@
+"""Where LoRA adapters are, who uses them, and which one makes room: the plan of a loading, as a value.
+
+An adapter is loaded on the instance with room that has the fewest; without room anywhere, in the place of the coldest
+adapter: the one whose last request is the longest ago, among those that the router may load again, that no request in
+progress wants, and that no engine reports as running or waiting (other clients use it). Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from math import inf
+from typing import NamedTuple
+
+from router.fleet.fleet import Fleet
+from router.fleet.instance import Instance, InstanceState
+
+
+class LoadPlan(NamedTuple):
+    """Load the adapter on this instance, after it has unloaded another one; None: there is room."""
+
+    instance: str
+    unload: str | None = None
+
+
+class AdapterBook:
+    """`managed`: adapters that can be loaded again. `max_loaded`: of one instance."""
+
+    def __init__(self, fleet: Fleet, managed: Collection[str], max_loaded: int) -> None:
+        self._fleet = fleet
+        self._managed = frozenset(managed)
+        self._max_loaded = max_loaded
+        self._wanted: Counter[str] = Counter()  # requests in progress
+        self._used_s: dict[str, float] = {}  # when the last request came
+        self.loading: Counter[str] = Counter()  # adapters on their way, by instance
+
+    def begin(self, adapter: str, now: float) -> None:
+        """A request wants the adapter, which stays until as many have ended."""
+        self._wanted[adapter] += 1
+        self._used_s[adapter] = now
+
+    def end(self, adapter: str) -> None:
+        """A request for the adapter has ended."""
+        self._wanted[adapter] -= 1
+
+    def is_loaded(self, adapter: str) -> bool:
+        """Return whether a ready instance has the adapter."""
+        return any(target.instance.state is InstanceState.READY for target in self._fleet.targets_serving(adapter))
+
+    def plan(self, base: str) -> LoadPlan | None:
+        """Return where to load an adapter of the model `base`; None: no ready instance serves it, or none has room and
+        an adapter to unload.
+        """
+        instances = [each for each in self._fleet if each.state is InstanceState.READY and base in each.served]
+        loaded = {each.id: len(list_adapters(each)) + self.loading[each.id] for each in instances}
+        room = [each for each in instances if loaded[each.id] < self._max_loaded]
+        if room:
+            return LoadPlan(min(room, key=lambda each: (loaded[each.id], each.requests)).id)
+        cold = [
+            (self._used_s.get(name, -inf), each.requests, each.id, name)
+            for each in instances
+            for name in list_adapters(each)
+            if name in self._managed and not self._wanted[name] and name not in reported_adapters(each)
+        ]
+        if not cold:
+            return None
+        _, _, instance, name = min(cold)
+        return LoadPlan(instance, name)
+
+
+def list_adapters(instance: Instance) -> list[str]:
+    """Return the adapters that are loaded on an instance."""
+    return [name for name, served in instance.served.items() if served.adapter is not None]
+
+
+def reported_adapters(instance: Instance) -> set[str]:
+    """Return the adapters of requests that the instance's engines reported at the last poll."""
+    found = set[str]()
+    for target in instance.targets.values():
+        gauges = target.load_book.gauges
+        found.update(gauges.adapters or (), gauges.waiting_adapters or ())
+    return found

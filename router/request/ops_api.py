@@ -1,0 +1,70 @@
+"""The applications behind health and metrics.
+
+`/health` says that the process answers and nothing more, so that a supervisor does not restart a router whose engines
+are down. `/ready` says whether a load balancer should send requests here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Annotated, NamedTuple
+
+from fastapi import FastAPI, Header, Response
+from fastapi.responses import JSONResponse
+
+from router.errors import Unauthorized
+from router.request.error_body import install_error_handlers
+from router.telemetry.metrics.exposition import CONTENT_TYPES, PageForm, choose_form
+
+
+class MetricsAccess(NamedTuple):
+    """The metrics page, and the sha256 (hex) of the bearer token that it takes; `None`: none."""
+
+    scrape: Callable[[PageForm], Awaitable[bytes]]
+    token_hash: str | None = None
+    has_exemplars: bool = False  # so that OpenMetrics, which costs more to render, is worth it
+
+
+def ops_app(why_not_ready: Callable[[], str | None], metrics: MetricsAccess | None) -> FastAPI:
+    """Return the application behind `OPS`. `why_not_ready` returns `None` when the router is started, not stopping, and
+    has an engine to send to; `metrics` `None`: they are on a listener of their own.
+    """
+    app = _app() if metrics is None else metrics_app(metrics)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        reason = why_not_ready()
+        if reason is not None:
+            return JSONResponse({"status": "not ready", "reason": reason}, 503)
+        return JSONResponse({"status": "ready"})
+
+    return app
+
+
+def metrics_app(access: MetricsAccess) -> FastAPI:
+    """Return an application that serves the metrics and nothing else."""
+    app = _app()
+
+    @app.get("/metrics")
+    async def metrics(authorization: Annotated[str, Header()] = "", accept: Annotated[str, Header()] = "") -> Response:
+        scheme, _, token = authorization.partition(" ")
+        digest = hashlib.sha256(token.strip().encode()).hexdigest()
+        known = scheme.lower() == "bearer" and hmac.compare_digest(digest, (access.token_hash or "").lower())
+        if access.token_hash is not None and not known:
+            raise Unauthorized("the token of metrics.token_hash is needed: Authorization: Bearer TOKEN")
+        form = choose_form(accept) if access.has_exemplars else "text"
+        return Response(await access.scrape(form), media_type=CONTENT_TYPES[form])
+
+    return app
+
+
+def _app() -> FastAPI:
+    app = FastAPI(openapi_url=None)
+    install_error_handlers(app)
+    return app

@@ -1,0 +1,1 @@
+"""Requests for models without an instance: they wait while one is started."""

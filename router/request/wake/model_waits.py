@@ -1,0 +1,229 @@
+"""Requests that wait for a model which no instance serves now.
+
+    no instance is ready     -> wait, in order of arrival; `ask` to have one started, again while requests wait
+    one has become ready     -> requests go on in that order, a few at a time
+    `wake.wait_s` has passed -> 503; also at once where there is no room to wait
+
+An instance that becomes ready is reported by the fleet, so nothing is polled until then. All that waited are not let go
+together: each is booked when it is placed, so those that go on while one instance is ready all go there, and instances
+that come a second later would find none left. So no more go on than `AHEAD` per target are without a first byte, which
+keeps an engine busy; newer requests stand behind those that still wait.
+
+A request that waits has its slot and its body counted in `limits` as any other. What it takes of the room for waiting
+is given back once, whatever ends its wait: the client's leaving cancels it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import translate
+from math import ceil
+from typing import Literal
+
+from router.clock import Clock
+from router.config.sections.wake import WakeConfig
+from router.errors import NoTarget, quote_name
+from router.fleet.fleet import Fleet
+from router.proxy.fair_share import FairShare, Shortage
+
+ASK_AGAIN_S = 1.0  # who starts instances makes a call of every ask, or not, by `wake.pause_s`
+AHEAD = 64  # requests without a first byte, per target, beyond which the others wait on
+RELEASED_AT_ONCE = 32  # per turn of the event loop: each takes some hundred microseconds to place
+RELEASE_PAUSE_S = 0.02
+
+WakeEnd = Literal["passed", "timed_out", "no_room", "client_gone"]
+OnWakeEnd = Callable[[str, WakeEnd, float], None]
+"""Called after every wait: pattern of the model, how it ended, seconds."""
+
+
+class WakePatterns:
+    """The patterns of `wake.models`, in their order."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = [(pattern, re.compile(translate(pattern))) for pattern in patterns]
+
+    def find(self, model: str) -> str | None:
+        """Return the first pattern that a model's name matches; None: requests for it do not wait."""
+        return next((pattern for pattern, compiled in self._patterns if compiled.match(model)), None)
+
+
+class _Queue:
+    """The requests that wait for one model, each with its arrival here, oldest first."""
+
+    __slots__ = ("call_failed", "pattern", "waiting")
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.waiting: dict[asyncio.Future[bool], float] = {}
+        self.call_failed = False  # the last call that was to start an instance
+
+
+class ModelWaits:
+    """All waiting requests of this process. `ask(model, waiting)` is to have an instance started."""
+
+    def __init__(
+        self,
+        config: WakeConfig,
+        fleet: Fleet,
+        clock: Clock,
+        ask: Callable[[str, int], None],
+        on_wait_end: OnWakeEnd,
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._clock = clock
+        self._ask = ask
+        self._on_wait_end = on_wait_end
+        self._patterns = WakePatterns(config.models)
+        self._requests = FairShare(config.requests)
+        self._bodies = FairShare(config.body_bytes)
+        self._queues: dict[str, _Queue] = {}  # by model; those in which requests wait
+        self._timer: asyncio.TimerHandle | None = None
+        self._asked_s: float | None = None
+        self._woken = False  # a turn of the event loop is to release some
+        fleet.on_change.append(self._on_fleet_change)
+
+    def has_to_wait(self, model: str) -> bool:
+        """Return whether a request for the model has to wait: no instance that serves it is ready, or earlier requests
+        have not gone on yet. False where requests for it may not wait.
+        """
+        if model in self._queues:
+            return True
+        return not self._fleet.can_answer(model) and self._patterns.find(model) is not None
+
+    def waiting(self) -> Mapping[str, int]:
+        """Return how many requests wait, by pattern."""
+        found = dict.fromkeys(self._config.models, 0)
+        for queue in self._queues.values():
+            found[queue.pattern] += len(queue.waiting)
+        return found
+
+    async def wait(self, model: str, sender: str, body_bytes: int) -> float:
+        """Wait until an instance with the model is ready, and return the seconds. Call it where `has_to_wait`. Raises
+        `NoTarget` when none comes within `wake.wait_s`, and at once where there is no room.
+        """
+        pattern = self._patterns.find(model) or ""
+        began_s = self._clock.now()
+        end: WakeEnd = "client_gone"
+        try:
+            self._take(model, sender, body_bytes)
+        except NoTarget:
+            self._on_wait_end(pattern, "no_room", 0.0)
+            raise
+        queue = self._queues.setdefault(model, _Queue(pattern))
+        future = asyncio.get_running_loop().create_future()
+        queue.waiting[future] = began_s
+        if len(queue.waiting) == 1:
+            self._ask(model, 1)
+        self._arm()
+        try:
+            end = "passed" if await future else "timed_out"
+        finally:
+            self._requests.give_back(sender, 1)
+            if body_bytes:
+                self._bodies.give_back(sender, body_bytes)
+            self._remove(model, queue, future)
+            waited_s = self._clock.now() - began_s
+            self._on_wait_end(pattern, end, waited_s)
+        if end == "timed_out":
+            raise self._refuse_late(model, failed=queue.call_failed)
+        return waited_s
+
+    def on_call_end(self, model: str, failed: bool) -> None:
+        """Note how the call ended that was to start an instance."""
+        if (queue := self._queues.get(model)) is not None:
+            queue.call_failed = failed
+
+    def tick(self) -> None:
+        """Release whom an instance can serve, refuse who has waited too long, and ask again. The timer calls it."""
+        self._disarm()
+        now = self._clock.now()
+        asks = self._asked_s is None or now - self._asked_s >= ASK_AGAIN_S
+        for model, queue in list(self._queues.items()):
+            if self._fleet.can_answer(model):
+                self._release(model, queue)
+                continue
+            for future, began_s in list(queue.waiting.items()):
+                if now - began_s < self._config.wait_s:
+                    break
+                self._remove(model, queue, future)
+                _set(future, False)
+            if queue.waiting and asks:
+                self._ask(model, len(queue.waiting))
+        if asks:
+            self._asked_s = now
+        self._arm()
+
+    def _take(self, model: str, sender: str, body_bytes: int) -> None:
+        """Take room for one request. Raises `NoTarget`."""
+        shortage, room, unit = self._requests.take(sender, 1), self._requests, "requests"
+        if shortage is None and body_bytes:
+            shortage, room, unit = self._bodies.take(sender, body_bytes), self._bodies, "body_bytes"
+            if shortage is not None:
+                self._requests.give_back(sender, 1)
+        if shortage is None:
+            return
+        whose = "all" if shortage is Shortage.TOTAL else "your share"
+        raise NoTarget(
+            f"no instance with the model `{quote_name(model)}` is ready, and the room in which requests wait for one "
+            f"is taken: {whose} of {room.capacity} (`wake.{unit}`)",
+            param="model",
+            code="wake_full",
+            retry_after_s=ceil(self._config.pause_s),
+        )
+
+    def _refuse_late(self, model: str, *, failed: bool) -> NoTarget:
+        why = "the last call that was to start one failed" if failed else "one was asked for and has not come"
+        return NoTarget(
+            f"no instance with the model `{quote_name(model)}` was ready within {self._config.wait_s:g} s: {why}",
+            param="model",
+            code="not_woken",
+            retry_after_s=ceil(self._config.pause_s),
+        )
+
+    def _on_fleet_change(self) -> None:
+        """Look at the queues in the next turn of the event loop: the change is not complete yet."""
+        if self._queues and not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._woken = False
+        self.tick()
+
+    def _release(self, model: str, queue: _Queue) -> None:
+        """Let the oldest go on, as many as the ready targets have little else to do than."""
+        room = sum(max(0, AHEAD - target.load_book.prefilling) for target in self._fleet.answering(model))
+        for future in list(queue.waiting)[: min(room, RELEASED_AT_ONCE)]:
+            self._remove(model, queue, future)
+            _set(future, True)
+
+    def _remove(self, model: str, queue: _Queue, future: asyncio.Future[bool]) -> None:
+        queue.waiting.pop(future, None)
+        if not queue.waiting and self._queues.get(model) is queue:
+            del self._queues[model]
+            if not self._queues:
+                self._disarm()
+                self._asked_s = None
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        """Set the timer, if any request waits and it is not set."""
+        if self._timer is not None or not self._queues:
+            return
+        releasing = any(self._fleet.can_answer(model) for model in self._queues)
+        oldest_s = min(next(iter(queue.waiting.values())) for queue in self._queues.values())
+        left_s = oldest_s + self._config.wait_s - self._clock.now()
+        pause_s = RELEASE_PAUSE_S if releasing else min(ASK_AGAIN_S, max(RELEASE_PAUSE_S, left_s))
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self.tick)
+
+
+def _set(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():  # else its client has just gone
+        future.set_result(value)

@@ -1,0 +1,43 @@
+"""Whether a model can answer now, as far as it is known before a choice: what decides that an alias falls back.
+
+    no_instance    no ready instance serves it, or none of the revision that is wanted
+    breakers_open  the circuit breakers of all of them are open
+    saturated      in the queue of every one's engine wait as many requests as the alias allows, at the last poll
+
+Two more are found out by trying: `busy`, the engines that were tried answered 503; `unreachable`, none was reached.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from router.fleet.fleet import Fleet
+from router.fleet.instance import InstanceState, Target
+
+Unavailability = Literal["no_instance", "breakers_open", "saturated", "busy", "unreachable"]
+
+
+def find_unavailability(
+    fleet: Fleet, model: str, revision: str | None, most_waiting: int, now: float, sender: str | None = None
+) -> Unavailability | None:
+    """Return why no instance should be asked for `model` now; None if one can be. `most_waiting`: requests in an
+    engine's queue from which it counts as saturated; an engine that reports none is not.
+    """
+    targets = [
+        target
+        for target in fleet.targets_serving(model)
+        if target.instance.state is InstanceState.READY
+        and target.can_answer
+        and (revision is None or target.instance.config.revision == revision)
+    ]
+    if not targets:
+        return "no_instance"
+    allowed = [target for target in targets if target.breaker.allows(now, sender)]
+    if not allowed:
+        return "breakers_open"
+    return "saturated" if all(_is_saturated(target, most_waiting) for target in allowed) else None
+
+
+def _is_saturated(target: Target, most_waiting: int) -> bool:
+    waiting = target.load_book.gauges.waiting
+    return waiting is not None and waiting >= most_waiting

@@ -1,0 +1,44 @@
+"""The `/metrics` page: what was counted (`prometheus.py`), and state (`state.py`) read when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.telemetry.metrics.exposition import PageForm, render_page
+from router.telemetry.metrics.series import Counter, Histogram
+from router.telemetry.metrics.snapshot import RouterSnapshot
+from router.telemetry.metrics.state import families
+from scorers.build import is_compiled
+
+
+class MetricsPage(Collector):
+    """One scrape, its values already fixed."""
+
+    def __init__(self, tables: Sequence[Counter | Histogram], in_flight: int, now: RouterSnapshot) -> None:
+        self._tables = [table.freeze() for table in tables]
+        self._in_flight = in_flight
+        # Other parts go on counting in the tables that the snapshot refers to.
+        self._now = now._replace(
+            targets=[target._replace(skipped=dict(target.skipped)) for target in now.targets],
+            policy_faults=dict(now.policy_faults),
+            unpaired=dict(now.unpaired),
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily("warmroute_build_info", "1, for the build that runs", labels=("version", "compiled"))
+        build.add_metric((version("warmroute"), str(is_compiled()).lower()), 1)
+        yield build
+        yield GaugeMetricFamily("warmroute_in_flight_requests", "requests being answered", value=self._in_flight)
+        for table in self._tables:
+            yield table.family()
+        yield from families(self._now)
+        yield from ProcessCollector(registry=None).collect()
+
+    def render(self, form: PageForm = "text") -> bytes:
+        """Return the text: tens of milliseconds with hundreds of targets. May be called in another thread."""
+        return render_page(self, form)

@@ -1,0 +1,194 @@
+"""The account of one tenant: what this process charged it, and what others say that they did.
+
+What processes tell each other are totals that only rise, since the account began, and present values as a whole (open
+requests, reserved tokens, what was spent today). So a lost message is made up for by the next one. The receiver charges
+the difference to a window of its own for that process, when it hears of it: a charge counts there a little longer than
+where it was made, never shorter, once it is known. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from router.tenants.token_counts import NO_TOKENS, TokenCounts
+from router.tenants.window import SlidingWindow
+
+
+class TenantTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a process, or several together, charged a tenant. New fields come at the end with a default."""
+
+    owner: str  # who spent `spent`: another process that goes on from the same file has the same name
+    began: int  # number of the account, among those of its process: the next one of the same tenant begins at 0
+    day: int  # days since the epoch, UTC
+    requests: int = 0  # charged since the account began
+    tokens: int = 0
+    returned_tokens: int = 0  # charged too much, and given back
+    window_requests: int = 0  # of these in the window of 60 s
+    window_tokens: int = 0
+    open: int = 0  # requests in progress
+    spent: TokenCounts = NO_TOKENS  # on `day`
+    reserved: TokenCounts = NO_TOKENS  # for requests in progress
+
+
+class Spending(NamedTuple):
+    """What somebody else spent today. `near`: another process of this router."""
+
+    counts: TokenCounts
+    near: bool
+
+
+class HeardAccount:
+    """The account of the same tenant at another process, or at several that are told together."""
+
+    __slots__ = (
+        *("last", "near", "open", "requests", "requests_counted", "reserved", "returned", "silent", "tokens"),
+        "tokens_in",
+    )
+
+    def __init__(self, near: bool) -> None:
+        self.near = near
+        self.last: TenantTotals | None = None
+        self.requests = SlidingWindow()
+        self.tokens = SlidingWindow()
+        self.requests_counted = 0  # these three: what was charged to the windows so far
+        self.tokens_in = 0
+        self.returned = 0
+        self.open = 0
+        self.reserved = NO_TOKENS
+        self.silent = False  # it is gone, or was not heard for long
+
+    def apply(self, totals: TenantTotals, now: float) -> None:
+        """Charge what is new. Of what was missed for long, at most what is in the other's window still counts."""
+        last, self.last, self.silent = self.last, totals, False
+        if last is None or (last.owner, last.began) != (totals.owner, totals.began):
+            requests, tokens, returned = totals.window_requests, totals.window_tokens, 0
+        else:
+            requests = min(totals.requests - last.requests, totals.window_requests)
+            returned = max(0, totals.returned_tokens - last.returned_tokens)
+            tokens = min(totals.tokens - last.tokens, totals.window_tokens + returned)
+        if requests > 0:
+            self.requests.charge(requests, now)
+            self.requests_counted += requests
+        if tokens > 0:
+            self.tokens.charge(tokens, now)
+            self.tokens_in += tokens
+        if returned > 0:
+            self.tokens.give_back(returned, now)
+            self.returned += returned
+        self.open, self.reserved = totals.open, totals.reserved
+
+    def forget_open(self) -> None:
+        """The other process is gone or silent, and with it its open requests; what it charged was used."""
+        self.open, self.reserved, self.silent = 0, NO_TOKENS, True
+
+
+class Account:
+    """One tenant's account. `number` is its own among those of this process."""
+
+    __slots__ = (
+        *("_far", "day", "heard", "number", "open", "requests", "requests_charged", "reserved", "returned_tokens"),
+        *("spending", "spent", "tokens", "tokens_charged"),
+    )
+
+    def __init__(self, number: int, day: int) -> None:
+        self.number = number
+        self.day = day
+        self.requests = SlidingWindow()
+        self.tokens = SlidingWindow()
+        self.requests_charged = 0
+        self.tokens_charged = 0
+        self.returned_tokens = 0
+        self.open = 0
+        self.spent = NO_TOKENS  # today, by requests that ended here
+        self.reserved = NO_TOKENS  # for those that are open here
+        self.heard: dict[str, HeardAccount] = {}  # by source
+        self.spending: dict[str, Spending] = {}  # of others, today, by owner
+        self._far = (0, 0, 0)  # what other routers charged that are forgotten: requests, tokens, tokens given back
+
+    def turn_to(self, day: int) -> None:
+        """Begin the books of another day, if it is one."""
+        if day > self.day:
+            self.day = day
+            self.spent = NO_TOKENS
+            self.spending.clear()
+
+    def hear(self, source: str, totals: TenantTotals, near: bool, now: float) -> None:
+        """Take over what another process tells."""
+        if (heard := self.heard.get(source)) is None:
+            heard = self.heard[source] = HeardAccount(near)
+        heard.apply(totals, now)
+        self.turn_to(totals.day)
+        if totals.day == self.day:
+            self.spending[totals.owner] = Spending(totals.spent, near)
+
+    def request_windows(self) -> Iterator[SlidingWindow]:
+        yield self.requests
+        for heard in self.heard.values():
+            yield heard.requests
+
+    def token_windows(self) -> Iterator[SlidingWindow]:
+        yield self.tokens
+        for heard in self.heard.values():
+            yield heard.tokens
+
+    def all_open(self) -> int:
+        """Return the requests in progress at all processes."""
+        return self.open + sum(heard.open for heard in self.heard.values())
+
+    def used_today(self) -> TokenCounts:
+        """Return what was spent today, and what is reserved, by all processes."""
+        used = self.spent.plus(self.reserved)
+        for spending in self.spending.values():
+            used = used.plus(spending.counts)
+        for heard in self.heard.values():
+            used = used.plus(heard.reserved)
+        return used
+
+    def is_idle(self, day: int, now: float) -> bool:
+        """Return whether nothing in it counts any more."""
+        self.turn_to(day)
+        if self.all_open() or self.spent != NO_TOKENS or self.spending:
+            return False
+        return not any(one.advance(now) for one in (*self.request_windows(), *self.token_windows()))
+
+    def _drop_silent(self, now: float) -> None:
+        """Drop the accounts of silent processes of which nothing is in a window any more; their totals remain."""
+        for source, heard in list(self.heard.items()):
+            if heard.silent and not heard.requests.advance(now) and not heard.tokens.advance(now):
+                del self.heard[source]
+                if heard.near:
+                    self.requests_charged += heard.requests_counted
+                    self.tokens_charged += heard.tokens_in
+                    self.returned_tokens += heard.returned
+                else:
+                    requests, tokens, returned = self._far
+                    counted = requests + heard.requests_counted, tokens + heard.tokens_in, returned + heard.returned
+                    self._far = counted
+
+    def totals(self, owner: str, now: float, *, without: str | None, near_only: bool) -> TenantTotals:
+        """Return what to tell: all but what the source `without` said itself; with `near_only` what this router did."""
+        self._drop_silent(now)
+        requests, tokens, returned = (0, 0, 0) if near_only else self._far
+        requests += self.requests_charged
+        tokens += self.tokens_charged
+        returned += self.returned_tokens
+        in_requests, in_tokens = self.requests.advance(now), self.tokens.advance(now)
+        open_, spent, reserved = self.open, self.spent, self.reserved
+        for source, heard in self.heard.items():
+            if source != without and (heard.near or not near_only):
+                requests += heard.requests_counted
+                tokens += heard.tokens_in
+                returned += heard.returned
+                in_requests += heard.requests.advance(now)
+                in_tokens += heard.tokens.advance(now)
+                open_ += heard.open
+                reserved = reserved.plus(heard.reserved)
+        excluded = None if without is None or (own := self.heard.get(without)) is None else own.last
+        for name, spending in self.spending.items():
+            if (excluded is None or name != excluded.owner) and (spending.near or not near_only):
+                spent = spent.plus(spending.counts)
+        counts = (requests, tokens, returned, in_requests, in_tokens, open_, spent, reserved)
+        return TenantTotals(owner, self.number, self.day, *counts)

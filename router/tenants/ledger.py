@@ -1,0 +1,243 @@
+"""The ledger of tenants with limits: what each may use now, what is reserved for its requests, and what they used.
+
+    reserve    a request has arrived: its estimate is charged, or the limit that it would exceed is named
+    settle     it has ended, in whatever way: what it used takes the place of the estimate, once
+
+An estimate is corrected in the 60 s in which it was made while these are not over, and what exceeds it is charged when
+it is known. The budget of a day has what ended in that day and what is reserved; a request that runs over midnight
+counts for the day in which it ends.
+
+Exact for the requests of one process. What others did is known when they tell it (`account.py`), so several together
+may exceed a limit by what they have not told each other yet. Pure but for the clock; one thread.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Literal, NamedTuple
+
+from router.clock import Clock
+from router.config.sections.clients import PricesConfig, TenantLimits
+from router.tenants.account import Account, TenantTotals
+from router.tenants.token_counts import NO_TOKENS, TokenCounts
+from router.tenants.window import Slice, find_room_s
+
+LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrent", "budget_per_day"]
+
+DAY_S = 86_400
+CONCURRENT_RETRY_S = 1.0  # nobody knows when a request ends
+FIRST_SWEEP = 1_024  # accounts, then those in which nothing counts any more are dropped
+
+
+class Refusal(NamedTuple):
+    """A request would exceed `limit`, of whose `allowed` the tenant has `used` that much and the request needs
+    `wanted`. `retry_after_s` None: it never fits.
+    """
+
+    limit: LimitName
+    allowed: float
+    used: float
+    wanted: float
+    retry_after_s: float | None
+
+
+class WindowState(NamedTuple):
+    """A limit per minute: what it allows, what is left of that, and in how many seconds all of it is."""
+
+    allowed: int
+    remaining: int
+    reset_s: float
+
+
+class LimitState(NamedTuple):
+    """The limits per minute of a tenant as they are now; None where it has none."""
+
+    requests: WindowState | None
+    tokens: WindowState | None
+
+
+class Ledger:
+    """The accounts of all tenants that have limits. `owner` names who spends here to other processes."""
+
+    def __init__(self, prices: PricesConfig, clock: Clock, owner: str) -> None:
+        self.owner = owner
+        self._prices = prices
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}
+        self._begun = 0
+        self._sweep_at = FIRST_SWEEP
+        self._changed: set[tuple[str, str | None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def reserve(self, tenant: str, limits: TenantLimits, estimate: TokenCounts) -> Reservation | Refusal:
+        """Charge a request with its estimate; or return why it may not begin, with nothing charged."""
+        account, now = self._open(tenant), self._clock.now()
+        refusal = self._find_refusal(account, limits, estimate, now)
+        if refusal is not None:
+            return refusal
+        if limits.requests_per_minute is not None:
+            account.requests.charge(1, now)
+            account.requests_charged += 1
+        charged = None
+        if limits.tokens_per_minute is not None:
+            charged = account.tokens.charge(estimate.computed, now)
+            account.tokens_charged += estimate.computed
+        account.open += 1
+        account.reserved = account.reserved.plus(estimate)
+        self._changed.add((tenant, None))
+        return Reservation(self, tenant, account, estimate, charged)
+
+    def _find_refusal(
+        self, account: Account, limits: TenantLimits, estimate: TokenCounts, now: float
+    ) -> Refusal | None:
+        if limits.concurrent is not None and (used := account.all_open()) >= limits.concurrent:
+            return Refusal("concurrent", limits.concurrent, used, 1, CONCURRENT_RETRY_S)
+        if (allowed := limits.requests_per_minute) is not None:
+            used = sum(window.advance(now) for window in account.request_windows())
+            if used >= allowed:
+                room_s = find_room_s(account.request_windows(), used + 1 - allowed, now)
+                return Refusal("requests_per_minute", allowed, used, 1, room_s)
+        if (allowed := limits.tokens_per_minute) is not None:
+            used = sum(window.advance(now) for window in account.token_windows())
+            if used + estimate.computed > allowed:
+                fits = estimate.computed <= allowed
+                excess = used + estimate.computed - allowed
+                room_s = find_room_s(account.token_windows(), excess, now) if fits else None
+                return Refusal("tokens_per_minute", allowed, used, estimate.computed, room_s)
+        if (budget := limits.budget_per_day) is not None:
+            spent, wanted = account.used_today().cost(self._prices), estimate.cost(self._prices)
+            if spent + wanted > budget:
+                rest_s = DAY_S - self._clock.wall() % DAY_S
+                return Refusal("budget_per_day", budget, spent, wanted, rest_s if wanted <= budget else None)
+        return None
+
+    def state(self, tenant: str, limits: TenantLimits) -> LimitState:
+        """Return how much of its limits per minute a tenant has left."""
+        account, now = self._open(tenant), self._clock.now()
+        states = [
+            None
+            if allowed is None
+            else WindowState(
+                allowed,
+                max(0, allowed - sum(window.advance(now) for window in windows)),
+                max(window.empty_s(now) for window in windows),
+            )
+            for allowed, windows in (
+                (limits.requests_per_minute, list(account.request_windows())),
+                (limits.tokens_per_minute, list(account.token_windows())),
+            )
+        ]
+        return LimitState(*states)
+
+    def used_today(self, tenant: str) -> float:
+        """Return what a tenant has spent and reserved today, in the unit of the prices."""
+        return self._open(tenant).used_today().cost(self._prices)
+
+    def in_progress(self, tenant: str) -> int:
+        """Return a tenant's requests in progress."""
+        return self._open(tenant).all_open()
+
+    def restore(self, tenant: str, spent: TokenCounts) -> None:
+        """Go on from what a tenant has spent today, as a file tells it, before its first request."""
+        account = self._open(tenant)
+        account.spent = account.spent.plus(spent)
+        self._changed.add((tenant, None))
+
+    def _settle(self, reservation: Reservation, actual: TokenCounts) -> None:
+        account, estimate, now = reservation.account, reservation.estimate, self._clock.now()
+        account.turn_to(self._today())
+        account.open -= 1
+        account.reserved = account.reserved.minus(estimate)
+        account.spent = account.spent.plus(actual)
+        difference = actual.computed - estimate.computed
+        if difference and reservation.charged is not None:
+            corrected = account.tokens.correct(reservation.charged, difference, now)
+            if difference > 0:
+                if not corrected:
+                    account.tokens.charge(difference, now)
+                account.tokens_charged += difference
+            elif corrected:
+                account.returned_tokens -= difference
+        self._changed.add((reservation.tenant, None))
+
+    # several processes
+
+    def hear(self, source: str, tenant: str, totals: TenantTotals, *, near: bool) -> None:
+        """Take over what `source` tells: another process of this router (`near`), or another router."""
+        self._open(tenant).hear(source, totals, near, self._clock.now())
+        self._changed.add((tenant, source))
+
+    def forget(self, source: str) -> None:
+        """End the open requests of a process that is gone or silent. What it charged and spent remains."""
+        for tenant, account in self._accounts.items():
+            if (heard := account.heard.get(source)) is not None:
+                heard.forget_open()
+                self._changed.add((tenant, source))
+
+    def totals(self, tenant: str, *, without: str | None = None, near_only: bool = False) -> TenantTotals:
+        """Return what to tell of a tenant: to the source `without` what all others did, or with `near_only` what this
+        router did.
+        """
+        account = self._open(tenant)
+        return account.totals(self.owner, self._clock.now(), without=without, near_only=near_only)
+
+    def tenants(self) -> list[str]:
+        """Return the tenants with an account."""
+        return list(self._accounts)
+
+    def take_changed(self) -> set[tuple[str, str | None]]:
+        """Return the tenants whose totals have changed since the last call, each with the source that told of it, None
+        for this process.
+        """
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def _today(self) -> int:
+        return int(self._clock.wall() // DAY_S)
+
+    def _open(self, tenant: str) -> Account:
+        """Return the account of a tenant, which begins if there is none."""
+        day = self._today()
+        if (account := self._accounts.get(tenant)) is not None:
+            account.turn_to(day)
+            return account
+        if len(self._accounts) >= self._sweep_at:
+            now = self._clock.now()
+            self._accounts = {name: one for name, one in self._accounts.items() if not one.is_idle(day, now)}
+            self._sweep_at = max(FIRST_SWEEP, 2 * len(self._accounts))
+        self._begun += 1
+        account = self._accounts[tenant] = Account(self._begun, day)
+        return account
+
+
+class Reservation:
+    """What is charged for one request. Settled once, whatever ends it: it is a context manager, and idempotent."""
+
+    __slots__ = ("_ledger", "_settled", "account", "charged", "estimate", "tenant")
+
+    def __init__(
+        self, ledger: Ledger, tenant: str, account: Account, estimate: TokenCounts, charged: Slice | None
+    ) -> None:
+        self._ledger = ledger
+        self._settled = False
+        self.tenant = tenant
+        self.account = account
+        self.estimate = estimate
+        self.charged = charged  # where its tokens were charged; None: there is no limit on them
+
+    def settle(self, actual: TokenCounts) -> None:
+        """Put what the request used in the place of the estimate; a second call does nothing."""
+        if not self._settled:
+            self._settled = True
+            self._ledger._settle(self, actual)
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A request that was not settled used nothing: no engine was asked."""
+        self.settle(NO_TOKENS)

@@ -1,0 +1,45 @@
+"""Tokens of requests by kind, and what they cost: the unit in which tenants are charged."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.config.sections.clients import PricesConfig
+
+
+class TokenCounts(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tokens of one or more requests. It travels between routers: new fields come at the end with a default."""
+
+    input_tokens: int = 0  # of prompts, computed: not found in a cache
+    cached_tokens: int = 0  # of prompts, found in a cache
+    output_tokens: int = 0
+
+    @property
+    def computed(self) -> int:
+        """What engines computed: this is what counts per minute."""
+        return self.input_tokens + self.output_tokens
+
+    def plus(self, other: TokenCounts) -> TokenCounts:
+        """Return the sum, kind by kind."""
+        return TokenCounts(
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+    def minus(self, other: TokenCounts) -> TokenCounts:
+        """Return the difference, kind by kind."""
+        return TokenCounts(
+            self.input_tokens - other.input_tokens,
+            self.cached_tokens - other.cached_tokens,
+            self.output_tokens - other.output_tokens,
+        )
+
+    def cost(self, prices: PricesConfig) -> float:
+        """Return the price of these tokens, in the unit of `prices`."""
+        return (
+            self.input_tokens * prices.input + self.cached_tokens * prices.cached + self.output_tokens * prices.output
+        )
+
+
+NO_TOKENS = TokenCounts()

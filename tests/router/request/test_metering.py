@@ -1,0 +1,174 @@
+"""What is reserved for a request, and what it is charged in the end."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.clock import ManualClock
+from router.config.sections.clients import PricesConfig, ServiceClassConfig, TenantLimits
+from router.errors import Forbidden, RequestRefused, TooBusy
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.answer_ids import ContinuationBudget
+from router.prompt.continuable_stream import ContinuableStream
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.request.metering import NO_RESERVATION, UNSEEN_ANSWER_TOKENS, Meter
+from router.request.prepared_request import PreparedRequest
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.metrics.snapshot import RouterSnapshot
+from router.tenants.ledger import DAY_S, Ledger, Reservation
+from router.tenants.tenant import ServiceClass, Tenant
+from router.tenants.token_counts import NO_TOKENS, TokenCounts
+from router.tenants.usage import UsageBook
+from tests.router.proxy.connections import an_exchange
+from tests.router.telemetry.records import POLICY, VIEW, a_record
+
+UNKNOWN = UnknownIds("not_needed")
+
+
+def a_prompt(path: str = "/v1/completions", body: bytes = b"x" * 400, **known: Any) -> Prompt:
+    endpoint = Endpoint(path) if path in {one.value for one in Endpoint} else Endpoint.OTHER
+    return Prompt(endpoint, path, "m", body, UNKNOWN, **known)
+
+
+def tokens(count: int) -> TokenizedPrompt:
+    return TokenizedPrompt(array("I", range(count)), True, "local", {}, 0.0, 0.0)
+
+
+def a_stream(count: int) -> ContinuableStream:
+    """Of a completion, of which `count` tokens have passed."""
+    stream = ContinuableStream(ContinuationBudget(1 << 20), chat=False)
+    for number in range(count):
+        choice = {"index": 0, "text": "a", "logprobs": None, "finish_reason": None, "stop_reason": None}
+        choice |= {"prompt_token_ids": [1] if number == 0 else None, "token_ids": [number]}
+        head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m"}
+        stream.feed(b"data: " + msgspec.json.encode(head | {"choices": [choice]}) + b"\n\n")
+    return stream
+
+
+class Scene:
+    def __init__(self, **limits: Any) -> None:
+        self.clock = ManualClock(0.0, 20_000 * DAY_S)
+        self.ledger, self.usage = Ledger(PricesConfig(), self.clock, ""), UsageBook()
+        metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
+        self.meter = Meter(self.ledger, self.usage, metrics.tenants, lambda model: 8192, self.clock)
+        config = ServiceClassConfig(limits=TenantLimits(**limits))
+        self.tenant = Tenant("acme", ServiceClass("small", config))
+        self.call = an_exchange(path="/v1/completions")
+        self.call.tenant = self.tenant
+
+    def reserve(self, prompt: Prompt, known: TokenizedPrompt | UnknownIds = UNKNOWN) -> Reservation:
+        reserved = self.meter.reserve(self.call, prompt, known)
+        assert isinstance(reserved, Reservation)
+        return reserved
+
+    def settle(
+        self, record: Record, prompt: Prompt | None = None, known: TokenizedPrompt | UnknownIds = UNKNOWN, **more: Any
+    ) -> TokenCounts:
+        """Return what it was charged."""
+        request = PreparedRequest(prompt or a_prompt(), None, known, tenant=self.tenant, stream=more.get("stream"))
+        request.events = more.get("events", 0)
+        self.usage.take()
+        self.meter.settle(request, record)
+        (row,) = self.usage.take()
+        assert row.requests == 1
+        return row.tokens
+
+
+def test_who_has_no_limits_has_no_reservation() -> None:
+    scene = Scene()
+    assert scene.meter.reserve(scene.call, a_prompt(), UNKNOWN) is NO_RESERVATION
+    scene.call.tenant = None
+    assert scene.meter.reserve(scene.call, a_prompt(), UNKNOWN) is NO_RESERVATION
+    assert (scene.call.own_headers, len(scene.ledger)) == ((), 0)
+
+
+def test_the_estimate_is_the_prompt_and_the_usual_answer_within_its_cap() -> None:
+    scene = Scene(concurrent=100)
+    assert scene.reserve(a_prompt(), tokens(70)).estimate == TokenCounts(70, 0, UNSEEN_ANSWER_TOKENS)
+    assert scene.reserve(a_prompt(output_tokens=9), tokens(70)).estimate == TokenCounts(70, 0, 9)
+    scene.settle(a_record(output_tokens=40))
+    assert scene.reserve(a_prompt(output_tokens=900), tokens(70)).estimate == TokenCounts(70, 0, 40)
+    assert scene.reserve(a_prompt()).estimate == TokenCounts(100, 0, 40), "4 bytes per token where it is unknown"
+    assert scene.reserve(a_prompt(body=b"x" * 10**6)).estimate.input_tokens == 8192, "no longer than a context"
+    assert scene.reserve(a_prompt("/v1/embeddings")).estimate == TokenCounts(100, 0, 0)
+    assert scene.reserve(a_prompt("/tokenize")).estimate == NO_TOKENS
+
+
+def test_a_guess_alone_refuses_nobody_for_ever() -> None:
+    scene = Scene(tokens_per_minute=80)
+    with scene.reserve(a_prompt(), tokens(70)) as reserved:
+        assert reserved is not None
+        assert reserved.estimate == TokenCounts(70, 0, 10)
+    with scene.reserve(a_prompt()) as reserved:
+        assert reserved.estimate == TokenCounts(80, 0, 0)
+    with pytest.raises(TooBusy, match="it can never fit") as raised:
+        scene.reserve(a_prompt(), tokens(81))
+    assert (raised.value.code, raised.value.retry_after_s) == ("tokens_per_minute", None)
+
+
+def test_a_refusal_says_limit_use_and_time_and_is_counted_once() -> None:
+    scene = Scene(requests_per_minute=1)
+    scene.reserve(a_prompt())
+    scene.clock.advance(20.5)
+    with pytest.raises(TooBusy) as raised:
+        scene.reserve(a_prompt())
+    refusal = raised.value
+    said = "the limit `requests_per_minute` is reached: 1 of 1 requests were made in the last 60 s; try again in 40 s"
+    assert (refusal.message, refusal.code, refusal.retry_after_s) == (said, "requests_per_minute", 40)
+    assert (b"x-ratelimit-remaining-requests", b"0") in scene.call.own_headers
+    scene.meter.on_refusal(scene.tenant, refusal)
+    scene.meter.on_refusal(scene.tenant, Forbidden("no"))
+    scene.meter.on_refusal(scene.tenant, RequestRefused("no"))
+    scene.meter.on_refusal(None, Forbidden("no"))
+    assert [(row.model, row.refused) for row in scene.usage.take()] == [
+        ("m", {"requests_per_minute": 1}),
+        ("", {"forbidden": 1, "other": 1}),
+    ]
+
+
+def test_an_engines_count_is_what_is_charged() -> None:
+    scene = Scene()
+    assert scene.settle(a_record()) == TokenCounts(61 - 32, 32, 7)
+    assert scene.settle(a_record(cached_tokens=None)) == TokenCounts(61, 0, 7)
+    assert scene.settle(a_record(cached_tokens=99)) == TokenCounts(0, 61, 7)
+
+
+UNCOUNTED: dict[str, Any] = {"prompt_tokens": None, "cached_tokens": None, "output_tokens": None}
+
+
+def ended(end: Any, **known: Any) -> Record:
+    attempt = Attempt(POLICY.decide(VIEW), 32, 36, 4, end, **known)
+    return a_record(attempts=[attempt], **UNCOUNTED)
+
+
+def test_a_whole_answer_without_a_count_is_charged_as_estimated() -> None:
+    scene = Scene()
+    assert scene.settle(ended("ok"), known=tokens(60)) == TokenCounts(60, 0, UNSEEN_ANSWER_TOKENS)
+    assert scene.settle(ended("ok"), known=tokens(60), stream=a_stream(12)) == TokenCounts(60, 0, 12)
+    assert scene.settle(ended("ok"), a_prompt("/v1/embeddings")) == TokenCounts(100, 0, 0)
+
+
+def test_what_broke_off_is_charged_what_was_certainly_computed() -> None:
+    scene = Scene()
+    gone = ended("client_gone")
+    assert scene.settle(gone) == TokenCounts(20, 40, 0), "36 may have been cached, and 4 in the pool"
+    assert scene.settle(gone, stream=a_stream(5)) == TokenCounts(20, 40, 5)
+    assert scene.settle(gone, events=14) == TokenCounts(20, 40, 10)
+    before = ended("died")
+    before.ttft_ms = None
+    assert scene.settle(before) == NO_TOKENS
+    refused = ended("ok")
+    refused.status = 400
+    assert scene.settle(refused) == NO_TOKENS
+    assert scene.settle(a_record(attempts=[], **UNCOUNTED)) == NO_TOKENS
+    half = ended("died", prefill=PrefillRecord(POLICY.decide(VIEW), 30, 31, "ok", cached_tokens=16))
+    half.ttft_ms = None
+    assert scene.settle(half) == TokenCounts(44, 16, 0), "the other half has computed the prompt"
+    unknown = ended("broken")
+    unknown.prompt_tokens_counted = None
+    assert scene.settle(unknown) == NO_TOKENS
