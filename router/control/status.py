@@ -19,6 +19,7 @@ from router.backends.kv_store import NoKvStore
 from router.backends.mooncake.client import MooncakeStore
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
+from router.control.admission_status import describe_admission, snapshot_admission
 from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
 from router.control.metering import Metering
@@ -35,7 +36,6 @@ from router.kvcache.events import Tier
 from router.kvcache.index import IndexStats
 from router.kvcache.indexer import EventStream
 from router.prompt.tokenization.tokenization import Tokenization, TokenizationReport
-from router.request.admission.controller import QUEUES
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.experiments.policy_set import PolicySet
@@ -44,7 +44,6 @@ from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.snapshot import (
     ArmUnits,
-    ModelAdmissionState,
     PolicyInForce,
     PolicyState,
     PrefixCacheState,
@@ -59,7 +58,6 @@ from router.telemetry.request_flow import TargetRequest, list_target_requests
 from router.telemetry.shared_prefixes import count_prefixes
 from router.tenants.usage import UsageRow
 
-WAITING_LISTED = 100  # requests that wait for admission, in an answer
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
 
 
@@ -364,48 +362,3 @@ def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | 
         "orphans": stream.stats.orphans,
         "bytes": stream.stats.bytes,
     }
-
-
-def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
-    """Describe a model's live sessions, the capacity for them, its queues, tenants with fair shares (what each was
-    charged since it last had nothing to do), and the first requests in the queues, in order.
-    """
-    state = admission.state(listed=WAITING_LISTED)
-    live = state.live
-    return {
-        "model": admission.model,
-        "capacity_tokens": state.capacity_tokens,
-        "context_tokens": None if live is None else round(live.context_tokens),
-        "mean_context_tokens": None if live is None else live.mean_tokens,
-        "live_sessions": None if live is None else round(live.programs, 1),
-        "known_sessions": state.known,
-        "queued": state.queued,
-        "tenants": [
-            {
-                "tenant": share.name,
-                "weight": share.weight,
-                "waiting": share.waiting,
-                "running": share.running,
-                "charged_tokens": round(share.charged_tokens),
-            }
-            for share in state.shares
-        ],
-        "waiting": [
-            {
-                "position": queued.position,
-                "queue": queued.admission.queue,
-                "prompt_tokens": queued.admission.prompt_tokens or None,
-                "waited_s": round(now - queued.admission.since_s, 3),
-                "expected_s": None if queued.expected_s is None else round(queued.expected_s, 3),
-            }
-            for queued in state.waiting
-        ],
-    }
-
-
-def snapshot_admission(admission: ModelAdmission) -> ModelAdmissionState:
-    state = admission.state(listed=0)
-    waiting: dict[str, int] = {queue: state.queued[queue] for queue in QUEUES}
-    live = state.live
-    sessions, context_tokens = (None, None) if live is None else (live.programs, live.context_tokens)
-    return ModelAdmissionState(admission.model, waiting, sessions, context_tokens, state.capacity_tokens)

@@ -194,7 +194,7 @@ def _place(request: PreparedRequest, record: Record, earlier: EarlierAttempts, s
         record, request.prompt, request.served, known, request.pool_hit, excluding=earlier.failed
     )
     if ticket is not None and request.lease is not None:
-        request.lease.on_placed(ticket.target.id)
+        request.lease.on_placed(ticket.target.id, record.attempts[-1].expected_tokens)
     return ticket
 
 

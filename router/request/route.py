@@ -166,23 +166,28 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
     only = locate_response(prompt, request.tenant, scheduler)
     splits = only is None and bool(scheduler.peers) and can_split(prompt.endpoint, prompt.body)
     earlier = EarlierAttempts(failed=services.data_path.excludes(call))
+    known = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
+    full = request.lease.full if request.lease is not None else frozenset[str]()
     last: RelayEnd | None = None
     while last is None or may_retry(last, record, services.retry_budget):
         ticket = scheduler.admit(
             record,
             prompt,
             request.served,
-            request.tokens if isinstance(request.tokens, TokenizedPrompt) else None,
+            known,
             request.pool_hit,
-            excluding=earlier.failed,
+            excluding=earlier.failed | full if full else earlier.failed,
             only=earlier.moved_to or only,
             splits=splits and record.failed_prefills < PREFILLS_ALLOWED,
             handed=earlier.handed_over.leg if earlier.handed_over is not None else None,
         )
+        if ticket is None and full:
+            full = frozenset()  # no other engine takes it
+            continue
         if ticket is None:
             break
         if request.lease is not None:
-            request.lease.on_placed(ticket.target.id)
+            request.lease.on_placed(ticket.target.id, record.attempts[-1].expected_tokens)
         last = await attempt(call, request, ticket, earlier, services)
         if not isinstance(last, RelayNotStarted) or (call.started and earlier.moved_to is None):
             break

@@ -80,6 +80,7 @@ class Admission:
     __slots__ = (
         "claim",
         "context_before",
+        "full",
         "local_tokens",
         "program",
         "prompt_tokens",
@@ -109,6 +110,7 @@ class Admission:
         self.context_before = program.context_tokens
         self.claim = claim
         self.target: str | None = None  # to which it was sent last; None: to none yet
+        self.full: frozenset[str] = frozenset()  # targets that had no room for it when it began, with fair shares
 
 
 class Answer(NamedTuple):
@@ -140,6 +142,7 @@ class TargetLoad(NamedTuple):
     waiting: int | None = None  # requests in the engine's queue at its last report; None: unknown
     kv_usage: float | None = None  # share of KV blocks in use then; None: unknown
     others_wait: bool = False  # requests of other clients are among `waiting`
+    freed_per_s: float | None = None  # KV tokens that the ends of answers free per second; None: unknown
 
 
 class FleetMemory(NamedTuple):
@@ -149,7 +152,6 @@ class FleetMemory(NamedTuple):
     targets: tuple[TargetMemory, ...] = ()
     busy: float | None = None  # share of instances with prefill pending, averaged over about 20 s
     loads: Iterable[TargetLoad] = ()  # read anew by every iteration
-    unplaced: int = 0  # requests that have begun and are in no target's bookings yet
 
 
 class ExpectedLoad(NamedTuple):
@@ -180,8 +182,9 @@ class AdmissionRule(Plugin):
     """Base of admission rules: a dataclass whose fields are its parameters. Without `begins` all requests begin."""
 
     shares: ClassVar[Literal["never", "tenants", "always"]] = "never"
-    """When the router says who is next, by weighted fair shares, and holds requests while engines are `saturated`: with
-    `tenants` where clients have to say who they are. `next_to_begin` sees that request as the first of its queue then.
+    """When the router says who is next, by weighted fair shares, and holds requests while no engine has room
+    (`engine_wait`): with `tenants` where clients have to say who they are. `next_to_begin` sees that request as the
+    first of its queue then.
     """
 
     def adopt(self, programs: Iterable[AgentProgram], now: float, *, idle_s: float, pooled: bool) -> None:
@@ -205,15 +208,11 @@ class AdmissionRule(Plugin):
         """Return a waiting request that begins now; None: none does. Called again, after `began`, until it is None."""
         return next((queue.first for queue in queues.values() if queue.first is not None), None)
 
-    def saturated(self, prompt_tokens: int, fleet: FleetMemory, now: float) -> bool:
-        """Return whether no engine would begin with one more such prompt at once. Asked only with fair shares."""
-        return False
-
-    def engines_with_room(self, fleet: FleetMemory, now: float) -> frozenset[str] | None:
-        """Return the targets that would begin with a short prompt at once; None: the rule holds nothing for engines.
-        Asked only with fair shares.
+    def engine_wait(self, load: TargetLoad, new_tokens: int) -> float:
+        """Return the seconds until a target has room for a prompt of which it computes `new_tokens`, so that it would
+        begin at once: 0 where it has, inf where that cannot be told. Asked only with fair shares.
         """
-        return None
+        return 0.0
 
     def due_s(self) -> float | None:
         """Return when `next_to_begin` may change its mind although nothing happens before; None: never."""

@@ -52,7 +52,7 @@ class Edf(AdmissionRule):
             )
             for load in fleet.loads
         ]
-        full = bool(shares) and sum(shares) + fleet.unplaced / self.waiting_at_most >= len(shares)
+        full = bool(shares) and sum(shares) >= len(shares)
         self._due_s = now + REPORT_S if full else inf
         return full
 

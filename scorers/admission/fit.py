@@ -42,8 +42,9 @@ from scorers.admission.contract import (
     FleetMemory,
     QueueName,
     Queues,
+    TargetLoad,
 )
-from scorers.admission.engine_room import EngineRoom
+from scorers.admission.engine_room import wait_for_room
 from scorers.admission.live_programs import LivePrograms
 from scorers.parameters import check_shares
 
@@ -69,7 +70,6 @@ class Fit(AdmissionRule):
     _recomputed: float = field(init=False, default=0.0)  # prompt tokens, decaying
     _computed: float = field(init=False, default=0.0)
     _counted_at: float = field(init=False, default=0.0)
-    _room: EngineRoom = field(init=False, default_factory=EngineRoom, repr=False)
 
     def adopt(self, programs: Iterable[AgentProgram], now: float, *, idle_s: float, pooled: bool) -> None:
         self._live, self._pooled = LivePrograms(idle_s), pooled
@@ -101,15 +101,11 @@ class Fit(AdmissionRule):
         first = next((queue.first for queue in queues.values() if queue.first is not None), None)
         return first if first is not None and self._may_start(first, fleet) else None
 
-    def saturated(self, prompt_tokens: int, fleet: FleetMemory, now: float) -> bool:
-        return not self._room.find(prompt_tokens, fleet, now)
-
-    def engines_with_room(self, fleet: FleetMemory, now: float) -> frozenset[str] | None:
-        return self._room.list_targets(fleet, now)
+    def engine_wait(self, load: TargetLoad, new_tokens: int) -> float:
+        return wait_for_room(load, new_tokens)
 
     def due_s(self) -> float | None:
-        due_s = min(self._live.next_s, self._room.due_s)
-        return None if due_s == inf else due_s
+        return self._live.next_s if self._live.next_s < inf else None
 
     def expected_load(self) -> ExpectedLoad:
         return self._live.expected_load()

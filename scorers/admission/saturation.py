@@ -6,12 +6,11 @@ is the router's matter (`router/request/admission/fair_order.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from scorers.admission.contract import AdmissionRule, FleetMemory
-from scorers.admission.engine_room import EngineRoom
+from scorers.admission.contract import AdmissionRule, TargetLoad
+from scorers.admission.engine_room import wait_for_room
 
 
 @dataclass(eq=False)
@@ -20,13 +19,5 @@ class Saturation(AdmissionRule):
 
     shares: ClassVar[Literal["never", "tenants", "always"]] = "always"
 
-    _room: EngineRoom = field(init=False, default_factory=EngineRoom, repr=False)
-
-    def saturated(self, prompt_tokens: int, fleet: FleetMemory, now: float) -> bool:
-        return not self._room.find(prompt_tokens, fleet, now)
-
-    def engines_with_room(self, fleet: FleetMemory, now: float) -> frozenset[str] | None:
-        return self._room.list_targets(fleet, now)
-
-    def due_s(self) -> float | None:
-        return None if self._room.due_s == inf else self._room.due_s
+    def engine_wait(self, load: TargetLoad, new_tokens: int) -> float:
+        return wait_for_room(load, new_tokens)

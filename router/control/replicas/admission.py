@@ -54,8 +54,8 @@ class SharedAdmission:
         self._tell(number, AdmissionBegan(number, model, session, prompt_tokens, prefix, claim.tenant, claim.weight))
         return number
 
-    def on_placed(self, number: int, target: str) -> None:
-        self._tell(number, AdmissionPlaced(number, target))
+    def on_placed(self, number: int, target: str, held_tokens: int | None) -> None:
+        self._tell(number, AdmissionPlaced(number, target, held_tokens))
 
     def on_first_byte(self, number: int) -> None:
         self._tell(number, AdmissionAnswered(number))
@@ -91,8 +91,8 @@ class SharedAdmission:
                     claim = Claim(message.tenant, message.weight)
                     lease = queue.hold(message.session, message.prompt_tokens, message.prefix, claim)
                     held[message.number] = lease
-            case AdmissionPlaced(number, target) if number in held:
-                held[number].on_placed(target)
+            case AdmissionPlaced(number, target, held_tokens) if number in held:
+                held[number].on_placed(target, held_tokens)
             case AdmissionAnswered(number) if number in held:
                 held[number].on_first_byte()
             case AdmissionEnded(number, computed) if number in held:

@@ -103,7 +103,7 @@ class SyncedAdmission:
             raise TooBusy(said.refusal.message, code=said.refusal.code, retry_after_s=said.refusal.retry_after_s)
         if said.rule is None:
             return NO_LEASE
-        return SyncedLease(self._broadcast, number, prompt_tokens or 0, said.waited_s, said.rule)
+        return SyncedLease(self._broadcast, number, prompt_tokens or 0, said)
 
     def _ask(
         self,
@@ -136,14 +136,14 @@ class SyncedAdmission:
             asking.verdict.set_result(message)
 
     def encode_local_tokens(self, number: int) -> bytes:
-        """Encode how many leading tokens of a waiting request's prompt some instance holds, and which one, where one
-        holds most of it; empty when unknown.
+        """Encode how many leading tokens of a waiting request's prompt some target holds, and which ones hold them;
+        empty when unknown.
         """
         asking = self._asking.get(number)
         if asking is None or asking.tokens is None:
             return b""
         held = find_held(self._scheduler, asking.model, asking.tokens, self._clock.now())
-        return b"" if held is None else b"%d %b" % (held.tokens, (held.home or "").encode())
+        return b"" if held is None else " ".join([str(held.tokens), *held.homes]).encode()
 
     def close(self) -> None:
         """The leader is gone: refuse what waits and what comes."""
@@ -162,15 +162,13 @@ class SyncedLease(AdmissionLease):
 
     __slots__ = ("_broadcast", "_number")
 
-    def __init__(
-        self, broadcast: Broadcast, number: int, prompt_tokens: int, waited_s: float | None, rule: str
-    ) -> None:
-        super().__init__(prompt_tokens, waited_s, rule)
+    def __init__(self, broadcast: Broadcast, number: int, prompt_tokens: int, said: AdmissionVerdict) -> None:
+        super().__init__(prompt_tokens, said.waited_s, said.rule or "", frozenset(said.full))
         self._broadcast = broadcast
         self._number = number
 
-    def on_placed(self, target: str) -> None:
-        self._broadcast.send(AdmissionPlaced(self._number, target))
+    def on_placed(self, target: str, held_tokens: int | None) -> None:
+        self._broadcast.send(AdmissionPlaced(self._number, target, held_tokens))
 
     def on_first_byte(self) -> None:
         self._broadcast.send(AdmissionAnswered(self._number))
@@ -218,7 +216,7 @@ class FollowerAdmissions:
             case AdmissionEnded() if not held.ended.done():
                 held.ended.set_result(message.computed)
             case AdmissionPlaced() if held.lease is not None:
-                held.lease.on_placed(message.target)
+                held.lease.on_placed(message.target, message.held_tokens)
             case AdmissionAnswered() if held.lease is not None:
                 held.lease.on_first_byte()
 
@@ -249,16 +247,17 @@ class FollowerAdmissions:
             return
         computed = None
         try:
-            _answer(channel, AdmissionVerdict(message.number, held.lease.waited_s, held.lease.rule))
+            lease = held.lease
+            _answer(channel, AdmissionVerdict(message.number, lease.waited_s, lease.rule, full=(*lease.full,)))
             computed = await held.ended
         finally:
             held.lease.end(computed)
 
 
 def _decode_held(payload: bytes | None) -> HeldPrefix | None:
-    """Decode what a follower found. One of another version sends no instance."""
-    tokens, _, home = (payload or b"").partition(b" ")
-    return HeldPrefix(int(tokens), home.decode() or None) if tokens else None
+    """Decode what a follower found."""
+    tokens, *homes = (payload or b"").decode().split(" ")
+    return HeldPrefix(int(tokens), tuple(homes)) if tokens else None
 
 
 def _answer(channel: Channel, verdict: AdmissionVerdict) -> None:

@@ -238,6 +238,7 @@ class AdmissionVerdict(Message, frozen=True):
     waited_s: float | None  # None: it was admitted at once
     rule: str | None  # that admitted it; None: it was refused, or admission control is off
     refusal: AdmissionRefusal | None = None
+    full: tuple[str, ...] = ()  # targets that had no room for it
 
 
 class AdmissionRefusal(NamedTuple):
@@ -249,10 +250,11 @@ class AdmissionRefusal(NamedTuple):
 
 
 class AdmissionPlaced(Message, frozen=True):
-    """An admitted request was sent to `target`."""
+    """An admitted request was sent to `target`, where `held_tokens` of its prompt are expected; None: unknown."""
 
     number: int
     target: str
+    held_tokens: int | None = None
 
 
 class AdmissionAnswered(Message, frozen=True):

@@ -86,7 +86,7 @@ class AdmissionController:
             for queue in self._queues.values():
                 for admission in queue:
                     self.fair.open(admission)
-                    self.fair.join(admission, None, None)
+                    self.fair.join(admission)
 
     def switch(self, rule: AdmissionRule, max_wait_s: float, idle_s: float, now: float) -> None:
         """Let `rule` decide from now on. Those that wait stay where they are until `release_waiting`."""
@@ -115,7 +115,7 @@ class AdmissionController:
         begins = self._rule.begins(admission, self._rule_queues, self._fleet, now)
         if self.fair is not None:
             self.fair.open(admission)
-            if begins and self.fair.must_wait(self._rule, admission.prompt_tokens, self._fleet, now):
+            if begins and self.fair.must_wait(self._rule, self.fair.needs(admission, self._fleet), self._fleet, now):
                 begins, admission.queue = False, "live"
         if begins:
             self._begin(admission, now)
@@ -123,12 +123,21 @@ class AdmissionController:
         self._join(admission, arrival)
         return self._describe(admission, len(self._queues[admission.queue]), now)
 
-    def on_placed(self, admission: Admission, target: str, now: float, prefix: PromptPrefix | None = None) -> None:
-        """The request was sent to `target`. `prefix`: of its prompt; `None`: unknown."""
+    def on_placed(
+        self,
+        admission: Admission,
+        target: str,
+        now: float,
+        held_tokens: int | None = None,
+        prefix: PromptPrefix | None = None,
+    ) -> None:
+        """The request was sent to `target`, which is expected to hold `held_tokens` of its prompt. `prefix`: of its
+        prompt. None: unknown.
+        """
         if admission.state == "running":
             admission.target = target
             if self.fair is not None:
-                self.fair.place(admission)
+                self.fair.place(admission, held_tokens)
             admission.program.target = target
             self._shared.place(admission.program, target, prefix)
             self._rule.placed(admission, now)
@@ -247,7 +256,9 @@ class AdmissionController:
         firsts = [queue.first.since_s for queue in self._queues.values() if queue.first is not None]
         if not firsts:
             return None
-        dues = (self._rule.due_s(), self._programs.next_s, None if self.fair is None else self.fair.deadlines.next_s)
+        dues = [self._rule.due_s(), self._programs.next_s]
+        if self.fair is not None:
+            dues += [self.fair.deadlines.next_s, self.fair.due_s]
         return min([min(firsts) + self._max_wait_s, *(due_s for due_s in dues if due_s is not None)])
 
     def state(self, now: float, listed: int = maxsize) -> AdmissionState:
@@ -287,7 +298,7 @@ class AdmissionController:
         program.waiting += 1
         self._queues[admission.queue].join(admission)
         if self.fair is not None:
-            self.fair.join(admission, arrival.home, arrival.prefill_s)
+            self.fair.join(admission, arrival.homes, arrival.prefill)
         if admission.queue == "live":  # it keeps the place that it could have begun with
             program.kept += 1
             program.context_tokens = max(program.context_tokens, admission.prompt_tokens)

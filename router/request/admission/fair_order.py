@@ -3,20 +3,20 @@
     tenants     by virtual time (`virtual_time.py`): charge / weight
     in a tenant by priority, deadline and session (`tenant_lane.py`)
 
-Requests wait in lanes: `live` or not (a rule may hold the others for memory), and by the engine that holds most of
-their prompts, their `home`. Where the home of who is next has no room and another engine does, a request that hits
-something there, or nothing anywhere, goes first: no cached prompt is computed again at another engine only because its
-own was busy for a moment. The bound: a tenant is overtaken by each other one until that is `OVERTAKING_TOKENS` of its
-own share ahead, a session of the same tenant likewise, and never by a less urgent priority. A request with a deadline
-is not overtaken, nor is one that its tenant has passed over too often.
+Requests wait in lanes: `live` or not (a rule may hold the others for memory), and by the engines that hold most of
+their prompts, their `homes`. Where no home of who is next has room and another engine does, it stays if its prompt has
+its first token sooner that way: if a home will have room before the other engine had computed what the home holds. Then
+others take the room that it does not want. So no cached prompt is computed again elsewhere only because its engine was
+busy for a moment, and none waits longer for its engine than it is worth; when the engine has room, it is still next.
 
-A charge is an estimate when a request begins and is corrected when it ends. Books are exact: what was opened is closed
-once. Time per operation is logarithmic in the number of requests, and linear in the number of engines for `first`.
+A charge is an estimate when a request begins; it is corrected when it is sent to an engine and when it ends. Books are
+exact: what was opened is closed once. Time per operation is logarithmic in the number of requests, and linear in the
+number of lanes for `first`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import NamedTuple, cast
 
@@ -25,14 +25,14 @@ from router.request.admission.tenant_lane import PassedOver, Session, TenantLane
 from router.request.admission.virtual_time import Flow, FlowHeap, VirtualClock
 from scorers.admission.contract import Admission, AgentProgram
 
-OVERTAKING_TOKENS = 16_384  # a few turns of an agent: two steps of an engine with vLLM's default budget
-
 TenantName = str | None
+WaitOf = Callable[[str, Admission], float]
+"""Seconds until a target has room for a request: 0 where it has, inf where that cannot be told."""
 
 
 class _LaneKey(NamedTuple):
     live: bool
-    home: str | None  # None: no engine holds anything of its prompt, or that is unknown
+    homes: tuple[str, ...]  # empty: no engine holds anything of the prompt, or that is unknown
 
 
 class TenantFlow(Flow[TenantName]):
@@ -51,15 +51,18 @@ class TenantFlow(Flow[TenantName]):
 
 
 class _Place:
-    """A request from its arrival to its end. `lane` None: it does not wait. `charge` in tokens, while it runs."""
+    """A request from its arrival to its end. `lane` None: it does not wait. `charge` in tokens, while it runs.
+    `saves_s`: how much sooner a home has computed its prompt than another engine.
+    """
 
-    __slots__ = ("charge", "lane", "session", "tenant")
+    __slots__ = ("charge", "lane", "saves_s", "session", "tenant")
 
     def __init__(self, tenant: TenantFlow, session: Session) -> None:
         self.tenant = tenant
         self.session = session
         self.lane: _LaneKey | None = None
         self.charge = 0.0
+        self.saves_s = 0.0
 
 
 class TenantShare(NamedTuple):
@@ -96,13 +99,16 @@ class FairOrder:
         tenant.weight = admission.claim.weight
         self._places[admission] = _Place(tenant, tenant.sessions.open(admission.program))
 
-    def join(self, admission: Admission, home: str | None) -> None:
-        """Let a request wait. `home`: the engine that holds most of its prompt; None: none does, or it is unknown."""
+    def join(self, admission: Admission, homes: tuple[str, ...] = (), saves_s: float = 0.0) -> None:
+        """Let a request wait. `homes`: the engines that hold most of its prompt, as far as known; `saves_s`: how much
+        sooner these have computed it than another one.
+        """
         place = self._places[admission]
+        place.saves_s = saves_s
         tenant, session = place.tenant, place.session
-        self._lift(tenant, session)
+        self._lift(tenant, session, admission.since_s)
         tenant.waiting += 1
-        key = place.lane = _LaneKey(admission.queue == "live", home)
+        key = place.lane = _LaneKey(admission.queue == "live", homes)
         if (lane := tenant.lanes.get(key)) is None:
             lane = tenant.lanes[key] = TenantLane()
         lane.join(admission, session)
@@ -117,12 +123,18 @@ class FairOrder:
         if place.lane is not None:
             place.tenant.pace.add(now)
         else:
-            self._lift(place.tenant, place.session)
+            self._lift(place.tenant, place.session, now)
         self._unqueue(admission, place, begins=True)
         place.tenant.running += 1
         place.charge = tokens
-        self._clock.begin(place.tenant, tokens)
-        place.tenant.sessions.begin(place.session, tokens)
+        self._clock.begin(place.tenant, tokens, now)
+        place.tenant.sessions.begin(place.session, tokens, now)
+
+    def charge(self, admission: Admission, tokens: float) -> None:
+        """Charge a request that runs with a better estimate."""
+        place = self._places[admission]
+        self._correct(place.tenant, place.session, tokens - place.charge)
+        place.charge = tokens
 
     def end(self, admission: Admission, tokens: float | None) -> None:
         """Forget a request, whether it waits or runs. `tokens`: what it should have been charged; None: what it was."""
@@ -138,13 +150,11 @@ class FairOrder:
         tenant.sessions.close(session)
         self._clock.close(tenant)
 
-    def _lift(self, tenant: TenantFlow, session: Session) -> None:
-        """Take their credit from a tenant and a session of which nothing waits."""
+    def _lift(self, tenant: TenantFlow, session: Session, now: float) -> None:
         if not tenant.waiting:
-            first = self._least(list(self._lanes))
-            self._clock.lift(tenant, None if first is None else first.time)
+            self._clock.lift(tenant, now)
         if session.open == 1:
-            tenant.sessions.lift(session)
+            tenant.sessions.lift(session, now)
 
     def _correct(self, tenant: TenantFlow, session: Session, tokens: float) -> None:
         self._clock.charge(tenant, tokens)
@@ -175,38 +185,38 @@ class FairOrder:
 
     # who is next
 
-    def first(self, rooms: Collection[str] | None, *, live: bool = False) -> Admission | None:
-        """Return who begins next, given the engines that have `rooms` (None: no engine is held). `live`: of those only
-        that wait for an engine and nothing else. None: none waits.
+    def first(self, wait_s: WaitOf | None, *, live: bool = False) -> Admission | None:
+        """Return who begins next; None: none waits, or all wait for engines that hold their prompts. `wait_s` tells how
+        long until an engine has room for a request (None: no engine is waited for). `live`: of those only that wait for
+        an engine and nothing else.
         """
-        keys = [key for key in self._lanes if key.live or not live]
-        tenant = self._least(keys)
+        ready: dict[_LaneKey, bool] = {}
+        for key in self._lanes:
+            if (key.live or not live) and (elsewhere := self._goes_elsewhere(key, wait_s)) is not None:
+                ready[key] = elsewhere
+        tenant = self._least(list(ready))
         if tenant is None:
             return None
         for kind in (True,) if live else (True, False):
             if (due := tenant.passed_over[kind].due()) is not None:
                 return due
-        head = min((first for key in keys if (first := self._first(tenant, key)) is not None), key=self._urgency)
-        place = self._places[head]
-        assert place.lane is not None
-        if rooms is None or place.lane.home is None or place.lane.home in rooms or head.claim.deadline_s is not None:
-            return head
-        return self._overtaking(head, [key for key in keys if key.home is None or key.home in rooms]) or head
+        firsts = [(first, ready[key]) for key in ready if (first := self._first(tenant, key)) is not None]
+        return min(firsts, key=self._urgency)[0]
 
-    def _overtaking(self, head: Admission, keys: list[_LaneKey]) -> Admission | None:
-        """Return who of these lanes begins before `head`."""
-        held, found, least = self._places[head], None, inf
-        for key in keys:
-            tenant = cast("TenantFlow | None", self._lanes[key].first())
-            first = None if tenant is None else self._first(tenant, key)
-            if tenant is None or first is None or first.claim.priority > head.claim.priority:
-                continue
-            ahead = (tenant.time - held.tenant.time) * held.tenant.weight
-            if tenant is held.tenant:
-                ahead = self._places[first].session.time - held.session.time
-            if ahead <= OVERTAKING_TOKENS and tenant.time < least:
-                found, least = first, tenant.time
-        return found
+    def _goes_elsewhere(self, key: _LaneKey, wait_s: WaitOf | None) -> bool | None:
+        """Return whether the next request of a lane begins away from its homes, as none has room soon enough; None: it
+        waits for one.
+        """
+        if wait_s is None or not key.homes:
+            return False
+        tenant = self._lanes[key].first()
+        first = None if tenant is None else self._first(cast(TenantFlow, tenant), key)
+        if first is None:
+            return None
+        soonest_s = min(wait_s(home, first) for home in key.homes)
+        if soonest_s <= 0:
+            return False
+        return True if soonest_s >= self._places[first].saves_s else None
 
     def _least(self, keys: list[_LaneKey]) -> TenantFlow | None:
         """Return the tenant with the least time that waits in one of these lanes."""
@@ -217,10 +227,15 @@ class FairOrder:
         lane = tenant.lanes.get(key)
         return None if lane is None else lane.first()
 
-    def _urgency(self, admission: Admission) -> tuple[int, float, float, float]:
+    def _urgency(self, candidate: tuple[Admission, bool]) -> tuple[int, float, bool, float, float]:
+        admission, elsewhere = candidate
         priority, deadline_s = admission.claim.priority, admission.claim.deadline_s
         session = self._places[admission].session
-        return priority, inf if deadline_s is None else deadline_s, session.time, admission.since_s
+        return priority, inf if deadline_s is None else deadline_s, elsewhere, session.time, admission.since_s
+
+    def is_owed(self, admission: Admission) -> bool:
+        """Return whether the tenant of a request has had less than its share lately."""
+        return self._places[admission].tenant.time < self._clock.now
 
     # for people
 

@@ -1,8 +1,12 @@
 """Fair shares of one model: who of the waiting requests is next, when engines have room, and whose deadline is lost.
 
-`FairOrder` says who is next, the rule says whether engines have room (`AdmissionRule.saturated`) and whether a session
+`FairOrder` says who is next, the rule says which engines have room (`AdmissionRule.engine_wait`) and whether a session
 has room in their memory. This module joins them: requests that have begun and are in no engine's bookings yet take a
-room each; a request that waits for memory does not hold up those that wait for an engine only.
+room each; a request that waits for memory does not hold up those that wait for an engine only. What begins is to be
+sent to an engine with room (`Admission.full` has the others): elsewhere it would only wait in front of that engine.
+
+A little of each engine's memory (`LEFT_SHARE`) is kept from those that had their share. Otherwise whoever comes back to
+engines whose memory is full waits until answers end, however much it is owed.
 
 A request that begins is charged the mean of what others cost beyond the prompt's estimate as well, mostly their
 answers: charged at its end only, a tenant with long answers would be ahead by all that run.
@@ -10,15 +14,21 @@ answers: charged at its end only, a tenant with long answers would be ahead by a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from math import inf
 
 from router.request.admission.charges import estimate_computed
 from router.request.admission.deadlines import Deadlines
 from router.request.admission.fair_order import FairOrder
 from router.request.admission.queue import WaitQueue
+from router.request.admission.verdicts import PrefillTimes
 from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, Queue, QueueName
 
 NEWEST = 0.02  # weight of the newest request in that mean
+LEFT_SHARE = (
+    0.02  # of an engine's KV memory is left to tenants that had less than their share lately, where there are others
+)
+REPORT_S = 0.25  # engines report about so often; what they report changes without any event
 
 WaitQueues = Mapping[QueueName, WaitQueue[Admission]]
 
@@ -61,10 +71,10 @@ class FairShares:
         self.queues: Mapping[QueueName, Queue] = {
             name: _CandidateQueue(name, queue, self._candidate) for name, queue in queues.items()
         }
-        self._homes: dict[Admission, str | None] = {}  # of those that wait
         self._estimates: dict[Admission, int] = {}  # computed tokens of those that run
         self._beyond_tokens = 0.0  # mean of what requests cost beyond these
-        self._unplaced: dict[Admission, str | None] = {}  # that have begun and were not sent yet, with their homes
+        self.due_s = inf  # when one may begin although nothing happens before
+        self._unplaced: set[Admission] = set()  # that have begun and were not sent yet
 
     # one request
 
@@ -72,29 +82,30 @@ class FairShares:
         """Count a request that has arrived."""
         self.order.open(admission)
 
-    def join(self, admission: Admission, home: str | None, prefill_s: float | None) -> None:
-        """Let a request wait. `home`: the engine that holds most of its prompt; `prefill_s`: how long its prefill takes
-        on an idle engine. None: unknown.
-        """
-        self._homes[admission] = home
-        self.order.join(admission, home)
-        if prefill_s is not None and admission.claim.deadline_s is not None:
-            self.deadlines.join(admission, prefill_s)
+    def join(self, admission: Admission, homes: tuple[str, ...] = (), prefill: PrefillTimes | None = None) -> None:
+        """Let a request wait. `homes`: the engines that hold most of its prompt. `prefill` None: unknown."""
+        self.order.join(admission, homes, 0.0 if prefill is None else prefill.cold_s - prefill.held_s)
+        if prefill is not None and admission.claim.deadline_s is not None:
+            self.deadlines.join(admission, prefill.held_s)
 
     def begin(self, admission: Admission, now: float) -> None:
-        self._unplaced[admission] = self._homes.pop(admission, None)
+        self._unplaced.add(admission)
         estimate = self._estimates[admission] = estimate_computed(admission)
         self.order.begin(admission, max(1.0, estimate + self._beyond_tokens), now)
         self.deadlines.begin(admission, now)
 
-    def place(self, admission: Admission) -> None:
-        """The request was sent to an engine, and is in its bookings."""
-        self._unplaced.pop(admission, None)
+    def place(self, admission: Admission, held_tokens: int | None) -> None:
+        """The request was sent to an engine, and is in its bookings. `held_tokens` of its prompt are expected there;
+        None: unknown.
+        """
+        self._unplaced.discard(admission)
+        if held_tokens is not None and admission in self._estimates:
+            estimate = self._estimates[admission] = max(1, admission.prompt_tokens - held_tokens)
+            self.order.charge(admission, max(1.0, estimate + self._beyond_tokens))
 
     def end(self, admission: Admission, tokens: float | None) -> None:
         """Forget a request. `tokens`: what it should have been charged; None: what it was."""
-        self._unplaced.pop(admission, None)
-        self._homes.pop(admission, None)
+        self._unplaced.discard(admission)
         estimate = self._estimates.pop(admission, None)
         if estimate is not None and tokens:
             self._beyond_tokens += NEWEST * (tokens - estimate - self._beyond_tokens)
@@ -103,28 +114,36 @@ class FairShares:
 
     # verdicts
 
-    def must_wait(self, rule: AdmissionRule, prompt_tokens: int, fleet: FleetMemory, now: float) -> bool:
-        """Return whether a request that the rule lets begin has to wait for an engine: others do, or none has room."""
-        return bool(self._live) or rule.saturated(prompt_tokens, self._with_unplaced(fleet), now)
+    def must_wait(self, rule: AdmissionRule, new_tokens: int, fleet: FleetMemory, now: float) -> bool:
+        """Return whether a request that the rule lets begin, and that needs room for `new_tokens`, has to wait for an
+        engine: others do, or none has room.
+        """
+        return bool(self._live) or not self._has_room([rule.engine_wait(load, new_tokens) for load in fleet.loads], now)
 
     def next_to_begin(self, rule: AdmissionRule, fleet: FleetMemory, now: float) -> Admission | None:
         """Return a waiting request that begins now; None: none does."""
-        rooms = rule.engines_with_room(fleet, now)
-        if rooms is not None:
-            unplaced = list(self._unplaced.values())
-            rooms = rooms.difference(home for home in unplaced if home is not None)
-            if len(rooms) <= unplaced.count(None):
-                return None
-        found = self.order.first(rooms)
+        fleet = fleet._replace(loads=list(fleet.loads))
+        if not self._has_room([rule.engine_wait(load, 0) for load in fleet.loads], now):
+            return None
+        loads = {load.target: load for load in fleet.loads}
+
+        def wait_s(target: str, admission: Admission) -> float:
+            load = loads.get(target)
+            return inf if load is None else rule.engine_wait(load, self.needs(admission, fleet))
+
+        found = self.order.first(wait_s)
         if found is not None and not self._may_begin(found, rule, fleet, now):
-            found = None if found.queue == "live" else self.order.first(rooms, live=True)
+            found = None if found.queue == "live" else self.order.first(wait_s, live=True)
             if found is not None and not self._may_begin(found, rule, fleet, now):
                 found = None
         return found
 
     def _may_begin(self, admission: Admission, rule: AdmissionRule, fleet: FleetMemory, now: float) -> bool:
-        if rule.saturated(admission.prompt_tokens, self._with_unplaced(fleet), now):
+        needs = self.needs(admission, fleet)
+        waits = {load.target: rule.engine_wait(load, needs) for load in fleet.loads}
+        if not self._has_room(waits.values(), now):
             return False
+        admission.full = frozenset(target for target, wait_s in waits.items() if wait_s > 0)
         if admission.queue == "live":
             return True
         self._candidate.admission = admission
@@ -132,5 +151,17 @@ class FairShares:
         self._candidate.admission = None
         return begins
 
-    def _with_unplaced(self, fleet: FleetMemory) -> FleetMemory:
-        return fleet._replace(unplaced=len(self._unplaced)) if self._unplaced else fleet
+    def needs(self, admission: Admission, fleet: FleetMemory) -> int:
+        """Return the tokens of KV memory that an engine must have free for a request."""
+        new_tokens = estimate_computed(admission)
+        if self.order.tenants_known <= 1 or self.order.is_owed(admission):
+            return new_tokens
+        return new_tokens + round(LEFT_SHARE * (fleet.capacity_tokens or 0) / max(1, len(fleet.targets)))
+
+    def _has_room(self, waits_s: Collection[float], now: float) -> bool:
+        """Return whether an engine has room beside those that are on their way to one. A fleet without targets has
+        room: whoever comes is told that there are none.
+        """
+        later_s = min((wait_s for wait_s in waits_s if wait_s > 0), default=REPORT_S)
+        self.due_s = now + min(later_s, REPORT_S)
+        return not waits_s or sum(wait_s <= 0 for wait_s in waits_s) > len(self._unplaced)

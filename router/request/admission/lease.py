@@ -19,20 +19,22 @@ from router.scheduling.policy.record import Record
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AdmissionLease(ABC):
     """The place of one request, from its admission to its end. `record` says how it ended, once there is one.
-    `waited_s` is None for a request that was admitted at once; `rule` is the name of the rule that admitted it.
+    `waited_s` is None for a request that was admitted at once; `rule` is the name of the rule that admitted it; `full`
+    are the targets that had no room for it, which is not to be sent there if another one takes it.
     """
 
-    __slots__ = ("_prompt_tokens", "record", "rule", "waited_s")
+    __slots__ = ("_prompt_tokens", "full", "record", "rule", "waited_s")
 
-    def __init__(self, prompt_tokens: int, waited_s: float | None, rule: str) -> None:
+    def __init__(self, prompt_tokens: int, waited_s: float | None, rule: str, full: frozenset[str]) -> None:
         self._prompt_tokens = prompt_tokens
         self.waited_s = waited_s
         self.rule = rule
+        self.full = full
         self.record: Record | None = None
 
     @abstractmethod
-    def on_placed(self, target: str) -> None:
-        """The request is sent to `target`."""
+    def on_placed(self, target: str, held_tokens: int | None) -> None:
+        """The request is sent to `target`, which is expected to hold so many tokens of its prompt; None: unknown."""
 
     @abstractmethod
     def on_first_byte(self) -> None:

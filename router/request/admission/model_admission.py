@@ -9,6 +9,7 @@ calls at the same moments. There is one per base model, since that is what a KV 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from math import inf
 from sys import maxsize
 from typing import NamedTuple
@@ -19,7 +20,15 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.request.admission.charges import price
 from router.request.admission.controller import AdmissionController
 from router.request.admission.shared_prefixes import PromptPrefix
-from router.request.admission.verdicts import AdmissionState, Admitted, Arrival, KnownProgram, Queued, Released
+from router.request.admission.verdicts import (
+    AdmissionState,
+    Admitted,
+    Arrival,
+    KnownProgram,
+    PrefillTimes,
+    Queued,
+    Released,
+)
 from router.scheduling.scheduler import Scheduler
 from scorers.admission.contract import (
     NO_CLAIM,
@@ -32,6 +41,8 @@ from scorers.admission.contract import (
 )
 
 HOLDS_AS_MUCH = 0.9  # of the longest prefix: such a target will do as well, as in filter `near_longest`
+NEWEST_ANSWER = 0.05  # weight of the newest answer in their mean duration
+MOST_HOMES = 4  # that are looked at for room: what more targets hold is found at some of these soon enough
 MEASURE_INTERVAL_S = 1.0  # instances join, leave and report their sizes far less often
 
 
@@ -67,16 +78,20 @@ class ModelAdmission:
             held = find_held(self._scheduler, self.model, tokens, self._clock.now())
         now = self._clock.now()
         self._update_capacity(now)
-        local_tokens, home = (None, None) if held is None else held
-        prefill_s = None
-        if claim.deadline_s is not None and prompt_tokens is not None:
-            prefill_s = self._estimate_prefill_s(prompt_tokens, local_tokens or 0, now)
-        return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens, claim, home, prefill_s), now)
+        local_tokens, homes = (None, ()) if held is None else held
+        times = self._estimate_prefill(prompt_tokens, local_tokens or 0, now)
+        return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens, claim, homes, times), now)
 
-    def _estimate_prefill_s(self, prompt_tokens: int, local_tokens: int, now: float) -> float | None:
-        """Return how long a typical idle engine takes for a prompt; None: no engine serves the model."""
+    def _estimate_prefill(self, prompt_tokens: int | None, local_tokens: int, now: float) -> PrefillTimes | None:
+        """Return how long a typical idle engine takes for a prompt; None: that is unknown."""
         speed = self._scheduler.fleet.nominal_speed(self.model, now)
-        return None if speed is None else speed.prefill_ms(prompt_tokens - local_tokens, local_tokens) / 1e3
+        if speed is None or prompt_tokens is None:
+            return None
+        warm_ms, cold_ms = (
+            speed.prefill_ms(prompt_tokens - local_tokens, local_tokens),
+            speed.prefill_ms(prompt_tokens, 0),
+        )
+        return PrefillTimes(warm_ms / 1e3, cold_ms / 1e3)
 
     def begin_elsewhere(self, session: bytes | None, prompt_tokens: int | None, claim: Claim = NO_CLAIM) -> Admission:
         """Count a request that another router has admitted."""
@@ -98,11 +113,15 @@ class ModelAdmission:
         """Let `rule` decide from now on. Call `release_waiting` afterwards."""
         self.controller.switch(rule, max_wait_s, idle_s, self._clock.now())
 
-    def on_placed(self, admission: Admission, target: str, prefix: PromptPrefix | None = None) -> None:
-        """The request was sent to `target`. `prefix`: of its prompt; `None`: unknown."""
+    def on_placed(
+        self, admission: Admission, target: str, held_tokens: int | None, prefix: PromptPrefix | None = None
+    ) -> None:
+        """The request was sent to `target`, which is expected to hold `held_tokens` of its prompt. `prefix`: of its
+        prompt. None: unknown.
+        """
         now = self._clock.now()
         self._loads.on_placed(target, now)
-        self.controller.on_placed(admission, target, now, prefix)
+        self.controller.on_placed(admission, target, now, held_tokens, prefix)
 
     def on_first_token(self, admission: Admission) -> None:
         """The answer has begun. Call `release_waiting` afterwards."""
@@ -121,6 +140,7 @@ class ModelAdmission:
     ) -> None:
         """The request was answered. `cached_tokens`: of its prompt, from any cache or pool; None: unknown."""
         now, charge_tokens = self._clock.now(), None
+        self._loads.on_answered(decode_s)
         if cached_tokens is not None:
             charge_tokens = price(prompt_tokens - cached_tokens, context_tokens - prompt_tokens)
         self.controller.on_answer(admission, prompt_tokens, context_tokens, now, local_tokens, decode_s, charge_tokens)
@@ -184,6 +204,7 @@ class TargetLoads:
         self._mean_answer = mean_answer
         self._targets: dict[str, Target] = {}
         self._since_s: dict[str, float] = {}  # when the engine began with what it prefills now
+        self._answer_s: float | None = None  # mean, from the first token to the last
 
     def set_targets(self, targets: list[Target]) -> None:
         self._targets = {target.id: target for target in targets}
@@ -199,6 +220,12 @@ class TargetLoads:
         """An engine is done with a prompt."""
         if id in self._since_s:
             self._since_s[id] = now
+
+    def on_answered(self, decode_s: float | None) -> None:
+        """An answer has ended, after so long from its first token; None: unknown."""
+        if decode_s is not None:
+            mean_s = decode_s if self._answer_s is None else self._answer_s
+            self._answer_s = mean_s + NEWEST_ANSWER * (decode_s - mean_s)
 
     def __iter__(self) -> Iterator[TargetLoad]:
         now, answer_tokens = self._clock.now(), self._mean_answer() or 0.0
@@ -218,6 +245,7 @@ class TargetLoads:
                 gauges.waiting,
                 gauges.kv_usage,
                 book.others_waiting,
+                book.live_tokens / self._answer_s if self._answer_s else None,
             )
 
 
@@ -225,7 +253,7 @@ class HeldPrefix(NamedTuple):
     """The longest leading part of a prompt that some target holds in a tier of its own, or soon will."""
 
     tokens: int
-    home: str | None  # the only target that holds most of the prompt; None: none does, or several do
+    homes: tuple[str, ...]  # the targets that hold it, or nearly; at most `MOST_HOMES`
 
 
 def find_held(scheduler: Scheduler, model: str, tokens: TokenizedPrompt, now: float) -> HeldPrefix | None:
@@ -239,5 +267,5 @@ def find_held(scheduler: Scheduler, model: str, tokens: TokenizedPrompt, now: fl
             return None
         held[target.id] = max(estimate.overlap.expected_tokens, estimate.overlap.disk_tokens)
     best = max(held.values(), default=0)
-    homes = [id for id, held_tokens in held.items() if held_tokens >= HOLDS_AS_MUCH * best]
-    return HeldPrefix(best, homes[0] if len(homes) == 1 and best > len(tokens.ids) / 2 else None)
+    homes = (id for id, held_tokens in held.items() if best and held_tokens >= HOLDS_AS_MUCH * best)
+    return HeldPrefix(best, tuple(islice(homes, MOST_HOMES)))

@@ -8,6 +8,13 @@ from router.request.admission.fair_order import TenantShare
 from scorers.admission.contract import NO_CLAIM, Admission, Claim, ExpectedLoad, QueueName
 
 
+class PrefillTimes(NamedTuple):
+    """Seconds that an idle engine of typical speed takes for a prompt."""
+
+    held_s: float  # where most of it is held
+    cold_s: float  # where nothing of it is
+
+
 class Arrival(NamedTuple):
     """A request that asks for admission."""
 
@@ -15,8 +22,8 @@ class Arrival(NamedTuple):
     prompt_tokens: int | None  # None: unknown
     local_tokens: int | None = None  # leading ones that some instance holds; None: unknown
     claim: Claim = NO_CLAIM
-    home: str | None = None  # the target that holds those; None: none does, or it is unknown
-    prefill_s: float | None = None  # on an idle engine; None: unknown, or it has no deadline
+    homes: tuple[str, ...] = ()  # the targets that hold those
+    prefill: PrefillTimes | None = None  # None: unknown
 
 
 class Admitted(NamedTuple):

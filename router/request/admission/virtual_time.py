@@ -2,23 +2,27 @@
 
 A flow's time is what it has been charged, in tokens per unit of weight. The one with the least time is next. When a
 request of it begins, the clock of all moves up to the flow's time, and the flow's time moves on by charge / weight. A
-flow that was idle is lifted when it comes back, to the least time of those that wait, else to the clock, so idleness
-earns no credit; one that is ahead of that stays there, so a flow cannot shed a debt by pausing. A flow that waits is
-never lifted: corrections may take it behind the clock, and that is what it is owed.
+flow of which nothing waited is lifted when it comes back, to where the clock was `CREDIT_S` ago: who asked for less
+than its share may catch up on that much, so a burst within its share passes the backlog of others. One that is ahead
+of that stays there, so a flow cannot shed a debt by pausing. A flow that waits is never lifted: corrections may take it
+behind the clock, and that is what it is owed.
 
-Two flows that both wait all the time differ by no more than the largest charge of each over its weight, before
-corrections: Goyal, Vin and Cheng, "Start-time Fair Queueing", SIGCOMM 1996, theorem 1. Charging a language model's
-tokens this way, with a correction when the real ones are known, is the virtual token counter of Sheng et al., "Fairness
-in Serving Large Language Models", OSDI 2024.
+Two flows that both wait all the time differ by no more than the largest charge of each over its weight, and once by
+what they may catch up on, before corrections: Goyal, Vin and Cheng, "Start-time Fair Queueing", SIGCOMM 1996, theorem
+1, where nothing is caught up on. Charging a language model's tokens this way, with a correction when the real ones are
+known, is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
+CREDIT_S = 10.0
+MARKS = 16  # of the clock, in that time
 SPARE_ENTRIES = 32  # outdated heap entries that are never worth a rebuild
 
 Key = TypeVar("Key", bound=Hashable)
@@ -49,6 +53,7 @@ class VirtualClock(Generic[Key]):
         self._ahead: list[tuple[float, int, Key]] = []  # idle flows that the clock has not passed, by their times
         self._order = count()
         self._open = 0
+        self._marks: deque[tuple[float, float]] = deque()  # seconds, and where the clock was
 
     def __len__(self) -> int:
         return len(self._flows)
@@ -66,15 +71,19 @@ class VirtualClock(Generic[Key]):
         self._open += 1
         return flow
 
-    def lift(self, flow: Flow[Key], least: float | None = None) -> None:
-        """Take its credit from a flow of which nothing has waited. `least`: the least time of those that wait; None:
-        none does.
-        """
-        flow.time = max(flow.time, self.now if least is None else min(least, self.now))
+    def lift(self, flow: Flow[Key], now_s: float) -> None:
+        """Take from a flow of which nothing has waited what it may not catch up on any more."""
+        marks = self._marks
+        while len(marks) > 1 and marks[1][0] <= now_s - CREDIT_S:
+            marks.popleft()
+        if marks and marks[0][0] <= now_s - CREDIT_S:
+            flow.time = max(flow.time, marks[0][1])
 
-    def begin(self, flow: Flow[Key], tokens: float) -> None:
+    def begin(self, flow: Flow[Key], tokens: float, now_s: float) -> None:
         """Charge a request that begins. Call `lift` before if it has not waited."""
         self.now = max(flow.time, self.now)
+        if not self._marks or now_s - self._marks[-1][0] >= CREDIT_S / MARKS:
+            self._marks.append((now_s, self.now))
         self.charge(flow, tokens)
 
     def charge(self, flow: Flow[Key], tokens: float) -> None:
@@ -87,6 +96,7 @@ class VirtualClock(Generic[Key]):
         self._open -= 1
         if not self._open:
             self._flows.clear()
+            self._marks.clear()
             self._ahead.clear()
         elif not flow.open:
             heappush(self._ahead, (flow.time, next(self._order), flow.key))

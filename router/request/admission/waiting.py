@@ -78,7 +78,7 @@ class LeaseListener(Protocol):
     def on_begin(self, model: str, admission: Admission, prefix: PromptPrefix | None) -> int:
         """A request was admitted. Returns a number for it."""
 
-    def on_placed(self, number: int, target: str) -> None: ...
+    def on_placed(self, number: int, target: str, held_tokens: int | None) -> None: ...
 
     def on_first_byte(self, number: int) -> None: ...
 
@@ -329,7 +329,7 @@ class QueueLease(AdmissionLease):
         prefix: PromptPrefix | None,
         listener: LeaseListener | None = None,
     ) -> None:
-        super().__init__(admission.prompt_tokens, waited_s, queue.rule)
+        super().__init__(admission.prompt_tokens, waited_s, queue.rule, admission.full)
         self._queue = queue
         self._admission = admission
         self._prefix = prefix
@@ -337,11 +337,11 @@ class QueueLease(AdmissionLease):
         if listener is not None:
             self._number = listener.on_begin(queue.model_admission.model, admission, prefix)
 
-    def on_placed(self, target: str) -> None:
-        self._queue.model_admission.on_placed(self._admission, target, self._prefix)
+    def on_placed(self, target: str, held_tokens: int | None) -> None:
+        self._queue.model_admission.on_placed(self._admission, target, held_tokens, self._prefix)
         self._queue.release_waiting()  # what is booked tells better than what is on its way who else has room
         if self._listener is not None:
-            self._listener.on_placed(self._number, target)
+            self._listener.on_placed(self._number, target, held_tokens)
 
     def on_first_byte(self) -> None:
         self._queue.model_admission.on_first_token(self._admission)

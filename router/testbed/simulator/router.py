@@ -227,10 +227,10 @@ class SimulatedRequest:
 
     def on_placed(self, admission: ModelAdmission, place: Admission, target: str) -> None:
         """Tell admission control where it was sent."""
-        admission.on_placed(place, target, sample_prefix(self._known))
+        admission.on_placed(place, target, self._record.attempts[-1].expected_tokens, sample_prefix(self._known))
 
-    def admit(self) -> Ticket | None:
-        """Choose a target and book it. Return None when no target is left."""
+    def admit(self, full: frozenset[str] = frozenset()) -> Ticket | None:
+        """Choose a target and book it, one of `full` only if no other is left. Return None when none is left."""
         router = self.router
         self._ticket = router.scheduler.admit(
             self._record,
@@ -238,10 +238,10 @@ class SimulatedRequest:
             SERVED,
             self._known,
             self._pooled,
-            excluding=self._failed,
+            excluding=self._failed | full,
             splits=router.splits and self._record.failed_prefills < PREFILLS_ALLOWED,
         )
-        return self._ticket
+        return self.admit() if self._ticket is None and full else self._ticket
 
     @property
     def engine_died(self) -> bool:

@@ -209,7 +209,9 @@ class _Run:
 
     def _place(self, request: _Request) -> None:
         """Send it to targets until an engine accepts it, or end it."""
-        while (ticket := self._admit(request.routed)) is not None:
+        full = frozenset[str]() if request.admission is None else request.admission.full
+        while (ticket := self._admit(request.routed, full)) is not None:
+            full = frozenset()
             job, target = request.job, ticket.target
             if request.admission is not None and request.routed.router.admission is not None:
                 request.routed.on_placed(request.routed.router.admission, request.admission, target.id)
@@ -221,12 +223,12 @@ class _Run:
                 return
         self._end(request, RequestEnd.FAILED if request.routed.engine_died else RequestEnd.SHED, -1)
 
-    def _admit(self, routed: SimulatedRequest) -> Ticket | None:
+    def _admit(self, routed: SimulatedRequest, full: frozenset[str]) -> Ticket | None:
         self.outcome.decisions += 1
         if self._stopwatch is None:
-            return routed.admit()
+            return routed.admit(full)
         began_s = self._stopwatch()
-        ticket = routed.admit()
+        ticket = routed.admit(full)
         self.outcome.deciding_s += self._stopwatch() - began_s
         return ticket
 

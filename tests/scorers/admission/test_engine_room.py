@@ -1,4 +1,4 @@
-"""Which engines have room: the arithmetic of one target, and what is on its way to others."""
+"""When an engine has room: the arithmetic of one target."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from scorers.admission.contract import FleetMemory, TargetLoad
-from scorers.admission.engine_room import REPORT_S, EngineRoom, has_room
+from scorers.admission.contract import TargetLoad
+from scorers.admission.engine_room import wait_for_room
 
 
 def a_load(**changed: object) -> TargetLoad:
@@ -15,49 +15,27 @@ def a_load(**changed: object) -> TargetLoad:
 
 
 @pytest.mark.parametrize(
-    ("changed", "room"),
+    ("changed", "wait_s"),
     [
-        ({}, True),
-        ({"prefilling": 1, "left_ms": 21.0}, False),
-        ({"prefilling": 1, "left_ms": 20.0, "waiting": 3}, True),  # it will be done when the next one gets there
-        ({"prefilling": 2, "left_ms": 20.0, "waiting": 1}, False),
-        ({"prefilling": 9, "left_ms": 20.0}, True),  # short prompts, which it takes up together
-        ({"prefilling": 1, "left_ms": 0.0, "waiting": 1}, False),  # it should have begun long ago
-        ({"prefilling": 1, "left_ms": 0.0, "waiting": None}, False),
-        ({"prefilling": 1, "left_ms": 0.0}, True),
-        ({"prefilling": 2, "left_ms": 0.0}, False),  # slower than was learned
-        ({"live_tokens": 900}, True),
-        ({"live_tokens": 901}, False),
-        ({"live_tokens": 901, "capacity_tokens": None}, True),
-        ({"others_wait": True}, False),
+        ({}, 0.0),
+        ({"prefilling": 1, "left_ms": 50.0}, 0.03),  # 20 of them are how long the next prompt takes to get there
+        ({"prefilling": 1, "left_ms": 20.0, "waiting": 3}, 0.0),
+        ({"prefilling": 2, "left_ms": 20.0, "waiting": 1}, inf),
+        ({"prefilling": 9, "left_ms": 20.0}, 0.0),  # short prompts, which it takes up together
+        ({"prefilling": 1, "left_ms": 0.0, "waiting": 1}, inf),  # it should have begun long ago
+        ({"prefilling": 1, "left_ms": 0.0, "waiting": None}, inf),
+        ({"prefilling": 1, "left_ms": 0.0}, 0.0),
+        ({"prefilling": 2, "left_ms": 0.0}, inf),  # slower than was learned
+        ({"live_tokens": 900}, 0.0),
+        ({"live_tokens": 901}, inf),
+        ({"live_tokens": 950, "freed_per_s": 100.0}, 0.5),
+        ({"live_tokens": 901, "capacity_tokens": None}, 0.0),
+        ({"others_wait": True}, inf),
     ],
 )
-def test_one_target(changed: dict[str, object], room: bool) -> None:
-    assert has_room(a_load(**changed), 100) == room
+def test_one_target(changed: dict[str, object], wait_s: float) -> None:
+    assert wait_for_room(a_load(**changed), 100) == pytest.approx(wait_s)
 
 
 def test_a_prompt_larger_than_the_memory_begins_on_an_empty_engine() -> None:
-    assert has_room(a_load(), 5000)
-
-
-def test_what_is_on_its_way_takes_a_room_each() -> None:
-    room, two = EngineRoom(), [a_load(), a_load(target="b/0")]
-    assert room.find(100, FleetMemory(loads=two, unplaced=1), 0.0)
-    assert not room.find(100, FleetMemory(loads=two, unplaced=2), 0.0)
-
-
-def test_when_to_look_again() -> None:
-    """50 ms are left, and 20 of them are how long the next prompt takes to get there."""
-    room = EngineRoom()
-    busy = a_load(prefilling=1, left_ms=50.0)
-    assert not room.find(100, FleetMemory(loads=[busy]), 1.0)
-    assert room.due_s == pytest.approx(1.03)
-    assert not room.find(100, FleetMemory(loads=[a_load(others_wait=True)]), 1.0)
-    assert room.due_s == 1.0 + REPORT_S
-    assert room.find(100, FleetMemory(loads=[a_load()]), 1.0)
-    assert room.due_s == inf
-
-
-def test_a_fleet_without_targets_holds_nobody() -> None:
-    assert EngineRoom().find(100, FleetMemory(), 0.0)
-    assert EngineRoom().list_targets(FleetMemory(), 0.0) is None
+    assert wait_for_room(a_load(), 5000) == 0

@@ -76,7 +76,7 @@ async def test_room_that_one_router_gave_away_is_given_by_another_when_it_is_fre
     await asyncio.sleep(0)
     assert (lives(a, b), b.waiting, a.waiting) == ([300, 300], 1, 0)
     with first as lease:
-        lease.on_placed("a/0")
+        lease.on_placed("a/0", None)
         lease.on_first_byte()
         assert b.waiting == 1
     async with asyncio.timeout(2):
@@ -145,7 +145,7 @@ async def test_requests_that_ended_unheard_end_with_the_next_state() -> None:
 async def test_every_rule_counts_what_others_admit(rule: str) -> None:
     a, b = routers("a", "b", rule={"name": rule} | ({"per_target": 1} if rule == "concurrency" else {}))
     first = await a.acquire("one", 350)
-    first.on_placed("a/0")
+    first.on_placed("a/0", None)
     second = asyncio.create_task(b.acquire("two", 350))
     await asyncio.sleep(0)
     assert not second.done()

@@ -161,7 +161,7 @@ async def test_what_one_worker_runs_holds_back_what_another_one_gets() -> None:
         assert lease.waited_s == 2.0
         assert w.counts == (0, 300)
         with lease:
-            lease.on_placed("a/0")
+            lease.on_placed("a/0", None)
             lease.on_first_byte()
             w.answered(lease, 310)
         await eventually(lambda: w.counts == (0, 315))
@@ -186,7 +186,7 @@ async def test_what_sessions_of_two_workers_share_is_charged_once() -> None:
             keys = [Key(1), Key(2), Key(3 + number)]
             known = TokenizedPrompt(array("I", [0] * 1600), True, "given", {512: keys}, 0.0, 0.0)
             lease = await follower.acquire("ab"[number], known)
-            lease.on_placed("a/0")
+            lease.on_placed("a/0", None)
         await eventually(lambda: w.counts == (0, 1600 + 576))
 
 

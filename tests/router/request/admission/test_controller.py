@@ -86,13 +86,13 @@ def test_what_sessions_share_at_a_target_is_charged_once() -> None:
     running = []
     for session, prefix in zip("abc", prefixes, strict=True):
         running.append(passes(controller, session, 3000))
-        controller.on_placed(running[-1], "a/0", 0.0, prefix)
+        controller.on_placed(running[-1], "a/0", 0.0, None, prefix)
     assert contexts(controller) == 6952
-    controller.on_placed(running[2], "b/0", 0.0, prefixes[2])
+    controller.on_placed(running[2], "b/0", 0.0, None, prefixes[2])
     assert contexts(controller) == 7976
-    controller.on_placed(running[2], "a/0", 0.0, None)
+    controller.on_placed(running[2], "a/0", 0.0, None, None)
     assert contexts(controller) == 7976, "what it shares there is unknown"
-    controller.on_placed(running[2], "a/0", 0.0, prefixes[2])
+    controller.on_placed(running[2], "a/0", 0.0, None, prefixes[2])
     for admission in running[:2]:
         controller.on_answer(admission, 3000, 3000, 0.0)
     assert contexts(controller) == 6952, "silent ones count alike while all return"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.request.admission.fair_order import OVERTAKING_TOKENS, FairOrder
+from router.request.admission.fair_order import FairOrder, WaitOf
 from router.request.admission.tenant_lane import PATIENCE
+from router.request.admission.virtual_time import CREDIT_S
 from scorers.admission.contract import Admission, AgentProgram, Claim
 
-NUMBERS = count()
+
+def wait_of(waits: dict[str, float] | None) -> WaitOf | None:
+    return None if waits is None else lambda target, _: waits.get(target, 0.0)
 
 
 class Line:
@@ -22,20 +23,28 @@ class Line:
         self.programs: dict[str, AgentProgram] = {}
 
     def join(
-        self, tenant: str, session: str = "s", home: str | None = None, weight: float = 1.0, **claim: float
+        self,
+        tenant: str,
+        session: str = "s",
+        home: str | None = None,
+        weight: float = 1.0,
+        saves_s: float = 1.0,
+        now: float = 0.0,
+        **claim: float,
     ) -> Admission:
         name = f"{tenant}/{session}"
         program = self.programs.setdefault(name, AgentProgram(name.encode()))
         asked = Claim(tenant, weight, int(claim.get("priority", 0)), claim.get("deadline_s"))
-        admission = Admission(program, 100, None, "live", next(NUMBERS), asked)
+        admission = Admission(program, 100, None, "live", now, asked)
         self.order.open(admission)
-        self.order.join(admission, home)
+        self.order.join(admission, () if home is None else (home,), saves_s)
         return admission
 
-    def serve(self, tokens: float = 100.0, rooms: frozenset[str] | None = None) -> Admission:
-        first = self.order.first(rooms)
+    def serve(self, tokens: float = 100.0, waits: dict[str, float] | None = None, now: float = 0.0) -> Admission:
+        """Begin the next request; engines that `waits` does not name have room."""
+        first = self.order.first(wait_of(waits))
         assert first is not None
-        self.order.begin(first, tokens, 0.0)
+        self.order.begin(first, tokens, now)
         return first
 
     def serve_all(self, tokens: float = 100.0) -> list[Admission]:
@@ -72,22 +81,43 @@ def test_waiting_tenants_differ_by_no_more_than_their_largest_requests(tenants: 
                 assert abs(got[one] - got[other]) <= bounds[one] + bounds[other] + 1e-6
 
 
-def test_an_idle_tenant_earns_no_credit_and_keeps_its_debt() -> None:
+def test_who_asked_for_less_than_its_share_catches_up_and_no_more() -> None:
+    """`busy` begins 1,000 tokens a second; `late` comes after a minute, and may catch up on `CREDIT_S` of that."""
     line = Line()
-    for _ in range(16):
+    line.join("late", "first")
+    for _ in range(100):
         line.join("busy")
-    for _ in range(5):
-        line.serve(1000.0)
-    late = [line.join("late") for _ in range(4)]
-    served = [line.serve(1000.0).claim.tenant for _ in range(6)]
-    assert (served.count("late"), served.count("busy")) == (3, 3)
-    while line.order.first(None) is not late[3]:
-        line.serve(1000.0)
-    line.serve(5000.0)
-    for admission in late:
-        line.order.end(admission, None)
-    line.join("late")
-    assert [line.serve(1000.0).claim.tenant for _ in range(3)] == ["busy"] * 3, "pausing does not shed a debt"
+    for now in range(60):
+        line.serve(1000.0, now=now)
+    for _ in range(30):
+        line.join("late", now=60.0)
+    served = [line.serve(1000.0, now=60.0).claim.tenant for _ in range(40)]
+    ahead = served.index("busy")
+    assert CREDIT_S - 2 <= ahead <= CREDIT_S + 2
+    assert served[ahead:].count("late") <= served[ahead:].count("busy") + 1, "then they take turns"
+
+
+def test_pausing_does_not_shed_a_debt() -> None:
+    line = Line()
+    for _ in range(9):
+        line.join("busy")
+    debtor = line.join("debtor")
+    while line.serve(1000.0) is not debtor:
+        pass
+    line.order.end(debtor, 5000.0)
+    line.join("debtor")
+    assert [line.serve(1000.0).claim.tenant for _ in range(3)] == ["busy"] * 3
+
+
+def test_a_better_estimate_counts_at_once() -> None:
+    line = Line()
+    for tenant in "ab":
+        for _ in range(3):
+            line.join(tenant)
+    first = line.serve(1000.0)
+    assert line.serve(500.0).claim.tenant != first.claim.tenant
+    line.order.charge(first, 100.0)
+    assert line.serve().claim.tenant == first.claim.tenant
 
 
 def test_a_correction_gives_back_what_a_hit_spared() -> None:
@@ -138,23 +168,35 @@ def test_no_priority_is_starved(older: int) -> None:
     assert held in begun
 
 
-def test_where_its_engine_has_no_room_others_go_first_within_the_bound() -> None:
+def test_a_request_waits_for_the_engine_that_holds_its_prompt_while_that_pays() -> None:
+    """0.4 s until it has room; another engine would take 1 s longer for what it holds."""
+    line = Line()
+    held, other = line.join("a", home="busy"), line.join("b", home="free")
+    line.join("b", home="free")
+    assert line.serve(waits={"busy": 0.4}) is other
+    assert line.serve(waits={"busy": 1.2}) is held, "not longer than that"
+
+
+def test_when_its_engine_has_room_it_is_next() -> None:
     line = Line()
     held = line.join("a", home="busy")
-    ahead = [line.join("b", home="free") for _ in range(9)]
-    step = OVERTAKING_TOKENS / 4
-    served = [line.serve(step, frozenset({"free"})) for _ in range(7)]
-    assert held in served, "after the bound it begins, wherever that is"
-    assert served.index(held) == 5, "b is ahead by 4 steps, the bound, when its sixth would begin"
-    assert served[:5] == ahead[:5]
+    for _ in range(3):
+        line.join("b")
+    line.serve(waits={"busy": 0.4})
+    assert line.serve(waits={}) is held
 
 
-def test_a_request_with_a_deadline_and_a_more_urgent_one_are_not_overtaken() -> None:
-    for claim in ({"deadline_s": 1.0}, {"priority": -1}):
-        line = Line()
-        held = line.join("a", home="busy", **claim)
-        line.join("a", "other", home="free")
-        assert line.serve(rooms=frozenset({"free"})) is held
+def test_nobody_begins_while_all_wait_for_their_engines() -> None:
+    line = Line()
+    line.join("a", home="busy")
+    assert line.order.first(wait_of({"busy": 0.4})) is None
+
+
+def test_within_a_tenant_what_would_leave_its_engine_goes_last() -> None:
+    line = Line()
+    leaves, hits = line.join("a", "1", home="busy"), line.join("a", "2", home="free")
+    assert line.serve(waits={"busy": 9.0}) is hits
+    assert line.serve(waits={"busy": 9.0}) is leaves
 
 
 STEP = st.one_of(
@@ -173,7 +215,7 @@ def test_books_return_to_zero_whatever_happens(steps: list[tuple]) -> None:  # t
             timed = {"deadline_s": 5.0} if number == 2 else {}
             alive.append(line.join(who, str(number), home, 1.0 + abs(number), priority=number, **timed))
         elif what == "serve":
-            first = line.order.first(None if who is None else frozenset({who}))
+            first = line.order.first(wait_of(None if who is None else {who: 0.5}))
             if first is not None:
                 line.order.begin(first, number, 0.0)
         elif who < len(alive):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.request.admission.controller import AdmissionController
-from router.request.admission.verdicts import Admitted, Arrival, Queued
+from router.request.admission.verdicts import Admitted, Arrival, PrefillTimes, Queued
 from scorers.admission.contract import Admission, AdmissionRule, Claim, FleetMemory, TargetLoad, TargetMemory
 from scorers.admission.fit import Fit
 from scorers.admission.none import NoAdmission
@@ -35,7 +35,8 @@ class Fleet:
         prefill_s: float | None = None,
     ) -> Admitted | Queued:
         claim = Claim(tenant, 1.0, 0, deadline_s)
-        arrival = Arrival(f"{tenant}/{session}".encode(), tokens, None, claim, None, prefill_s)
+        times = None if prefill_s is None else PrefillTimes(prefill_s, prefill_s)
+        arrival = Arrival(f"{tenant}/{session}".encode(), tokens, None, claim, (), times)
         return self.controller.arrive(arrival, now)
 
     def begins(self, now: float = 0.0) -> list[str | None]:
