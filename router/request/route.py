@@ -43,6 +43,7 @@ from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayNotStarted, RelayRejected
 from router.request.admin_tokens import PolicyOverride, read_override
+from router.request.admission.claim import cap_priority
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.carry_on import carry_on
 from router.request.concurrency import Slot
@@ -101,6 +102,7 @@ async def serve(
 ) -> None:
     """Answer a request that was read, the second half of `route`."""
     prompt, choice = named
+    cap_priority(prompt, call.tenant)
     served = resolve_model(prompt, services.scheduler, choice)
     tokens = await tokenize(prompt, served, override, services)
     with (

@@ -75,8 +75,8 @@ class ServiceClassConfig(Section):
     """share of each tenant of the class while the engines are saturated, against those of others; with `admission`
     enabled and its rule `fit` or `saturation`"""
     highest_priority: int | None = None
-    """most urgent `priority` that its requests may have among those of the same tenant, lower is more urgent; a request
-    without one has 0; null: any"""
+    """most urgent `priority` that its requests may have, lower is more urgent: a more urgent one in a body is replaced;
+    null: any"""
     limits: TenantLimits | None = None
     """what each of its tenants may use; null: as much as there is"""
 

@@ -166,3 +166,50 @@ def test_requests_that_wait_are_handed_over_when_shares_begin_and_end() -> None:
     fleet.controller.switch(Saturation(), MAX_WAIT_S, 300.0, 0.0)
     assert fleet.controller.fair is not None
     assert len(fleet.controller.fair.order) == 0
+
+
+def load_of(target: str, **changed: object) -> TargetLoad:
+    return TargetLoad(target, 0, 0.0, 10.0, 0, 1000, 0)._replace(**changed)
+
+
+def test_what_begins_is_told_which_engines_have_no_room() -> None:
+    fleet = Fleet()
+    fleet.has(prefilling=1, left_ms=500.0)
+    held = fleet.asks("a").admission
+    busy = load_of("e/0", prefilling=1, left_ms=500.0)
+    fleet.controller.set_fleet(FleetMemory(3000, (), 1.0, [busy, load_of("e/1"), load_of("e/2", live_tokens=950)]))
+    assert fleet.begins() == ["a"]
+    assert held.full == {"e/0", "e/2"}
+
+
+def test_some_memory_is_left_to_tenants_that_had_less_than_their_share() -> None:
+    """Of 1,000 tokens 20 are left."""
+    fleet = Fleet()
+    for tenant, tokens in (("modest", 100), ("greedy", 400), ("greedy", 400)):
+        placed(fleet, fleet.asks(tenant, tokens=tokens).admission)
+    fleet.has(live_tokens=890)
+    assert isinstance(fleet.asks("greedy", "2", tokens=100), Queued)
+    assert fleet.begins() == [], "110 tokens are free, and it needs 120"
+    assert isinstance(fleet.asks("modest", "2", tokens=100), Queued)
+    assert fleet.begins() == ["modest"]
+
+
+def test_a_tenant_alone_may_use_all_memory() -> None:
+    fleet = Fleet()
+    placed(fleet, fleet.asks("a").admission)
+    fleet.has(live_tokens=900)
+    assert isinstance(fleet.asks("a", "2"), Admitted)
+
+
+def test_a_prompt_that_is_held_needs_less_room_and_costs_less() -> None:
+    fleet = Fleet()
+    fleet.has(live_tokens=950)
+    arrival = Arrival(b"a/s", 500, 480, Claim("a"), ("e/0",), PrefillTimes(0.1, 1.0))
+    verdict = fleet.controller.arrive(arrival, 0.0)
+    assert isinstance(verdict, Admitted)
+    assert fleet.controller.fair is not None
+    (share,) = fleet.controller.fair.order.shares()
+    assert share.charged_tokens == 20
+    fleet.controller.on_placed(verdict.admission, "e/0", 0.0, 300)
+    (share,) = fleet.controller.fair.order.shares()
+    assert share.charged_tokens == 200
