@@ -1,8 +1,8 @@
 """Fair shares measured: a greedy tenant beside modest ones, shares by weight, and deadlines against llm-d's EDF.
 
-    python -m tests.agreement.fair_shares greedy|weights|deadlines [--seed 1] [--reduced]
+    python -m tests.agreement.fair_shares greedy|weights|deadlines [--instances 8] [--seed 1] [--reduced]
 
-Two instances of `qwen3-32b-2xh100`, policy `warm`, in the simulator. `tools` and `few` are open loops of prompts that
+Instances of `qwen3-32b-2xh100`, policy `warm`, in the simulator. `tools` and `few` are open loops of prompts that
 share prefixes, `codex` is agents in a closed loop whose contexts fit the caches (4 M KV tokens each).
 
     greedy     three tenants that each ask for 15 % of what the fleet serves, and one that asks for two and a half
@@ -19,6 +19,7 @@ most 2 points of hit share behind no admission control; goodput at least that of
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -39,17 +40,26 @@ from tests.agreement import served
 from tests.agreement.kinds import OPEN
 from tests.agreement.windows import Window
 
-PROFILE, INSTANCES = "qwen3-32b-2xh100", 2
-CAPACITY_PER_S = {"tools": 4.0, "few": 14.0}  # requests that the fleet serves when it is full
+PROFILE = "qwen3-32b-2xh100"
+CAPACITY_PER_S = {"tools": 2.0, "few": 7.0}  # requests that an instance serves when it is full
 KV_TOKENS = {"tools": 1_000_000, "few": None, "codex": 4_000_000}  # of an instance; None: that of the profile
 WORKLOADS = tuple(KV_TOKENS)
 MODEST, GREEDY = 0.15, 2.5
-AGENTS, GREEDY_AGENTS = 8, 80
+GREEDY_AGENTS = 40  # for each instance
 WEIGHTS = (1.0, 2.0, 4.0)
 OBJECTIVES_MS = (2_000.0, 8_000.0)
 CODEX_WINDOW = Window(400.0, 800.0)  # the first prompts, 5 M tokens, are computed by then
 EARLY_CODEX_WINDOW = Window(60.0, 360.0)
 LOADS = (0.7, 1.0, 1.5)
+
+
+class Trial(NamedTuple):
+    """What all runs of a row have in common."""
+
+    workload: str
+    instances: int
+    window: Window
+    seed: int
 
 
 class Served(NamedTuple):
@@ -60,28 +70,29 @@ class Served(NamedTuple):
     requests_per_s: float
 
 
-def load_of(workload: str, tenant: int, rho: float, window: Window, seed: int) -> TenantLoad:
+def load_of(trial: Trial, tenant: int, rho: float) -> TenantLoad:
     """Return a tenant that asks for `rho` of what the fleet serves; of agents, for that part of `GREEDY_AGENTS`."""
-    name, own_seed = f"tenant-{tenant}", seed * 100 + tenant
+    name, own_seed, workload = f"tenant-{tenant}", trial.seed * 100 + tenant, trial.workload
     if workload == "codex":
-        at_once = round(GREEDY_AGENTS * rho / GREEDY)
+        at_once = round(GREEDY_AGENTS * trial.instances * rho / GREEDY)
         return TenantLoad(name, source.load_workload("codex", seed=own_seed, sessions=4 * at_once), at_once)
-    preset, per_s = OPEN[workload].preset, rho * CAPACITY_PER_S[workload]
+    preset, per_s = OPEN[workload].preset, rho * CAPACITY_PER_S[workload] * trial.instances
     assert preset is not None
-    requests = int(per_s * window.until_s * 1.1) + 1
+    requests = int(per_s * trial.window.until_s * 1.1) + 1
     return TenantLoad(name, replace(preset, requests=requests, per_s=per_s).workload(own_seed))
 
 
-def serve(workload: str, rule: str, tenants: Sequence[TenantLoad], window: Window, seed: int) -> SimulationOutcome:
+def serve(trial: Trial, rule: str, tenants: Sequence[TenantLoad]) -> SimulationOutcome:
     """`rule` none: without admission control."""
-    profile, kv_tokens = options.load_profile(PROFILE), KV_TOKENS[workload]
+    profile, kv_tokens = options.load_profile(PROFILE), KV_TOKENS[trial.workload]
     admission = AdmissionConfig.model_validate({"enabled": True, "rule": {"name": rule}, "max_wait_s": 7 * 86_400.0})
     scenario = Scenario(
         profile=profile if kv_tokens is None else replace(profile, kv_tokens=kv_tokens),
-        instances=INSTANCES,
+        instances=trial.instances,
         admission=admission,
     )
-    return simulate_tenants(scenario, served.policy("warm"), tenants, seed=seed, until_s=window.until_s)
+    policy, until_s = served.policy("warm"), trial.window.until_s
+    return simulate_tenants(scenario, policy, tenants, seed=trial.seed, until_s=until_s)
 
 
 def look(outcome: SimulationOutcome, tenant: int, tenants: int, window: Window) -> Served:
@@ -117,42 +128,40 @@ def goodput(outcome: SimulationOutcome, window: Window) -> float:
     return good / (window.until_s - window.since_s)
 
 
-def measure_greedy(workload: str, window: Window, seed: int) -> list[str]:
+def measure_greedy(trial: Trial) -> list[str]:
     """Return a row: the worst p90 of the modest tenants over that without the greedy one, and hit shares."""
-    modest = [load_of(workload, number, MODEST, window, seed) for number in range(3)]
-    everybody = [*modest, load_of(workload, 3, GREEDY, window, seed)]
-    cells, alone = [workload], serve(workload, "none", modest, window, seed)
-    before = [look(alone, number, 3, window).p90_s or 0.0 for number in range(3)]
+    modest = [load_of(trial, number, MODEST) for number in range(3)]
+    everybody = [*modest, load_of(trial, 3, GREEDY)]
+    cells, alone = [trial.workload], serve(trial, "none", modest)
+    before = [look(alone, number, 3, trial.window).p90_s or 0.0 for number in range(3)]
     cells.append(", ".join(f"{p90_s:.2f}" for p90_s in before))
     for rule in ("none", "saturation", "fit"):
-        outcome = serve(workload, rule, everybody, window, seed)
-        found = [look(outcome, number, 4, window) for number in range(4)]
+        outcome = serve(trial, rule, everybody)
+        found = [look(outcome, number, 4, trial.window) for number in range(4)]
         times = max((one.p90_s or 0.0) / p90_s for one, p90_s in zip(found, before, strict=False))
         p90s = ", ".join(f"{one.p90_s or 0.0:.2f}" for one in found[:3])
         per_s = sum(one.requests_per_s for one in found)
-        cells.append(f"{p90s} ({times:.1f} x), {hit_share(outcome, window):.1%}, {per_s:.2f}/s")
+        cells.append(f"{p90s} ({times:.2f} x), {hit_share(outcome, trial.window):.1%}, {per_s:.2f}/s")
     return cells
 
 
-def measure_weights(workload: str, window: Window, seed: int) -> list[str]:
+def measure_weights(trial: Trial) -> list[str]:
     """Return a row: what each tenant got of the fleet over what its weight says."""
-    loads = [
-        load_of(workload, number, GREEDY, window, seed)._replace(weight=weight) for number, weight in enumerate(WEIGHTS)
-    ]
-    cells = [workload]
+    loads = [load_of(trial, number, GREEDY)._replace(weight=weight) for number, weight in enumerate(WEIGHTS)]
+    cells = [trial.workload]
     for rule in ("none", "saturation"):
-        outcome = serve(workload, rule, loads, window, seed)
-        costs = [look(outcome, number, 3, window).charged_tokens for number in range(3)]
+        outcome = serve(trial, rule, loads)
+        costs = [look(outcome, number, 3, trial.window).charged_tokens for number in range(3)]
         shares = [cost / sum(costs) / (weight / sum(WEIGHTS)) for cost, weight in zip(costs, WEIGHTS, strict=True)]
         cells.append(", ".join(f"{share:.3f}" for share in shares))
     return cells
 
 
-def measure_deadlines(workload: str, rho: float, window: Window, seed: int) -> list[str]:
+def measure_deadlines(trial: Trial, rho: float) -> list[str]:
     """Return a row: goodput of no admission control, llm-d's EDF and deadlines in fair shares."""
-    load = load_of(workload, 0, rho, window, seed)._replace(ttft_ms=OBJECTIVES_MS)
-    found = [goodput(serve(workload, rule, [load], window, seed), window) for rule in ("none", "edf", "saturation")]
-    return [f"{workload}, {rho:g}", *(f"{per_s:.2f}" for per_s in found)]
+    load = load_of(trial, 0, rho)._replace(ttft_ms=OBJECTIVES_MS)
+    found = [goodput(serve(trial, rule, [load]), trial.window) for rule in ("none", "edf", "saturation")]
+    return [f"{trial.workload}, {rho:g}", *(f"{per_s:.2f}" for per_s in found)]
 
 
 HEADS = {
@@ -165,6 +174,7 @@ HEADS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=HEADS)
+    parser.add_argument("--instances", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--reduced", action="store_true", help="a shorter window")
     chosen = parser.parse_args()
@@ -176,13 +186,15 @@ def main() -> None:
         window = open_window
         if workload == "codex":
             window = CODEX_WINDOW if chosen.what == "greedy" else EARLY_CODEX_WINDOW
+        trial = Trial(workload, chosen.instances, window, chosen.seed)
         if chosen.what == "greedy":
-            table.add_row(*measure_greedy(workload, window, chosen.seed))
+            table.add_row(*measure_greedy(trial))
         elif chosen.what == "weights":
-            table.add_row(*measure_weights(workload, window, chosen.seed))
+            table.add_row(*measure_weights(trial))
         elif workload != "codex":
             for rho in LOADS:
-                table.add_row(*measure_deadlines(workload, rho, window, chosen.seed))
+                table.add_row(*measure_deadlines(trial, rho))
+        print(f"{workload} done", file=sys.stderr, flush=True)
     Console(width=200).print(table)
 
 

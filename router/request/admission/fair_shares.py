@@ -14,7 +14,7 @@ answers: charged at its end only, a tenant with long answers would be ahead by a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
 from router.request.admission.charges import estimate_computed
@@ -118,12 +118,12 @@ class FairShares:
         """Return whether a request that the rule lets begin, and that needs room for `new_tokens`, has to wait for an
         engine: others do, or none has room.
         """
-        return bool(self._live) or not self._has_room([rule.engine_wait(load, new_tokens) for load in fleet.loads], now)
+        return bool(self._live) or not self._has_room((rule.engine_wait(load, new_tokens) for load in fleet.loads), now)
 
     def next_to_begin(self, rule: AdmissionRule, fleet: FleetMemory, now: float) -> Admission | None:
         """Return a waiting request that begins now; None: none does."""
         fleet = fleet._replace(loads=list(fleet.loads))
-        if not self._has_room([rule.engine_wait(load, 0) for load in fleet.loads], now):
+        if not self._has_room((rule.engine_wait(load, 0) for load in fleet.loads), now):
             return None
         loads = {load.target: load for load in fleet.loads}
 
@@ -158,10 +158,16 @@ class FairShares:
             return new_tokens
         return new_tokens + round(LEFT_SHARE * (fleet.capacity_tokens or 0) / max(1, len(fleet.targets)))
 
-    def _has_room(self, waits_s: Collection[float], now: float) -> bool:
+    def _has_room(self, waits_s: Iterable[float], now: float) -> bool:
         """Return whether an engine has room beside those that are on their way to one. A fleet without targets has
         room: whoever comes is told that there are none.
         """
-        later_s = min((wait_s for wait_s in waits_s if wait_s > 0), default=REPORT_S)
-        self.due_s = now + min(later_s, REPORT_S)
-        return not waits_s or sum(wait_s <= 0 for wait_s in waits_s) > len(self._unplaced)
+        needed, soonest_s, some = len(self._unplaced) + 1, REPORT_S, False
+        for wait_s in waits_s:
+            some = True
+            if wait_s > 0:
+                soonest_s = min(soonest_s, wait_s)
+            elif (needed := needed - 1) == 0:
+                return True  # without a look at the others: most of the time the first has room
+        self.due_s = now + soonest_s
+        return not some

@@ -454,7 +454,9 @@ def test_nothing_starts_beyond_the_capacity_nothing_is_lost_and_everything_is_gi
             assert now - hold.admission.since_s >= MAX_WAIT_S
             waiting.remove(hold.admission)
         after = contexts(controller, now)
-        assert after <= 1000 or after <= before or len(heard.admitted) == 1, "one alone may be larger than all there is"
+        larger = len(heard.admitted) == 1  # one alone may be larger than all there is
+        grown = any(turn.program.running > 1 for turn in heard.admitted)  # as may be one that runs already
+        assert after <= 1000 or after <= before or larger or grown
         stand = [hold.admission for hold in controller.state(now).waiting]
         assert sorted(map(id, stand)) == sorted(map(id, waiting))
         for line in ("parked", "again", "new"):
