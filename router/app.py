@@ -43,7 +43,7 @@ from router.fleet.instance import InstanceState
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
-from router.picker.gateway_listener import GatewayListener
+from router.picker.rpc_listener import RpcListener
 from router.proxy.asgi import AsgiHandler
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.proxy.listening_sockets import ListeningSockets
@@ -313,7 +313,7 @@ class App:
         if self._leader is not None:
             self._leader.start(self._listener)
 
-    def _listeners(self) -> list[HttpListener | GatewayListener]:
+    def _listeners(self) -> list[HttpListener | RpcListener]:
         if not self._leads:
             return [self._listener]
         listeners = (self._admin_listener, self._metrics_listener, self._listener, self._picker)

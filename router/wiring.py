@@ -53,7 +53,7 @@ from router.kvcache.indexer import KvIndexer, StoredBlockObserver
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.snapshot_format import SavedIndex
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
-from router.picker.gateway_listener import GatewayListener
+from router.picker.rpc_listener import RpcListener
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization import local_tokenizer
 from router.prompt.tokenization.tokenization import Tokenization
@@ -248,7 +248,7 @@ def build_picker(
     unready_reason: Callable[[], str | None],
     stopping: Callable[[], bool],
     sockets: ListeningSockets,
-) -> GatewayListener | None:
+) -> RpcListener | None:
     """Build the endpoint picker of `picker`, over the services of the proxy but for the data path. Raises `ConfigError`
     for certificate files that cannot be used.
     """

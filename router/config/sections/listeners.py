@@ -46,6 +46,9 @@ class ListenConfig(Section):
     in its `X-Forwarded-For` that is not in these networks"""
 
 
+GrpcTls = Literal["self-signed", "off"] | TlsConfig
+
+
 class PickerConfig(Section):
     """An endpoint picker: a gateway (Envoy, or any other of the Gateway API inference extension) asks here which engine
     gets a request, and sends it there itself.
@@ -57,7 +60,7 @@ class PickerConfig(Section):
     """port of the gRPC services for gateways: ext_proc, access logs and health; 0: the system chooses one"""
     health_port: Port = 9003
     """port of the gRPC health service alone, without TLS, for probes; 0: the system chooses one"""
-    tls: Literal["self-signed", "off"] | TlsConfig = "self-signed"
+    tls: GrpcTls = "self-signed"
     """self-signed: TLS with a certificate made at start, which gateways do not check; off: clear text; or the
     certificate of `cert_file` and `key_file`"""
     fallbacks: int = Field(default=0, ge=0, le=8)
