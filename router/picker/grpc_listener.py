@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Mapping
 
@@ -10,6 +11,8 @@ from router.errors import ConfigError
 from router.picker.grpc_stream import GrpcHandler, GrpcStream
 from router.picker.http2 import GrpcConnection
 from router.proxy.listening_sockets import BACKLOG, ListeningSockets
+
+log = logging.getLogger("warmroute.grpc")
 
 CONNECTIONS = 1024  # of gateways, which keep one for each of their threads, or of KEDA's operator, which keeps one
 QUESTION_BYTES = 64 * 1024  # of a message of a probe or of KEDA: some names
@@ -75,6 +78,7 @@ class GrpcListener:
             await self.bind()
         for server in self._servers:
             await server.start_serving()
+        log.info("%s: gRPC on %s:%d", self._setting, self._host, self.port)
 
     def stop_accepting(self) -> None:
         """Accept no new connections; those that are open go on."""

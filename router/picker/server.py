@@ -8,7 +8,6 @@ silent where something should come is ended.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
@@ -22,8 +21,6 @@ from router.picker.names import ACCESS_LOG, EXT_PROC
 from router.proxy.client_address import TrustedProxies
 from router.proxy.listening_sockets import ListeningSockets
 from router.tasks import Tasks
-
-log = logging.getLogger("warmroute.picker")
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024  # of one message beside a body
 CHECK_S = 1.0
@@ -74,7 +71,6 @@ class PickerServer:
         )
         self._probes = GrpcListener("picker.health_port", host, config.health_port, for_probes, sockets)
         self._listeners = self._gateways, self._probes
-        self._host = host
 
     @property
     def port(self) -> int:
@@ -96,7 +92,6 @@ class PickerServer:
         for listener in self._listeners:
             await listener.start()
         self._tasks.supervise("check", self._check)
-        log.info("picker on %s:%d, its health on port %d", self._host, self.port, self.health_port)
 
     def stop_accepting(self) -> None:
         """Accept no new connections; those that are open go on."""

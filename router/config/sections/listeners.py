@@ -1,5 +1,5 @@
-"""The sections `listen`, `picker`, `admin`, `metrics`, `limits`, `admission` and `edge`: who gets in, and within which
-bounds.
+"""The sections `listen`, `picker`, `keda`, `admin`, `metrics`, `limits`, `admission` and `edge`: who gets in, within
+which bounds.
 """
 
 from __future__ import annotations
@@ -69,6 +69,20 @@ class PickerConfig(Section):
     testing: bool = False
     """obey the headers of the Gateway API inference extension's conformance tests, and route every path: for tests, as
     clients can then choose their engine"""
+
+
+class KedaConfig(Section):
+    """An external scaler of KEDA (gRPC): how many instances of a model are wanted, and that requests wait for it. A
+    trigger's metadata are `model`, the base model's name, and `role`, which is both where it is missing.
+    """
+
+    host: str = "0.0.0.0"
+    """address of the gRPC listener"""
+    port: Port = 9005
+    """port of the gRPC listener; 0: the system chooses one"""
+    tls: GrpcTls = "off"
+    """off: clear text; self-signed: TLS with a certificate made at start, for triggers with `enableTLS` and
+    `unsafeSsl`; or the certificate of `cert_file` and `key_file`"""
 
 
 class AdminTokenConfig(Section):
