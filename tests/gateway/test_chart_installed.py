@@ -89,7 +89,7 @@ async def test_install_upgrade_rollback_uninstall(release: Helm, cluster: Cluste
 
 async def test_everything_at_once(release: Helm, cluster: Cluster) -> None:
     release.done("install", "warmroute", str(CHART), "--values", release.write(EVERYTHING))
-    assert await count(cluster) == 13  # the Role and its binding are where the engines are
+    assert await count(cluster) == 14  # the Roles and their bindings are where the engines are
     made = await deployment(cluster)
     assert made["spec"]["template"]["spec"]["tolerations"] == [{"key": "cpu", "operator": "Exists"}]
 
