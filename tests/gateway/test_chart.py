@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
+from docs.tools.pages import read_blocks
 from router.config.reader import read_all
 from router.control.proposals import LIVE_KEYS
 from router.scheduling.policy.policy import build_policies
@@ -294,6 +295,20 @@ def test_an_hpa_scales_the_engines_by_the_metric(chart: Helm, version: str, api:
     assert metric["external"]["metric"] == {"name": "warmroute_desired_instances", "selector": selector}
     assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
     assert "keda" not in rendered.config
+
+
+def test_the_page_shows_the_manifests_that_its_values_make(chart: Helm) -> None:
+    need(SCHEMAS)
+    blocks = list(read_blocks(ROOT / "docs/operate/autoscaling.md"))
+    values = [yaml.safe_load(block.text) for block in blocks if block.value == "values of the chart"]
+    manifests = [yaml.safe_load(block.text) for block in blocks if block.value == "manifests"]
+    assert [manifest["kind"] for manifest in manifests] == ["ScaledObject", "HorizontalPodAutoscaler"]
+    for given, manifest in zip(values, manifests, strict=True):
+        rendered = chart.template(given)
+        validate(rendered.all)
+        made = rendered.find(manifest["kind"], manifest["metadata"]["name"])
+        made["metadata"].pop("labels")
+        assert made == manifest
 
 
 def test_it_may_scale_the_deployments_that_wake_names_and_no_others(chart: Helm) -> None:
