@@ -9,9 +9,10 @@ The cache of an instance is worth the prompt tokens that it alone had, of the re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from router.backends.discovery.discovery import Discovery
 from router.clock import Clock
 from router.fleet.desired_instances import DesiredCount, DesiredInstances, RoleReading
 from router.fleet.fleet import Fleet
@@ -44,9 +45,17 @@ class Scaling:
     model is followed all the same. `on_change`: called when what is wanted may have changed.
     """
 
-    def __init__(self, fleet: Fleet, records: RecentRecords, patterns: Iterable[str], clock: Clock) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        discoveries: Collection[Discovery],
+        records: RecentRecords,
+        patterns: Iterable[str],
+        clock: Clock,
+    ) -> None:
         self._patterns = WakePatterns(patterns)
         self._fleet = fleet
+        self._discoveries = discoveries
         self._records = records
         self._clock = clock
         self.waiting = WaitingModels(clock)
@@ -66,11 +75,13 @@ class Scaling:
     def read(self) -> None:
         """Read the fleet once."""
         now = self._clock.now()
-        groups = self._group()
+        groups, complete = self._group(), self._knows_all()
         for gone in self._states.keys() - groups.keys():
             del self._states[gone]
             self.wanted.pop(gone, None)
         for key, instances in groups.items():
+            if not instances and not complete:
+                continue  # there may be some
             if (state := self._states.get(key)) is None:
                 state = self._states[key] = DesiredInstances(sleeps=self._may_sleep(key[0]))
             wanted = state.observe(read_role(instances, now), now)
@@ -102,6 +113,11 @@ class Scaling:
 
     def _may_sleep(self, model: str) -> bool:
         return self._patterns.find(model) is not None
+
+    def _knows_all(self) -> bool:
+        """Return whether every instance is known, and which model it serves."""
+        listed = not any(discovery.trouble for discovery in self._discoveries)
+        return listed and all(instance.base is not None for instance in self._fleet)
 
     def _group(self) -> dict[RoleKey, list[Instance]]:
         """Return the instances by model and role, and no instances of models that sleep."""

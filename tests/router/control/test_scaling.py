@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.backends.discovery.discovery import StaticDiscovery
 from router.clock import ManualClock
 from router.config import schema
 from router.control.scaling import (
@@ -38,10 +39,10 @@ def a_record(number: int, at_wall_s: float, **held: int) -> Record:
     return record
 
 
-def a_scaling(*patterns: str) -> tuple[Scaling, Fleet, ManualClock]:
+def a_scaling(*patterns: str, source: StaticDiscovery | None = None) -> tuple[Scaling, Fleet, ManualClock]:
     """Over a fleet of one instance, a."""
     clock, fleet = ManualClock(100.0, 5000.0), fleet_of("a")
-    return Scaling(fleet, RecentRecords(10), patterns, clock), fleet, clock
+    return Scaling(fleet, [source or StaticDiscovery([])], RecentRecords(10), patterns, clock), fleet, clock
 
 
 def read_for(scaling: Scaling, clock: ManualClock, seconds: float) -> None:
@@ -85,7 +86,7 @@ async def test_the_cache_that_is_worth_least() -> None:
 
 async def test_what_is_wanted_is_described_with_its_reason() -> None:
     clock, fleet = ManualClock(100.0, 5000.0), fleet_of("a", "b")
-    scaling = Scaling(fleet, RecentRecords(10), ["m"], clock)
+    scaling = Scaling(fleet, [], RecentRecords(10), ["m"], clock)
     (before,) = await scaling.describe()
     assert (before["desired"], before["reason"]) == (None, None)
     for _ in range(100):
@@ -127,6 +128,27 @@ def test_a_model_that_sleeps_is_followed_and_wants_none_until_requests_wait() ->
     assert scaling.count(KEY) == changes[-1] == 0
 
 
+def test_what_may_be_there_does_not_sleep() -> None:
+    """Not while a source of instances cannot be read, nor while an instance has not said what it serves."""
+    source = StaticDiscovery([])
+    scaling, fleet, clock = a_scaling("sleepy", source=source)
+    sleepy = "sleepy", "both"
+    source.trouble = "the API server is silent"
+    scaling.follow(sleepy)
+    read_for(scaling, clock, 20.0)
+    assert scaling.count(sleepy) is None
+    source.trouble = None
+    fleet.join(schema.InstanceConfig(url="http://unknown"))
+    read_for(scaling, clock, 20.0)
+    assert scaling.count(sleepy) is None
+    fleet.leave("unknown:80")
+    read_for(scaling, clock, 20.0)
+    assert scaling.count(sleepy) == 0
+    source.trouble = "the API server is silent"
+    read_for(scaling, clock, 20.0)
+    assert scaling.count(sleepy) == 0, "as it was last"
+
+
 def test_a_model_that_was_never_seen_is_followed_when_somebody_asks() -> None:
     scaling, _, clock = a_scaling("sleepy", "m")
     sleepy, other = ("sleepy", "both"), ("other", "both")
@@ -138,7 +160,5 @@ def test_a_model_that_was_never_seen_is_followed_when_somebody_asks() -> None:
     assert (scaling.count(sleepy), scaling.count(other)) == (1, None)
     read_for(scaling, clock, 10.0)
     assert scaling.count(sleepy) == 0
-    for number in range(MOST_ASLEEP + 1):
-        scaling.follow((f"sleepy{number}", "both"))
-    full, _, clock = a_scaling("*")
+    full, *_ = a_scaling("*")
     assert [full.follow((f"sleepy{number}", "both")) for number in range(MOST_ASLEEP + 1)].count(False) == 1
