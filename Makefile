@@ -111,8 +111,8 @@ dist: $(VENV)/.installed-test  ## build sdist, pure wheel and a bill of material
 reference: $(VENV)/.installed  ## write what is generated from the code: reference pages, JSON Schemas, diagrams
 	$(BIN)/python -m docs.tools.generate
 
-protos: $(VENV)/.installed-test  ## generate the Python code of router/picker/*.proto
-	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. router/picker/*.proto
+protos: $(VENV)/.installed-test  ## generate the Python code of all .proto files
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. router/picker/*.proto router/control/keda/*.proto
 
 docs: $(VENV)/.installed-test  ## build the pages into build/site; fails on dead links, unlisted pages and wrong examples
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -43,7 +43,7 @@ from router.fleet.instance import InstanceState
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
-from router.picker.gateway_listener import GatewayListener
+from router.picker.rpc_listener import RpcListener
 from router.proxy.asgi import AsgiHandler
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.proxy.listening_sockets import ListeningSockets
@@ -165,7 +165,7 @@ class App:
         listed, wakes = config.clients.tenants, () if config.wake is None else config.wake.models
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
         self._metering = wiring.build_metering(config, self._run_id, self._role, self._metrics, scheduler.fleet, clock)
-        self._scaling = Scaling(scheduler.fleet, self._recent_records, wakes, clock)
+        self._scaling = Scaling(scheduler.fleet, self._discoveries.values(), self._recent_records, wakes, clock)
         of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
         self._status = Status(
             *(scheduler, self._tokenization, self._passthrough, *of_engines),
@@ -180,14 +180,14 @@ class App:
             metering=self._metering,
             scaling=self._scaling,
         )
-        told = self._metrics.on_wake_end, self._leader or self._follower
+        told = self._metrics.on_wake_end, self._scaling.waiting, self._leader or self._follower
         self._wake = build_wake(config, scheduler.fleet, *told, self._tasks, clock)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
             local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
             scheduler.suspect = self._health.suspect
             if self._leader is not None:
                 self._leader.attach(local, queues)
-                connect_replicas(config, local, self._leader, self._control, queues)
+                connect_replicas(config, local, self._leader, self._control, queues, self._scaling.waiting)
             if follower is not None and synced is not None:
                 follower.attach(local, synced)
 
@@ -245,6 +245,7 @@ class App:
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=sockets)
         self._metrics_listener = wiring.build_metrics_listener(config, metrics, sockets) if self._leads else None
+        self._keda = wiring.build_keda(config, self._scaling, self._clock, sockets) if self._leads else None
 
     def _snapshot(self) -> RouterSnapshot:
         connections = ConnectionState(self._listener.connections, self._listener.refused)
@@ -314,10 +315,10 @@ class App:
         if self._leader is not None:
             self._leader.start(self._listener)
 
-    def _listeners(self) -> list[HttpListener | GatewayListener]:
+    def _listeners(self) -> list[HttpListener | RpcListener]:
         if not self._leads:
             return [self._listener]
-        listeners = (self._admin_listener, self._metrics_listener, self._listener, self._picker)
+        listeners = (self._admin_listener, self._metrics_listener, self._listener, self._picker, self._keda)
         return [listener for listener in listeners if listener is not None]
 
     async def open(self) -> None:
@@ -376,8 +377,8 @@ class App:
         give_up_at = self._clock.now() + self._config.limits.grace_s
         while self._is_busy(idle_s) and self._clock.now() < give_up_at:  # noqa: ASYNC110  they end in many places
             await asyncio.sleep(POLL_S)
-        if self._picker is not None:
-            await self._picker.stop(max(0.1, give_up_at - self._clock.now()))
+        for gateways in filter(None, (self._picker, self._keda)):
+            await gateways.stop(max(0.1, give_up_at - self._clock.now()))
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
         if self._leader is not None:
             await self._leader.stop(max(0.1, give_up_at - self._clock.now()))

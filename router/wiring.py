@@ -42,6 +42,7 @@ from router.control.preload.preloader import Preloader
 from router.control.preload.preloading import Preloading, is_first
 from router.control.preload.warmup import WarmUp
 from router.control.replicas.connect import read_replicas_secret
+from router.control.scaling import Scaling
 from router.control.workers.follower import FollowerWorker
 from router.control.workers.leader import LeaderWorker
 from router.control.workers.scheduler import SyncedScheduler
@@ -53,7 +54,7 @@ from router.kvcache.indexer import KvIndexer, StoredBlockObserver
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.snapshot_format import SavedIndex
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
-from router.picker.gateway_listener import GatewayListener
+from router.picker.rpc_listener import RpcListener
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization import local_tokenizer
 from router.prompt.tokenization.tokenization import Tokenization
@@ -248,7 +249,7 @@ def build_picker(
     unready_reason: Callable[[], str | None],
     stopping: Callable[[], bool],
     sockets: ListeningSockets,
-) -> GatewayListener | None:
+) -> RpcListener | None:
     """Build the endpoint picker of `picker`, over the services of the proxy but for the data path. Raises `ConfigError`
     for certificate files that cannot be used.
     """
@@ -277,6 +278,21 @@ def build_picker(
     health = PickerHealth(unready_reason, stopping)
     proxies = TrustedProxies(config.listen.trusted_proxies)
     return PickerServer(config.picker, bounds, proxies, api.answer, answer_log, health, clock.wall(), sockets)
+
+
+def build_keda(config: schema.Config, scaling: Scaling, clock: Clock, sockets: ListeningSockets) -> RpcListener | None:
+    """Build the listener for KEDA; None without `keda`. Raises `ConfigError` for certificate files that cannot be
+    used.
+    """
+    keda = config.keda
+    if keda is None:
+        return None
+    from router.control.keda.external_scaler import ExternalScaler
+    from router.picker.credentials import server_context
+    from router.picker.grpc_listener import GrpcListener
+
+    tls = server_context(keda.tls, clock.wall())
+    return GrpcListener("keda.port", keda.host, keda.port, ExternalScaler(scaling).services(), sockets, tls=tls)
 
 
 def build_header_rules(config: schema.Config) -> HeaderRules:

@@ -78,6 +78,8 @@ def _check_wake(config: Config) -> Iterator[YamlProblem]:
             path = "wake", "models", name, "webhook"
             yield from _check_file((*path, "ca_file"), model.webhook.ca_file)
             yield from _check_variable((*path, "token_env"), model.webhook.token_env)
+        elif model.deployment is None and config.keda is None:
+            yield YamlProblem(("wake", "models", name), "give one of webhook and deployment; or `keda`: KEDA starts it")
 
 
 def _check_kubernetes(config: KubernetesConfig) -> Iterator[YamlProblem]:

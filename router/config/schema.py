@@ -30,6 +30,7 @@ from router.config.sections.listeners import (
     AdminConfig,
     AdmissionConfig,
     EdgeConfig,
+    KedaConfig,
     LimitsConfig,
     ListenConfig,
     MetricsConfig,
@@ -322,6 +323,8 @@ class Config(Section):
     picker: PickerConfig | None = None
     """answer gateways as their endpoint picker, beside `listen`; null: only `warmroute picker` does, with the defaults
     of this section"""
+    keda: KedaConfig | None = None
+    """answer KEDA as its external scaler; null: do not"""
     workers: Positive = 1
     """processes that answer requests on the public port, as `--workers`; about one per core"""
     replicas: ReplicasConfig | None = None

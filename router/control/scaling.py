@@ -9,14 +9,16 @@ The cache of an instance is worth the prompt tokens that it alone had, of the re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from router.backends.discovery.discovery import Discovery
 from router.clock import Clock
 from router.fleet.desired_instances import DesiredCount, DesiredInstances, RoleReading
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance, InstanceState
 from router.request.wake.model_waits import WakePatterns
+from router.request.wake.waiting_models import WaitingModels
 from router.scheduling.policy.record import Record
 from router.tasks import Tasks
 from router.telemetry.recent_records import RecentRecords
@@ -24,6 +26,7 @@ from router.telemetry.recent_records import RecentRecords
 READ_EVERY_S = 0.5
 WORTH_S = 600.0
 RECORDS_AT_ONCE = 200
+MOST_ASLEEP = 256  # models and roles without an instance that are followed
 
 RoleKey = tuple[str, str]
 """Base model and role."""
@@ -38,13 +41,26 @@ class LeastWorth(NamedTuple):
 
 
 class Scaling:
-    """What is wanted of the whole fleet. `patterns` are those of `wake.models`, whose last instance may go too."""
+    """What is wanted of the whole fleet. `patterns` are those of `wake.models`, whose last instance may go too; such a
+    model is followed all the same. `on_change`: called when what is wanted may have changed.
+    """
 
-    def __init__(self, fleet: Fleet, records: RecentRecords, patterns: Iterable[str], clock: Clock) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        discoveries: Collection[Discovery],
+        records: RecentRecords,
+        patterns: Iterable[str],
+        clock: Clock,
+    ) -> None:
         self._patterns = WakePatterns(patterns)
         self._fleet = fleet
+        self._discoveries = discoveries
         self._records = records
         self._clock = clock
+        self.waiting = WaitingModels(clock)
+        self.waiting.on_begin.append(self._notify)
+        self.on_change: list[Callable[[], None]] = []
         self._states: dict[RoleKey, DesiredInstances] = {}
         self.wanted: dict[RoleKey, DesiredCount] = {}  # of those that were read long enough
 
@@ -59,23 +75,60 @@ class Scaling:
     def read(self) -> None:
         """Read the fleet once."""
         now = self._clock.now()
-        groups = group_instances(self._fleet)
+        groups, complete = self._group(), self._knows_all()
         for gone in self._states.keys() - groups.keys():
             del self._states[gone]
             self.wanted.pop(gone, None)
         for key, instances in groups.items():
+            if not instances and not complete:
+                continue  # there may be some
             if (state := self._states.get(key)) is None:
-                sleeps = self._patterns.find(key[0]) is not None
-                state = self._states[key] = DesiredInstances(sleeps=sleeps)
+                state = self._states[key] = DesiredInstances(sleeps=self._may_sleep(key[0]))
             wanted = state.observe(read_role(instances, now), now)
             if wanted is not None:
                 self.wanted[key] = wanted
+        self._notify()
+
+    def follow(self, key: RoleKey) -> bool:
+        """Return whether the model and role are followed; from here on they are, where the model may sleep."""
+        if key in self._states:
+            return True
+        model, groups = key[0], group_instances(self._fleet)
+        asleep = self._may_sleep(model) and model not in {of for of, _ in groups} and len(self._states) < MOST_ASLEEP
+        if asleep:
+            self._states[key] = DesiredInstances(sleeps=True)
+        return asleep or key in groups
+
+    def count(self, key: RoleKey) -> int | None:
+        """Return how many instances are wanted of a model in a role, at least one while requests wait for the model;
+        None while too little was seen.
+        """
+        wanted = self.wanted.get(key)
+        count = None if wanted is None else wanted.instances
+        return max(1, count or 0) if self.waiting.waits(key[0]) else count
+
+    def _notify(self) -> None:
+        for call in self.on_change:
+            call()
+
+    def _may_sleep(self, model: str) -> bool:
+        return self._patterns.find(model) is not None
+
+    def _knows_all(self) -> bool:
+        """Return whether every instance is known, and which model it serves."""
+        listed = not any(discovery.trouble for discovery in self._discoveries)
+        return listed and all(instance.base is not None for instance in self._fleet)
+
+    def _group(self) -> dict[RoleKey, list[Instance]]:
+        """Return the instances by model and role, and no instances of models that sleep."""
+        asleep: dict[RoleKey, list[Instance]] = {key: [] for key in self._states if self._may_sleep(key[0])}
+        return asleep | group_instances(self._fleet)
 
     async def describe(self) -> list[dict[str, Any]]:
         """Describe what is wanted by model and role, with the reason, and whom a scale-in should take."""
         worth = await measure_worth(self._records, self._clock.wall())
         described = []
-        for (model, role), instances in group_instances(self._fleet).items():
+        for (model, role), instances in self._group().items():
             wanted = self.wanted.get((model, role))
             least = find_least_worth(instances, worth)
             described.append(

@@ -25,6 +25,7 @@ from router.control.workers.messages import InstanceWanted
 from router.errors import quote_name
 from router.fleet.fleet import Fleet
 from router.request.wake.model_waits import ModelWaits, OnWakeEnd, WakePatterns
+from router.request.wake.waiting_models import WaitingModels
 from router.tasks import Tasks
 from router.telemetry.metrics.snapshot import WakeState
 
@@ -34,11 +35,13 @@ CALLS_AT_ONCE = 8  # of all models: patterns match names that clients make up
 
 
 class WakeCaller:
-    """Starts instances by `starters`, which are given by pattern. `on_end`: called with the model after each call, and
-    whether it failed.
+    """Starts instances by `starters`, which are given by pattern; None: KEDA starts them, and nothing is called.
+    `on_end`: called with the model after each call, and whether it failed.
     """
 
-    def __init__(self, starters: Mapping[str, InstanceStarter], pause_s: float, tasks: Tasks, clock: Clock) -> None:
+    def __init__(
+        self, starters: Mapping[str, InstanceStarter | None], pause_s: float, tasks: Tasks, clock: Clock
+    ) -> None:
         self.on_end: list[Callable[[str, bool], None]] = []
         self._starters = starters
         self._patterns = WakePatterns(starters)
@@ -54,15 +57,17 @@ class WakeCaller:
         now = self._clock.now()
         self._ended_s = {name: at_s for name, at_s in self._ended_s.items() if now - at_s < self._pause_s}
         pattern = self._patterns.find(model)
-        if pattern is None or model in self._calling or model in self._ended_s or len(self._calling) >= CALLS_AT_ONCE:
+        starter = None if pattern is None else self._starters[pattern]
+        if pattern is None or starter is None or model in self._calling or model in self._ended_s:
             return
-        self._calling.add(model)
-        self._tasks.spawn("wake", self._call(pattern, model, waiting))
+        if len(self._calling) < CALLS_AT_ONCE:
+            self._calling.add(model)
+            self._tasks.spawn("wake", self._call(starter, pattern, model, waiting))
 
-    async def _call(self, pattern: str, model: str, waiting: int) -> None:
+    async def _call(self, starter: InstanceStarter, pattern: str, model: str, waiting: int) -> None:
         log.info("no instance serves %s, for which requests wait (%d here): asking for one", quote_name(model), waiting)
         try:
-            trouble = await self._starters[pattern].start(model, waiting)
+            trouble = await starter.start(model, waiting)
         finally:
             self._calling.discard(model)
             self._ended_s[model] = self._clock.now()
@@ -89,12 +94,13 @@ def build_wake(
     config: schema.Config,
     fleet: Fleet,
     on_wait_end: OnWakeEnd,
+    waiting_models: WaitingModels,
     worker: LeaderWorker | FollowerWorker | None,
     tasks: Tasks,
     clock: Clock,
 ) -> Wake | None:
-    """Build what lets requests wait in this process, and have instances started; None without `wake`. Raises
-    ConfigError for a Deployment outside of a cluster.
+    """Build what lets requests wait in this process, has instances started, and notes in `waiting_models` what waits in
+    any worker; None without `wake`. Raises ConfigError for a Deployment outside of a cluster.
     """
     if config.wake is None:
         return None
@@ -108,20 +114,28 @@ def build_wake(
         return Wake(waits, None)
     starters = {name: build_starter(model, config.fleet) for name, model in config.wake.models.items()}
     caller = WakeCaller(starters, config.wake.pause_s, tasks, clock)
-    waits = ModelWaits(config.wake, fleet, clock, caller.ask, on_wait_end)
+
+    def ask(model: str, waiting: int) -> None:
+        waiting_models.report(model, waiting)
+        caller.ask(model, waiting)
+
+    waits = ModelWaits(config.wake, fleet, clock, ask, on_wait_end)
     caller.on_end.append(waits.on_call_end)
     if worker is not None:
-        worker.on_instance_wanted = caller.ask
+        worker.on_instance_wanted = ask
         caller.on_end.append(worker.report_wake_call)
     return Wake(waits, caller)
 
 
-def build_starter(config: WakeModelConfig, fleet: schema.FleetConfig) -> InstanceStarter:
-    """Build what starts instances. Raises ConfigError outside of a cluster, where Kubernetes cannot be found."""
+def build_starter(config: WakeModelConfig, fleet: schema.FleetConfig) -> InstanceStarter | None:
+    """Build what starts instances; None: KEDA does. Raises ConfigError outside of a cluster, where Kubernetes cannot be
+    found.
+    """
     if config.webhook is not None:
         token_env = config.webhook.token_env
         return WebhookStarter(config.webhook, None if token_env is None else os.environ[token_env])
-    assert config.deployment is not None  # by validation
+    if config.deployment is None:
+        return None
     found, deployment = fleet.kubernetes, config.deployment
     api = KubernetesApi((None if found is None else found.api) or find_api_server(os.environ))
     namespace = deployment.namespace or (None if found is None else found.namespace) or read_own_namespace(IN_CLUSTER)

@@ -1,4 +1,4 @@
-"""The TLS context of the picker's listener: self-signed, or from files that are read again when they change.
+"""The TLS context of a listener for gRPC: self-signed, or from files that are read again when they change.
 
 Gateways do not check a picker's certificate (llm-d's `--secure-serving` makes one at its start, too): it keeps prompts
 from being read on the way, and proves nothing about who answers.
@@ -15,22 +15,22 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from router.config.sections.listeners import PickerConfig, TlsConfig
+from router.config.sections.listeners import GrpcTls, TlsConfig
 from router.proxy.certificates import Certificates
 
 PROTOCOLS = ["h2"]
 VALID = timedelta(days=3650)  # of a self-signed certificate, which nobody checks
 
 
-def server_context(picker: PickerConfig, wall_s: float) -> ssl.SSLContext | None:
-    """Return the TLS context that `picker.tls` asks for, `None` for clear text. A self-signed certificate is dated
+def server_context(tls: GrpcTls, wall_s: float) -> ssl.SSLContext | None:
+    """Return the TLS context that the setting asks for, `None` for clear text. A self-signed certificate is dated
     `wall_s`, seconds since 1970. Raises `ConfigError` for files that cannot be used.
     """
-    if picker.tls == "off":
+    if tls == "off":
         return None
-    if picker.tls == "self-signed":
+    if tls == "self-signed":
         return _context_of_pair(*make_self_signed(wall_s))
-    return _context_of_files(picker.tls)
+    return _context_of_files(tls)
 
 
 def make_self_signed(wall_s: float) -> tuple[bytes, bytes]:

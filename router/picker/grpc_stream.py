@@ -9,7 +9,8 @@ from typing import Protocol
 DATA, HEADERS = 0, 1  # kinds of frames
 END_STREAM, END_HEADERS = 1, 4
 STREAM_WINDOW = 1 << 20  # bytes that a peer may send before it is told that they were taken
-OK, CANCELLED, INVALID_ARGUMENT, DEADLINE, NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 1, 3, 4, 5, 8, 12, 13
+OK, CANCELLED, INVALID_ARGUMENT, DEADLINE, NOT_FOUND, EXHAUSTED = 0, 1, 3, 4, 5, 8
+UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 12, 13, 14
 """Status codes of gRPC."""
 _HEAD = b"\x88\x0f\x10\x10application/grpc"  # :status 200 and content-type, neither remembered by the peer
 _U32 = struct.Struct(">I")

@@ -8,30 +8,22 @@ silent where something should come is ended.
 from __future__ import annotations
 
 import asyncio
-import logging
-import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
-from router.errors import ConfigError
 from router.picker.answer_log import AnswerLog
 from router.picker.calls import AccessLogCall, ExchangeContext, ExtProcCall, PickerBounds
 from router.picker.credentials import server_context
 from router.picker.exchange import PickerExchange
-from router.picker.grpc_stream import GrpcHandler, GrpcStream
+from router.picker.grpc_listener import GrpcListener, Services
 from router.picker.health import PickerHealth
-from router.picker.http2 import GrpcConnection
 from router.picker.names import ACCESS_LOG, EXT_PROC
 from router.proxy.client_address import TrustedProxies
-from router.proxy.listening_sockets import BACKLOG, ListeningSockets
+from router.proxy.listening_sockets import ListeningSockets
 from router.tasks import Tasks
 
-log = logging.getLogger("warmroute.picker")
-
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024  # of one message beside a body
-CONNECTIONS = 1024  # of gateways, which keep one for each of their threads
 CHECK_S = 1.0
-HANDSHAKE_S = 10.0
 POLL_S = 0.02
 
 
@@ -62,76 +54,54 @@ class PickerServer:
         wall_s: float,
         sockets: ListeningSockets | None = None,
     ) -> None:
-        self._config = config
-        self._listening = sockets or ListeningSockets()
-        self._message_bytes = bounds.body_bytes + MESSAGE_OVERHEAD_BYTES
         self._log = answer_log
-        self._health = health
-        self._tls = server_context(config, wall_s)
         self._tasks = Tasks("picker")
         self._calls: set[ExtProcCall] = set()
-        self._context = ExchangeContext(answer, proxies, self._tasks, self._calls, bounds)
-        self._connections: set[GrpcConnection] = set()
-        self._servers: list[asyncio.Server] = []
-        self.port = config.port
-        self.health_port = config.health_port
+        context = ExchangeContext(answer, proxies, self._tasks, self._calls, bounds)
+        for_probes = health.services()
+        for_gateways: Services = {
+            f"/{EXT_PROC}/Process".encode(): lambda stream: ExtProcCall(context, stream),
+            f"/{ACCESS_LOG}/StreamAccessLogs".encode(): lambda stream: AccessLogCall(answer_log, stream),
+            **for_probes,
+        }
+        sockets, host, tls = sockets or ListeningSockets(), config.host, server_context(config.tls, wall_s)
+        largest = bounds.body_bytes + MESSAGE_OVERHEAD_BYTES
+        self._gateways = GrpcListener(
+            "picker.port", host, config.port, for_gateways, sockets, largest, bounds.budget_bytes, tls
+        )
+        self._probes = GrpcListener("picker.health_port", host, config.health_port, for_probes, sockets)
+        self._listeners = self._gateways, self._probes
+
+    @property
+    def port(self) -> int:
+        """The port for gateways; the bound one after `bind`."""
+        return self._gateways.port
+
+    @property
+    def health_port(self) -> int:
+        """The port for probes; the bound one after `bind`."""
+        return self._probes.port
 
     async def bind(self) -> None:
-        """Bind the addresses; `port` and `health_port` are the bound ones from here on. Raises `ConfigError` when one
-        cannot be bound.
-        """
-        config, health = self._config, self._health.services()
-        services: dict[bytes, Callable[[GrpcStream], GrpcHandler]] = {
-            f"/{EXT_PROC}/Process".encode(): lambda stream: ExtProcCall(self._context, stream),
-            f"/{ACCESS_LOG}/StreamAccessLogs".encode(): lambda stream: AccessLogCall(self._log, stream),
-            **health,
-        }
-        self.port = await self._listen(services, config.port, self._tls, "picker.port")
-        self.health_port = await self._listen(health, config.health_port, None, "picker.health_port")
+        """Bind the addresses. Raises `ConfigError` when one cannot be bound."""
+        for listener in self._listeners:
+            await listener.bind()
 
     async def start(self) -> None:
         """Accept connections. Raises `ConfigError` when an address cannot be bound, unless `bind` has done that."""
-        if not self._servers:
-            await self.bind()
-        for server in self._servers:
-            await server.start_serving()
+        for listener in self._listeners:
+            await listener.start()
         self._tasks.supervise("check", self._check)
-        log.info("picker on %s:%d, its health on port %d", self._config.host, self.port, self.health_port)
-
-    async def _listen(
-        self,
-        services: Mapping[bytes, Callable[[GrpcStream], GrpcHandler]],
-        port: int,
-        tls: ssl.SSLContext | None,
-        setting: str,
-    ) -> int:
-        try:
-            (sockets,) = await self._listening.open(self._config.host, port)
-        except ConfigError as error:
-            raise ConfigError(f"{setting}: {error}") from error
-        for listening in sockets:
-            server = await asyncio.get_running_loop().create_server(
-                lambda: GrpcConnection(
-                    services, self._message_bytes, self._connections, CONNECTIONS, self._context.bounds.budget_bytes
-                ),
-                sock=listening,
-                backlog=BACKLOG,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
-                start_serving=False,
-            )
-            self._servers.append(server)
-        return int(sockets[0].getsockname()[1])
 
     def stop_accepting(self) -> None:
         """Accept no new connections; those that are open go on."""
-        for server in self._servers:
-            server.close()
+        for listener in self._listeners:
+            listener.stop_accepting()
 
     def retire(self, idle_s: float) -> None:
         """Let gateways make their next calls on other connections than those that are open, at once."""
-        for connection in self._connections:
-            connection.retire()
+        for listener in self._listeners:
+            listener.retire(idle_s)
 
     async def stop(self, grace_s: float) -> None:
         """Stop when the open exchanges have ended, or after `grace_s`; then they are cut off, and with them the log
@@ -141,13 +111,7 @@ class PickerServer:
         give_up_at = loop.time() + grace_s
         while self._calls and loop.time() < give_up_at:  # noqa: ASYNC110  they end in many places
             await asyncio.sleep(POLL_S)
-        self.stop_accepting()
-        for connection in list(self._connections):
-            connection.drain()
-            connection.close()
-        await asyncio.sleep(POLL_S)  # for what was sent last
-        for connection in list(self._connections):
-            connection.abort()
+        await asyncio.gather(*(listener.stop(0.0) for listener in self._listeners))
         await self._tasks.close()
 
     async def _check(self) -> None:

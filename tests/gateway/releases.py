@@ -43,15 +43,20 @@ Json = dict[str, Any]
 
 
 async def prepare(cluster: Cluster) -> None:
-    """Make the namespaces of releases, and the kinds of the Prometheus operator."""
+    """Make the namespaces of releases, and the kinds of the Prometheus operator and of KEDA."""
     for name in (NAMESPACE, "engines"):
         await cluster.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     for plural, kind in OPERATOR_KINDS.items():
-        version = {"name": "v1", "served": True, "storage": True, "schema": ANYTHING}
-        names = {"kind": kind, "plural": plural, "singular": kind.lower()}
-        spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}
-        definition = {"metadata": {"name": f"{plural}.monitoring.coreos.com"}, "spec": spec}
-        await cluster.call("POST", DEFINITIONS, definition)
+        await define(cluster, "monitoring.coreos.com", "v1", plural, kind)
+    await define(cluster, "keda.sh", "v1alpha1", "scaledobjects", "ScaledObject")
+
+
+async def define(cluster: Cluster, group: str, version: str, plural: str, kind: str) -> None:
+    """Make a kind whose objects may have any content."""
+    versions = [{"name": version, "served": True, "storage": True, "schema": ANYTHING}]
+    names = {"kind": kind, "plural": plural, "singular": kind.lower()}
+    spec = {"group": group, "scope": "Namespaced", "names": names, "versions": versions}
+    await cluster.call("POST", DEFINITIONS, {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
 
 
 def connect(cluster: Cluster, helm: Path, home: Path, namespace: str) -> Helm:

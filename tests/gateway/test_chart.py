@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
+from docs.tools.pages import read_blocks
 from router.config.reader import read_all
 from router.control.proposals import LIVE_KEYS
 from router.scheduling.policy.policy import build_policies
@@ -39,7 +40,10 @@ EVERYTHING: Json = {
     "engines": {"labels": {"app": "vllm", "llm-d.ai/model": "qwen"}, "ports": [8000, 8001], "namespace": "engines"},
     "tokenizers": [{"model": "Qwen/Qwen3-32B"}, {"model": "tiny", "path": TOKENIZER}],
     "huggingFaceEndpoint": "https://mirror.example",
-    "config": {"active": "mine", "workers": 2, "limits": {"body_budget_bytes": 2147483648}, "listen": {"port": 8080}},
+    "config": {
+        "active": "mine", "workers": 2, "limits": {"body_budget_bytes": 2147483648}, "listen": {"port": 8080},
+        "wake": {"models": {"Qwen/*": {}, "tiny": {"deployment": {"name": "vllm-tiny"}}}},
+    },
     "policies": {"mine": POLICY, "other": {"scorers": [{"name": "random"}]}},
     "secrets": {
         "engineApiKey": {"name": "engines-key"},
@@ -50,6 +54,11 @@ EVERYTHING: Json = {
         "tls": {"name": "front-tls"},
     },
     "autoscaling": ON,
+    "engineAutoscaling": {"by": "keda", "models": [
+        {"model": "Qwen/Qwen3-32B", "deployment": "vllm-qwen", "minReplicas": 0, "maxReplicas": 4,
+         "cooldownPeriod": 900},
+        {"model": "tiny", "role": "decode", "deployment": "vllm-tiny", "maxReplicas": 2},
+    ]},
     "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
     "networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "gateway"}}}]},
     "monitoring": {"serviceMonitor": ON | {"labels": {"release": "prometheus"}}, "prometheusRule": ON, "dashboard": ON},
@@ -73,6 +82,9 @@ CASES: dict[str, Json] = {
         "networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}, "topologySpread": []
     },
     "engines by DNS": {"config": {"fleet": {"dns": {"name": "vllm.llm.svc.cluster.local", "port": 8000}}}},
+    "engines by an HPA": ENGINES | {"engineAutoscaling": {"by": "hpa", "models": [
+        {"model": "qwen3-32b", "deployment": "vllm-qwen", "maxReplicas": 4}
+    ]}},
     "envoy": ENGINES | {"mode": "envoy"},
     "envoy, conforming": ENGINES | {"mode": "envoy", "envoy": {"profile": "conforming", "port": 8443}},
     "envoy, everything": merge(EVERYTHING, {"mode": "envoy", "config": {"workers": 1}}),
@@ -84,6 +96,12 @@ CASES: dict[str, Json] = {
     "a proxy over a pool": {"config": {"fleet": {"kubernetes": {"inference_pool": "qwen"}}}},
     "a selector of one's own": {"config": {"fleet": {"kubernetes": {"selector": "model in (a, b)"}}}},
 }  # fmt: skip
+
+
+def by_hpa(**fields: Any) -> Json:
+    return {
+        "engineAutoscaling": {"by": "hpa", "models": [{"model": "m", "deployment": "vllm", "maxReplicas": 2} | fields]}
+    }
 
 
 @pytest.fixture
@@ -138,6 +156,9 @@ def test_the_router_takes_its_files(chart: Helm, values: Json, tmp_path: Path, m
         assert listed.pop("replicas") == replicas.port
         found_by = rendered.find("Service", "warmroute-replicas")
         assert found_by["spec"]["publishNotReadyAddresses"]
+    assert (read.config.keda is not None) == (values.get("engineAutoscaling", {}).get("by") == "keda")
+    if read.config.keda is not None:
+        assert listed.pop("keda") == read.config.keda.port
     assert not listed
     assert (picker is None) == (mode == "proxy")
     assert read.config.admin.host == "127.0.0.1"
@@ -210,6 +231,10 @@ def test_everything_reaches_the_configuration(chart: Helm) -> None:
         ({"mode": "gateway", "inferencePool": {"create": False}}, "inferencePool.name: which pool is it?"),
         ({"mode": "gateway", "engines": {"namespace": "other"}}, "engines.namespace: an InferencePool"),
         ({"engines": {"ports": [0]}}, "at '/engines/ports/0': minimum: got 0, want 1"),
+        ({"engineAutoscaling": {"by": "vpa"}}, "at '/engineAutoscaling/by': value must be one of '', 'hpa', 'keda'"),
+        ({"engineAutoscaling": {"models": [{"model": "m"}]}}, "missing properties 'deployment', 'maxReplicas'"),
+        (by_hpa(minReplicas=0), "vllm: an HPA keeps at least one replica; with KEDA there may be none"),
+        (by_hpa(model="Qwen/Qwen3-32B"), "Qwen/Qwen3-32B: an HPA selects by values of labels, and this cannot be one"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_reason(chart: Helm, values: Json, reason: str) -> None:
@@ -233,6 +258,75 @@ def test_it_may_read_pods_in_one_namespace_and_nothing_else(chart: Helm) -> None
     assert elsewhere.pod["serviceAccountName"] == "router"
 
 
+def test_keda_scales_the_engines_by_what_it_is_told(chart: Helm) -> None:
+    rendered = chart.template(EVERYTHING)
+    sleeps, stays = (rendered.find("ScaledObject", name) for name in ("vllm-qwen", "vllm-tiny"))
+    assert sleeps["metadata"]["namespace"] == "engines"
+    (trigger,) = sleeps["spec"].pop("triggers")
+    assert sleeps["spec"] == {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "vllm-qwen"},
+        "minReplicaCount": 0,
+        "maxReplicaCount": 4,
+        "cooldownPeriod": 900,
+    }
+    assert trigger == {
+        "type": "external-push",
+        "metadata": {"scalerAddress": "warmroute-keda.llm.svc:9005", "model": "Qwen/Qwen3-32B", "role": "both"},
+    }
+    assert (stays["spec"]["minReplicaCount"], stays["spec"]["cooldownPeriod"]) == (1, 300)
+    assert stays["spec"]["triggers"][0]["metadata"]["role"] == "decode"
+    service = rendered.find("Service", "warmroute-keda")["spec"]
+    assert (service["clusterIP"], service["ports"][0]["port"]) == ("None", 9005)
+    secured = chart.template(merge(EVERYTHING, {"config": {"keda": {"port": 9999, "tls": "self-signed"}}}))
+    metadata = secured.find("ScaledObject", "vllm-qwen")["spec"]["triggers"][0]["metadata"]
+    assert metadata["scalerAddress"] == "warmroute-keda.llm.svc:9999"
+    assert (metadata["enableTLS"], metadata["unsafeSsl"]) == ("true", "true")
+
+
+@pytest.mark.parametrize(("version", "api"), [("1.34.0", "autoscaling/v2"), ("1.20.2", "autoscaling/v2beta2")])
+def test_an_hpa_scales_the_engines_by_the_metric(chart: Helm, version: str, api: str) -> None:
+    rendered = chart.template(CASES["engines by an HPA"], version=version)
+    scaler = rendered.find("HorizontalPodAutoscaler", "vllm-qwen")
+    assert (scaler["apiVersion"], scaler["metadata"]["namespace"]) == (api, "llm")
+    assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (1, 4)
+    assert scaler["spec"]["scaleTargetRef"]["name"] == "vllm-qwen"
+    (metric,) = scaler["spec"]["metrics"]
+    selector = {"matchLabels": {"model": "qwen3-32b", "role": "both"}}
+    assert metric["external"]["metric"] == {"name": "warmroute_desired_instances", "selector": selector}
+    assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
+    assert "keda" not in rendered.config
+
+
+def test_the_page_shows_the_manifests_that_its_values_make(chart: Helm) -> None:
+    need(SCHEMAS)
+    blocks = list(read_blocks(ROOT / "docs/operate/autoscaling.md"))
+    values = [yaml.safe_load(block.text) for block in blocks if block.value == "values of the chart"]
+    manifests = [yaml.safe_load(block.text) for block in blocks if block.value == "manifests"]
+    assert [manifest["kind"] for manifest in manifests] == ["ScaledObject", "HorizontalPodAutoscaler"]
+    for given, manifest in zip(values, manifests, strict=True):
+        rendered = chart.template(given)
+        validate(rendered.all)
+        made = rendered.find(manifest["kind"], manifest["metadata"]["name"])
+        made["metadata"].pop("labels")
+        assert made == manifest
+
+
+def test_it_may_scale_the_deployments_that_wake_names_and_no_others(chart: Helm) -> None:
+    models = {"a": {"name": "one"}, "b": {"name": "two"}, "c": {"name": "one"}, "d": {"name": "far", "namespace": "x"}}
+    wake = {"models": {name: {"deployment": deployment} for name, deployment in models.items()}}
+    rendered = chart.template(ENGINES | {"config": {"wake": wake}})
+    roles = {
+        each["metadata"]["namespace"]: each
+        for each in rendered.all
+        if each["metadata"]["name"] == "warmroute-wake" and each["kind"] == "Role"
+    }
+    rule = {"apiGroups": ["apps"], "resources": ["deployments/scale"], "verbs": ["get", "patch"]}
+    assert roles["llm"]["rules"] == [rule | {"resourceNames": ["one", "two"]}]
+    assert roles["x"]["rules"] == [rule | {"resourceNames": ["far"]}]
+    assert len(roles) == rendered.kinds.count("RoleBinding") - 1 == 2
+    assert chart.template(EVERYTHING).find("RoleBinding", "warmroute-wake")["metadata"]["namespace"] == "engines"
+
+
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 def test_every_container_is_confined(chart: Helm, values: Json) -> None:
     pod = chart.template(values).pod
@@ -253,7 +347,7 @@ def test_only_clients_and_prometheus_reach_the_pod(chart: Helm) -> None:
     assert to_all == {"ports": [{"protocol": "TCP", "port": 8000}]}
     assert [port["port"] for port in metrics["ports"]] == [9090]
     assert metrics["from"][0]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
-    (to_some, to_replicas, _) = chart.template(EVERYTHING).find("NetworkPolicy")["spec"]["ingress"]
+    (to_some, to_replicas, to_keda, _) = chart.template(EVERYTHING).find("NetworkPolicy")["spec"]["ingress"]
     assert to_replicas["from"] == [
         {
             "podSelector": {
@@ -261,6 +355,8 @@ def test_only_clients_and_prometheus_reach_the_pod(chart: Helm) -> None:
             }
         }
     ]
+    assert to_keda["ports"] == [{"protocol": "TCP", "port": 9005}]
+    assert to_keda["from"][0]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "keda-operator"}}
     assert to_some["from"] == [{"podSelector": {"matchLabels": {"app": "gateway"}}}]
 
 

@@ -22,6 +22,7 @@ from docs.tools.pages import ROOT, read_blocks
 from router.testbed.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import MODEL
 from tests.fakes.engines import engine
+from tests.fakes.keda import Keda
 from tests.gateway.chart import CHART, ENGINES, Helm, merge
 from tests.gateway.cluster import Cluster, free_port
 from tests.gateway.releases import (
@@ -42,6 +43,7 @@ from tests.gateway.test_chart import EVERYTHING
 from tests.stack.children import Child
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
+SCALED_OBJECT = "/apis/keda.sh/v1alpha1/namespaces/llm/scaledobjects/{}"
 PAGE = ROOT / "docs/operate/kubernetes.md"
 
 Json = dict[str, Any]
@@ -89,7 +91,7 @@ async def test_install_upgrade_rollback_uninstall(release: Helm, cluster: Cluste
 
 async def test_everything_at_once(release: Helm, cluster: Cluster) -> None:
     release.done("install", "warmroute", str(CHART), "--values", release.write(EVERYTHING))
-    assert await count(cluster) == 13  # the Role and its binding are where the engines are
+    assert await count(cluster) == 14  # the Roles and their bindings are where the engines are
     made = await deployment(cluster)
     assert made["spec"]["template"]["spec"]["tolerations"] == [{"key": "cpu", "operator": "Exists"}]
 
@@ -163,6 +165,46 @@ async def test_engines_with_the_labels_of_others(
         assert [instance["id"].partition(".")[0] for instance in await running.instances()] == ["theirs"]
         answer = await running.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hello."})
         assert (answer.status_code, answer.headers["x-warmroute-target"].partition(".")[0]) == (200, "theirs")
+
+
+@ROOT_ONLY
+async def test_it_wakes_a_deployment_and_answers_keda(
+    release: Helm, cluster: Cluster, open_folder: Path, guard: ProcessGuard
+) -> None:
+    deployments = "/apis/apps/v1/namespaces/llm/deployments"
+    for name in ("sleeps", "other"):
+        await cluster.call("POST", deployments, a_deployment(name, replicas=0))
+    port = free_port()
+    scaled = {"model": "qwen", "deployment": "other", "minReplicas": 0, "maxReplicas": 2}
+    wanted = {
+        "config": {"wake": {"models": {MODEL: {"deployment": {"name": "sleeps"}}, "qwen": {}}}, "keda": {"port": port}},
+        "engineAutoscaling": {"by": "keda", "models": [scaled]},
+    }
+    release.done("install", RELEASE, str(CHART), "--values", release.write(merge(values(cluster, open_folder), wanted)))
+    (open_folder / "token").write_text(token := await make_token(cluster))
+    for name, status in {"sleeps": 200, "other": 403}.items():
+        assert await status_of(cluster, f"{deployments}/{name}/scale", token) == status, name
+    (trigger,) = (await cluster.call("GET", SCALED_OBJECT.format("other")))["spec"]["triggers"]
+    async with RunningRouter.run(release, open_folder, guard) as running, Keda.connect(port) as keda:
+        await running.until_ready()
+        for model in (MODEL, "qwen"):
+            stream = keda.watch(**trigger["metadata"] | {"model": model})
+            request = asyncio.create_task(running.http.post("/v1/completions", json={"model": model, "prompt": "a"}))
+            assert await stream.read() is True
+            request.cancel()
+        async with asyncio.timeout(SOON_S):
+            while (await cluster.call("GET", f"{deployments}/sleeps"))["spec"]["replicas"] != 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert (await cluster.call("GET", f"{deployments}/other"))["spec"]["replicas"] == 0, "KEDA's operator scales it"
+    for name in ("sleeps", "other"):
+        await cluster.call("DELETE", f"{deployments}/{name}")
+
+
+def a_deployment(name: str, replicas: int) -> Json:
+    labels = {"app": name}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "vllm", "image": "vllm"}]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": pod}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
 async def until_serving(port: int, service: str) -> None:

@@ -1,5 +1,5 @@
-"""The sections `listen`, `picker`, `admin`, `metrics`, `limits`, `admission` and `edge`: who gets in, and within which
-bounds.
+"""The sections `listen`, `picker`, `keda`, `admin`, `metrics`, `limits`, `admission` and `edge`: who gets in, within
+which bounds.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ class ListenConfig(Section):
     in its `X-Forwarded-For` that is not in these networks"""
 
 
+GrpcTls = Literal["self-signed", "off"] | TlsConfig
+
+
 class PickerConfig(Section):
     """An endpoint picker: a gateway (Envoy, or any other of the Gateway API inference extension) asks here which engine
     gets a request, and sends it there itself.
@@ -57,7 +60,7 @@ class PickerConfig(Section):
     """port of the gRPC services for gateways: ext_proc, access logs and health; 0: the system chooses one"""
     health_port: Port = 9003
     """port of the gRPC health service alone, without TLS, for probes; 0: the system chooses one"""
-    tls: Literal["self-signed", "off"] | TlsConfig = "self-signed"
+    tls: GrpcTls = "self-signed"
     """self-signed: TLS with a certificate made at start, which gateways do not check; off: clear text; or the
     certificate of `cert_file` and `key_file`"""
     fallbacks: int = Field(default=0, ge=0, le=8)
@@ -66,6 +69,20 @@ class PickerConfig(Section):
     testing: bool = False
     """obey the headers of the Gateway API inference extension's conformance tests, and route every path: for tests, as
     clients can then choose their engine"""
+
+
+class KedaConfig(Section):
+    """An external scaler of KEDA (gRPC): how many instances of a model are wanted, and that requests wait for it. A
+    trigger's metadata are `model`, the base model's name, and `role`, which is both where it is missing.
+    """
+
+    host: str = "0.0.0.0"
+    """address of the gRPC listener"""
+    port: Port = 9005
+    """port of the gRPC listener; 0: the system chooses one"""
+    tls: GrpcTls = "off"
+    """off: clear text; self-signed: TLS with a certificate made at start, for triggers with `enableTLS` and
+    `unsafeSsl`; or the certificate of `cert_file` and `key_file`"""
 
 
 class AdminTokenConfig(Section):

@@ -36,16 +36,16 @@ class WakeDeploymentConfig(Section):
 
 
 class WakeModelConfig(Section):
-    """How an instance is started. Give one of `webhook` and `deployment`."""
+    """How an instance is started. Give one of `webhook` and `deployment`; none where KEDA starts it (`keda`)."""
 
     webhook: WakeWebhookConfig | None = None
-    """call this; null: `deployment` is scaled"""
+    """call this; null: it is not called"""
     deployment: WakeDeploymentConfig | None = None
-    """scale this; null: `webhook` is called"""
+    """scale this; null: it is not scaled"""
 
     @model_validator(mode="after")
-    def _require_one_way(self) -> WakeModelConfig:
-        if (self.webhook is None) == (self.deployment is None):
+    def _refuse_two_ways(self) -> WakeModelConfig:
+        if self.webhook is not None and self.deployment is not None:
             raise ValueError("give one of webhook and deployment")
         return self
 

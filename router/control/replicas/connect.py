@@ -17,6 +17,7 @@ from router.control.control import Control
 from router.control.workers.follower import LocalState
 from router.control.workers.leader import LeaderWorker
 from router.request.admission.waiting import AdmissionQueues
+from router.request.wake.waiting_models import WaitingModels
 
 REPLICAS_LOOKUP_S = 2.0
 
@@ -39,10 +40,15 @@ def build_replica_discovery(config: schema.Config, clock: Clock) -> Discovery | 
 
 
 def connect_replicas(
-    config: schema.Config, local: LocalState, leader: LeaderWorker, control: Control, queues: AdmissionQueues
+    config: schema.Config,
+    local: LocalState,
+    leader: LeaderWorker,
+    control: Control,
+    queues: AdmissionQueues,
+    waiting: WaitingModels,
 ) -> None:
     """Let `leader` report to other replicas, if there are any, for all workers of this router, `control` follow what is
-    decided there, and `queues` count what is admitted there.
+    decided there, `queues` count what is admitted there, and `waiting` what waits there for an instance.
     """
     if config.replicas is not None:
         from router.control.replicas.admission import SharedAdmission
@@ -53,6 +59,7 @@ def connect_replicas(
         from router.control.replicas.learned_state import LearnedState
         from router.control.replicas.policies import SharedPolicies
         from router.control.replicas.tenants import SharedTenants
+        from router.control.replicas.wake import SharedWaits
 
         secret, run_id, clock = read_replicas_secret(config.replicas), local.run_id, local.clock
         learned = LearnedState(local.scheduler, leader.secret, clock)
@@ -66,6 +73,7 @@ def connect_replicas(
         exchange.add(facts)
         exchange.compare = facts.compare
         exchange.add(SharedAdmission(queues, exchange.share, exchange.heard_runs))
+        exchange.add(SharedWaits(waiting, exchange.share))
         if leader.tenants is not None:
             exchange.add(SharedTenants(leader.tenants, exchange.share, exchange.heard_runs, clock))
         leader.report_to_replicas(exchange)

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from router.control.replicas.policy_messages import AdmissionMessage, ExperimentMessage, PolicyMessage
-from router.control.workers.messages import Message, SharedMessage, TenantReport
+from router.control.workers.messages import InstanceWanted, Message, SharedMessage, TenantReport
 
 FrameKind = Literal["news", "direct", "beat", "ask", "leave"]
 Wants = Literal["nothing", "state"]
@@ -55,7 +55,7 @@ class StateAnswer(msgspec.Struct, frozen=True, array_like=True):
     last: bool  # no further message follows
 
 
-AnyShared = SharedMessage | PolicyMessage | ExperimentMessage | AdmissionMessage | TenantReport
+AnyShared = SharedMessage | PolicyMessage | ExperimentMessage | AdmissionMessage | TenantReport | InstanceWanted
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_frame = msgspec.msgpack.Decoder(ReplicaFrame).decode

@@ -284,7 +284,7 @@ class UsageReport(Message, frozen=True):
 
 
 class InstanceWanted(Message, frozen=True):
-    """Requests wait at a follower for a model that no instance serves; said again while they do."""
+    """Requests wait at the sender for a model that no instance serves; said again while they do."""
 
     model: str
     waiting: int

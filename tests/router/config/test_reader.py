@@ -245,6 +245,15 @@ def test_a_variable_that_is_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "hush-hush" not in dump_yaml(config)
 
 
+def test_who_starts_an_instance(folder: Path) -> None:
+    text = "fleet: {{embedded: {{}}}}\nwake: {{models: {{m: {{{}}}}}}}\n" + POLICY.replace("{", "{{").replace("}", "}}")
+    both = "deployment: {name: d}, webhook: {url: http://h}"
+    assert refusal(folder, text.format(both)) == ["2: wake.models.m: give one of webhook and deployment"]
+    said = "2: wake.models.m: give one of webhook and deployment; or `keda`: KEDA starts it"
+    assert refusal(folder, text.format("")) == [said]
+    assert read_config(put(folder, text.format("") + "keda: {}\n")).keda is not None
+
+
 def test_a_fleet_needs_a_source(folder: Path) -> None:
     said = "1: fleet: no engines: give at least one of instances, file, dns, kubernetes and embedded"
     assert refusal(folder, "fleet: {health: {interval_s: 1}}\n" + POLICY) == [said]

@@ -85,6 +85,16 @@ async def test_how_calls_end_is_counted_and_said() -> None:
     assert scene.caller.calls == {("m", "accepted"): 1, ("big-*", "failed"): 1}
 
 
+async def test_nothing_is_called_where_keda_starts_instances() -> None:
+    clock, tasks, starter = ManualClock(50.0), Tasks("test"), Starter()
+    caller = WakeCaller({"big-*": None, "*": starter}, 30.0, tasks, clock)
+    for model in ("big-one", "m"):
+        caller.ask(model, 1)
+    await settle()
+    assert [model for model, _, _ in starter.calls] == ["m"], "the first pattern that matches counts"
+    await tasks.close()
+
+
 async def test_names_that_clients_make_up_cannot_cause_calls_without_end() -> None:
     scene = Scene()
     for number in range(CALLS_AT_ONCE + 5):
@@ -105,6 +115,7 @@ def test_a_starter_of_each_kind(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     api = KubernetesApiConfig(url="http://127.0.0.1:1", token_file=str(tmp_path / "token"), ca_file=None)
     kubernetes = KubernetesConfig(namespace="llm", selector="app=vllm", api=api)
     assert isinstance(build_starter(deployment, schema.FleetConfig(kubernetes=kubernetes)), DeploymentStarter)
+    assert build_starter(WakeModelConfig(), schema.FleetConfig()) is None
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigError, match="so this is no pod"):
         build_starter(deployment, schema.FleetConfig())

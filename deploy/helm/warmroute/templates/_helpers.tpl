@@ -53,6 +53,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $service := printf "%s-replicas.%s.svc" (include "warmroute.name" .) .Release.Namespace }}
 {{- $_ := set $config "replicas" (dict "dns" $service "secret_env" "WARMROUTE_REPLICAS_SECRET" "port" 9004) }}
 {{- end }}
+{{- if eq .Values.engineAutoscaling.by "keda" }}
+{{- $_ := set $config "keda" (dict "host" "0.0.0.0" "port" 9005) }}
+{{- end }}
 {{- if or .Values.engines.labels (include "warmroute.pool" .) }}
 {{- $_ := set $config "fleet" (dict "kubernetes" (include "warmroute.engines" . | fromYaml)) }}
 {{- end }}

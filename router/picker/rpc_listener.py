@@ -1,15 +1,18 @@
-"""What the composition root knows of an endpoint picker's listeners."""
+"""What the composition root knows of listeners for gRPC. They are known by this only, so that gRPC is loaded where it
+is used.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 
-class GatewayListener(Protocol):
-    """The listeners of an endpoint picker. It is known by this only, so that gRPC is loaded where a picker runs."""
+class RpcListener(Protocol):
+    """A listener for gRPC calls."""
 
-    port: int
-    health_port: int
+    @property
+    def port(self) -> int:
+        """The port; the bound one after `bind`."""
 
     async def bind(self) -> None: ...
 

@@ -1,0 +1,101 @@
+"""A listener for gRPC calls on the router's event loop: one address, with or without TLS, from `bind` to `stop`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+
+from router.errors import ConfigError
+from router.picker.grpc_stream import GrpcHandler, GrpcStream
+from router.picker.http2 import GrpcConnection
+from router.proxy.listening_sockets import BACKLOG, ListeningSockets
+
+log = logging.getLogger("warmroute.grpc")
+
+CONNECTIONS = 1024  # of gateways, which keep one for each of their threads, or of KEDA's operator, which keeps one
+QUESTION_BYTES = 64 * 1024  # of a message of a probe or of KEDA: some names
+QUESTIONS_BYTES = 1024 * 1024
+HANDSHAKE_S = 10.0
+SENT_LAST_S = 0.02  # for what was sent last before connections are cut off
+
+Services = Mapping[bytes, Callable[[GrpcStream], GrpcHandler]]
+"""What makes a call's handler, by the path of the call."""
+
+
+class GrpcListener:
+    """Serves `services` at `host` and `port`. `setting` names the port in errors. Messages that are not whole may take
+    `budget_bytes` of all connections together. `tls` None: clear text.
+    """
+
+    def __init__(
+        self,
+        setting: str,
+        host: str,
+        port: int,
+        services: Services,
+        sockets: ListeningSockets,
+        message_bytes: int = QUESTION_BYTES,
+        budget_bytes: int = QUESTIONS_BYTES,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.port = port
+        self._setting = setting
+        self._host = host
+        self._services = services
+        self._sockets = sockets
+        self._bounds = message_bytes, budget_bytes
+        self._tls = tls
+        self._connections: set[GrpcConnection] = set()
+        self._servers: list[asyncio.Server] = []
+
+    async def bind(self) -> None:
+        """Bind the address; `port` is the bound one from here on. Raises `ConfigError` when it cannot be bound."""
+        try:
+            (sockets,) = await self._sockets.open(self._host, self.port)
+        except ConfigError as error:
+            raise ConfigError(f"{self._setting}: {error}") from error
+        for listening in sockets:
+            server = await asyncio.get_running_loop().create_server(
+                self._connect,
+                sock=listening,
+                backlog=BACKLOG,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+                start_serving=False,
+            )
+            self._servers.append(server)
+        self.port = int(sockets[0].getsockname()[1])
+
+    def _connect(self) -> GrpcConnection:
+        message_bytes, budget_bytes = self._bounds
+        return GrpcConnection(self._services, message_bytes, self._connections, CONNECTIONS, budget_bytes)
+
+    async def start(self) -> None:
+        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done that."""
+        if not self._servers:
+            await self.bind()
+        for server in self._servers:
+            await server.start_serving()
+        log.info("%s: gRPC on %s:%d", self._setting, self._host, self.port)
+
+    def stop_accepting(self) -> None:
+        """Accept no new connections; those that are open go on."""
+        for server in self._servers:
+            server.close()
+
+    def retire(self, idle_s: float) -> None:
+        """Let peers make their next calls on other connections than those that are open, at once."""
+        for connection in self._connections:
+            connection.retire()
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop at once, and cut off the calls that are open: streams that have no end."""
+        self.stop_accepting()
+        for connection in list(self._connections):
+            connection.drain()
+            connection.close()
+        await asyncio.sleep(SENT_LAST_S)
+        for connection in list(self._connections):
+            connection.abort()

@@ -1,0 +1,47 @@
+"""Models for which requests wait now, in any worker of this router or of its replicas.
+
+Every worker asks for an instance again and again while requests wait there (`model_waits.py`). Not everybody who starts
+instances is called then: KEDA looks by itself, and what it sees is which models were asked for lately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import takewhile
+
+from router.clock import Clock
+from router.request.wake.model_waits import ASK_AGAIN_S
+
+FORGET_S = 3 * ASK_AGAIN_S  # after the last ask
+
+
+class WaitingModels:
+    """`share(model, waiting)` tells other replicas what is asked for here; `on_begin`: called when requests begin to
+    wait for a model.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.share: Callable[[str, int], None] = lambda model, waiting: None
+        self.on_begin: list[Callable[[], None]] = []
+        self._clock = clock
+        self._asked_s: dict[str, float] = {}  # last ask by model, the oldest first
+
+    def report(self, model: str, waiting: int) -> None:
+        """Note that requests wait for a model in a worker of this router, and tell the others."""
+        self.share(model, waiting)
+        self.note(model)
+
+    def note(self, model: str) -> None:
+        """Note that requests wait for a model, here or at another replica."""
+        now, begins = self._clock.now(), not self.waits(model)
+        self._asked_s.pop(model, None)
+        self._asked_s[model] = now
+        for late in list(takewhile(lambda name: now - self._asked_s[name] >= FORGET_S, self._asked_s)):
+            del self._asked_s[late]
+        for call in self.on_begin if begins else ():
+            call()
+
+    def waits(self, model: str) -> bool:
+        """Return whether requests wait for the model."""
+        asked_s = self._asked_s.get(model)
+        return asked_s is not None and self._clock.now() - asked_s < FORGET_S
