@@ -155,11 +155,10 @@ class App:
 
     def _build_status(self) -> None:
         """Build admission control and all that reports: status, metrics, and this worker's part for the others."""
-        config, scheduler, clock = self._config, self._scheduler, self._clock
+        config, scheduler, clock, follower = self._config, self._scheduler, self._clock, self._follower
         pooled, tenants = config.pool is not None, config.clients.identifies
         queues = AdmissionQueues(config.admission, scheduler, clock, self._on_wait_end, pooled=pooled, tenants=tenants)
-        follower, built = self._follower, (config.admission, scheduler, clock)
-        synced = None if follower is None else SyncedAdmission(*built, follower)
+        synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)
         self._admission: AdmissionControl = synced or queues
         scheduler.on_swap.append(lambda policy_set: self._admission.follow(policy_set))
         listed, wakes = config.clients.tenants, () if config.wake is None else config.wake.models
