@@ -210,7 +210,7 @@ class AdmissionRule(Plugin):
 
     def engine_wait(self, load: TargetLoad, new_tokens: int) -> float:
         """Return the seconds until a target has room for a prompt of which it computes `new_tokens`, so that it would
-        begin at once: 0 where it has, inf where that cannot be told. Asked only with fair shares.
+        begin at once: 0 where it has. Asked only with fair shares.
         """
         return 0.0
 

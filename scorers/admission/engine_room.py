@@ -8,7 +8,7 @@ there. What is held of a prompt is not counted: when memory is short, only what 
 
 Estimates err. A target without a prefill always has room. One whose work should be done, and is not, is slower than was
 learned, or memory keeps it from beginning: it gets one more prompt, and none where its engine reports that requests
-wait, or reports nothing.
+wait, or reports nothing. When it will have room is not known then; its next report is waited for.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from math import inf
 
 from scorers.admission.contract import TargetLoad
 
+REPORT_S = 0.25  # engines report about so often
+
 
 def wait_for_room(load: TargetLoad, new_tokens: int) -> float:
     """Return the seconds until the target would begin at once with a prompt of which it computes `new_tokens`: 0 where
-    it has room, inf where that cannot be told.
+    it has room, `REPORT_S` where that cannot be told.
     """
     if load.others_wait:
-        return inf
-    if load.live_tokens and load.capacity_tokens and load.live_tokens + new_tokens > load.capacity_tokens:
-        return (load.live_tokens + new_tokens - load.capacity_tokens) / load.freed_per_s if load.freed_per_s else inf
-    if load.prefilling == 0:
-        return 0.0
+        return REPORT_S
+    short_tokens = load.live_tokens + new_tokens - (load.capacity_tokens or inf)
+    if load.live_tokens and short_tokens > 0:
+        return short_tokens / load.freed_per_s if load.freed_per_s else REPORT_S
     if load.left_ms > load.refill_ms:
         return (load.left_ms - load.refill_ms) / 1e3
-    if load.left_ms > 0:
-        return 0.0 if load.prefilling < 2 or load.waiting == 0 else inf
-    return 0.0 if load.prefilling < 2 and load.waiting == 0 else inf
+    is_next = load.prefilling == 1 and load.waiting == 0
+    on_time = load.left_ms > 0 and (load.prefilling == 1 or load.waiting == 0)
+    return 0.0 if load.prefilling == 0 or is_next or on_time else REPORT_S

@@ -7,7 +7,7 @@ Requests wait in lanes: `live` or not (a rule may hold the others for memory), a
 their prompts, their `homes`. Where no home of who is next has room and another engine does, it stays if its prompt has
 its first token sooner that way: if a home will have room before the other engine had computed what the home holds. Then
 others take the room that it does not want. So no cached prompt is computed again elsewhere only because its engine was
-busy for a moment, and none waits longer for its engine than it is worth; when the engine has room, it is still next.
+busy for a moment; when the engine has room, it is still next. It waits for that no longer than it would save, all told.
 
 A charge is an estimate when a request begins; it is corrected when it is sent to an engine and when it ends. Books are
 exact: what was opened is closed once. Time per operation is logarithmic in the number of requests, and linear in the
@@ -52,10 +52,11 @@ class TenantFlow(Flow[TenantName]):
 
 class _Place:
     """A request from its arrival to its end. `lane` None: it does not wait. `charge` in tokens, while it runs.
-    `saves_s`: how much sooner a home has computed its prompt than another engine.
+    `saves_s`: how much sooner a home has computed its prompt than another engine; `leaves_s`: when it has waited for a
+    home that long; None: it has not yet waited for one.
     """
 
-    __slots__ = ("charge", "lane", "saves_s", "session", "tenant")
+    __slots__ = ("charge", "lane", "leaves_s", "saves_s", "session", "tenant")
 
     def __init__(self, tenant: TenantFlow, session: Session) -> None:
         self.tenant = tenant
@@ -63,6 +64,7 @@ class _Place:
         self.lane: _LaneKey | None = None
         self.charge = 0.0
         self.saves_s = 0.0
+        self.leaves_s: float | None = None
 
 
 class TenantShare(NamedTuple):
@@ -185,14 +187,14 @@ class FairOrder:
 
     # who is next
 
-    def first(self, wait_s: WaitOf | None, *, live: bool = False) -> Admission | None:
+    def first(self, wait_s: WaitOf | None, now: float, *, live: bool = False) -> Admission | None:
         """Return who begins next; None: none waits, or all wait for engines that hold their prompts. `wait_s` tells how
         long until an engine has room for a request (None: no engine is waited for). `live`: of those only that wait for
         an engine and nothing else.
         """
         ready: dict[_LaneKey, bool] = {}
         for key in self._lanes:
-            if (key.live or not live) and (elsewhere := self._goes_elsewhere(key, wait_s)) is not None:
+            if (key.live or not live) and (elsewhere := self._goes_elsewhere(key, wait_s, now)) is not None:
                 ready[key] = elsewhere
         tenant = self._least(list(ready))
         if tenant is None:
@@ -203,7 +205,7 @@ class FairOrder:
         firsts = [(first, ready[key]) for key in ready if (first := self._first(tenant, key)) is not None]
         return min(firsts, key=self._urgency)[0]
 
-    def _goes_elsewhere(self, key: _LaneKey, wait_s: WaitOf | None) -> bool | None:
+    def _goes_elsewhere(self, key: _LaneKey, wait_s: WaitOf | None, now: float) -> bool | None:
         """Return whether the next request of a lane begins away from its homes, as none has room soon enough; None: it
         waits for one.
         """
@@ -216,7 +218,10 @@ class FairOrder:
         soonest_s = min(wait_s(home, first) for home in key.homes)
         if soonest_s <= 0:
             return False
-        return True if soonest_s >= self._places[first].saves_s else None
+        place = self._places[first]
+        if place.leaves_s is None:
+            place.leaves_s = now + place.saves_s
+        return True if now + soonest_s >= place.leaves_s else None
 
     def _least(self, keys: list[_LaneKey]) -> TenantFlow | None:
         """Return the tenant with the least time that waits in one of these lanes."""

@@ -122,6 +122,7 @@ class FairShares:
 
     def next_to_begin(self, rule: AdmissionRule, fleet: FleetMemory, now: float) -> Admission | None:
         """Return a waiting request that begins now; None: none does."""
+        self.due_s = inf
         fleet = fleet._replace(loads=list(fleet.loads))
         if not self._has_room((rule.engine_wait(load, 0) for load in fleet.loads), now):
             return None
@@ -129,11 +130,14 @@ class FairShares:
 
         def wait_s(target: str, admission: Admission) -> float:
             load = loads.get(target)
-            return inf if load is None else rule.engine_wait(load, self.needs(admission, fleet))
+            wait_s = inf if load is None else rule.engine_wait(load, self.needs(admission, fleet))
+            if wait_s > 0:
+                self._look_again(now, wait_s)
+            return wait_s
 
-        found = self.order.first(wait_s)
+        found = self.order.first(wait_s, now)
         if found is not None and not self._may_begin(found, rule, fleet, now):
-            found = None if found.queue == "live" else self.order.first(wait_s, live=True)
+            found = None if found.queue == "live" else self.order.first(wait_s, now, live=True)
             if found is not None and not self._may_begin(found, rule, fleet, now):
                 found = None
         return found
@@ -162,12 +166,14 @@ class FairShares:
         """Return whether an engine has room beside those that are on their way to one. A fleet without targets has
         room: whoever comes is told that there are none.
         """
-        needed, soonest_s, some = len(self._unplaced) + 1, REPORT_S, False
+        needed, some = len(self._unplaced) + 1, False
         for wait_s in waits_s:
             some = True
             if wait_s > 0:
-                soonest_s = min(soonest_s, wait_s)
+                self._look_again(now, wait_s)
             elif (needed := needed - 1) == 0:
                 return True  # without a look at the others: most of the time the first has room
-        self.due_s = now + soonest_s
         return not some
+
+    def _look_again(self, now: float, wait_s: float) -> None:
+        self.due_s = min(self.due_s, now + min(wait_s, REPORT_S))

@@ -42,14 +42,14 @@ class Line:
 
     def serve(self, tokens: float = 100.0, waits: dict[str, float] | None = None, now: float = 0.0) -> Admission:
         """Begin the next request; engines that `waits` does not name have room."""
-        first = self.order.first(wait_of(waits))
+        first = self.order.first(wait_of(waits), now)
         assert first is not None
         self.order.begin(first, tokens, now)
         return first
 
     def serve_all(self, tokens: float = 100.0) -> list[Admission]:
         served = []
-        while self.order.first(None) is not None:
+        while self.order.first(None, 0.0) is not None:
             served.append(self.serve(tokens))
         return served
 
@@ -68,7 +68,7 @@ def test_waiting_tenants_differ_by_no_more_than_their_largest_requests(tenants: 
             line.join(f"{number}", weight=weight)
     sizes = [0] * len(tenants)
     for _ in range(60):
-        first = line.order.first(None)
+        first = line.order.first(None, 0.0)
         assert first is not None
         number = int(first.claim.tenant or "")
         tokens = tenants[number][1][sizes[number] % 5]
@@ -177,6 +177,14 @@ def test_a_request_waits_for_the_engine_that_holds_its_prompt_while_that_pays() 
     assert line.serve(waits={"busy": 1.2}) is held, "not longer than that"
 
 
+def test_it_waits_no_longer_than_it_saves_however_soon_there_always_seems_to_be_room() -> None:
+    line = Line()
+    held = line.join("a", home="busy")
+    for now in (0.0, 0.3, 0.5):
+        assert line.order.first(wait_of({"busy": 0.4}), now) is None
+    assert line.serve(waits={"busy": 0.4}, now=0.7) is held
+
+
 def test_when_its_engine_has_room_it_is_next() -> None:
     line = Line()
     held = line.join("a", home="busy")
@@ -189,7 +197,7 @@ def test_when_its_engine_has_room_it_is_next() -> None:
 def test_nobody_begins_while_all_wait_for_their_engines() -> None:
     line = Line()
     line.join("a", home="busy")
-    assert line.order.first(wait_of({"busy": 0.4})) is None
+    assert line.order.first(wait_of({"busy": 0.4}), 0.0) is None
 
 
 def test_within_a_tenant_what_would_leave_its_engine_goes_last() -> None:
@@ -215,7 +223,7 @@ def test_books_return_to_zero_whatever_happens(steps: list[tuple]) -> None:  # t
             timed = {"deadline_s": 5.0} if number == 2 else {}
             alive.append(line.join(who, str(number), home, 1.0 + abs(number), priority=number, **timed))
         elif what == "serve":
-            first = line.order.first(wait_of(None if who is None else {who: 0.5}))
+            first = line.order.first(wait_of(None if who is None else {who: 0.5}), 0.0)
             if first is not None:
                 line.order.begin(first, number, 0.0)
         elif who < len(alive):
@@ -225,7 +233,7 @@ def test_books_return_to_zero_whatever_happens(steps: list[tuple]) -> None:  # t
     assert waiting + sum(share.running for share in line.order.shares()) == len(alive) == len(line.order)
     for admission in alive:
         line.order.end(admission, None)
-    assert (len(line.order), line.order.tenants_known, line.order.first(None)) == (0, 0, None)
+    assert (len(line.order), line.order.tenants_known, line.order.first(None, 0.0)) == (0, 0, None)
 
 
 def test_ten_thousand_waiting_requests_cost_an_operation_what_a_hundred_do() -> None:
