@@ -69,3 +69,20 @@ async def test_what_would_miss_its_deadline_is_refused_and_not_computed(router: 
         assert (status, body["error"]["code"]) == (429, "deadline_unreachable")
         assert {status for status, _, _ in await asyncio.gather(*flood)} == {200}
         await eventually(r.idle)
+
+
+async def test_what_waited_goes_to_the_engine_with_room_and_its_record_says_which_had_none(
+    router: Any, tmp_path: Path
+) -> None:
+    clients = keys(tmp_path, ["greedy", "modest"])
+    async with engine(**SLOW) as a, engine(**SLOW) as b, router([a, b], admission=ON, clients=clients) as r:
+        flood = [asyncio.create_task(asks(r, "greedy", number, 400)) for number in range(12)]
+        await until_it_waits(r)
+        assert {status for status, _, _ in await asyncio.gather(*flood)} == {200}
+        records = (await r.admin.get("/admin/records")).json()["records"]
+        waited = [record for record in records if record["stages"]["admission_ms"] is not None]
+        assert waited
+        for record in waited:
+            (attempt,) = record["attempts"]
+            assert attempt["target"] not in record["full_targets"]
+        assert any(record["full_targets"] for record in waited)

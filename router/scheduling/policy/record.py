@@ -124,6 +124,7 @@ class Record(msgspec.Struct, gc=False):
     arm: str | None = None  # of the experiment; None outside of one
     unit: bytes | None = None  # the experiment unit that drew the arm
     admission_rule: str | None = None  # that admitted it; None: sessions are not counted
+    full_targets: tuple[str, ...] = ()  # with fair shares: that had no room when it began, so it was not to go there
     asked_by: str | None = None  # the token that requested this policy explicitly
     blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, with a decision log
     attempts: list[Attempt] = []

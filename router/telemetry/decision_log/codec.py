@@ -103,6 +103,7 @@ class RecordEncoder:
             digest=None if policy is None else policy.digest,
             arm=record.arm,
             admission_rule=record.admission_rule,
+            full_targets=record.full_targets,
             unit=self._salt.digest(record.unit),
             client=self._salt.digest(record.client),
             asked_by=self._salt.digest(record.asked_by),
