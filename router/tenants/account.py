@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from router.config.sections.clients import TenantLimits
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
 from router.tenants.window import SlidingWindow
 
@@ -89,13 +90,14 @@ class Account:
     """One tenant's account. `number` is its own among those of this process."""
 
     __slots__ = (
-        *("_far", "day", "heard", "number", "open", "requests", "requests_charged", "reserved", "returned_tokens"),
-        *("spending", "spent", "tokens", "tokens_charged"),
+        *("_far", "day", "heard", "limits", "number", "open", "requests", "requests_charged", "reserved"),
+        *("returned_tokens", "spending", "spent", "tokens", "tokens_charged"),
     )
 
     def __init__(self, number: int, day: int) -> None:
         self.number = number
         self.day = day
+        self.limits: TenantLimits | None = None  # of the last request here; None: there was none
         self.requests = SlidingWindow()
         self.tokens = SlidingWindow()
         self.requests_charged = 0

@@ -56,6 +56,13 @@ class LimitState(NamedTuple):
     tokens: WindowState | None
 
 
+class LimitUse(NamedTuple):
+    """A limit, and what of it is used now, by all processes that are heard."""
+
+    allowed: float
+    used: float
+
+
 class Ledger:
     """The accounts of all tenants that have limits. `owner` names who spends here to other processes."""
 
@@ -74,6 +81,7 @@ class Ledger:
     def reserve(self, tenant: str, limits: TenantLimits, estimate: TokenCounts) -> Reservation | Refusal:
         """Charge a request with its estimate; or return why it may not begin, with nothing charged."""
         account, now = self._open(tenant), self._clock.now()
+        account.limits = limits
         refusal = self._find_refusal(account, limits, estimate, now)
         if refusal is not None:
             return refusal
@@ -130,6 +138,25 @@ class Ledger:
             )
         ]
         return LimitState(*states)
+
+    def last_limits(self, tenant: str) -> TenantLimits | None:
+        """Return the limits of a tenant's last request at this process; None: there was none."""
+        return self._open(tenant).limits
+
+    def use(self, tenant: str, limits: TenantLimits) -> dict[LimitName, LimitUse]:
+        """Return what a tenant uses now of each limit that it has."""
+        account, now = self._open(tenant), self._clock.now()
+        used: dict[LimitName, float] = {
+            "requests_per_minute": sum(window.advance(now) for window in account.request_windows()),
+            "tokens_per_minute": sum(window.advance(now) for window in account.token_windows()),
+            "concurrent": account.all_open(),
+            "budget_per_day": account.used_today().cost(self._prices),
+        }
+        return {
+            name: LimitUse(allowed, amount)
+            for name, amount in used.items()
+            if (allowed := getattr(limits, name)) is not None
+        }
 
     def used_today(self, tenant: str) -> float:
         """Return what a tenant has spent and reserved today, in the unit of the prices."""

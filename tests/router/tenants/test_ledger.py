@@ -75,6 +75,20 @@ def test_tokens_are_reserved_by_estimate_and_corrected_where_they_were_charged()
     assert isinstance(scene.reserve(1), Refusal)
 
 
+def test_what_is_used_now_of_each_limit() -> None:
+    scene = Scene(tokens_per_minute=1000, concurrent=4, budget_per_day=2000)
+    assert scene.ledger.last_limits("t") is None
+    scene.admit(100, 50)
+    assert scene.ledger.last_limits("t") == scene.limits
+    assert scene.ledger.use("t", scene.limits) == {
+        "tokens_per_minute": (1000, 150),
+        "concurrent": (4, 1),
+        "budget_per_day": (2000, 100 * 1.0 + 50 * 2.0),
+    }
+    scene.clock.advance(61)
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"] == (1000, 0)
+
+
 def test_what_exceeds_an_estimate_is_charged_when_it_is_known_even_long_after() -> None:
     scene = Scene(tokens_per_minute=1000)
     short, long = scene.admit(100, 100), scene.admit(100, 100)
