@@ -119,7 +119,8 @@ class ResponseObserver:
             self._tail.feed(data)
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
                 self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
-                self._scheduler.remember_response(own_name(self._request.tenant, response_id), self._ticket.target.id)
+                tenant, name = self._request.tenant, "" if self._request.tenant is None else self._request.tenant.name
+                self._scheduler.remember_response(own_name(tenant, response_id), self._ticket.target.id, name)
         if self._counts_events:
             self._request.events += data.count(EVENT_END)
         return data if self._feed is None else self._feed(data)

@@ -92,10 +92,11 @@ class SessionAnswered(Message, frozen=True):
 
 
 class ResponseStored(Message, frozen=True):
-    """A response is stored at `target`."""
+    """A response is stored at `target`. `tenant` is empty where clients need not say who they are."""
 
     response: str
     target: str
+    tenant: str = ""
 
 
 class BlocksSent(Message, frozen=True):
