@@ -24,7 +24,8 @@ from router.tasks import Tasks
 from router.telemetry.metrics.tenant_tables import TenantTables
 from router.telemetry.usage_store import UsageStore, UsageUnwritten
 from router.tenants.ledger import DAY_S, Ledger, LimitName, LimitUse
-from router.tenants.usage import UsageBook, UsageRow
+from router.tenants.usage import UsageRow
+from router.tenants.usage_book import UsageBook
 
 log = logging.getLogger("warmroute.tenants")
 

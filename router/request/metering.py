@@ -37,7 +37,8 @@ from router.telemetry.metrics.tenant_tables import TenantTables
 from router.tenants.ledger import DAY_S, Ledger, LimitName, Refusal, Reservation
 from router.tenants.tenant import Tenant
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
-from router.tenants.usage import UsageBook, UsageKey
+from router.tenants.usage import UsageKey
+from router.tenants.usage_book import UsageBook
 
 UNSEEN_ANSWER_TOKENS = 256  # of a tenant that has had no answer yet
 UNCOMPUTED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})  # engines only count for these

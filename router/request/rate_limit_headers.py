@@ -47,6 +47,8 @@ def _build_anthropic(what: bytes, state: WindowState, now_wall_s: float) -> Head
 def format_duration(seconds: float) -> bytes:
     """Return a duration as OpenAI writes it (Go's format), in whole milliseconds: `0s`, `120ms`, `6.5s`, `1m0s`."""
     ms = ceil(seconds * 1e3)
+    if ms == MINUTE_MS:
+        return b"1m0s"  # of every request that was charged just now
     if 0 < ms < 1_000:
         return b"%dms" % ms
     minutes, rest_ms = divmod(ms, MINUTE_MS)

@@ -8,30 +8,12 @@ where it was made, never shorter, once it is known. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from router.config.sections.clients import TenantLimits
+from router.tenants.tenant_totals import TenantTotals
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
-from router.tenants.window import SlidingWindow
-
-
-class TenantTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a process, or several together, charged a tenant. New fields come at the end with a default."""
-
-    owner: str  # who spent `spent`: another process that goes on from the same file has the same name
-    began: int  # number of the account, among those of its process: the next one of the same tenant begins at 0
-    day: int  # days since the epoch, UTC
-    requests: int = 0  # charged since the account began
-    tokens: int = 0
-    returned_tokens: int = 0  # charged too much, and given back
-    window_requests: int = 0  # of these in the window of 60 s
-    window_tokens: int = 0
-    open: int = 0  # requests in progress
-    spent: TokenCounts = NO_TOKENS  # on `day`
-    reserved: TokenCounts = NO_TOKENS  # for requests in progress
+from router.tenants.window import SlidingWindow, count_charged
 
 
 class Spending(NamedTuple):
@@ -126,19 +108,20 @@ class Account:
         if totals.day == self.day:
             self.spending[totals.owner] = Spending(totals.spent, near)
 
-    def request_windows(self) -> Iterator[SlidingWindow]:
-        yield self.requests
-        for heard in self.heard.values():
-            yield heard.requests
+    def request_windows(self) -> list[SlidingWindow]:
+        """Return the windows of all processes."""
+        return [self.requests] + [heard.requests for heard in self.heard.values()]
 
-    def token_windows(self) -> Iterator[SlidingWindow]:
-        yield self.tokens
-        for heard in self.heard.values():
-            yield heard.tokens
+    def token_windows(self) -> list[SlidingWindow]:
+        """Return the windows of all processes."""
+        return [self.tokens] + [heard.tokens for heard in self.heard.values()]
 
     def all_open(self) -> int:
         """Return the requests in progress at all processes."""
-        return self.open + sum(heard.open for heard in self.heard.values())
+        found = self.open
+        for heard in self.heard.values():
+            found += heard.open
+        return found
 
     def used_today(self) -> TokenCounts:
         """Return what was spent today, and what is reserved, by all processes."""
@@ -154,7 +137,7 @@ class Account:
         self.turn_to(day)
         if self.all_open() or self.spent != NO_TOKENS or self.spending:
             return False
-        return not any(one.advance(now) for one in (*self.request_windows(), *self.token_windows()))
+        return not count_charged(self.request_windows(), now) and not count_charged(self.token_windows(), now)
 
     def _drop_silent(self, now: float) -> None:
         """Drop the accounts of silent processes of which nothing is in a window any more; their totals remain."""

@@ -18,9 +18,10 @@ from typing import Literal, NamedTuple
 
 from router.clock import Clock
 from router.config.sections.clients import PricesConfig, TenantLimits
-from router.tenants.account import Account, TenantTotals
+from router.tenants.account import Account
+from router.tenants.tenant_totals import TenantTotals
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
-from router.tenants.window import Slice, find_room_s
+from router.tenants.window import Slice, SlidingWindow, count_charged, find_room_s
 
 LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrent", "budget_per_day"]
 
@@ -103,12 +104,12 @@ class Ledger:
         if limits.concurrent is not None and (used := account.all_open()) >= limits.concurrent:
             return Refusal("concurrent", limits.concurrent, used, 1, CONCURRENT_RETRY_S)
         if (allowed := limits.requests_per_minute) is not None:
-            used = sum(window.advance(now) for window in account.request_windows())
+            used = count_charged(account.request_windows(), now)
             if used >= allowed:
                 room_s = find_room_s(account.request_windows(), used + 1 - allowed, now)
                 return Refusal("requests_per_minute", allowed, used, 1, room_s)
         if (allowed := limits.tokens_per_minute) is not None:
-            used = sum(window.advance(now) for window in account.token_windows())
+            used = count_charged(account.token_windows(), now)
             if used + estimate.computed > allowed:
                 fits = estimate.computed <= allowed
                 excess = used + estimate.computed - allowed
@@ -124,20 +125,10 @@ class Ledger:
     def state(self, tenant: str, limits: TenantLimits) -> LimitState:
         """Return how much of its limits per minute a tenant has left."""
         account, now = self._open(tenant), self._clock.now()
-        states = [
-            None
-            if allowed is None
-            else WindowState(
-                allowed,
-                max(0, allowed - sum(window.advance(now) for window in windows)),
-                max(window.empty_s(now) for window in windows),
-            )
-            for allowed, windows in (
-                (limits.requests_per_minute, list(account.request_windows())),
-                (limits.tokens_per_minute, list(account.token_windows())),
-            )
-        ]
-        return LimitState(*states)
+        return LimitState(
+            _look(limits.requests_per_minute, account.request_windows(), now),
+            _look(limits.tokens_per_minute, account.token_windows(), now),
+        )
 
     def last_limits(self, tenant: str) -> TenantLimits | None:
         """Return the limits of a tenant's last request at this process; None: there was none."""
@@ -147,8 +138,8 @@ class Ledger:
         """Return what a tenant uses now of each limit that it has."""
         account, now = self._open(tenant), self._clock.now()
         used: dict[LimitName, float] = {
-            "requests_per_minute": sum(window.advance(now) for window in account.request_windows()),
-            "tokens_per_minute": sum(window.advance(now) for window in account.token_windows()),
+            "requests_per_minute": count_charged(account.request_windows(), now),
+            "tokens_per_minute": count_charged(account.token_windows(), now),
             "concurrent": account.all_open(),
             "budget_per_day": account.used_today().cost(self._prices),
         }
@@ -237,6 +228,16 @@ class Ledger:
         self._begun += 1
         account = self._accounts[tenant] = Account(self._begun, day)
         return account
+
+
+def _look(allowed: int | None, windows: list[SlidingWindow], now: float) -> WindowState | None:
+    """Return how a limit per minute stands; None: there is none."""
+    if allowed is None:
+        return None
+    reset_s = 0.0
+    for window in windows:
+        reset_s = max(reset_s, window.empty_s(now))
+    return WindowState(allowed, max(0, allowed - count_charged(windows, now)), reset_s)
 
 
 class Reservation:

@@ -23,7 +23,7 @@ from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.ledger import DAY_S, Ledger, Reservation
 from router.tenants.tenant import ServiceClass, Tenant
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
-from router.tenants.usage import UsageBook
+from router.tenants.usage_book import UsageBook
 from tests.router.proxy.connections import an_exchange
 from tests.router.telemetry.records import POLICY, VIEW, a_record
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config.sections.clients import PricesConfig, TenantLimits
-from router.tenants.account import TenantTotals
 from router.tenants.ledger import DAY_S, Ledger, Refusal, Reservation
+from router.tenants.tenant_totals import TenantTotals
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
 
 LIMIT = 10

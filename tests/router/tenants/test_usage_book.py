@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from router.tenants.token_counts import TokenCounts
-from router.tenants.usage import UsageBook, UsageKey, UsageRow
+from router.tenants.usage import UsageKey, UsageRow
+from router.tenants.usage_book import UsageBook
 
 KEY, OTHER = UsageKey(20_000, "acme", "m"), UsageKey(20_000, "acme", "")
 
