@@ -1,6 +1,7 @@
 """Meters the requests of tenants: a reservation before each begins, and at its end what it used.
 
     reserve    the estimate is charged, or the request is refused with 429
+    correct    the answer begins: what the engine was said to hold of the prompt counts as cached from now on
     settle     the record is complete: what the engine counted takes the place of the estimate, and is added to usage
 
 What is charged where an engine's count is missing:
@@ -87,6 +88,11 @@ class Meter:
             retry_after_s = None if reserved.retry_after_s is None else max(1, ceil(reserved.retry_after_s))
             raise TooBusy(describe_refusal(reserved), code=reserved.limit, retry_after_s=retry_after_s)
         return reserved
+
+    def on_first_byte(self, request: PreparedRequest, attempt: Attempt) -> None:
+        """Give back what was probably cached of the prompt: a long stream would hold all of it until its end."""
+        if request.reservation is not None and (cached := _held_tokens(attempt)):
+            request.reservation.correct(cached)
 
     def settle(self, request: PreparedRequest, record: Record) -> None:
         """Charge what a request used that has ended."""

@@ -67,6 +67,7 @@ class ResponseObserver:
         self._scheduler = services.scheduler
         self._tokenization = services.tokenization
         self._clock = services.clock
+        self._meter = services.meter
         self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not OTHER else None
         self._stream = request.stream
         self._hide = HideUsage() if prompt.hide_usage and self._stream is None else None
@@ -101,6 +102,8 @@ class ResponseObserver:
         self._scheduler.on_first_byte(self._ticket)
         if self._continues:
             return
+        if status < 400:
+            self._meter.on_first_byte(self._request, self._ticket.attempt)
         record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
         if self._request.lease is not None:
             self._request.lease.on_first_byte()

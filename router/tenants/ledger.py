@@ -1,6 +1,7 @@
 """The ledger of tenants with limits: what each may use now, what is reserved for its requests, and what they used.
 
     reserve    a request has arrived: its estimate is charged, or the limit that it would exceed is named
+    correct    its prompt is computed: what was probably cached of it is taken off
     settle     it has ended, in whatever way: what it used takes the place of the estimate, once
 
 An estimate is corrected in the 60 s in which it was made while these are not over, and what exceeds it is charged when
@@ -164,21 +165,36 @@ class Ledger:
         self._changed.add((tenant, None))
 
     def _settle(self, reservation: Reservation, actual: TokenCounts) -> None:
-        account, estimate, now = reservation.account, reservation.estimate, self._clock.now()
+        account, estimate = reservation.account, reservation.estimate
         account.turn_to(self._today())
         account.open -= 1
         account.reserved = account.reserved.minus(estimate)
         account.spent = account.spent.plus(actual)
-        difference = actual.computed - estimate.computed
-        if difference and reservation.charged is not None:
-            corrected = account.tokens.correct(reservation.charged, difference, now)
-            if difference > 0:
-                if not corrected:
-                    account.tokens.charge(difference, now)
-                account.tokens_charged += difference
-            elif corrected:
-                account.returned_tokens -= difference
+        self._charge_difference(reservation, actual.computed - estimate.computed)
         self._changed.add((reservation.tenant, None))
+
+    def _correct(self, reservation: Reservation, estimate: TokenCounts) -> None:
+        """Put a smaller estimate in the place of the first one, where that still counts."""
+        if reservation.charged is not None and reservation.charged.left:
+            return
+        account = reservation.account
+        account.reserved = account.reserved.minus(reservation.estimate).plus(estimate)
+        self._charge_difference(reservation, estimate.computed - reservation.estimate.computed)
+        reservation.estimate = estimate
+        self._changed.add((reservation.tenant, None))
+
+    def _charge_difference(self, reservation: Reservation, difference: int) -> None:
+        """Correct what a reservation charged to the tokens per minute."""
+        if not difference or reservation.charged is None:
+            return
+        account, now = reservation.account, self._clock.now()
+        corrected = account.tokens.correct(reservation.charged, difference, now)
+        if difference > 0:
+            if not corrected:
+                account.tokens.charge(difference, now)
+            account.tokens_charged += difference
+        elif corrected:
+            account.returned_tokens -= difference
 
     # several processes
 
@@ -254,6 +270,14 @@ class Reservation:
         self.account = account
         self.estimate = estimate
         self.charged = charged  # where its tokens were charged; None: there is no limit on them
+
+    def correct(self, cached_tokens: int) -> None:
+        """Count so many of the prompt's tokens as found in a cache from now on, not from the end of the request on."""
+        before = self.estimate
+        prompt = before.input_tokens + before.cached_tokens
+        cached = min(cached_tokens, prompt)
+        if not self._settled and cached > before.cached_tokens:
+            self._ledger._correct(self, TokenCounts(prompt - cached, cached, before.output_tokens))
 
     def settle(self, actual: TokenCounts) -> None:
         """Put what the request used in the place of the estimate; a second call does nothing."""
