@@ -89,11 +89,6 @@ class Meter:
             raise TooBusy(describe_refusal(reserved), code=reserved.limit, retry_after_s=retry_after_s)
         return reserved
 
-    def on_first_byte(self, request: PreparedRequest, attempt: Attempt) -> None:
-        """Give back what was probably cached of the prompt: a long stream would hold all of it until its end."""
-        if request.reservation is not None and (cached := _held_tokens(attempt)):
-            request.reservation.correct(cached)
-
     def settle(self, request: PreparedRequest, record: Record) -> None:
         """Charge what a request used that has ended."""
         tenant = request.tenant
@@ -148,7 +143,7 @@ class Meter:
             estimate = self._estimate(tenant, request.prompt, request.tokens)
             return TokenCounts(estimate.input_tokens, 0, passed or estimate.output_tokens)
         counted = record.prompt_tokens_counted or 0
-        cached = min(counted, _held_tokens(attempt))
+        cached = min(counted, held_tokens(attempt))
         return TokenCounts(counted - cached, cached, passed)
 
 
@@ -194,7 +189,7 @@ def _has_computed(record: Record) -> bool:
     return half is not None and half.end == "ok"
 
 
-def _held_tokens(attempt: Attempt) -> int:
+def held_tokens(attempt: Attempt) -> int:
     """Return how much of the prompt may have been cached where it was computed."""
     half = attempt.prefill
     if half is not None:

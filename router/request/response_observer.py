@@ -31,6 +31,7 @@ from router.proxy.relay import (
     RelayNotStarted,
     RelayRejected,
 )
+from router.request.metering import held_tokens
 from router.request.prepared_request import PreparedRequest
 from router.request.services import Services
 from router.scheduling.policy.record import PrefillRecord
@@ -67,7 +68,6 @@ class ResponseObserver:
         self._scheduler = services.scheduler
         self._tokenization = services.tokenization
         self._clock = services.clock
-        self._meter = services.meter
         self._tail = UsageTail(prompt.endpoint) if prompt.endpoint is not OTHER else None
         self._stream = request.stream
         self._hide = HideUsage() if prompt.hide_usage and self._stream is None else None
@@ -102,8 +102,8 @@ class ResponseObserver:
         self._scheduler.on_first_byte(self._ticket)
         if self._continues:
             return
-        if status < 400:
-            self._meter.on_first_byte(self._request, self._ticket.attempt)
+        if self._request.reservation is not None and status < 400:  # else a long stream held it until its end
+            self._request.reservation.correct(held_tokens(self._ticket.attempt))
         record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
         if self._request.lease is not None:
             self._request.lease.on_first_byte()
