@@ -97,7 +97,7 @@ class Meter:
         used = self._count(tenant, request, record)
         if request.reservation is not None:
             request.reservation.settle(used)
-        if record.output_tokens is not None and record.attempts[-1].end == "ok":
+        if tenant.service_class.limits is not None and record.output_tokens is not None and _is_whole(record):
             self._lengths.observe(_answers_of(tenant, record.model), record.output_tokens)
         gpu_s = estimate_gpu_s(record, used)
         self._usage.add_request(self._key(tenant, record.model), used, gpu_s)
@@ -177,6 +177,11 @@ def _fit(estimate: TokenCounts, allowed: int, *, known: bool) -> TokenCounts:
 
 def _answers_of(tenant: Tenant, model: str) -> str:
     return f"{tenant.name}\n{model}"
+
+
+def _is_whole(record: Record) -> bool:
+    """Return whether the answer passed to its end."""
+    return record.attempts[-1].end == "ok"
 
 
 def _has_computed(record: Record) -> bool:

@@ -22,6 +22,7 @@ from router.config.sections.clients import PricesConfig, TenantLimits
 from router.tenants.account import Account
 from router.tenants.tenant_totals import TenantTotals
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
+from router.tenants.token_sums import Prices
 from router.tenants.window import Slice, SlidingWindow, count_charged, find_room_s
 
 LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrent", "budget_per_day"]
@@ -70,7 +71,7 @@ class Ledger:
 
     def __init__(self, prices: PricesConfig, clock: Clock, owner: str) -> None:
         self.owner = owner
-        self._prices = prices
+        self._prices = Prices(prices)
         self._clock = clock
         self._accounts: dict[str, Account] = {}
         self._begun = 0
@@ -83,44 +84,42 @@ class Ledger:
     def reserve(self, tenant: str, limits: TenantLimits, estimate: TokenCounts) -> Reservation | Refusal:
         """Charge a request with its estimate; or return why it may not begin, with nothing charged."""
         account, now = self._open(tenant), self._clock.now()
-        account.limits = limits
-        refusal = self._find_refusal(account, limits, estimate, now)
+        account.follow(limits)
+        refusal = self._find_refusal(account, estimate, now)
         if refusal is not None:
             return refusal
-        if limits.requests_per_minute is not None:
+        if account.requests_per_minute is not None:
             account.requests.charge(1, now)
             account.requests_charged += 1
         charged = None
-        if limits.tokens_per_minute is not None:
-            charged = account.tokens.charge(estimate.computed, now)
-            account.tokens_charged += estimate.computed
+        if account.tokens_per_minute is not None:
+            computed = estimate.computed
+            charged = account.tokens.charge(computed, now)
+            account.tokens_charged += computed
         account.open += 1
-        account.reserved = account.reserved.plus(estimate)
+        account.reserved.add(estimate)
         self._changed.add((tenant, None))
         return Reservation(self, tenant, account, estimate, charged)
 
-    def _find_refusal(
-        self, account: Account, limits: TenantLimits, estimate: TokenCounts, now: float
-    ) -> Refusal | None:
-        if limits.concurrent is not None and (used := account.all_open()) >= limits.concurrent:
-            return Refusal("concurrent", limits.concurrent, used, 1, CONCURRENT_RETRY_S)
-        if (allowed := limits.requests_per_minute) is not None:
+    def _find_refusal(self, account: Account, estimate: TokenCounts, now: float) -> Refusal | None:
+        if (allowed := account.concurrent) is not None and (used := account.all_open()) >= allowed:
+            return Refusal("concurrent", allowed, used, 1, CONCURRENT_RETRY_S)
+        if (allowed := account.requests_per_minute) is not None:
             used = count_charged(account.request_windows(), now)
             if used >= allowed:
                 room_s = find_room_s(account.request_windows(), used + 1 - allowed, now)
                 return Refusal("requests_per_minute", allowed, used, 1, room_s)
-        if (allowed := limits.tokens_per_minute) is not None:
-            used = count_charged(account.token_windows(), now)
-            if used + estimate.computed > allowed:
-                fits = estimate.computed <= allowed
-                excess = used + estimate.computed - allowed
-                room_s = find_room_s(account.token_windows(), excess, now) if fits else None
-                return Refusal("tokens_per_minute", allowed, used, estimate.computed, room_s)
-        if (budget := limits.budget_per_day) is not None:
-            spent, wanted = account.used_today().cost(self._prices), estimate.cost(self._prices)
-            if spent + wanted > budget:
+        if (allowed := account.tokens_per_minute) is not None:
+            used, wanted = count_charged(account.token_windows(), now), estimate.computed
+            if used + wanted > allowed:
+                excess = used + wanted - allowed
+                room_s = find_room_s(account.token_windows(), excess, now) if wanted <= allowed else None
+                return Refusal("tokens_per_minute", allowed, used, wanted, room_s)
+        if (budget := account.budget_per_day) is not None:
+            spent, price = account.cost_today(self._prices), self._prices.cost(estimate)
+            if spent + price > budget:
                 rest_s = DAY_S - self._clock.wall() % DAY_S
-                return Refusal("budget_per_day", budget, spent, wanted, rest_s if wanted <= budget else None)
+                return Refusal("budget_per_day", budget, spent, price, rest_s if price <= budget else None)
         return None
 
     def state(self, tenant: str, limits: TenantLimits) -> LimitState:
@@ -142,7 +141,7 @@ class Ledger:
             "requests_per_minute": count_charged(account.request_windows(), now),
             "tokens_per_minute": count_charged(account.token_windows(), now),
             "concurrent": account.all_open(),
-            "budget_per_day": account.used_today().cost(self._prices),
+            "budget_per_day": account.cost_today(self._prices),
         }
         return {
             name: LimitUse(allowed, amount)
@@ -152,7 +151,7 @@ class Ledger:
 
     def used_today(self, tenant: str) -> float:
         """Return what a tenant has spent and reserved today, in the unit of the prices."""
-        return self._open(tenant).used_today().cost(self._prices)
+        return self._open(tenant).cost_today(self._prices)
 
     def in_progress(self, tenant: str) -> int:
         """Return a tenant's requests in progress."""
@@ -160,16 +159,15 @@ class Ledger:
 
     def restore(self, tenant: str, spent: TokenCounts) -> None:
         """Go on from what a tenant has spent today, as a file tells it, before its first request."""
-        account = self._open(tenant)
-        account.spent = account.spent.plus(spent)
+        self._open(tenant).spent.add(spent)
         self._changed.add((tenant, None))
 
     def _settle(self, reservation: Reservation, actual: TokenCounts) -> None:
         account, estimate = reservation.account, reservation.estimate
         account.turn_to(self._today())
         account.open -= 1
-        account.reserved = account.reserved.minus(estimate)
-        account.spent = account.spent.plus(actual)
+        account.reserved.subtract(estimate)
+        account.spent.add(actual)
         self._charge_difference(reservation, actual.computed - estimate.computed)
         self._changed.add((reservation.tenant, None))
 
@@ -177,8 +175,9 @@ class Ledger:
         """Put a smaller estimate in the place of the first one, where that still counts."""
         if reservation.charged is not None and reservation.charged.left:
             return
-        account = reservation.account
-        account.reserved = account.reserved.minus(reservation.estimate).plus(estimate)
+        reserved = reservation.account.reserved
+        reserved.subtract(reservation.estimate)
+        reserved.add(estimate)
         self._charge_difference(reservation, estimate.computed - reservation.estimate.computed)
         reservation.estimate = estimate
         self._changed.add((reservation.tenant, None))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from router.tenants.token_counts import NO_TOKENS, TokenCounts
+from router.tenants.token_counts import TokenCounts
+from router.tenants.token_sums import TokenSums
 from router.tenants.usage import UsageKey, UsageRow
 
 
@@ -11,7 +12,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.requests = 0
-        self.tokens = NO_TOKENS
+        self.tokens = TokenSums()
         self.gpu_s = 0.0
         self.refused: dict[str, int] = {}
 
@@ -26,7 +27,7 @@ class UsageBook:
         """Add a request that ended."""
         sums = self._find(key)
         sums.requests += 1
-        sums.tokens = sums.tokens.plus(tokens)
+        sums.tokens.add(tokens)
         sums.gpu_s += gpu_s
 
     def add_refusal(self, key: UsageKey, reason: str) -> None:
@@ -38,7 +39,7 @@ class UsageBook:
         """Add sums that were taken elsewhere, or could not be stored."""
         sums = self._find(UsageKey(row.day, row.tenant, row.model))
         sums.requests += row.requests
-        sums.tokens = sums.tokens.plus(row.tokens)
+        sums.tokens.add(row.tokens)
         sums.gpu_s += row.gpu_s
         for reason, count in row.refused.items():
             sums.refused[reason] = sums.refused.get(reason, 0) + count
@@ -46,7 +47,7 @@ class UsageBook:
     def take(self) -> list[UsageRow]:
         """Return the sums, and begin anew."""
         taken, self._sums = self._sums, {}
-        return [UsageRow(*key, one.requests, one.tokens, one.gpu_s, one.refused) for key, one in taken.items()]
+        return [UsageRow(*key, one.requests, one.tokens.read(), one.gpu_s, one.refused) for key, one in taken.items()]
 
     def _find(self, key: UsageKey) -> _Sums:
         if (sums := self._sums.get(key)) is None:
