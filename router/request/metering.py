@@ -28,7 +28,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
 from router.request.prepared_request import PreparedRequest
-from router.request.rate_limit_headers import build_rate_limit_headers
+from router.request.rate_limit_headers import render_rate_limits
 from router.scheduling.policy.record import Attempt, Record
 from router.scheduling.scheduler import BYTES_PER_TOKEN
 from router.telemetry.gpu_time import estimate_gpu_s
@@ -78,11 +78,11 @@ class Meter:
         if tenant is None or (limits := tenant.service_class.limits) is None:
             return NO_RESERVATION
         estimate = self._estimate(tenant, prompt, tokens)
-        if limits.tokens_per_minute is not None:
-            estimate = _fit(estimate, limits.tokens_per_minute, known=isinstance(tokens, TokenizedPrompt))
+        if (allowed := limits.tokens_per_minute) is not None and estimate.computed > allowed:
+            estimate = _fit(estimate, allowed, known=isinstance(tokens, TokenizedPrompt))
         reserved = self._ledger.reserve(tenant.name, limits, estimate)
         state = self._ledger.state(tenant.name, limits)
-        call.own_headers = build_rate_limit_headers(state, call.path, self._clock.wall())
+        call.own_lines = render_rate_limits(state, call.path, self._clock.wall())
         if isinstance(reserved, Refusal):
             self._count_refusal(tenant, prompt.model or "", reserved.limit)
             retry_after_s = None if reserved.retry_after_s is None else max(1, ceil(reserved.retry_after_s))

@@ -85,7 +85,8 @@ class Ledger:
         """Charge a request with its estimate; or return why it may not begin, with nothing charged."""
         account, now = self._open(tenant), self._clock.now()
         account.follow(limits)
-        refusal = self._find_refusal(account, estimate, now)
+        computed = estimate.computed
+        refusal = self._find_refusal(account, estimate, computed, now)
         if refusal is not None:
             return refusal
         if account.requests_per_minute is not None:
@@ -93,7 +94,6 @@ class Ledger:
             account.requests_charged += 1
         charged = None
         if account.tokens_per_minute is not None:
-            computed = estimate.computed
             charged = account.tokens.charge(computed, now)
             account.tokens_charged += computed
         account.open += 1
@@ -101,7 +101,7 @@ class Ledger:
         self._changed.add((tenant, None))
         return Reservation(self, tenant, account, estimate, charged)
 
-    def _find_refusal(self, account: Account, estimate: TokenCounts, now: float) -> Refusal | None:
+    def _find_refusal(self, account: Account, estimate: TokenCounts, computed: int, now: float) -> Refusal | None:
         if (allowed := account.concurrent) is not None and (used := account.all_open()) >= allowed:
             return Refusal("concurrent", allowed, used, 1, CONCURRENT_RETRY_S)
         if (allowed := account.requests_per_minute) is not None:
@@ -110,11 +110,11 @@ class Ledger:
                 room_s = find_room_s(account.request_windows(), used + 1 - allowed, now)
                 return Refusal("requests_per_minute", allowed, used, 1, room_s)
         if (allowed := account.tokens_per_minute) is not None:
-            used, wanted = count_charged(account.token_windows(), now), estimate.computed
-            if used + wanted > allowed:
-                excess = used + wanted - allowed
-                room_s = find_room_s(account.token_windows(), excess, now) if wanted <= allowed else None
-                return Refusal("tokens_per_minute", allowed, used, wanted, room_s)
+            used = count_charged(account.token_windows(), now)
+            if used + computed > allowed:
+                excess = used + computed - allowed
+                room_s = find_room_s(account.token_windows(), excess, now) if computed <= allowed else None
+                return Refusal("tokens_per_minute", allowed, used, computed, room_s)
         if (budget := account.budget_per_day) is not None:
             spent, price = account.cost_today(self._prices), self._prices.cost(estimate)
             if spent + price > budget:
