@@ -113,7 +113,7 @@ class Meter:
         self._tables.on_refusal(tenant.name, reason)
 
     def _key(self, tenant: Tenant, model: str) -> UsageKey:
-        return UsageKey(int(self._clock.wall() // DAY_S), tenant.name, model)
+        return int(self._clock.wall() // DAY_S), tenant.name, model
 
     def _estimate(self, tenant: Tenant, prompt: Prompt, tokens: TokenizedPrompt | UnknownIds) -> TokenCounts:
         """Return what a request will probably use, as if nothing of its prompt were cached."""

@@ -125,11 +125,13 @@ class Account:
 
     def request_windows(self) -> list[SlidingWindow]:
         """Return the windows of all processes."""
-        return [self.requests] + [heard.requests for heard in self.heard.values()]
+        own = [self.requests]
+        return own + [heard.requests for heard in self.heard.values()] if self.heard else own
 
     def token_windows(self) -> list[SlidingWindow]:
         """Return the windows of all processes."""
-        return [self.tokens] + [heard.tokens for heard in self.heard.values()]
+        own = [self.tokens]
+        return own + [heard.tokens for heard in self.heard.values()] if self.heard else own
 
     def all_open(self) -> int:
         """Return the requests in progress at all processes."""

@@ -44,19 +44,25 @@ class Refusal(NamedTuple):
     retry_after_s: float | None
 
 
-class WindowState(NamedTuple):
+class WindowState:
     """A limit per minute: what it allows, what is left of that, and in how many seconds all of it is."""
 
-    allowed: int
-    remaining: int
-    reset_s: float
+    __slots__ = ("allowed", "remaining", "reset_s")
+
+    def __init__(self, allowed: int, remaining: int, reset_s: float) -> None:
+        self.allowed = allowed
+        self.remaining = remaining
+        self.reset_s = reset_s
 
 
-class LimitState(NamedTuple):
+class LimitState:
     """The limits per minute of a tenant as they are now; None where it has none."""
 
-    requests: WindowState | None
-    tokens: WindowState | None
+    __slots__ = ("requests", "tokens")
+
+    def __init__(self, requests: WindowState | None, tokens: WindowState | None) -> None:
+        self.requests = requests
+        self.tokens = tokens
 
 
 class LimitUse(NamedTuple):

@@ -37,7 +37,7 @@ class UsageBook:
 
     def add(self, row: UsageRow) -> None:
         """Add sums that were taken elsewhere, or could not be stored."""
-        sums = self._find(UsageKey(row.day, row.tenant, row.model))
+        sums = self._find((row.day, row.tenant, row.model))
         sums.requests += row.requests
         sums.tokens.add(row.tokens)
         sums.gpu_s += row.gpu_s

@@ -16,10 +16,9 @@ from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.ledger import DAY_S
 from router.tenants.token_counts import TokenCounts
-from router.tenants.usage import UsageKey
 
 DAY = 20_000
-KEY = UsageKey(DAY, "acme", "m")
+KEY = (DAY, "acme", "m")
 
 
 def a_metering(clock: ManualClock, **clients: Any) -> Metering:
