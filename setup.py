@@ -35,12 +35,12 @@ COMPILED = (
     "router/scheduling/experiments/regret.py",
     "router/scheduling/experiments/shadow.py",
     "router/scheduling/policy/*.py",
-    "router/tenants/directory.py",
-    "router/tenants/isolation.py",
-    "router/tenants/tenant.py",
+    "router/tenants/*.py",
     "router/telemetry/failure.py",
+    "router/telemetry/gpu_time.py",
     "router/telemetry/metrics/buckets.py",
     "router/telemetry/metrics/prometheus.py",
+    "router/telemetry/metrics/tenant_tables.py",
     "router/telemetry/recent_records.py",
     "router/testbed/simulator/block_cache.py",
     "router/testbed/simulator/cluster.py",
@@ -71,6 +71,9 @@ INTERPRETED = {
         "router/prompt/prompt.py",
         "router/scheduling/policy/record.py",
         "router/scheduling/ticket.py",
+        "router/tenants/tenant_totals.py",
+        "router/tenants/token_counts.py",
+        "router/tenants/usage.py",
     ),
     "Awaits in `finally`: the exception would be seen by whatever runs meanwhile": (
         "router/proxy/disaggregated.py",
@@ -94,6 +97,7 @@ INTERPRETED = {
         "router/request/picker_api.py",
         "router/request/picker_path.py",
         "router/request/token_ids.py",
+        "router/tenants/tokens.py",
     ),
 }
 LIBRARY = "scorers.compiled"  # all modules in one, so that they call each other without Python's calls

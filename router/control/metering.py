@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from heapq import nlargest
+from typing import NamedTuple
 
 from router.clock import Clock
-from router.config.sections.clients import ClientsConfig
+from router.config.sections.clients import ClientsConfig, TenantConfig, TenantLimits
 from router.control.workers.follower import FollowerWorker
 from router.control.workers.leader import LeaderWorker
 from router.control.workers.tenants import SHARE_S, USAGE_S, FollowerTenants, LeaderTenants
@@ -21,10 +23,24 @@ from router.request.metering import Meter
 from router.tasks import Tasks
 from router.telemetry.metrics.tenant_tables import TenantTables
 from router.telemetry.usage_store import UsageStore, UsageUnwritten
-from router.tenants.ledger import DAY_S, Ledger
-from router.tenants.usage import UsageBook, UsageRow
+from router.tenants.ledger import DAY_S, Ledger, LimitName, LimitUse
+from router.tenants.usage import UsageRow
+from router.tenants.usage_book import UsageBook
 
 log = logging.getLogger("warmroute.tenants")
+
+TENANTS_PER_TURN = 100  # described in one turn of the event loop
+
+
+class TenantUse(NamedTuple):
+    """What a tenant uses of its limits now; without limits that are not known in this process."""
+
+    tenant: str
+    limits: dict[LimitName, LimitUse]
+
+    def fullest(self) -> float:
+        """Return the used share of the limit that it is nearest to."""
+        return max((limit.used / limit.allowed for limit in self.limits.values()), default=0.0)
 
 
 class Metering:
@@ -40,12 +56,12 @@ class Metering:
         clock: Clock,
     ) -> None:
         """Raise ConfigError for a usage file that cannot be used."""
-        self._active = config.identifies
+        self._config = config
         self._clock = clock
         self._unwritten = ""  # why the last write failed
         self._lock = asyncio.Lock()  # held while the file is used
         follows = isinstance(worker, FollowerWorker)
-        self._store = UsageStore(config.usage_file) if self._active and not follows else None
+        self._store = UsageStore(config.usage_file) if self.active and not follows else None
         self._ledger = Ledger(config.prices, clock, run_id if self._store is None else self._store.owner)
         self._usage = UsageBook()
         self.meter = Meter(self._ledger, self._usage, tables, context_tokens, clock)
@@ -59,9 +75,14 @@ class Metering:
         elif worker is not None:
             self.leader = worker.tenants = LeaderTenants(self._ledger, self._usage, worker.channels)
 
+    @property
+    def active(self) -> bool:
+        """Requests need a tenant."""
+        return self._config.identifies
+
     def start(self, tasks: Tasks) -> None:
         """Write and tell from now on."""
-        if not self._active:
+        if not self.active:
             return
         tasks.supervise("usage", self._write_always)
         if (shared := self._follower or self.leader) is not None:
@@ -110,6 +131,27 @@ class Metering:
                 return await asyncio.to_thread(self._store.read, *days)
             except UsageUnwritten as error:
                 raise RequestRefused(f"the usage cannot be read: {error}", code="usage_unreadable") from error
+
+    async def describe_limits(self, most: int) -> list[TenantUse]:
+        """Return what tenants use of their limits now, those nearest to one of them first, at most `most`. Tenants of
+        which nothing counts now may be missing.
+        """
+        found = []
+        for number, tenant in enumerate(self._ledger.tenants()):
+            if number % TENANTS_PER_TURN == 0:
+                await asyncio.sleep(0)  # for requests
+            limits = self._ledger.last_limits(tenant) or self._find_limits(tenant)
+            found.append(TenantUse(tenant, {} if limits is None else self._ledger.use(tenant, limits)))
+        return nlargest(most, found, key=TenantUse.fullest)
+
+    def _find_limits(self, tenant: str) -> TenantLimits | None:
+        """Return the limits of a tenant that had no request here; None: it has none, or its tokens say its class."""
+        jwt = self._config.jwt
+        if jwt is not None and jwt.class_claim is not None:
+            return None
+        name = self._config.tenants.get(tenant, TenantConfig()).service_class
+        found = self._config.service_classes.get(name)
+        return None if found is None else found.limits
 
     def _today(self) -> int:
         return int(self._clock.wall() // DAY_S)

@@ -56,7 +56,6 @@ from router.telemetry.recent_records import RecentRecords
 from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import TargetRequest, list_target_requests
 from router.telemetry.shared_prefixes import count_prefixes
-from router.tenants.usage import UsageRow
 
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
 
@@ -194,10 +193,6 @@ class Status:
     def describe_preloads(self) -> dict[str, Any]:
         """Return what was loaded into engines ahead of the requests for it, and what was hit of it."""
         return describe_preloads(self.preloading, self.scheduler.preloads)
-
-    async def read_usage(self, first: int | None, last: int | None) -> list[UsageRow]:
-        """Return what tenants used from one day to another; see `Metering.read`."""
-        return [] if self.metering is None else await self.metering.read(first, last)
 
     async def describe_scaling(self) -> list[dict[str, Any]]:
         """Return how many instances are wanted by model and role, why, and which one a scale-in should take."""

@@ -40,7 +40,7 @@ from router.picker.messages import (
 )
 from router.picker.names import TEST_SERVED
 from router.proxy.call import BodyBudget, ClientDisconnected, Headers
-from router.proxy.headers import content_encoding
+from router.proxy.headers import content_encoding, split_lines
 from router.proxy.relay import AnswerWatch
 from router.proxy.watched_exchange import PIECE_BYTES, WatchedExchange, check_body_size
 
@@ -165,7 +165,7 @@ class PickerExchange(WatchedExchange):
         """Begin an answer of our own; it goes out when it is finished."""
         self.started = True
         self.status = status
-        self._refusal = status, [*headers, *self.own_headers]
+        self._refusal = status, [*headers, *split_lines(self.own_lines)]
 
     def write(self, data: bytes) -> None:
         self._answer += data
@@ -204,7 +204,7 @@ class PickerExchange(WatchedExchange):
         """
         if self._form == "buffered" and choice.body is self._received:
             choice = choice._replace(body=None)
-        own_headers = [(name.decode("latin-1"), value) for name, value in self.own_headers]
+        own_headers = [(name.decode("latin-1"), value) for name, value in split_lines(self.own_lines)]
         self._choice, self._answer_headers, self._watch = choice, answer_headers + own_headers, watch
         loop = asyncio.get_running_loop()
         self._end, self._chosen_s = loop.create_future(), loop.time()

@@ -8,7 +8,7 @@ exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -38,7 +38,7 @@ class ClientRequest(ABC):
     undecoded.
     """
 
-    __slots__ = ("fields", "headers", "method", "own_headers", "path", "recorded", "started", "target", "tenant")
+    __slots__ = ("fields", "headers", "method", "own_lines", "path", "recorded", "started", "target", "tenant")
 
     method: str
     path: str
@@ -46,7 +46,7 @@ class ClientRequest(ABC):
     headers: Headers
     fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
     tenant: Tenant | None  # whose it is, set by the public API where clients must say who they are
-    own_headers: Sequence[tuple[bytes, bytes]]  # of the router, added to every answer
+    own_lines: bytes  # headers of the router, added to every answer: whole lines
     recorded: bool  # set once a record counts this exchange; the public API counts all others
     started: bool  # an answer has begun: there can be no other
 

@@ -179,8 +179,6 @@ class ClientExchange(WatchedExchange):
             lines.append(b"%b: %b\r\n" % (name, value))
             if name == b"content-length":
                 length = value
-        for name, value in self.own_headers:
-            lines.append(b"%b: %b\r\n" % (name, value))
         self._bodiless = self.method == "HEAD" or status in (204, 304)
         if self._bodiless:
             self._remaining = 0
@@ -196,7 +194,8 @@ class ClientExchange(WatchedExchange):
         block = b"".join(lines)
         if block.count(b"\n") != len(lines) or block.count(b"\r") != len(lines):
             raise RuntimeError("a response header contains a line break")
-        self._head = b"%b%b\r\n" % (STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, block)
+        status_line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        self._head = b"%b%b%b\r\n" % (status_line, block, self.own_lines)
 
     def write(self, data: bytes) -> None:
         if not self.gone and data:

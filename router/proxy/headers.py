@@ -137,6 +137,11 @@ def response_headers(headers: Headers, *, target: str, record: str, resized: boo
     return result
 
 
+def split_lines(lines: bytes) -> Headers:
+    """Return the headers of whole lines that the router wrote."""
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.splitlines())]
+
+
 def last_value(headers: Headers, name: bytes) -> bytes:
     """Return the last value of header `name`; empty where there is none."""
     found = b""

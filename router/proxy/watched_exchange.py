@@ -28,7 +28,7 @@ class WatchedExchange(ClientRequest):
     def __init__(self) -> None:
         self.gone = False  # the client disconnected
         self.tenant = None
-        self.own_headers = ()
+        self.own_lines = b""
         self._watched: asyncio.Task[Any] | None = None
         self._cancelled = False
 

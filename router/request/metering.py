@@ -1,6 +1,7 @@
 """Meters the requests of tenants: a reservation before each begins, and at its end what it used.
 
     reserve    the estimate is charged, or the request is refused with 429
+    correct    the answer begins: what the engine was said to hold of the prompt counts as cached from now on
     settle     the record is complete: what the engine counted takes the place of the estimate, and is added to usage
 
 What is charged where an engine's count is missing:
@@ -27,7 +28,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
 from router.request.prepared_request import PreparedRequest
-from router.request.rate_limit_headers import build_rate_limit_headers
+from router.request.rate_limit_headers import render_rate_limits
 from router.scheduling.policy.record import Attempt, Record
 from router.scheduling.scheduler import BYTES_PER_TOKEN
 from router.telemetry.gpu_time import estimate_gpu_s
@@ -37,7 +38,8 @@ from router.telemetry.metrics.tenant_tables import TenantTables
 from router.tenants.ledger import DAY_S, Ledger, LimitName, Refusal, Reservation
 from router.tenants.tenant import Tenant
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
-from router.tenants.usage import UsageBook, UsageKey
+from router.tenants.usage import UsageKey
+from router.tenants.usage_book import UsageBook
 
 UNSEEN_ANSWER_TOKENS = 256  # of a tenant that has had no answer yet
 UNCOMPUTED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})  # engines only count for these
@@ -76,11 +78,11 @@ class Meter:
         if tenant is None or (limits := tenant.service_class.limits) is None:
             return NO_RESERVATION
         estimate = self._estimate(tenant, prompt, tokens)
-        if limits.tokens_per_minute is not None:
-            estimate = _fit(estimate, limits.tokens_per_minute, known=isinstance(tokens, TokenizedPrompt))
+        if (allowed := limits.tokens_per_minute) is not None and estimate.computed > allowed:
+            estimate = _fit(estimate, allowed, known=isinstance(tokens, TokenizedPrompt))
         reserved = self._ledger.reserve(tenant.name, limits, estimate)
         state = self._ledger.state(tenant.name, limits)
-        call.own_headers = build_rate_limit_headers(state, call.path, self._clock.wall())
+        call.own_lines = render_rate_limits(state, call.path, self._clock.wall())
         if isinstance(reserved, Refusal):
             self._count_refusal(tenant, prompt.model or "", reserved.limit)
             retry_after_s = None if reserved.retry_after_s is None else max(1, ceil(reserved.retry_after_s))
@@ -95,7 +97,7 @@ class Meter:
         used = self._count(tenant, request, record)
         if request.reservation is not None:
             request.reservation.settle(used)
-        if record.output_tokens is not None and record.attempts[-1].end == "ok":
+        if tenant.service_class.limits is not None and record.output_tokens is not None and _is_whole(record):
             self._lengths.observe(_answers_of(tenant, record.model), record.output_tokens)
         gpu_s = estimate_gpu_s(record, used)
         self._usage.add_request(self._key(tenant, record.model), used, gpu_s)
@@ -111,7 +113,7 @@ class Meter:
         self._tables.on_refusal(tenant.name, reason)
 
     def _key(self, tenant: Tenant, model: str) -> UsageKey:
-        return UsageKey(int(self._clock.wall() // DAY_S), tenant.name, model)
+        return int(self._clock.wall() // DAY_S), tenant.name, model
 
     def _estimate(self, tenant: Tenant, prompt: Prompt, tokens: TokenizedPrompt | UnknownIds) -> TokenCounts:
         """Return what a request will probably use, as if nothing of its prompt were cached."""
@@ -141,7 +143,7 @@ class Meter:
             estimate = self._estimate(tenant, request.prompt, request.tokens)
             return TokenCounts(estimate.input_tokens, 0, passed or estimate.output_tokens)
         counted = record.prompt_tokens_counted or 0
-        cached = min(counted, _held_tokens(attempt))
+        cached = min(counted, held_tokens(attempt))
         return TokenCounts(counted - cached, cached, passed)
 
 
@@ -177,6 +179,11 @@ def _answers_of(tenant: Tenant, model: str) -> str:
     return f"{tenant.name}\n{model}"
 
 
+def _is_whole(record: Record) -> bool:
+    """Return whether the answer passed to its end."""
+    return record.attempts[-1].end == "ok"
+
+
 def _has_computed(record: Record) -> bool:
     """Return whether an engine has computed the prompt: it began an answer that is no refusal, or the prefill half of a
     pair did.
@@ -187,7 +194,7 @@ def _has_computed(record: Record) -> bool:
     return half is not None and half.end == "ok"
 
 
-def _held_tokens(attempt: Attempt) -> int:
+def held_tokens(attempt: Attempt) -> int:
     """Return how much of the prompt may have been cached where it was computed."""
     half = attempt.prefill
     if half is not None:

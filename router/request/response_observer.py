@@ -31,6 +31,7 @@ from router.proxy.relay import (
     RelayNotStarted,
     RelayRejected,
 )
+from router.request.metering import held_tokens
 from router.request.prepared_request import PreparedRequest
 from router.request.services import Services
 from router.scheduling.policy.record import PrefillRecord
@@ -101,6 +102,8 @@ class ResponseObserver:
         self._scheduler.on_first_byte(self._ticket)
         if self._continues:
             return
+        if self._request.reservation is not None and status < 400:  # else a long stream held it until its end
+            self._request.reservation.correct(held_tokens(self._ticket.attempt))
         record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
         if self._request.lease is not None:
             self._request.lease.on_first_byte()
@@ -119,7 +122,8 @@ class ResponseObserver:
             self._tail.feed(data)
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
                 self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
-                self._scheduler.remember_response(own_name(self._request.tenant, response_id), self._ticket.target.id)
+                tenant, name = self._request.tenant, "" if self._request.tenant is None else self._request.tenant.name
+                self._scheduler.remember_response(own_name(tenant, response_id), self._ticket.target.id, name)
         if self._counts_events:
             self._request.events += data.count(EVENT_END)
         return data if self._feed is None else self._feed(data)

@@ -10,7 +10,6 @@ clock argument; nothing here waits or sends.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mypy_extensions import mypyc_attr
@@ -36,6 +35,7 @@ from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Orders, Policy, merge_orders
 from router.scheduling.policy.record import Attempt, LegEnd, PrefillRecord, Record
 from router.scheduling.prefill_peers import PrefillPeers
+from router.scheduling.response_targets import ResponseTargets, StoredResponse
 from router.scheduling.selector import Selector
 from router.scheduling.shortlist import SMALL
 from router.scheduling.ticket import ENGINE_IN_DOUBT, PrefillBooking, Ticket, build_outcome, judge_end, uncached_tokens
@@ -62,8 +62,7 @@ class Scheduler:
         self.indexer = indexer
         self.selector = selector
         self._clock = clock
-        self._response_targets: OrderedDict[str, TargetId] = OrderedDict()
-        self._responses_kept = responses_kept
+        self._responses = ResponseTargets(responses_kept)
         self.shared_pool = shared_pool  # engines may find prompts there that none of them holds
         self.peers = PrefillPeers()
         self.preloads = PreloadBook()
@@ -332,19 +331,17 @@ class Scheduler:
     def report_load(self, target: TargetId) -> None:
         """Do nothing: this router has one process, which knows its own bookings."""
 
-    def remember_response(self, response_id: str, target: TargetId) -> None:
-        """Remember which target stores a response: it is state of the engine that made it."""
-        self._response_targets[response_id] = target
-        if len(self._response_targets) > self._responses_kept:
-            self._response_targets.popitem(last=False)
+    def remember_response(self, response_id: str, target: TargetId, tenant: str = "") -> None:
+        """Remember which target stores a response of `tenant`; empty: clients need not say who they are."""
+        self._responses.put(StoredResponse(response_id, target, tenant))
 
-    def responses(self) -> list[tuple[str, TargetId]]:
-        """Return all remembered responses with their targets, the oldest first."""
-        return list(self._response_targets.items())
+    def responses(self) -> list[StoredResponse]:
+        """Return all remembered responses, the oldest first."""
+        return self._responses.all()
 
     def response_target(self, response_id: str) -> TargetId | None:
         """Return the target that stores the response; None if it is unknown or left the fleet."""
-        target = self._response_targets.get(response_id)
+        target = self._responses.target(response_id)
         return target if target is not None and self.fleet.target(target) is not None else None
 
     def _find_orders(self, policy: Policy) -> Orders | None:

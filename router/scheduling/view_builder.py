@@ -29,6 +29,8 @@ from scorers.streams import answer_tokens
 NO_MODEL = ServedModel("", None)  # of requests about a stored response
 NO_ANSWER = 0, None, None  # of a session before its first answer
 
+CLIENTS_KNOWN = 10_000  # whose pseudonyms are not derived anew
+
 
 class ViewBuilder:
     """Builds views. Pseudonyms depend on `secret`."""
@@ -39,6 +41,7 @@ class ViewBuilder:
         self._peers = peers
         self._selector = selector
         self._secret = secret.to_bytes(8, "little")
+        self._clients: dict[str, str] = {}  # pseudonyms of clients by name
         self.names_sessions = False  # in every view, whether or not a policy reads them
 
     def candidates(
@@ -194,7 +197,7 @@ class ViewBuilder:
             self._fleet.nominal_speed(prompt.model, now),
             prefixes,
             Ask(
-                self._pseudonym(record.client, b"client"),
+                self._client_pseudonym(record.client),
                 prompt.priority,
                 prompt.ttft_ms,
                 prompt.tpot_ms,
@@ -231,13 +234,19 @@ class ViewBuilder:
         """Return the name of a client's session in views and records."""
         return self._digest(name.encode(errors="surrogatepass"), b"session")
 
-    def _pseudonym(self, name: str | None, kind: bytes) -> str | None:
+    def _client_pseudonym(self, name: str | None) -> str | None:
+        """Return the name of a client, its tenant, in views; None: it has none."""
+        if name is None or (known := self._clients.get(name)) is not None:
+            return None if name is None else known
+        if len(self._clients) >= CLIENTS_KNOWN:
+            self._clients.clear()
+        pseudonym = self._clients[name] = self._digest(name.encode(errors="surrogatepass"), b"client")
+        return pseudonym
+
+    def _digest(self, text: bytes, kind: bytes) -> str:
         """Return a pseudonym, equal wherever the deployment's secret is. Clients often name sessions after people, and
         API keys are named after their holders: policies never see these names.
         """
-        return None if name is None else self._digest(name.encode(errors="surrogatepass"), kind)
-
-    def _digest(self, text: bytes, kind: bytes) -> str:
         return blake2b(text, digest_size=8, key=self._secret, person=kind).hexdigest()
 
     def peers_for(self, answering: str, prefilling: Sequence[Target]) -> list[Target]:

@@ -8,29 +8,13 @@ where it was made, never shorter, once it is known. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
+from router.config.sections.clients import TenantLimits
+from router.tenants.tenant_totals import TenantTotals
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
-from router.tenants.window import SlidingWindow
-
-
-class TenantTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a process, or several together, charged a tenant. New fields come at the end with a default."""
-
-    owner: str  # who spent `spent`: another process that goes on from the same file has the same name
-    began: int  # number of the account, among those of its process: the next one of the same tenant begins at 0
-    day: int  # days since the epoch, UTC
-    requests: int = 0  # charged since the account began
-    tokens: int = 0
-    returned_tokens: int = 0  # charged too much, and given back
-    window_requests: int = 0  # of these in the window of 60 s
-    window_tokens: int = 0
-    open: int = 0  # requests in progress
-    spent: TokenCounts = NO_TOKENS  # on `day`
-    reserved: TokenCounts = NO_TOKENS  # for requests in progress
+from router.tenants.token_sums import Prices, TokenSums
+from router.tenants.window import SlidingWindow, count_charged
 
 
 class Spending(NamedTuple):
@@ -89,30 +73,45 @@ class Account:
     """One tenant's account. `number` is its own among those of this process."""
 
     __slots__ = (
-        *("_far", "day", "heard", "number", "open", "requests", "requests_charged", "reserved", "returned_tokens"),
-        *("spending", "spent", "tokens", "tokens_charged"),
+        *("_far", "budget_per_day", "concurrent", "day", "heard", "limits", "number", "open", "requests"),
+        *("requests_charged", "requests_per_minute", "reserved", "returned_tokens", "spending", "spent", "tokens"),
+        *("tokens_charged", "tokens_per_minute"),
     )
 
     def __init__(self, number: int, day: int) -> None:
         self.number = number
         self.day = day
+        self.limits: TenantLimits | None = None  # of the last request here; None: there was none
+        self.requests_per_minute: int | None = None  # these four: of `limits`, which is slow to read
+        self.tokens_per_minute: int | None = None
+        self.concurrent: int | None = None
+        self.budget_per_day: float | None = None
         self.requests = SlidingWindow()
         self.tokens = SlidingWindow()
         self.requests_charged = 0
         self.tokens_charged = 0
         self.returned_tokens = 0
         self.open = 0
-        self.spent = NO_TOKENS  # today, by requests that ended here
-        self.reserved = NO_TOKENS  # for those that are open here
+        self.spent = TokenSums()  # today, by requests that ended here
+        self.reserved = TokenSums()  # for those that are open here
         self.heard: dict[str, HeardAccount] = {}  # by source
         self.spending: dict[str, Spending] = {}  # of others, today, by owner
         self._far = (0, 0, 0)  # what other routers charged that are forgotten: requests, tokens, tokens given back
+
+    def follow(self, limits: TenantLimits) -> None:
+        """Take over the limits of a request."""
+        if limits is not self.limits:
+            self.limits = limits
+            self.requests_per_minute = limits.requests_per_minute
+            self.tokens_per_minute = limits.tokens_per_minute
+            self.concurrent = limits.concurrent
+            self.budget_per_day = limits.budget_per_day
 
     def turn_to(self, day: int) -> None:
         """Begin the books of another day, if it is one."""
         if day > self.day:
             self.day = day
-            self.spent = NO_TOKENS
+            self.spent = TokenSums()
             self.spending.clear()
 
     def hear(self, source: str, totals: TenantTotals, near: bool, now: float) -> None:
@@ -124,35 +123,38 @@ class Account:
         if totals.day == self.day:
             self.spending[totals.owner] = Spending(totals.spent, near)
 
-    def request_windows(self) -> Iterator[SlidingWindow]:
-        yield self.requests
-        for heard in self.heard.values():
-            yield heard.requests
+    def request_windows(self) -> list[SlidingWindow]:
+        """Return the windows of all processes."""
+        own = [self.requests]
+        return own + [heard.requests for heard in self.heard.values()] if self.heard else own
 
-    def token_windows(self) -> Iterator[SlidingWindow]:
-        yield self.tokens
-        for heard in self.heard.values():
-            yield heard.tokens
+    def token_windows(self) -> list[SlidingWindow]:
+        """Return the windows of all processes."""
+        own = [self.tokens]
+        return own + [heard.tokens for heard in self.heard.values()] if self.heard else own
 
     def all_open(self) -> int:
         """Return the requests in progress at all processes."""
-        return self.open + sum(heard.open for heard in self.heard.values())
-
-    def used_today(self) -> TokenCounts:
-        """Return what was spent today, and what is reserved, by all processes."""
-        used = self.spent.plus(self.reserved)
-        for spending in self.spending.values():
-            used = used.plus(spending.counts)
+        found = self.open
         for heard in self.heard.values():
-            used = used.plus(heard.reserved)
-        return used
+            found += heard.open
+        return found
+
+    def cost_today(self, prices: Prices) -> float:
+        """Return the price of what was spent today, and of what is reserved, by all processes."""
+        cost = prices.cost(self.spent) + prices.cost(self.reserved)
+        for spending in self.spending.values():
+            cost += prices.cost(spending.counts)
+        for heard in self.heard.values():
+            cost += prices.cost(heard.reserved)
+        return cost
 
     def is_idle(self, day: int, now: float) -> bool:
         """Return whether nothing in it counts any more."""
         self.turn_to(day)
-        if self.all_open() or self.spent != NO_TOKENS or self.spending:
+        if self.all_open() or self.spent.read() != NO_TOKENS or self.spending:
             return False
-        return not any(one.advance(now) for one in (*self.request_windows(), *self.token_windows()))
+        return not count_charged(self.request_windows(), now) and not count_charged(self.token_windows(), now)
 
     def _drop_silent(self, now: float) -> None:
         """Drop the accounts of silent processes of which nothing is in a window any more; their totals remain."""
@@ -176,7 +178,7 @@ class Account:
         tokens += self.tokens_charged
         returned += self.returned_tokens
         in_requests, in_tokens = self.requests.advance(now), self.tokens.advance(now)
-        open_, spent, reserved = self.open, self.spent, self.reserved
+        open_, spent, reserved = self.open, self.spent.read(), self.reserved.read()
         for source, heard in self.heard.items():
             if source != without and (heard.near or not near_only):
                 requests += heard.requests_counted

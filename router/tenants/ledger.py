@@ -1,6 +1,7 @@
 """The ledger of tenants with limits: what each may use now, what is reserved for its requests, and what they used.
 
     reserve    a request has arrived: its estimate is charged, or the limit that it would exceed is named
+    correct    its prompt is computed: what was probably cached of it is taken off
     settle     it has ended, in whatever way: what it used takes the place of the estimate, once
 
 An estimate is corrected in the 60 s in which it was made while these are not over, and what exceeds it is charged when
@@ -18,9 +19,11 @@ from typing import Literal, NamedTuple
 
 from router.clock import Clock
 from router.config.sections.clients import PricesConfig, TenantLimits
-from router.tenants.account import Account, TenantTotals
+from router.tenants.account import Account
+from router.tenants.tenant_totals import TenantTotals
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
-from router.tenants.window import Slice, find_room_s
+from router.tenants.token_sums import Prices
+from router.tenants.window import Slice, SlidingWindow, count_charged, find_room_s
 
 LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrent", "budget_per_day"]
 
@@ -41,19 +44,32 @@ class Refusal(NamedTuple):
     retry_after_s: float | None
 
 
-class WindowState(NamedTuple):
+class WindowState:
     """A limit per minute: what it allows, what is left of that, and in how many seconds all of it is."""
 
-    allowed: int
-    remaining: int
-    reset_s: float
+    __slots__ = ("allowed", "remaining", "reset_s")
+
+    def __init__(self, allowed: int, remaining: int, reset_s: float) -> None:
+        self.allowed = allowed
+        self.remaining = remaining
+        self.reset_s = reset_s
 
 
-class LimitState(NamedTuple):
+class LimitState:
     """The limits per minute of a tenant as they are now; None where it has none."""
 
-    requests: WindowState | None
-    tokens: WindowState | None
+    __slots__ = ("requests", "tokens")
+
+    def __init__(self, requests: WindowState | None, tokens: WindowState | None) -> None:
+        self.requests = requests
+        self.tokens = tokens
+
+
+class LimitUse(NamedTuple):
+    """A limit, and what of it is used now, by all processes that are heard."""
+
+    allowed: float
+    used: float
 
 
 class Ledger:
@@ -61,7 +77,7 @@ class Ledger:
 
     def __init__(self, prices: PricesConfig, clock: Clock, owner: str) -> None:
         self.owner = owner
-        self._prices = prices
+        self._prices = Prices(prices)
         self._clock = clock
         self._accounts: dict[str, Account] = {}
         self._begun = 0
@@ -74,66 +90,74 @@ class Ledger:
     def reserve(self, tenant: str, limits: TenantLimits, estimate: TokenCounts) -> Reservation | Refusal:
         """Charge a request with its estimate; or return why it may not begin, with nothing charged."""
         account, now = self._open(tenant), self._clock.now()
-        refusal = self._find_refusal(account, limits, estimate, now)
+        account.follow(limits)
+        computed = estimate.computed
+        refusal = self._find_refusal(account, estimate, computed, now)
         if refusal is not None:
             return refusal
-        if limits.requests_per_minute is not None:
+        if account.requests_per_minute is not None:
             account.requests.charge(1, now)
             account.requests_charged += 1
         charged = None
-        if limits.tokens_per_minute is not None:
-            charged = account.tokens.charge(estimate.computed, now)
-            account.tokens_charged += estimate.computed
+        if account.tokens_per_minute is not None:
+            charged = account.tokens.charge(computed, now)
+            account.tokens_charged += computed
         account.open += 1
-        account.reserved = account.reserved.plus(estimate)
+        account.reserved.add(estimate)
         self._changed.add((tenant, None))
         return Reservation(self, tenant, account, estimate, charged)
 
-    def _find_refusal(
-        self, account: Account, limits: TenantLimits, estimate: TokenCounts, now: float
-    ) -> Refusal | None:
-        if limits.concurrent is not None and (used := account.all_open()) >= limits.concurrent:
-            return Refusal("concurrent", limits.concurrent, used, 1, CONCURRENT_RETRY_S)
-        if (allowed := limits.requests_per_minute) is not None:
-            used = sum(window.advance(now) for window in account.request_windows())
+    def _find_refusal(self, account: Account, estimate: TokenCounts, computed: int, now: float) -> Refusal | None:
+        if (allowed := account.concurrent) is not None and (used := account.all_open()) >= allowed:
+            return Refusal("concurrent", allowed, used, 1, CONCURRENT_RETRY_S)
+        if (allowed := account.requests_per_minute) is not None:
+            used = count_charged(account.request_windows(), now)
             if used >= allowed:
                 room_s = find_room_s(account.request_windows(), used + 1 - allowed, now)
                 return Refusal("requests_per_minute", allowed, used, 1, room_s)
-        if (allowed := limits.tokens_per_minute) is not None:
-            used = sum(window.advance(now) for window in account.token_windows())
-            if used + estimate.computed > allowed:
-                fits = estimate.computed <= allowed
-                excess = used + estimate.computed - allowed
-                room_s = find_room_s(account.token_windows(), excess, now) if fits else None
-                return Refusal("tokens_per_minute", allowed, used, estimate.computed, room_s)
-        if (budget := limits.budget_per_day) is not None:
-            spent, wanted = account.used_today().cost(self._prices), estimate.cost(self._prices)
-            if spent + wanted > budget:
+        if (allowed := account.tokens_per_minute) is not None:
+            used = count_charged(account.token_windows(), now)
+            if used + computed > allowed:
+                excess = used + computed - allowed
+                room_s = find_room_s(account.token_windows(), excess, now) if computed <= allowed else None
+                return Refusal("tokens_per_minute", allowed, used, computed, room_s)
+        if (budget := account.budget_per_day) is not None:
+            spent, price = account.cost_today(self._prices), self._prices.cost(estimate)
+            if spent + price > budget:
                 rest_s = DAY_S - self._clock.wall() % DAY_S
-                return Refusal("budget_per_day", budget, spent, wanted, rest_s if wanted <= budget else None)
+                return Refusal("budget_per_day", budget, spent, price, rest_s if price <= budget else None)
         return None
 
     def state(self, tenant: str, limits: TenantLimits) -> LimitState:
         """Return how much of its limits per minute a tenant has left."""
         account, now = self._open(tenant), self._clock.now()
-        states = [
-            None
-            if allowed is None
-            else WindowState(
-                allowed,
-                max(0, allowed - sum(window.advance(now) for window in windows)),
-                max(window.empty_s(now) for window in windows),
-            )
-            for allowed, windows in (
-                (limits.requests_per_minute, list(account.request_windows())),
-                (limits.tokens_per_minute, list(account.token_windows())),
-            )
-        ]
-        return LimitState(*states)
+        return LimitState(
+            _look(limits.requests_per_minute, account.request_windows(), now),
+            _look(limits.tokens_per_minute, account.token_windows(), now),
+        )
+
+    def last_limits(self, tenant: str) -> TenantLimits | None:
+        """Return the limits of a tenant's last request at this process; None: there was none."""
+        return self._open(tenant).limits
+
+    def use(self, tenant: str, limits: TenantLimits) -> dict[LimitName, LimitUse]:
+        """Return what a tenant uses now of each limit that it has."""
+        account, now = self._open(tenant), self._clock.now()
+        used: dict[LimitName, float] = {
+            "requests_per_minute": count_charged(account.request_windows(), now),
+            "tokens_per_minute": count_charged(account.token_windows(), now),
+            "concurrent": account.all_open(),
+            "budget_per_day": account.cost_today(self._prices),
+        }
+        return {
+            name: LimitUse(allowed, amount)
+            for name, amount in used.items()
+            if (allowed := getattr(limits, name)) is not None
+        }
 
     def used_today(self, tenant: str) -> float:
         """Return what a tenant has spent and reserved today, in the unit of the prices."""
-        return self._open(tenant).used_today().cost(self._prices)
+        return self._open(tenant).cost_today(self._prices)
 
     def in_progress(self, tenant: str) -> int:
         """Return a tenant's requests in progress."""
@@ -141,26 +165,41 @@ class Ledger:
 
     def restore(self, tenant: str, spent: TokenCounts) -> None:
         """Go on from what a tenant has spent today, as a file tells it, before its first request."""
-        account = self._open(tenant)
-        account.spent = account.spent.plus(spent)
+        self._open(tenant).spent.add(spent)
         self._changed.add((tenant, None))
 
     def _settle(self, reservation: Reservation, actual: TokenCounts) -> None:
-        account, estimate, now = reservation.account, reservation.estimate, self._clock.now()
+        account, estimate = reservation.account, reservation.estimate
         account.turn_to(self._today())
         account.open -= 1
-        account.reserved = account.reserved.minus(estimate)
-        account.spent = account.spent.plus(actual)
-        difference = actual.computed - estimate.computed
-        if difference and reservation.charged is not None:
-            corrected = account.tokens.correct(reservation.charged, difference, now)
-            if difference > 0:
-                if not corrected:
-                    account.tokens.charge(difference, now)
-                account.tokens_charged += difference
-            elif corrected:
-                account.returned_tokens -= difference
+        account.reserved.subtract(estimate)
+        account.spent.add(actual)
+        self._charge_difference(reservation, actual.computed - estimate.computed)
         self._changed.add((reservation.tenant, None))
+
+    def _correct(self, reservation: Reservation, estimate: TokenCounts) -> None:
+        """Put a smaller estimate in the place of the first one, where that still counts."""
+        if reservation.charged is not None and reservation.charged.left:
+            return
+        reserved = reservation.account.reserved
+        reserved.subtract(reservation.estimate)
+        reserved.add(estimate)
+        self._charge_difference(reservation, estimate.computed - reservation.estimate.computed)
+        reservation.estimate = estimate
+        self._changed.add((reservation.tenant, None))
+
+    def _charge_difference(self, reservation: Reservation, difference: int) -> None:
+        """Correct what a reservation charged to the tokens per minute."""
+        if not difference or reservation.charged is None:
+            return
+        account, now = reservation.account, self._clock.now()
+        corrected = account.tokens.correct(reservation.charged, difference, now)
+        if difference > 0:
+            if not corrected:
+                account.tokens.charge(difference, now)
+            account.tokens_charged += difference
+        elif corrected:
+            account.returned_tokens -= difference
 
     # several processes
 
@@ -212,6 +251,16 @@ class Ledger:
         return account
 
 
+def _look(allowed: int | None, windows: list[SlidingWindow], now: float) -> WindowState | None:
+    """Return how a limit per minute stands; None: there is none."""
+    if allowed is None:
+        return None
+    reset_s = 0.0
+    for window in windows:
+        reset_s = max(reset_s, window.empty_s(now))
+    return WindowState(allowed, max(0, allowed - count_charged(windows, now)), reset_s)
+
+
 class Reservation:
     """What is charged for one request. Settled once, whatever ends it: it is a context manager, and idempotent."""
 
@@ -226,6 +275,14 @@ class Reservation:
         self.account = account
         self.estimate = estimate
         self.charged = charged  # where its tokens were charged; None: there is no limit on them
+
+    def correct(self, cached_tokens: int) -> None:
+        """Count so many of the prompt's tokens as found in a cache from now on, not from the end of the request on."""
+        before = self.estimate
+        prompt = before.input_tokens + before.cached_tokens
+        cached = min(cached_tokens, prompt)
+        if not self._settled and cached > before.cached_tokens:
+            self._ledger._correct(self, TokenCounts(prompt - cached, cached, before.output_tokens))
 
     def settle(self, actual: TokenCounts) -> None:
         """Put what the request used in the place of the estimate; a second call does nothing."""

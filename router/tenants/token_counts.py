@@ -1,10 +1,8 @@
-"""Tokens of requests by kind, and what they cost: the unit in which tenants are charged."""
+"""Tokens of requests by kind: the unit in which tenants are charged."""
 
 from __future__ import annotations
 
 import msgspec
-
-from router.config.sections.clients import PricesConfig
 
 
 class TokenCounts(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -25,20 +23,6 @@ class TokenCounts(msgspec.Struct, frozen=True, array_like=True, gc=False):
             self.input_tokens + other.input_tokens,
             self.cached_tokens + other.cached_tokens,
             self.output_tokens + other.output_tokens,
-        )
-
-    def minus(self, other: TokenCounts) -> TokenCounts:
-        """Return the difference, kind by kind."""
-        return TokenCounts(
-            self.input_tokens - other.input_tokens,
-            self.cached_tokens - other.cached_tokens,
-            self.output_tokens - other.output_tokens,
-        )
-
-    def cost(self, prices: PricesConfig) -> float:
-        """Return the price of these tokens, in the unit of `prices`."""
-        return (
-            self.input_tokens * prices.input + self.cached_tokens * prices.cached + self.output_tokens * prices.output
         )
 
 

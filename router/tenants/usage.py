@@ -1,20 +1,13 @@
-"""What each tenant used, by day and model: sums that are added up here and taken away to be stored."""
+"""What a tenant used of a model on a day."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import msgspec
 
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
 
-
-class UsageKey(NamedTuple):
-    """`day` counts days since the epoch, UTC; `model` is empty where a request named none or was refused before."""
-
-    day: int
-    tenant: str
-    model: str
+UsageKey = tuple[int, str, str]  # a named tuple is slow to make, and every request makes one
+"""Day since the epoch (UTC), tenant, and model, which is empty where a request named none or was refused before."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, array_like=True):
@@ -27,51 +20,3 @@ class UsageRow(msgspec.Struct, frozen=True, array_like=True):
     tokens: TokenCounts = NO_TOKENS
     gpu_s: float = 0.0  # estimated
     refused: dict[str, int] = {}  # by reason
-
-
-class _Sums:
-    __slots__ = ("gpu_s", "refused", "requests", "tokens")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.tokens = NO_TOKENS
-        self.gpu_s = 0.0
-        self.refused: dict[str, int] = {}
-
-
-class UsageBook:
-    """Sums that nobody has taken yet."""
-
-    def __init__(self) -> None:
-        self._sums: dict[UsageKey, _Sums] = {}
-
-    def add_request(self, key: UsageKey, tokens: TokenCounts, gpu_s: float) -> None:
-        """Add a request that ended."""
-        sums = self._find(key)
-        sums.requests += 1
-        sums.tokens = sums.tokens.plus(tokens)
-        sums.gpu_s += gpu_s
-
-    def add_refusal(self, key: UsageKey, reason: str) -> None:
-        """Add a request that was refused. Reasons are a closed set."""
-        refused = self._find(key).refused
-        refused[reason] = refused.get(reason, 0) + 1
-
-    def add(self, row: UsageRow) -> None:
-        """Add sums that were taken elsewhere, or could not be stored."""
-        sums = self._find(UsageKey(row.day, row.tenant, row.model))
-        sums.requests += row.requests
-        sums.tokens = sums.tokens.plus(row.tokens)
-        sums.gpu_s += row.gpu_s
-        for reason, count in row.refused.items():
-            sums.refused[reason] = sums.refused.get(reason, 0) + count
-
-    def take(self) -> list[UsageRow]:
-        """Return the sums, and begin anew."""
-        taken, self._sums = self._sums, {}
-        return [UsageRow(*key, one.requests, one.tokens, one.gpu_s, one.refused) for key, one in taken.items()]
-
-    def _find(self, key: UsageKey) -> _Sums:
-        if (sums := self._sums.get(key)) is None:
-            sums = self._sums[key] = _Sums()
-        return sums

@@ -90,6 +90,14 @@ class SlidingWindow:
         return max(0.0, self._slices[-1].newest_s + WINDOW_S - now) if self._slices else 0.0
 
 
+def count_charged(windows: Iterable[SlidingWindow], now: float) -> int:
+    """Return the charges of the last 60 s in all windows."""
+    found = 0
+    for window in windows:
+        found += window.advance(now)
+    return found
+
+
 def find_room_s(windows: Iterable[SlidingWindow], excess: int, now: float) -> float | None:
     """Return the seconds until `excess` has left the windows together; None if they do not hold that much."""
     for oldest in heapq.merge(*windows, key=lambda one: one.newest_s):

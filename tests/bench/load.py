@@ -117,13 +117,14 @@ class _Client(asyncio.Protocol):
         self._transport.close()
 
 
-async def send(shape: Shape, port: int, model: str, body: bytes | None = None) -> None:
+async def send(shape: Shape, port: int, model: str, body: bytes | None = None, key: str | None = None) -> None:
     """Send the whole load and wait for every answer. Raises LoadFailed at the first wrong one.
 
-    `body` replaces the body that the shape makes for each request.
+    `body` replaces the body that the shape makes for each request; `key` is an API key.
     """
     body = shape.body(model) if body is None else body
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: bench\r\naccept: */*\r\n"
+    head += "" if key is None else f"authorization: Bearer {key}\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     try:
         async with asyncio.timeout(DEADLINE_S):

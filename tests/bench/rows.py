@@ -16,6 +16,7 @@ from tests.bench import (
     simulated,
     soak,
     streams,
+    tenants,
     tracing,
 )
 from tests.bench.row import Row
@@ -40,5 +41,6 @@ ROWS: tuple[Row, ...] = (
     *simulated.ROWS,
     *live.ROWS,
     *tracing.ROWS,
+    *tenants.ROWS,
     *soak.ROWS,
 )

@@ -7,11 +7,13 @@ what is measured.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from PIL import Image
@@ -43,15 +45,23 @@ ARMS = {
     "shadows": ["least_work_left"],
     "observe_s": 3,
 }
+TOO_MANY, RETRY_S = 429, 2
+TENANTS = ("search", "chat-eu", "chat-us", "batch")
+SMALL = {"requests_per_minute": 60, "tokens_per_minute": 100_000, "concurrent": 8, "budget_per_day": 200_000}
+GOLD = {"tokens_per_minute": 1_000_000, "concurrent": 32}
 
 
 async def chat(r: RouterProcess, number: int, turns: int = 5) -> None:
-    """One session: rules that all share, a topic that some share, and turns of its own."""
+    """One session: rules that all share, a topic that some share, and turns of its own. The client's key is the name of
+    its tenant, where tenants are told apart.
+    """
+    headers = {"x-session-id": f"session-{number}", "x-api-key": TENANTS[number % CLIENTS % len(TENANTS)]}
     topic = TOPICS[number % len(TOPICS)]
     messages = [{"role": "system", "content": RULES * 30}, {"role": "user", "content": f"Tell me about {topic}. " * 60}]
     for turn in range(turns):
         body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": 40}
-        await r.post(PATH, body, headers={"x-session-id": f"session-{number}"})
+        while (await r.post(PATH, body, headers=headers)).status_code == TOO_MANY:  # noqa: ASYNC110
+            await asyncio.sleep(RETRY_S)
         messages.append({"role": "assistant", "content": f"This is answer {turn} of session {number}. " * 20})
         messages.append(
             {"role": "user", "content": f"And then, after part {turn}, what else was there in {number}? " * 12}
@@ -66,14 +76,14 @@ async def keep_busy(r: RouterProcess, client: int) -> None:
 
 
 @asynccontextmanager
-async def running_router() -> AsyncIterator[RouterProcess]:
-    """A router and engines, each a process."""
+async def running_router(**sections: Any) -> AsyncIterator[RouterProcess]:
+    """A router, with these sections of its configuration, and engines, each a process."""
     policies = {name: yaml.safe_load((ROOT / f"configs/policies/{name}.yaml").read_text()) for name in POLICIES}
     options = [EngineOptions(name=f"engine-{n}", **SPEED) for n in range(ENGINES)]
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedFleet(options) as fleet:
             instances = [{"name": member.name, "url": member.url} for member in fleet.members]
-            config = config_of(instances, policies=policies)
+            config = config_of(instances, policies=policies, **sections)
             async with _router_process(config, Path(folder)) as r:
                 yield r
 
@@ -97,7 +107,30 @@ async def shoot(page: Page, name: str) -> None:
     print(f"live-{name}.png", (FOLDER / f"live-{name}.png").stat().st_size)
 
 
+def write_keys(file: Path) -> dict[str, Any]:
+    """Write a keys file; return the section `clients`."""
+    file.write_text("".join(f"{hashlib.sha256(name.encode()).hexdigest()} {name}\n" for name in TENANTS))
+    classes = {"default": {"limits": SMALL}, "gold": {"limits": GOLD}}
+    return {"keys_file": str(file), "tenants": {"search": {"service_class": "gold"}}, "service_classes": classes}
+
+
 async def main() -> None:
+    await shoot_views()
+    await shoot_tenants()
+
+
+async def shoot_tenants() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            running_router(clients=write_keys(Path(folder, "keys"))) as r,
+            working_clients(r),
+            open_page(f"{r.admin_url}/#tenants", viewport=SIZE, color_scheme="light") as page,
+        ):
+            await asyncio.sleep(45)
+            await shoot(page, "tenants")
+
+
+async def shoot_views() -> None:
     async with (
         running_router() as r,
         working_clients(r),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
@@ -121,6 +123,47 @@ async def test_what_prompts_share_and_who_holds_it(router, browse) -> None:
             await expect(page.locator(".chosen-prefix")).to_contain_text(re.compile(f"{a.address}|{b.address}"))
             assert "common to everybody" not in await page.content()
             await check_access(page)
+
+
+async def test_what_tenants_use_and_how_near_they_are_to_their_limits(router, browse, tmp_path: Path) -> None:
+    """Also on a narrow screen, where nothing may stick out."""
+    keys = tmp_path / "keys"
+    names = ("acme", "zeta")
+    keys.write_text("".join(f"{hashlib.sha256(name.encode()).hexdigest()} {name}\n" for name in names))
+    limits = {"requests_per_minute": 2, "budget_per_day": 1e6}
+    classes = {"small": {"limits": limits}}
+    clients = {"keys_file": str(keys), "tenants": {"acme": {"service_class": "small"}}, "service_classes": classes}
+    async with engine() as a, router([a], clients=clients) as r:
+        body = {"model": MODEL, "prompt": "All of this is common to everybody who asks here. " * 12, "max_tokens": 4}
+        for name, statuses in (("acme", (200, 200, 429)), ("zeta", (200,))):
+            for status in statuses:
+                answer = await r.post("/v1/completions", body, headers={"authorization": f"Bearer {name}"})
+                assert answer.status_code == status
+        async with browse(r.admin_url) as page:
+            await page.get_by_role("link", name="Tenants").click()
+            used = page.get_by_role("region", name="Usage of tenants")
+            await expect(used.get_by_role("row", name="acme")).to_contain_text("requests_per_minute 1")
+            assert (await used.get_by_role("row", name="acme").get_by_role("cell").all_inner_texts())[0] == "2"
+            await expect(used.get_by_role("row", name="zeta")).to_be_visible()
+            now = page.get_by_role("region", name="Limits of tenants")
+            await expect(now.get_by_role("row", name="acme")).to_contain_text("2 of 2")
+            await expect(now.get_by_role("row", name="zeta")).to_have_count(0)
+            async with page.expect_download() as download:
+                await page.get_by_role("button", name="Download CSV").click()
+            text = (await (await download.value).path()).read_text()
+            assert [line.split(",")[1] for line in text.splitlines()] == ["tenant", "acme", "zeta"]
+            await check_access(page)
+            await page.set_viewport_size({"width": 360, "height": 700})
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+            await page.get_by_label("From").fill("2026-01-01")
+            await page.get_by_label("to", exact=True).fill("2026-01-01")
+            await expect(page.locator("main")).to_contain_text("No tenant sent a request on these days")
+
+
+async def test_without_clients_there_is_no_view_of_tenants(router, browse) -> None:
+    async with engine() as a, router([a]) as r, browse(f"{r.admin_url}/#tenants") as page:
+        await expect(page.locator(".cell")).to_have_count(1)
+        await expect(page.get_by_role("link", name="Tenants")).to_have_count(0)
 
 
 @pytest.mark.parametrize("view", ["flow", "cache", "experiments", "request"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -240,6 +242,24 @@ async def test_remembered_responses_are_bounded(router: Any) -> None:
     async with engine() as a, router([a], limits={"responses_kept": 2}) as r:
         ids = [(await r.post("/v1/responses", first_body("/v1/responses"))).json()["id"] for _ in range(3)]
         assert [(await r.http.get(f"/v1/responses/{id}")).status_code for id in ids] == [404, 200, 200]
+
+
+async def test_a_tenant_that_stores_without_end_loses_its_own(router: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    names = ("modest", "greedy")
+    keys.write_text("".join(f"{hashlib.sha256(name.encode()).hexdigest()} {name}\n" for name in names))
+    limits = {"responses_kept": 3}
+    async with engine() as a, router([a], limits=limits, clients={"keys_file": str(keys)}) as r:
+        ids: dict[str, list[str]] = {name: [] for name in names}
+        for name in ("modest", *["greedy"] * 4):
+            headers = {"x-api-key": name}
+            answer = await r.post("/v1/responses", first_body("/v1/responses"), headers=headers)
+            ids[name].append(answer.json()["id"])
+        found = {
+            name: [(await r.http.get(f"/v1/responses/{id}", headers={"x-api-key": name})).status_code for id in stored]
+            for name, stored in ids.items()
+        }
+        assert found == {"modest": [200], "greedy": [404, 404, 200, 200]}
 
 
 async def test_everything_was_given_back(routed: Any) -> None:

@@ -127,6 +127,24 @@ async def test_what_was_reserved_is_settled_by_what_the_engine_counted(router, c
         assert before.tokens.remaining - state.tokens.remaining == computed
 
 
+async def test_what_is_cached_of_a_prompt_is_given_back_when_the_answer_begins(router, clients) -> None:
+    limits = {"tokens_per_minute": 10_000}
+    async with engine(**SLOW) as fake, router([fake], clients=clients(limits)) as r:
+        used = (await ask(r, prompt=WORDS * 20)).json()["usage"]
+        await r.hear()
+        await eventually(lambda: idle(r))
+        allowed = r.app._config.clients.service_classes["small"].limits
+        before = ledger(r).use("acme", allowed)["tokens_per_minute"].used
+        body = {"model": MODEL, "prompt": WORDS * 20} | LONG
+        async with r.http.stream("POST", COMPLETIONS, json=body, headers=KEY) as answer:
+            await anext(answer.aiter_bytes())
+            now = ledger(r).use("acme", allowed)["tokens_per_minute"].used
+            assert ledger(r).in_progress("acme") == 1
+        assert used["prompt_tokens"] > 1000
+        assert now - before < 300, "of the prompt next to nothing counts, though the answer goes on"
+        await eventually(lambda: idle(r))
+
+
 async def test_a_client_that_leaves_is_charged_what_was_certainly_computed(router, clients) -> None:
     prices = {"input": 1.0, "cached": 0.0, "output": 1000.0}
     async with engine(**SLOW) as fake, router([fake], clients=clients({"budget_per_day": 1e9}, prices=prices)) as r:

@@ -154,7 +154,8 @@ class LimitsConfig(Section):
     those without ids, with which another engine carries an answer on when its own fails in the middle; what does not
     fit breaks off as without; 0: no answer is carried on"""
     responses_kept: Positive = 10_000
-    """stored response ids whose target is remembered; the oldest are forgotten first"""
+    """stored response ids whose target is remembered, of all tenants; beyond it the oldest of the tenant that holds
+    most is forgotten"""
 
 
 class AdmissionConfig(Section):

@@ -1,4 +1,4 @@
-"""The admin endpoint `/admin/usage`: what each tenant used by day and model, as JSON or CSV."""
+"""The admin endpoints about tenants: what each used by day and model, as JSON or CSV, and what of its limits now."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator
 from router.control.api.records import JSON
 from router.control.status import Status
 from router.telemetry.usage_store import name_day, number_day
+from router.tenants.ledger import LimitName
 from router.tenants.usage import UsageRow
 
 CSV = "text/csv; charset=utf-8"
@@ -49,8 +50,22 @@ class UsageList(BaseModel):
     usage: list[UsageShape]
 
 
+class LimitShape(BaseModel):
+    allowed: float
+    used: float
+
+
+class TenantShape(BaseModel):
+    tenant: str
+    limits: dict[LimitName, LimitShape]
+
+
+class TenantList(BaseModel):
+    tenants: list[TenantShape]
+
+
 def add_usage_routes(app: FastAPI, status: Status, read: Sequence[Any]) -> None:
-    """Add the endpoint to `app`, behind the dependencies `read`."""
+    """Add the endpoints to `app`, behind the dependencies `read`."""
 
     @app.get(
         "/admin/usage", dependencies=read, response_model=UsageList, responses={200: {"content": {"text/csv": {}}}}
@@ -65,10 +80,21 @@ def add_usage_routes(app: FastAPI, status: Status, read: Sequence[Any]) -> None:
         of the refused ones.
         """
         days = [None if day is None else number_day(day.isoformat()) for day in (first, last)]
-        rows = await status.read_usage(*days)
+        rows = [] if status.metering is None else await status.metering.read(*days)
         if format == "csv":
             return Response(encode_csv(rows), media_type=CSV)
         return Response(msgspec.json.encode({"usage": [describe_usage(row) for row in rows]}), media_type=JSON)
+
+    @app.get("/admin/tenants", dependencies=read, response_model=TenantList)
+    async def tenants(limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> Response:
+        """Return what tenants use now of each of their limits, all processes and routers together: those first that are
+        nearest to one of their limits.
+        """
+        found = [] if status.metering is None else await status.metering.describe_limits(limit)
+        described = [
+            {"tenant": one.tenant, "limits": {name: use._asdict() for name, use in one.limits.items()}} for one in found
+        ]
+        return Response(msgspec.json.encode({"tenants": described}), media_type=JSON)
 
 
 def describe_usage(row: UsageRow) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def describe_header(status: Status, late_ms: float, interval_s: float) -> dict[s
         "experiment": experiment is not None,
         "admission": None if admission is None else [_queue(model) for model in admission["models"]],
         "pool": _describe_pool(status),
+        "tenants": status.metering is not None and status.metering.active,
         "discovery": status.describe_discovery(),
         "decision_log": None if status.decision_log is None else {"dropped": status.decision_log.stats.dropped},
     }

@@ -13,6 +13,7 @@ import { html, render, useEffect, useRef, useState } from "./lib.js";
 import { OneRequest } from "./request.js";
 import { Spark } from "./svg.js";
 import { Store } from "./store.js";
+import { Tenants } from "./tenants.js";
 import { verdicts } from "./verdicts.js";
 
 const VIEWS = [
@@ -21,7 +22,11 @@ const VIEWS = [
     ["cache", "The cache", Cache],
     ["experiments", "Experiments", Experiments],
     ["request", "One request", OneRequest],
+    ["tenants", "Tenants", Tenants],
 ];
+
+/** The views of this router; tenants only where clients must say who they are. */
+const views = () => VIEWS.filter(([id]) => id !== "tenants" || store.router?.tenants);
 
 const store = new Store();
 let stopFeed = () => {};
@@ -51,7 +56,7 @@ function connect() {
 
 const place = () => {
     const [view, ...rest] = location.hash.slice(1).split("/");
-    return [VIEWS.some(([id]) => id === view) ? view : "fleet", decodeURIComponent(rest.join("/"))];
+    return [views().some(([id]) => id === view) ? view : "fleet", decodeURIComponent(rest.join("/"))];
 };
 
 function Page({ store }) {
@@ -71,7 +76,7 @@ function Page({ store }) {
       <${Now} store=${store} />
     </header>
     <nav class="views" aria-label="Views">
-      ${VIEWS.map(([id, name], n) => html`<a href="#${id}" aria-current=${id === view ? "page" : null} title=${`key ${n + 1}`}>${name}</a>`)}
+      ${views().map(([id, name], n) => html`<a href="#${id}" aria-current=${id === view ? "page" : null} title=${`key ${n + 1}`}>${name}</a>`)}
     </nav>
     <main ref=${focus} tabindex="-1" class=${store.connection === "lost" ? "stale" : ""}>
       <h1 class="hidden">${title}</h1>
@@ -80,7 +85,7 @@ function Page({ store }) {
     <${Dialogs} store=${store} />`;
 }
 
-/** 1 to 5 choose a view, / goes to the search. */
+/** 1 to 6 choose a view, / goes to the search. */
 function useKeys() {
     useEffect(() => {
         const onKey = (event) => {
@@ -92,7 +97,7 @@ function useKeys() {
             )
                 return;
             if (document.querySelector("dialog[open]")) return;
-            const view = VIEWS[Number(event.key) - 1];
+            const view = views()[Number(event.key) - 1];
             if (view) location.hash = view[0];
             else if (event.key === "/") {
                 event.preventDefault();

@@ -26,7 +26,7 @@ from router.fleet.worker_share import WorkerShare
 from router.request.admission.computed_prompt import ComputedPrompt
 from router.request.admission.shared_prefixes import PromptPrefix
 from router.scheduling.policy.record import AttemptEnd
-from router.tenants.account import TenantTotals
+from router.tenants.tenant_totals import TenantTotals
 from router.tenants.usage import UsageRow
 
 HEAD_BYTES = 4
@@ -92,10 +92,11 @@ class SessionAnswered(Message, frozen=True):
 
 
 class ResponseStored(Message, frozen=True):
-    """A response is stored at `target`."""
+    """A response is stored at `target`. `tenant` is empty where clients need not say who they are."""
 
     response: str
     target: str
+    tenant: str = ""
 
 
 class BlocksSent(Message, frozen=True):

@@ -166,9 +166,9 @@ class SyncedScheduler(Scheduler):
             if progress is not None:
                 self._broadcast.send(SessionAnswered(view.model, view.session, *progress))
 
-    def remember_response(self, response_id: str, target: TargetId) -> None:
-        super().remember_response(response_id, target)
-        self._broadcast.send(ResponseStored(response_id, target))
+    def remember_response(self, response_id: str, target: TargetId, tenant: str = "") -> None:
+        super().remember_response(response_id, target, tenant)
+        self._broadcast.send(ResponseStored(response_id, target, tenant))
         self._broadcast.flush()  # its client may ask another worker for it at once
 
     def _take(
@@ -231,7 +231,7 @@ class SyncedScheduler(Scheduler):
         self.selector.progress.put((message.model, message.session), progress)
 
     def apply_response(self, message: ResponseStored) -> None:
-        super().remember_response(message.response, TargetId(message.target))
+        super().remember_response(message.response, TargetId(message.target), message.tenant)
 
     def apply_sent(self, message: BlocksSent) -> None:
         elsewhere, keys = self.indexer.elsewhere, unpack_keys(message.keys)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from router.control.workers.channel import Channel
 from router.control.workers.messages import Message, TenantReport, UsageReport
 from router.tenants.ledger import Ledger
-from router.tenants.usage import UsageBook
+from router.tenants.usage_book import UsageBook
 
 SHARE_S = 0.05
 USAGE_S = 1.0

@@ -194,7 +194,8 @@ def _forward(body: bytes, fields: BodyFields, asked: Asked, salt: str | None) ->
         asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), asked)
     if salt is None:
         return asking
-    return asking._replace(raw=set_salt(asking.raw, salt, present=fields.cache_salt is not UNSET))
+    salted = set_salt(asking.raw, salt, present=fields.cache_salt is not UNSET)
+    return AnswerRequest(salted, asking.hide_usage, asking.hide_ids)
 
 
 def _find_salt(fields: BodyFields, scope: CacheScope | None) -> str | None:

@@ -40,11 +40,11 @@ class TenantTables:
 
     def on_end(self, tenant: str, model: str, tokens: TokenCounts, gpu_s: float) -> None:
         """Count a request that ended."""
-        pair = self._label(tenant, model)
+        pair = tenant, model = self._label(tenant, model)
         self._requests[pair] += 1
-        self._tokens[*pair, "input"] += tokens.input_tokens
-        self._tokens[*pair, "cached"] += tokens.cached_tokens
-        self._tokens[*pair, "output"] += tokens.output_tokens
+        self._tokens[tenant, model, "input"] += tokens.input_tokens
+        self._tokens[tenant, model, "cached"] += tokens.cached_tokens
+        self._tokens[tenant, model, "output"] += tokens.output_tokens
         self._gpu_s[pair] += gpu_s
 
     def on_refusal(self, tenant: str, reason: str) -> None:
@@ -52,6 +52,8 @@ class TenantTables:
         self._refusals[self._tenant(tenant), reason] += 1
 
     def _label(self, tenant: str, model: str) -> tuple[str, str]:
+        if (pair := (tenant, model)) in self._pairs:  # the usual case: these are labels themselves
+            return pair
         pair = self._tenant(tenant), self._model(model)
         if pair in self._pairs:
             return pair

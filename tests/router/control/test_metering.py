@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from router.clock import ManualClock
-from router.config.sections.clients import ClientsConfig
+from router.config.sections.clients import ClientsConfig, TenantLimits
 from router.control.metering import Metering
 from router.errors import RequestRefused
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.ledger import DAY_S
 from router.tenants.token_counts import TokenCounts
-from router.tenants.usage import UsageKey
 
 DAY = 20_000
-KEY = UsageKey(DAY, "acme", "m")
+KEY = (DAY, "acme", "m")
 
 
 def a_metering(clock: ManualClock, **clients: Any) -> Metering:
@@ -65,6 +64,34 @@ async def test_what_cannot_be_written_waits_until_it_can(tmp_path: Path, caplog:
     assert [row.requests for row in await metering.read(None, None)] == [1]
     said = [record.getMessage() for record in caplog.records]
     assert ["no such table" in said[0], "can be written again" in said[1], len(said)] == [True, True, 2]
+    await metering.close()
+
+
+async def test_who_is_nearest_to_a_limit_comes_first() -> None:
+    classes = {"default": {"limits": {"concurrent": 4}}, "big": {"limits": {"concurrent": 8}}}
+    listed = {"restored": {"service_class": "big"}}
+    metering = a_metering(ManualClock(), service_classes=classes, tenants=listed)
+    limits = TenantLimits(concurrent=4)
+    for tenant, requests in (("one", 1), ("three", 3), ("two", 2)):
+        for _ in range(requests):
+            metering._ledger.reserve(tenant, limits, TokenCounts())
+    metering._ledger.restore("restored", TokenCounts())  # without a request here: its class is that of the settings
+    found = await metering.describe_limits(9)
+    assert [(one.tenant, one.limits["concurrent"]) for one in found] == [
+        ("three", (4, 3)),
+        ("two", (4, 2)),
+        ("one", (4, 1)),
+        ("restored", (8, 0)),
+    ]
+    assert [one.tenant for one in await metering.describe_limits(1)] == ["three"]
+    await metering.close()
+
+
+async def test_a_class_that_only_tokens_name_is_not_guessed() -> None:
+    jwt = {"issuer": "i", "audience": "a", "jwks_file": "keys", "class_claim": "plan"}
+    metering = a_metering(ManualClock(), jwt=jwt, service_classes={"default": {"limits": {"concurrent": 4}}})
+    metering._ledger.restore("acme", TokenCounts())
+    assert await metering.describe_limits(9) == [("acme", {})]
     await metering.close()
 
 

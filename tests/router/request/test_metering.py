@@ -23,7 +23,7 @@ from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.ledger import DAY_S, Ledger, Reservation
 from router.tenants.tenant import ServiceClass, Tenant
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
-from router.tenants.usage import UsageBook
+from router.tenants.usage_book import UsageBook
 from tests.router.proxy.connections import an_exchange
 from tests.router.telemetry.records import POLICY, VIEW, a_record
 
@@ -84,7 +84,7 @@ def test_who_has_no_limits_has_no_reservation() -> None:
     assert scene.meter.reserve(scene.call, a_prompt(), UNKNOWN) is NO_RESERVATION
     scene.call.tenant = None
     assert scene.meter.reserve(scene.call, a_prompt(), UNKNOWN) is NO_RESERVATION
-    assert (scene.call.own_headers, len(scene.ledger)) == ((), 0)
+    assert (scene.call.own_lines, len(scene.ledger)) == (b"", 0)
 
 
 def test_the_estimate_is_the_prompt_and_the_usual_answer_within_its_cap() -> None:
@@ -120,7 +120,7 @@ def test_a_refusal_says_limit_use_and_time_and_is_counted_once() -> None:
     refusal = raised.value
     said = "the limit `requests_per_minute` is reached: 1 of 1 requests were made in the last 60 s; try again in 40 s"
     assert (refusal.message, refusal.code, refusal.retry_after_s) == (said, "requests_per_minute", 40)
-    assert (b"x-ratelimit-remaining-requests", b"0") in scene.call.own_headers
+    assert b"x-ratelimit-remaining-requests: 0\r\n" in scene.call.own_lines
     scene.meter.on_refusal(scene.tenant, refusal)
     scene.meter.on_refusal(scene.tenant, Forbidden("no"))
     scene.meter.on_refusal(scene.tenant, RequestRefused("no"))

@@ -27,7 +27,7 @@ from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.directory import TenantDirectory
 from router.tenants.ledger import Ledger
-from router.tenants.usage import UsageBook
+from router.tenants.usage_book import UsageBook
 from tests.router.proxy.connections import an_exchange, sent
 from tests.router.request.some_services import some_services
 

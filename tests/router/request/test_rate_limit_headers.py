@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from router.request.rate_limit_headers import build_rate_limit_headers, format_duration
+from router.proxy.headers import split_lines
+from router.request.rate_limit_headers import format_duration, render_rate_limits
 from router.tenants.ledger import LimitState, WindowState
 
 REQUESTS, TOKENS = WindowState(60, 12, 59.9), WindowState(10_000, 0, 3.25)
 
 
 def test_openai_clients_are_told_in_which_time() -> None:
-    assert build_rate_limit_headers(LimitState(REQUESTS, TOKENS), "/v1/chat/completions", 0.0) == [
+    assert split_lines(render_rate_limits(LimitState(REQUESTS, TOKENS), "/v1/chat/completions", 0.0)) == [
         (b"x-ratelimit-limit-requests", b"60"),
         (b"x-ratelimit-remaining-requests", b"12"),
         (b"x-ratelimit-reset-requests", b"59.9s"),
@@ -20,12 +21,12 @@ def test_openai_clients_are_told_in_which_time() -> None:
 
 
 def test_anthropic_clients_are_told_when() -> None:
-    assert build_rate_limit_headers(LimitState(None, TOKENS), "/v1/messages", 1_700_000_000.0) == [
+    assert split_lines(render_rate_limits(LimitState(None, TOKENS), "/v1/messages", 1_700_000_000.0)) == [
         (b"anthropic-ratelimit-tokens-limit", b"10000"),
         (b"anthropic-ratelimit-tokens-remaining", b"0"),
         (b"anthropic-ratelimit-tokens-reset", b"2023-11-14T22:13:24Z"),
     ]
-    assert build_rate_limit_headers(LimitState(None, None), "/v1/messages", 0.0) == []
+    assert render_rate_limits(LimitState(None, None), "/v1/messages", 0.0) == b""
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,48 @@ def test_tokens_are_reserved_by_estimate_and_corrected_where_they_were_charged()
     assert isinstance(scene.reserve(1), Refusal)
 
 
+def test_what_is_cached_of_a_prompt_is_given_back_before_the_end() -> None:
+    scene = Scene(tokens_per_minute=1000, budget_per_day=2000)
+    request = scene.admit(600, 300)
+    request.correct(500)
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 100 + 300
+    assert scene.ledger.used_today("t") == 100 * 1.0 + 500 * 0.5 + 300 * 2.0
+    request.correct(400)  # a second engine, of which less is known, gives nothing back
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 100 + 300
+    scene.clock.advance(30)
+    request.settle(TokenCounts(600, 0, 10))  # the promise was wrong
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 610
+    assert scene.ledger.used_today("t") == 600 * 1.0 + 10 * 2.0
+    request.correct(600)
+    assert scene.ledger.used_today("t") == 600 * 1.0 + 10 * 2.0
+    totals = scene.ledger.totals("t")
+    assert totals.tokens - totals.returned_tokens == 610
+
+
+def test_a_charge_that_left_the_window_is_not_corrected() -> None:
+    scene = Scene(tokens_per_minute=1000)
+    request = scene.admit(600, 300)
+    scene.clock.advance(61)
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 0
+    request.correct(500)
+    request.settle(TokenCounts(150, 450, 300))
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 0
+
+
+def test_what_is_used_now_of_each_limit() -> None:
+    scene = Scene(tokens_per_minute=1000, concurrent=4, budget_per_day=2000)
+    assert scene.ledger.last_limits("t") is None
+    scene.admit(100, 50)
+    assert scene.ledger.last_limits("t") == scene.limits
+    assert scene.ledger.use("t", scene.limits) == {
+        "tokens_per_minute": (1000, 150),
+        "concurrent": (4, 1),
+        "budget_per_day": (2000, 100 * 1.0 + 50 * 2.0),
+    }
+    scene.clock.advance(61)
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"] == (1000, 0)
+
+
 def test_what_exceeds_an_estimate_is_charged_when_it_is_known_even_long_after() -> None:
     scene = Scene(tokens_per_minute=1000)
     short, long = scene.admit(100, 100), scene.admit(100, 100)
@@ -174,7 +216,7 @@ def test_books_return_to_zero_and_limits_hold_by_what_is_charged(steps) -> None:
         with reservation:
             pass
     account = scene.ledger._open("t")
-    assert (account.open, account.reserved) == (0, NO_TOKENS)
-    assert account.spent.computed >= 0
+    assert (account.open, account.reserved.read()) == (0, NO_TOKENS)
+    assert account.spent.read().computed >= 0
     scene.clock.advance(2 * DAY_S)
     assert account.is_idle(scene.ledger._today(), scene.clock.now())

@@ -1,4 +1,4 @@
-"""`GET /admin/usage`."""
+"""`GET /admin/usage` and `GET /admin/tenants`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from router.control.api.usage import add_usage_routes
+from router.control.metering import TenantUse
 from router.request.error_body import install_error_handlers
 from router.telemetry.usage_store import number_day
+from router.tenants.ledger import LimitUse
 from router.tenants.token_counts import TokenCounts
 from router.tenants.usage import UsageRow
 
@@ -21,12 +23,19 @@ class Rows:
     def __init__(self) -> None:
         self.asked: list[tuple[int | None, int | None]] = []
 
-    async def read_usage(self, first: int | None, last: int | None) -> list[UsageRow]:
+    @property
+    def metering(self) -> Rows:
+        return self
+
+    async def read(self, first: int | None, last: int | None) -> list[UsageRow]:
         self.asked.append((first, last))
         return [
             UsageRow(DAY, 'ac"me, inc', "m", 2, TokenCounts(10, 20, 30), 0.12345, {"concurrent": 3, "forbidden": 1}),
             UsageRow(DAY + 1, "zeta", ""),
         ]
+
+    async def describe_limits(self, most: int) -> list[TenantUse]:
+        return [TenantUse("acme", {"concurrent": LimitUse(8, 2), "budget_per_day": LimitUse(50.0, 0.5)})][:most]
 
 
 @pytest.fixture
@@ -68,6 +77,12 @@ def test_csv_has_a_line_per_row(http: TestClient) -> None:
         '2026-11-24,"ac""me, inc",m,2,10,20,30,0.123,4',
         "2026-11-25,zeta,,0,0,0,0,0.0,0",
     ]
+
+
+def test_what_is_used_of_limits(http: TestClient) -> None:
+    limits = {"concurrent": {"allowed": 8, "used": 2}, "budget_per_day": {"allowed": 50.0, "used": 0.5}}
+    assert http.get("/admin/tenants").json() == {"tenants": [{"tenant": "acme", "limits": limits}]}
+    assert http.get("/admin/tenants", params={"limit": 0}).status_code == 422
 
 
 @pytest.mark.parametrize("params", [{"from": "yesterday"}, {"from": "0"}, {"to": "2026-13-01"}, {"format": "xml"}])

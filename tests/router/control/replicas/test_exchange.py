@@ -62,9 +62,9 @@ async def test_a_starting_replica_gets_bookings_sessions_responses_and_drains() 
         a.book()
         a.core.drain("a", True)
         a.core.selector.sessions.put((False, "m", "agent"), "a/0")
-        a.core.remember_response("resp_1", A)
+        a.core.remember_response("resp_1", A, "acme")
         async with running(b):
-            await eventually(lambda: dict(b.core.responses()) == {"resp_1": A})
+            await eventually(lambda: b.core.responses() == [("resp_1", A, "acme")])
             assert b.core.selector.sessions.get((False, "m", "agent")) == "a/0"
             assert b.drained
             await eventually(lambda: b.requests == 1)

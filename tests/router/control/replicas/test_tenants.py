@@ -11,7 +11,7 @@ from router.control.workers.messages import Message
 from router.control.workers.tenants import LeaderTenants
 from router.tenants.ledger import DAY_S, Ledger, Reservation
 from router.tenants.token_counts import TokenCounts
-from router.tenants.usage import UsageBook
+from router.tenants.usage_book import UsageBook
 
 LIMIT = 10
 LIMITS = TenantLimits(requests_per_minute=LIMIT, concurrent=LIMIT)

@@ -249,12 +249,12 @@ def test_an_engine_that_cannot_be_reached_from_here_is_only_suspected_elsewhere(
 def test_a_response_is_found_where_it_was_only_told_of() -> None:
     one, other = Worker(0), Worker(1)
     one.sent.messages.clear()
-    one.core.remember_response("resp_1", TargetId("b/0"))
+    one.core.remember_response("resp_1", TargetId("b/0"), "acme")
     (made,) = one.sent.messages
     assert isinstance(made, ResponseStored)
     other.core.apply_response(made)
     assert other.core.response_target("resp_1") == "b/0"
-    assert other.core.responses() == [("resp_1", "b/0")]
+    assert other.core.responses() == [("resp_1", "b/0", "acme")]
     assert other.sent.messages == []
 
 

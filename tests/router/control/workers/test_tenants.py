@@ -11,10 +11,10 @@ from router.control.workers.messages import FrameReader, Message, TenantReport, 
 from router.control.workers.tenants import FollowerTenants, LeaderTenants
 from router.tenants.ledger import DAY_S, Ledger, Reservation
 from router.tenants.token_counts import TokenCounts
-from router.tenants.usage import UsageBook, UsageKey
+from router.tenants.usage_book import UsageBook
 
 LIMITS = TenantLimits(requests_per_minute=10, concurrent=10, budget_per_day=1000)
-KEY = UsageKey(20_000, "acme", "m")
+KEY = (20_000, "acme", "m")
 
 
 class Line:

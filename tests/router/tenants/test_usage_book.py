@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from router.tenants.token_counts import TokenCounts
-from router.tenants.usage import UsageBook, UsageKey, UsageRow
+from router.tenants.usage import UsageRow
+from router.tenants.usage_book import UsageBook
 
-KEY, OTHER = UsageKey(20_000, "acme", "m"), UsageKey(20_000, "acme", "")
+KEY, OTHER = (20_000, "acme", "m"), (20_000, "acme", "")
 
 
 def test_sums_are_taken_once_and_can_be_added_again() -> None:
