@@ -25,7 +25,7 @@ from router.control.workers.messages import (
 from router.errors import NoTarget, TooBusy
 from router.fleet.instance import ServedModel
 from router.fleet.worker_share import NO_SHARE
-from router.kvcache.events import Key
+from router.kvcache.events import Key, TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text, UnknownIds
 from router.request.admission.verdicts import AdmissionState
@@ -82,10 +82,10 @@ class Follower:
 
 
 class Workers:
-    """A leader with one instance of 400 tokens, and two followers of it."""
+    """A leader with `count` instances, the first of 400 tokens, and two followers of it."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.house = House(count=1)
+    def __init__(self, count: int = 1, **settings: Any) -> None:
+        self.house = House(count=count)
         self.config = AdmissionConfig.model_validate({"enabled": True} | settings)
         self.waits: list[tuple[str, str, str]] = []
         self.tasks = Tasks("test")
@@ -167,6 +167,20 @@ async def test_what_one_worker_runs_holds_back_what_another_one_gets() -> None:
         await eventually(lambda: w.counts == (0, 315))
         assert w.waits == [("m", "new", "passed")]
         await eventually(lambda: len(w.admissions) == 0)
+
+
+async def test_a_follower_is_told_which_targets_had_no_room() -> None:
+    """One engine is full of prefill work, the other one has room."""
+    async with workers(count=2, rule={"name": "saturation"}) as w:
+        w.house.core.apply_metrics("b", {0: page(capacity_tokens=400)}, w.house.clock.now())
+        books = [w.house.core.fleet.target(TargetId(id)).load_book for id in ("a/0", "b/0")]  # type: ignore[union-attr]
+        bookings = [book.book(200_000, 200_000) for book in books]
+        waiting = asyncio.create_task(w.followers[0].acquire("a", 100))
+        await eventually(lambda: len(w.admissions) == 1 and len(w.state.waiting) == 1)
+        bookings[1].release()
+        w.queues.queue_of("m").release_waiting()  # type: ignore[union-attr]
+        with await waiting as lease:
+            assert lease.full == {"a/0"}
 
 
 async def test_a_session_is_one_session_whichever_workers_its_requests_reach() -> None:
