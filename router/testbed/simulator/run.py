@@ -19,6 +19,7 @@ from router.request.admission.controller import Admitted
 from router.request.admission.model_admission import ModelAdmission
 from router.scheduling.ticket import Ticket
 from router.testbed.rng import Rng
+from router.testbed.simulator.autoscaler import Autoscaler, Autoscaling
 from router.testbed.simulator.clients import ClientTurn, SimulatedClients
 from router.testbed.simulator.cluster import Cluster
 from router.testbed.simulator.event_queue import EventQueue
@@ -52,15 +53,21 @@ def simulate(
     until_s: float | None = None,
     stopwatch: Callable[[], float] | None = None,
     progress: Callable[[float, int], None] | None = None,
+    autoscaling: Autoscaling | None = None,
 ) -> SimulationOutcome:
     """Serve `workload` by `policy` and return the outcome.
 
     `at_once`: concurrent sessions of a closed loop, in which the next begins when one ends; None: each session begins
     at its `start_s`. `staggered`: the first sessions begin at a random turn, so that they do not all grow long at the
     same time. `until_s`: virtual time from which nothing is sent; requests under way are finished. `stopwatch` times
-    decisions. `progress` gets virtual seconds and the number of ended requests now and then.
+    decisions. `progress` gets virtual seconds and the number of ended requests now and then. `autoscaling`: the fleet's
+    size follows a rule, and `scenario.instances` is its largest.
     """
+    if autoscaling is not None:
+        scenario = autoscaling.shrink(scenario)
     run = _Run(scenario, policy, workload.sessions, seed, until_s, stopwatch, progress)
+    if autoscaling is not None:
+        run.autoscale(autoscaling)
     return run.serve(at_once, staggered)
 
 
@@ -116,6 +123,11 @@ class _Run:
         end_s = float("inf") if until_s is None else until_s
         self._clients = SimulatedClients(sessions, scenario.block_tokens, self._event_queue, self._send, end_s)
         self._cluster = Cluster(scenario, self._event_queue, self._rng, self.outcome, self)
+        self._autoscaler: Autoscaler | None = None
+
+    def autoscale(self, autoscaling: Autoscaling) -> None:
+        """Let the fleet's size follow a rule from the start on."""
+        self._autoscaler = Autoscaler(autoscaling, self._scenario, self._cluster, self._event_queue, self.outcome)
 
     def serve(self, at_once: int | None, staggered: bool) -> SimulationOutcome:
         """Run until every request has ended."""
@@ -125,6 +137,8 @@ class _Run:
         if starts_s > 0:
             self._event_queue.at(starts_s, self._start_routers)
         self._cluster.schedule_changes()
+        if self._autoscaler is not None:
+            self._autoscaler.begin(self.routers[0])
         self._clients.begin(at_once, staggered, self._rng)
         while self._clients.at_work and self._event_queue.step():
             pass
