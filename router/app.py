@@ -164,7 +164,7 @@ class App:
         listed, wakes = config.clients.tenants, () if config.wake is None else config.wake.models
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
         self._metering = wiring.build_metering(config, self._run_id, self._role, self._metrics, scheduler.fleet, clock)
-        self._scaling = Scaling(scheduler.fleet, self._recent_records, wakes, clock)
+        self._scaling = Scaling(scheduler.fleet, scheduler.working_sets, self._recent_records, wakes, clock)
         of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
         self._status = Status(
             *(scheduler, self._tokenization, self._passthrough, *of_engines),

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from router.clock import Clock
-from router.fleet.desired_instances import DesiredCount, DesiredInstances, RoleReading
+from router.fleet.desired_instances import MOST_QUEUES, QUEUE_MS, DesiredCount, DesiredInstances, RoleReading
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance, InstanceState
+from router.fleet.working_set import WorkingSets
 from router.request.wake.model_waits import WakePatterns
 from router.scheduling.policy.record import Record
 from router.tasks import Tasks
@@ -40,9 +41,17 @@ class LeastWorth(NamedTuple):
 class Scaling:
     """What is wanted of the whole fleet. `patterns` are those of `wake.models`, whose last instance may go too."""
 
-    def __init__(self, fleet: Fleet, records: RecentRecords, patterns: Iterable[str], clock: Clock) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        working_sets: WorkingSets,
+        records: RecentRecords,
+        patterns: Iterable[str],
+        clock: Clock,
+    ) -> None:
         self._patterns = WakePatterns(patterns)
         self._fleet = fleet
+        self._working_sets = working_sets
         self._records = records
         self._clock = clock
         self._states: dict[RoleKey, DesiredInstances] = {}
@@ -67,7 +76,8 @@ class Scaling:
             if (state := self._states.get(key)) is None:
                 sleeps = self._patterns.find(key[0]) is not None
                 state = self._states[key] = DesiredInstances(sleeps=sleeps)
-            wanted = state.observe(read_role(instances, now), now)
+            reading = read_role(instances, self._working_sets.count_tokens(*key, now), now)
+            wanted = state.observe(reading, now)
             if wanted is not None:
                 self.wanted[key] = wanted
 
@@ -102,9 +112,9 @@ def group_instances(fleet: Fleet) -> dict[RoleKey, list[Instance]]:
     return groups
 
 
-def read_role(instances: Iterable[Instance], now: float) -> RoleReading:
-    """Return a reading of the instances of one model and role."""
-    ready, busy, queued_ms, live_tokens, capacity_tokens = 0, 0.0, 0.0, 0, 0
+def read_role(instances: Iterable[Instance], reused_tokens: int | None, now: float) -> RoleReading:
+    """Return a reading of the instances of one model and role, whose working set has `reused_tokens`."""
+    ready, busy, queued_ms, queues, live_tokens, capacity_tokens = 0, 0.0, 0.0, 0.0, 0, 0
     known = True
     for instance in instances:
         if instance.state is not InstanceState.READY:
@@ -113,12 +123,15 @@ def read_role(instances: Iterable[Instance], now: float) -> RoleReading:
         speed = instance.latency_model.speed(now)
         targets = instance.targets.values()
         busy += sum(target.load_book.prefilling > 0 for target in targets) / max(1, len(targets))
+        queue_ms = sum(target.load_book.queued_ms(speed) for target in targets) / max(1, len(targets))
+        queued_ms += queue_ms
+        queues += min(queue_ms / QUEUE_MS, MOST_QUEUES)
         for target in targets:
-            queued_ms += target.load_book.queued_ms(speed) / len(targets)
-            live_tokens += target.load_book.live_tokens
+            live_tokens += min(target.load_book.live_tokens, target.capacity_tokens or 0)
             capacity_tokens += target.capacity_tokens or 0
             known &= bool(target.capacity_tokens)
-    return RoleReading(ready, busy, queued_ms, live_tokens, capacity_tokens if known and ready else None)
+    capacity = capacity_tokens if known and ready else None
+    return RoleReading(ready, busy, queued_ms, queues, live_tokens, reused_tokens, capacity)
 
 
 async def measure_worth(records: RecentRecords, now_wall_s: float) -> dict[str, int]:

@@ -17,6 +17,7 @@ from router.control.scaling import READ_EVERY_S
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance
 from router.scheduling.policy.record import Record
+from router.scheduling.scheduler import Scheduler
 from router.testbed.simulator.cluster import Cluster
 from router.testbed.simulator.event_queue import EventQueue
 from router.testbed.simulator.outcome import FleetSize, SimulationOutcome
@@ -31,8 +32,8 @@ NEVER_S = float("inf")
 class ScalingRule(Protocol):
     """Says how many instances there should be, and which ones go."""
 
-    def observe(self, fleet: Fleet, now: float) -> None:
-        """Read the fleet of the router."""
+    def observe(self, scheduler: Scheduler, now: float) -> None:
+        """Read what the router knows."""
 
     def on_record(self, record: Record) -> None:
         """Called with the record of each complete answer."""
@@ -76,7 +77,7 @@ class Autoscaler:
         self._cluster = cluster
         self._event_queue = event_queue
         self._outcome = outcome
-        self._fleet: Fleet
+        self._scheduler: Scheduler
         self._starting: dict[int, float] = {}  # and when they began
         self._ready = list(range(autoscaling.at_first))
         self._draining: list[int] = []
@@ -84,7 +85,7 @@ class Autoscaler:
 
     def begin(self, router: SimulatedRouter) -> None:
         """Follow the rule from now on, by what `router` knows."""
-        self._fleet = router.scheduler.fleet
+        self._scheduler = router.scheduler
         router.on_record = self._rule.on_record
         self._note()
         self._tick()
@@ -95,7 +96,7 @@ class Autoscaler:
             self._cluster.remove(number)
             self._draining.remove(number)
             self._note()
-        self._rule.observe(self._fleet, now)
+        self._rule.observe(self._scheduler, now)
         if now >= self._sync_at_s:
             self._sync_at_s += SYNC_S
             self._sync(now)
@@ -103,7 +104,7 @@ class Autoscaler:
 
     def _sync(self, now: float) -> None:
         current = len(self._starting) + len(self._ready)
-        wanted = self._rule.find_desired(self._fleet, current, now)
+        wanted = self._rule.find_desired(self._scheduler.fleet, current, now)
         wanted = min(max(wanted, self._least), current + max(MOST_MORE, current))
         for _ in range(wanted - current):
             if (number := self._find_absent()) is None:
@@ -123,7 +124,8 @@ class Autoscaler:
         if self._starting:
             self._starting.popitem()
             return
-        ready = [instance for number in self._ready if (instance := self._fleet.get(instance_name(number))) is not None]
+        fleet = self._scheduler.fleet
+        ready = [instance for number in self._ready if (instance := fleet.get(instance_name(number))) is not None]
         number = instance_number(self._rule.choose_leaving(ready, now).id)
         self._ready.remove(number)
         self._draining.append(number)

@@ -15,6 +15,8 @@ from router.fleet.engine_facts import Gauges
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance, InstanceState
 from router.scheduling.policy.record import Record
+from router.scheduling.scheduler import Scheduler
+from router.testbed.simulator.router import MODEL
 
 TOLERANCE = 0.1  # HPA: --horizontal-pod-autoscaler-tolerance
 DOWN_S = 300.0  # HPA: behavior.scaleDown.stabilizationWindowSeconds
@@ -62,7 +64,7 @@ class NewestLeaves:
     def choose_leaving(self, ready: Sequence[Instance], now: float) -> Instance:
         return ready[-1]
 
-    def observe(self, fleet: Fleet, now: float) -> None:
+    def observe(self, scheduler: Scheduler, now: float) -> None:
         """Engine metrics are read when the count is asked for."""
 
     def on_record(self, record: Record) -> None:
@@ -105,9 +107,10 @@ class RouterSignal:
         self._worth: deque[tuple[float, str, int]] = deque()  # when, the instance, tokens that it alone had
         self.reasons: dict[str, int] = {}  # how often each one was the largest, for who wants to know
 
-    def observe(self, fleet: Fleet, now: float) -> None:
+    def observe(self, scheduler: Scheduler, now: float) -> None:
         """Read the fleet as the live router does."""
-        wanted = self._desired.observe(read_role(fleet, now), now)
+        reused_tokens = scheduler.working_sets.count_tokens(MODEL, "both", now)
+        wanted = self._desired.observe(read_role(scheduler.fleet, reused_tokens, now), now)
         if wanted is not None:
             self._wanted = wanted.instances
             self.reasons[wanted.reason] = self.reasons.get(wanted.reason, 0) + 1
