@@ -57,13 +57,13 @@ class RouterSignalNewest(RouterSignal):
 RULES: Mapping[str, Callable[[], ScalingRule]] = {
     JUDGED: RouterSignal,
     "router, newest leaves": RouterSignalNewest,
-    **{f"queue {target:g}": lambda target=target: QueueLength(target) for target in (1, 5, 20)},  # type: ignore[misc]
-    **{f"usage {target:.0%}": lambda target=target: CacheUsage(target) for target in (0.2, 0.3, 0.4, 0.5, 0.7)},  # type: ignore[misc]
+    **{f"queue {target:g}": lambda target=target: QueueLength(target) for target in (1, 5)},  # type: ignore[misc]
+    **{f"usage {target:.0%}": lambda target=target: CacheUsage(target) for target in (0.2, 0.3, 0.4, 0.5)},  # type: ignore[misc]
 }
 FIXED = {"diurnal": 8, "bursts": 4}  # the peak's need
 QUICK = (JUDGED, "queue 5", "usage 30%", "usage 50%")
 LOADS: Mapping[str, Callable[[bool, int], Workload]] = {
-    "diurnal": lambda quick, seed: diurnal(3600.0 if quick else 4 * 3600.0, 0.08, seed),
+    "diurnal": lambda quick, seed: diurnal(3600.0 if quick else 3 * 3600.0, 0.08, seed),
     "bursts": lambda quick, seed: bursts(1800.0 if quick else 5400.0, 8.0, 450.0 if quick else 900.0, seed),
 }
 
@@ -131,7 +131,10 @@ def run(tasks: Sequence[Task], jobs: int, console: Console) -> list[Result]:
             one = future.result()
             found[one.task] = one
             said = f"{len(found)}/{len(tasks)} {one.task.load}, {one.task.rule}, seed {one.task.seed}"
-            console.print(f"{said}: {one.took_s:.0f} s", style="dim", highlight=False)
+            said += (
+                f": {one.instance_hours:.2f} instance-hours, {one.missed:.2%} missed, {one.took_s:.0f} s"
+            )
+            console.print(said, style="dim", highlight=False)
     return [found[task] for task in tasks]
 
 
