@@ -131,9 +131,7 @@ def run(tasks: Sequence[Task], jobs: int, console: Console) -> list[Result]:
             one = future.result()
             found[one.task] = one
             said = f"{len(found)}/{len(tasks)} {one.task.load}, {one.task.rule}, seed {one.task.seed}"
-            said += (
-                f": {one.instance_hours:.2f} instance-hours, {one.missed:.2%} missed, {one.took_s:.0f} s"
-            )
+            said += f": {one.instance_hours:.2f} instance-hours, {one.missed:.2%} missed, {one.took_s:.0f} s"
             console.print(said, style="dim", highlight=False)
     return [found[task] for task in tasks]
 

@@ -16,8 +16,8 @@ def draw(points: Mapping[str, Mapping[str, tuple[float, float]]], judged: str, f
     figure = canvas(9.6, 4.2)
     for axes, (load, rules) in zip(figure.subplots(1, len(points)), points.items(), strict=True):
         for family, colour in COLOURS.items():
-            own = [(rule, *at) for rule, at in rules.items() if rule.startswith(family)]
             mine = family == judged
+            own = [(rule, *at) for rule, at in rules.items() if (rule == judged if mine else rule.startswith(family))]
             hours, missed = [at for _, at, _ in own], [100 * share for _, _, share in own]
             line = ":" if family in ("queue", "usage") else ""
             axes.plot(hours, missed, "*" if mine else "o", ls=line, lw=1, ms=13 if mine else 6, color=colour)
