@@ -164,7 +164,8 @@ class App:
         listed, wakes = config.clients.tenants, () if config.wake is None else config.wake.models
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
         self._metering = wiring.build_metering(config, self._run_id, self._role, self._metrics, scheduler.fleet, clock)
-        self._scaling = Scaling(scheduler.fleet, self._discoveries.values(), self._recent_records, wakes, clock)
+        known = self._discoveries.values(), self._recent_records
+        self._scaling = Scaling(scheduler.fleet, scheduler.working_sets, *known, wakes, clock)
         of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
         self._status = Status(
             *(scheduler, self._tokenization, self._passthrough, *of_engines),
@@ -235,8 +236,7 @@ class App:
         )
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
-        processes = config.workers if self._leads else 1
-        self._listener = HttpListener(server, sockets=sockets, processes=processes)
+        self._listener = HttpListener(server, sockets=sockets, processes=config.workers if self._leads else 1)
         reading = EngineTokenizer(fetch), wiring.build_read_options(config, want_source=True)
         explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, models)
         self._live = LiveFeed(self._status, self._tasks)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from router.backends.discovery.discovery import Discovery
 from router.clock import Clock
-from router.fleet.desired_instances import DesiredCount, DesiredInstances, RoleReading
+from router.fleet.desired_instances import MOST_QUEUES, QUEUE_MS, DesiredCount, DesiredInstances, RoleReading
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance, InstanceState
+from router.fleet.working_set import WorkingSets
 from router.request.wake.model_waits import WakePatterns
 from router.request.wake.waiting_models import WaitingModels
 from router.scheduling.policy.record import Record
@@ -48,6 +49,7 @@ class Scaling:
     def __init__(
         self,
         fleet: Fleet,
+        working_sets: WorkingSets,
         discoveries: Collection[Discovery],
         records: RecentRecords,
         patterns: Iterable[str],
@@ -56,6 +58,7 @@ class Scaling:
         self._patterns = WakePatterns(patterns)
         self._fleet = fleet
         self._discoveries = discoveries
+        self._working_sets = working_sets
         self._records = records
         self._clock = clock
         self.waiting = WaitingModels(clock)
@@ -84,7 +87,8 @@ class Scaling:
                 continue  # there may be some
             if (state := self._states.get(key)) is None:
                 state = self._states[key] = DesiredInstances(sleeps=self._may_sleep(key[0]))
-            wanted = state.observe(read_role(instances, now), now)
+            reading = read_role(instances, self._working_sets.count_tokens(*key, now), now)
+            wanted = state.observe(reading, now)
             if wanted is not None:
                 self.wanted[key] = wanted
         self._notify()
@@ -155,9 +159,9 @@ def group_instances(fleet: Fleet) -> dict[RoleKey, list[Instance]]:
     return groups
 
 
-def read_role(instances: Iterable[Instance], now: float) -> RoleReading:
-    """Return a reading of the instances of one model and role."""
-    ready, busy, queued_ms, live_tokens, capacity_tokens = 0, 0.0, 0.0, 0, 0
+def read_role(instances: Iterable[Instance], reused_tokens: int | None, now: float) -> RoleReading:
+    """Return a reading of the instances of one model and role, whose working set has `reused_tokens`."""
+    ready, busy, queued_ms, queues, live_tokens, capacity_tokens = 0, 0.0, 0.0, 0.0, 0, 0
     known = True
     for instance in instances:
         if instance.state is not InstanceState.READY:
@@ -166,12 +170,15 @@ def read_role(instances: Iterable[Instance], now: float) -> RoleReading:
         speed = instance.latency_model.speed(now)
         targets = instance.targets.values()
         busy += sum(target.load_book.prefilling > 0 for target in targets) / max(1, len(targets))
+        queue_ms = sum(target.load_book.queued_ms(speed) for target in targets) / max(1, len(targets))
+        queued_ms += queue_ms
+        queues += min(queue_ms / QUEUE_MS, MOST_QUEUES)
         for target in targets:
-            queued_ms += target.load_book.queued_ms(speed) / len(targets)
-            live_tokens += target.load_book.live_tokens
+            live_tokens += min(target.load_book.live_tokens, target.capacity_tokens or 0)
             capacity_tokens += target.capacity_tokens or 0
             known &= bool(target.capacity_tokens)
-    return RoleReading(ready, busy, queued_ms, live_tokens, capacity_tokens if known and ready else None)
+    capacity = capacity_tokens if known and ready else None
+    return RoleReading(ready, busy, queued_ms, queues, live_tokens, reused_tokens, capacity)
 
 
 async def measure_worth(records: RecentRecords, now_wall_s: float) -> dict[str, int]:

@@ -5,11 +5,19 @@ Per model and role, the largest of what each of these asks for:
     prefill   work that arrives, ms of prefill per second, over what one instance may be loaded with (`LOAD_SHARE`).
               It is the share of time in which the targets have prefill pending, plus what their queues grow by. As
               queues are priced by learned speed and overlap, these are tokens to compute, not tokens of prompts.
-    queue     prefill work that is booked, over what one instance computes in `QUEUE_MS`
+    queue     prefill work that is booked, over what one instance computes in `QUEUE_MS`, where it does not shrink
     memory    KV memory of live requests, over that of one instance (`MEMORY_SHARE`)
+    hits      KV that requests came back for within a minute and a half, over that memory (`working_set.py`): with fewer
+              instances it would be evicted before its next use, and one more saves the tokens that are computed again
 
-Up by the mean of `UP_S`, and not before that much was seen, so never from one reading; down to the largest count of the
-last `DOWN_S`, the stabilisation window of Kubernetes' HPA. Pure: readings and times are arguments.
+What is queued at an instance stays there: another one takes its share of what arrives, and `prefill` counts that. So an
+instance's queue counts up to `MOST_QUEUES`, its memory up to what it has, and queues that shrink ask for no more than
+there are; else a backlog would ask for instances that are ready when it is gone.
+
+There is no reason for decoding: engines do not report how many requests they run at once at most.
+
+Up by the mean of `UP_S`, and not before half of that was seen, so never from one reading; down to the largest count of
+the last `DOWN_S`, the stabilisation window of Kubernetes' HPA. Pure: readings and times are arguments.
 """
 
 from __future__ import annotations
@@ -21,12 +29,13 @@ from typing import Literal, NamedTuple
 
 LOAD_SHARE = 0.7  # of an instance's time: beyond it the wait behind other prefills grows steeply (M/D/1: 1.2 services)
 QUEUE_MS = 2000.0
+MOST_QUEUES = 2.0  # of `QUEUE_MS`, at one instance: it and one beside it
 MEMORY_SHARE = 0.85  # of KV memory: beyond it engines evict what sessions come back for
-UP_S = 30.0
+UP_S = 15.0
 DOWN_S = 300.0
 FEWEST_READINGS = 10  # in `UP_S`
 
-Reason = Literal["prefill", "queue", "memory", "minimum"]
+Reason = Literal["prefill", "queue", "memory", "hits", "minimum"]
 """What asks for most instances; minimum: nothing asks for as many as there are to be."""
 
 
@@ -36,7 +45,9 @@ class RoleReading(NamedTuple):
     instances: int  # that get requests
     busy: float  # sum over instances: share of its targets that have prefill pending
     queued_ms: float  # prefill work booked there
-    live_tokens: int  # of KV memory
+    queues: float  # the same in `QUEUE_MS`, up to `MOST_QUEUES` of each
+    live_tokens: int  # of KV memory, up to what each has
+    reused_tokens: int | None  # that requests come back for; None: unknown, or a shared pool keeps them
     capacity_tokens: int | None  # of KV memory, of all of them; None: some is unknown
 
 
@@ -90,11 +101,15 @@ def find_needs(readings: Sequence[RoleReading], seen_s: float) -> dict[Reason, f
     first, last = readings[0], readings[-1]
     busy = sum(each.busy for each in readings) / number
     growth = (last.queued_ms - first.queued_ms) / 1e3 / seen_s if seen_s > 0 else 0.0  # instances that it would take
+    queues = sum(each.queues for each in readings) / number
     needs: dict[Reason, float] = {
         "prefill": max(0.0, busy + growth) / LOAD_SHARE,
-        "queue": sum(each.queued_ms for each in readings) / number / QUEUE_MS,
+        "queue": queues if growth >= 0 else min(queues, last.instances),
     }
     if last.capacity_tokens and last.instances:
-        live_tokens = sum(each.live_tokens for each in readings) / number
-        needs["memory"] = live_tokens / (last.capacity_tokens / last.instances * MEMORY_SHARE)
+        usable_tokens = last.capacity_tokens / last.instances * MEMORY_SHARE
+        needs["memory"] = sum(each.live_tokens for each in readings) / number / usable_tokens
+        reused = [each.reused_tokens for each in readings if each.reused_tokens is not None]
+        if reused:
+            needs["hits"] = sum(reused) / len(reused) / usable_tokens
     return needs

@@ -45,16 +45,7 @@ class LiveBlocks:
     def add(self, keys: Sequence[Key]) -> LivePrompt:
         """Add a prompt, and return what `remove` takes."""
         prompts = self._prompts
-        first, last = 0, len(prompts)
-        before = after = 0  # blocks shared with the prompts at `first - 1` and `last`
-        while first < last:
-            middle = (first + last) // 2
-            other = prompts[middle].keys
-            shared = count_shared(keys, other, min(before, after))
-            if shared == len(keys) or (shared < len(other) and keys[shared] < other[shared]):
-                last, after = middle, shared
-            else:
-                first, before = middle + 1, shared
+        first, before, after = self._find_place(keys)
         prompt = LivePrompt(keys, before)
         if first < len(prompts) and prompts[first].shared != after:
             prompts[first].shared = after
@@ -66,7 +57,9 @@ class LiveBlocks:
     def remove(self, prompt: LivePrompt) -> None:
         """Remove a prompt that was added."""
         prompts = self._prompts
-        place = prompts.index(prompt)
+        place, _, _ = self._find_place(prompt.keys)
+        while prompts[place] is not prompt:  # of those with equal keys
+            place += 1
         del prompts[place]
         after = 0
         if place < len(prompts):
@@ -75,6 +68,33 @@ class LiveBlocks:
                 prompts[place].shared = prompt.shared
                 self._on_shared(prompts[place])
         self.count -= len(prompt.keys) - max(prompt.shared, after)
+
+    def count_reused(self) -> int:
+        """Return how many distinct blocks at least two live prompts use. Takes time for each prompt.
+
+        The prompts that use a block follow each other, so it is counted at the first of them that shares it with the
+        one before.
+        """
+        reused = before = 0
+        for prompt in self._prompts:
+            reused += max(0, prompt.shared - before)
+            before = prompt.shared
+        return reused
+
+    def _find_place(self, keys: Sequence[Key]) -> tuple[int, int, int]:
+        """Return the first place for these keys, and the blocks shared with the prompts before and at that place."""
+        prompts = self._prompts
+        first, last = 0, len(prompts)
+        before = after = 0
+        while first < last:
+            middle = (first + last) // 2
+            other = prompts[middle].keys
+            shared = count_shared(keys, other, min(before, after))
+            if shared == len(keys) or (shared < len(other) and keys[shared] < other[shared]):
+                last, after = middle, shared
+            else:
+                first, before = middle + 1, shared
+        return first, before, after
 
 
 def count_shared(one: Sequence[Key], other: Sequence[Key], at_least: int = 0) -> int:

@@ -21,6 +21,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.instance import ServedModel, Target
 from router.fleet.load import Booking
 from router.fleet.preload_book import PreloadBook
+from router.fleet.working_set import WorkingSets
 from router.kvcache.events import TargetId
 from router.kvcache.indexer import KvIndexer, SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate
@@ -32,7 +33,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.feedback import count_preloaded, learn_from_answer, predicted_tokens
 from router.scheduling.pair import PairChoice, choose_pair
 from router.scheduling.policy.decision import Decision
-from router.scheduling.policy.policy import Orders, Policy, merge_orders
+from router.scheduling.policy.policy import Policy, merge_orders
 from router.scheduling.policy.record import Attempt, LegEnd, PrefillRecord, Record
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.response_targets import ResponseTargets, StoredResponse
@@ -66,6 +67,7 @@ class Scheduler:
         self.shared_pool = shared_pool  # engines may find prompts there that none of them holds
         self.peers = PrefillPeers()
         self.preloads = PreloadBook()
+        self.working_sets = WorkingSets()
         self.on_swap: list[Callable[[PolicySet], None]] = []  # called after every swap
         self.experiment: RunningExperiment | None = None  # results of the experiment, if there is one
         self.make_experiment: Callable[[ExperimentConfig], RunningExperiment] = RunningExperiment
@@ -189,9 +191,11 @@ class Scheduler:
             return None
         panic = not answering[0].breaker.allows(now, record.sender)  # then it holds for all of them
         listed = answering
-        if len(answering) > SMALL and not self.peers and (orders := self._find_orders(policy)) is not None:
-            few = self.view_builder.shortlist(orders, answering, prompt, known, pool_hit, record.number, now)
-            listed = answering if few is None else few
+        if len(answering) > SMALL and not self.peers:
+            orders = merge_orders(self.selector.policy_set.orders, policy.orders)  # shadows read the same view
+            if orders is not None:
+                few = self.view_builder.shortlist(orders, answering, prompt, known, pool_hit, record.number, now)
+                listed = answering if few is None else few
         estimates: Mapping[TargetId, OverlapEstimate] = {}
         matched_at = now
         if known is not None:
@@ -344,11 +348,6 @@ class Scheduler:
         target = self._responses.target(response_id)
         return target if target is not None and self.fleet.target(target) is not None else None
 
-    def _find_orders(self, policy: Policy) -> Orders | None:
-        """Return what decides this choice. Shadows read the same view, so the orders of all active policies count."""
-        policy_set = self.selector.policy_set
-        return merge_orders(policy_set.orders, policy.orders)
-
     def _book(
         self,
         record: Record,
@@ -367,8 +366,7 @@ class Scheduler:
             estimate = estimates.get(TargetId(choice.prefill.target))
             handed = PrefillRecord(choice.prefill, *predicted_tokens(estimate))
             uncached = uncached_tokens(tokens, estimate, pool_hit)
-            share = self._take(choice.prefill, known, estimate, tokens, uncached, now)
-            half = PrefillBooking(*share, leg=handed)
+            half = PrefillBooking(*self._take(choice.prefill, known, estimate, tokens, uncached, now), leg=handed)
         estimate = estimates.get(TargetId(choice.answer.target))
         predicted, expected = predicted_tokens(estimate)
         pool_tokens = None if pool_hit is None or expected is None else max(0, pool_hit.tokens - expected)
@@ -394,4 +392,6 @@ class Scheduler:
         sent = self.indexer.add_sent(target.id, known, estimate) if known is not None and estimate is not None else None
         target.breaker.on_request_sent(now)
         booking = target.book(uncached, tokens) if known is None else target.book(uncached, tokens, known.keys)
+        if known is not None and not self.shared_pool:  # a pool keeps what engines evict
+            self.working_sets.add(target.instance, known, now)
         return target, booking, estimate, sent

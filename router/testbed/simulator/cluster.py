@@ -89,10 +89,10 @@ class Cluster:
     def schedule_changes(self) -> None:
         """Schedule every fault of the scenario, and every instance that joins or leaves."""
         for presence in self._scenario.presences:
-            if presence.joins_s > 0:
+            if 0 < presence.joins_s < float("inf"):
                 self._event_queue.at(presence.joins_s, self._join, presence.instance)
             if presence.leaves_s < float("inf"):
-                self._event_queue.at(presence.leaves_s, self._leave, presence.instance)
+                self._event_queue.at(presence.leaves_s, self.remove, presence.instance)
         trouble = self._scenario.trouble
         for failure in trouble.failures:
             self._event_queue.at(failure.at_s, self._fail, failure)
@@ -200,7 +200,7 @@ class Cluster:
         if self._polls_s[number] != at_s:
             return  # rescheduled since
         every_s, alive = self._scenario.lags.metrics_s, self._alive[number]
-        idle = not any(router.in_flight(number) for router in self._front.routers)
+        idle = not self.in_flight(number)
         if alive and (not idle or at_s - self._polled_s[number] >= IDLE_POLL_S):
             self._polled_s[number] = at_s
             routers = self._front.routers
@@ -216,7 +216,30 @@ class Cluster:
         if self._alive[number]:
             router.on_metrics(number, self._engines[number].gauges())
 
+    def _replace(self, number: int) -> FastEngine:
+        """Begin another process of this engine, with empty caches. Return the one before."""
+        old, self._engines[number] = self._engines[number], self._engine(number)
+        self._count(number, old)
+        self._wakes[number] = None
+        self._sequence[number] = 0
+        self._sent[number].clear()
+        return old
+
     # instances that join and leave
+
+    def add(self, number: int) -> None:
+        """Add an instance that is not in the fleet, as a new process."""
+        self._replace(number)
+        self._join(number)
+
+    def drain(self, number: int) -> None:
+        """Let an instance finish the requests that it has, and give it no new one."""
+        for router in self._front.routers:
+            router.on_drain(number)
+
+    def in_flight(self, number: int) -> int:
+        """Return the number of requests that the routers have at an instance."""
+        return sum(router.in_flight(number) for router in self._front.routers)
 
     def _join(self, number: int) -> None:
         for router in self._front.routers:
@@ -224,7 +247,7 @@ class Cluster:
         self.connect(number)
         self.poll_soon(number)
 
-    def _leave(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """Remove it from the routers; its engine goes on with the requests that it has."""
         for router in self._front.routers:
             router.on_leave(number)
@@ -242,12 +265,8 @@ class Cluster:
         if failure.kind == "slow":
             self._engines[number].slowdown = failure.factor
             return
-        dead, self._engines[number] = self._engines[number], self._engine(number)
-        self._count(number, dead)
-        self._wakes[number] = None
+        dead = self._replace(number)
         self._alive[number] = False
-        self._sequence[number] = 0
-        self._sent[number].clear()
         for job in dead.unfinished_jobs:
             self._front.on_death(job, number)
 

@@ -19,6 +19,14 @@ class RequestEnd(IntEnum):
     FAILED = 2  # engines died on it, or none was left
 
 
+class FleetSize(NamedTuple):
+    """The size of a fleet from `since_s` on."""
+
+    since_s: float
+    paid: int  # instances that start, serve or are drained
+    ready: int
+
+
 class SimulationOutcome:
     """All requests of one simulation. Times are virtual seconds since its start."""
 
@@ -39,6 +47,7 @@ class SimulationOutcome:
         self.took_s = 0.0  # virtual seconds from the start to the last end
         self.busy_s = [0.0] * instances  # computing, per instance
         self.prefill_s = [0.0] * instances  # of that, what its prompts alone would have taken
+        self.sizes: list[FleetSize] = []  # of a fleet whose size follows a rule, at each change; empty: it is fixed
         self.preemptions = 0
         self.decisions = 0
         self.deciding_s = 0.0  # of real time, where a stopwatch was given

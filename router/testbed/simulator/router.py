@@ -8,7 +8,7 @@ at which the request path does it, event batches are applied when they arrive, m
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, cast
 
 from router.clock import Clock
@@ -74,6 +74,7 @@ class SimulatedRouter:
     ) -> None:
         config, shared_pool = schema.Config(), scenario.store is not None
         self.splits = scenario.prefills > 0
+        self.on_record: Callable[[Record], object] | None = None  # called with each record whose answer is complete
         self._clock = clock
         self._block_tokens = scenario.block_tokens
         self._probes = config.fleet.health.failures
@@ -118,6 +119,10 @@ class SimulatedRouter:
     def on_leave(self, number: int) -> None:
         """Remove instance `number`, as when discovery no longer lists it; requests that it has are finished."""
         self.scheduler.remove_instance(self._names[number])
+
+    def on_drain(self, number: int) -> None:
+        """Give instance `number` no new request."""
+        self.scheduler.drain(self._names[number], True)
 
     def on_probe_success(self, number: int) -> None:
         """Record that instance `number` answers its probes, and add it with its model and event endpoint."""
@@ -277,6 +282,8 @@ class SimulatedRequest:
         self._ticket.end = "ok"
         self.router.scheduler.settle(self._ticket)
         self.router.scheduler.complete(record)
+        if self.router.on_record is not None:
+            self.router.on_record(record)
 
     def on_failure(self, end: EngineFailure, status: int | None = None) -> None:
         """End this attempt without an answer. While the prefill half of a pair runs, that half has failed."""

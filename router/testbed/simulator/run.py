@@ -19,6 +19,7 @@ from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.verdicts import NOTHING_RELEASED, Admitted
 from router.scheduling.ticket import Ticket
 from router.testbed.rng import Rng
+from router.testbed.simulator.autoscaler import Autoscaler, Autoscaling
 from router.testbed.simulator.clients import ClientTurn, SimulatedClients
 from router.testbed.simulator.cluster import Cluster
 from router.testbed.simulator.event_queue import EventQueue
@@ -53,15 +54,21 @@ def simulate(
     until_s: float | None = None,
     stopwatch: Callable[[], float] | None = None,
     progress: Callable[[float, int], None] | None = None,
+    autoscaling: Autoscaling | None = None,
 ) -> SimulationOutcome:
     """Serve `workload` by `policy` and return the outcome.
 
     `at_once`: concurrent sessions of a closed loop, in which the next begins when one ends; None: each session begins
     at its `start_s`. `staggered`: the first sessions begin at a random turn, so that they do not all grow long at the
     same time. `until_s`: virtual time from which nothing is sent; requests under way are finished. `stopwatch` times
-    decisions. `progress` gets virtual seconds and the number of ended requests now and then.
+    decisions. `progress` gets virtual seconds and the number of ended requests now and then. `autoscaling`: the fleet's
+    size follows a rule, and `scenario.instances` is its largest.
     """
+    if autoscaling is not None:
+        scenario = autoscaling.shrink(scenario)
     run = _Run(scenario, policy, [workload.sessions], seed, until_s, stopwatch, progress)
+    if autoscaling is not None:
+        run.autoscale(autoscaling)
     return run.serve([at_once], staggered)
 
 
@@ -137,6 +144,11 @@ class _Run:
             SimulatedClients(some, scenario.block_tokens, self._event_queue, self._send, end_s) for some in sessions
         ]
         self._cluster = Cluster(scenario, self._event_queue, self._rng, self.outcome, self)
+        self._autoscaler: Autoscaler | None = None
+
+    def autoscale(self, autoscaling: Autoscaling) -> None:
+        """Let the fleet's size follow a rule from the start on."""
+        self._autoscaler = Autoscaler(autoscaling, self._scenario, self._cluster, self._event_queue, self.outcome)
 
     def serve(self, at_once: Sequence[int | None], staggered: bool) -> SimulationOutcome:
         """Run until every request has ended."""
@@ -146,6 +158,8 @@ class _Run:
         if starts_s > 0:
             self._event_queue.at(starts_s, self._start_routers)
         self._cluster.schedule_changes()
+        if self._autoscaler is not None:
+            self._autoscaler.begin(self.routers[0])
         for clients, number in zip(self._clients, at_once, strict=True):
             clients.begin(number, staggered, self._rng)
         while any(clients.at_work for clients in self._clients) and self._event_queue.step():

@@ -17,6 +17,7 @@ from router.control.scaling import (
 )
 from router.fleet.engine_facts import Gauges
 from router.fleet.fleet import Fleet
+from router.fleet.working_set import WorkingSets
 from router.request.wake.waiting_models import FORGET_S
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
@@ -42,7 +43,11 @@ def a_record(number: int, at_wall_s: float, **held: int) -> Record:
 def a_scaling(*patterns: str, source: StaticDiscovery | None = None) -> tuple[Scaling, Fleet, ManualClock]:
     """Over a fleet of one instance, a."""
     clock, fleet = ManualClock(100.0, 5000.0), fleet_of("a")
-    return Scaling(fleet, [source or StaticDiscovery([])], RecentRecords(10), patterns, clock), fleet, clock
+    return (
+        Scaling(fleet, WorkingSets(), [source or StaticDiscovery([])], RecentRecords(10), patterns, clock),
+        fleet,
+        clock,
+    )
 
 
 def read_for(scaling: Scaling, clock: ManualClock, seconds: float) -> None:
@@ -58,15 +63,26 @@ def test_a_reading_adds_up_what_gets_requests() -> None:
     target(fleet, "a/0").book(1000, 1000)
     target(fleet, "c/0").book(1000, 1000)
     fleet.drain("c")
-    reading = read_role(group_instances(fleet)["m", "both"], 2.0)
+    reading = read_role(group_instances(fleet)["m", "both"], 5120, 2.0)
     # the prior: 10 ms, 100 us per token, 2 ns for each of 1000 x 500 pairs
-    assert reading == (2, 1.0, 10.0 + 100.0 + 1.0, 1000, 20_000)
+    assert reading == (2, 1.0, 111.0, 111.0 / 2000, 1000, 5120, 20_000)
 
 
 def test_what_only_the_chosen_instance_held() -> None:
     assert find_own_tokens(a_record(1, 0.0, a=960, b=320)) == ("a", 640)
     assert find_own_tokens(a_record(1, 0.0, a=320, b=320)) in (("a", 0), ("b", 0))
     assert find_own_tokens(a_record(1, 0.0, a=480)) == ("a", 480)
+
+
+def test_a_backlog_counts_up_to_what_one_instance_has() -> None:
+    fleet = fleet_of("a", "b")
+    for name in "ab":
+        fleet.apply_metrics(name, {0: Gauges(0, 0, 0.0, 16, 10_000, None, None)}, 1.0)
+    for _ in range(3):
+        target(fleet, "a/0").book(20_000, 20_000)
+    reading = read_role(fleet, None, 2.0)
+    assert reading.queued_ms > 6000
+    assert (reading.queues, reading.live_tokens) == (2.0, 10_000)
 
 
 async def test_the_cache_that_is_worth_least() -> None:
@@ -86,7 +102,7 @@ async def test_the_cache_that_is_worth_least() -> None:
 
 async def test_what_is_wanted_is_described_with_its_reason() -> None:
     clock, fleet = ManualClock(100.0, 5000.0), fleet_of("a", "b")
-    scaling = Scaling(fleet, [], RecentRecords(10), ["m"], clock)
+    scaling = Scaling(fleet, WorkingSets(), [], RecentRecords(10), ["m"], clock)
     (before,) = await scaling.describe()
     assert (before["desired"], before["reason"]) == (None, None)
     for _ in range(100):
@@ -94,7 +110,7 @@ async def test_what_is_wanted_is_described_with_its_reason() -> None:
         target(fleet, "a/0").book(100_000, 100_000)  # more than can be computed
         scaling.read()
     (found,) = await scaling.describe()
-    assert (found["model"], found["role"], found["instances"], found["reason"]) == ("m", "both", 2, "queue")
+    assert (found["model"], found["role"], found["instances"], found["reason"]) == ("m", "both", 2, "prefill")
     assert found["desired"] == scaling.wanted["m", "both"].instances > 10
     assert found["scale_in"] == {"instance": "b", "tokens": 0, "requests": 0}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +32,9 @@ def test_it_counts_what_a_set_counts(steps: list[tuple[bool, list[int], int]]) -
         else:
             prompt, _ = here.pop(which % len(here))
             live.remove(prompt)
-        assert live.count == len({key for _, keys in here for key in keys})
+        users = Counter(key for _, keys in here for key in keys)
+        assert live.count == len(users)
+        assert live.count_reused() == sum(count > 1 for count in users.values())
 
 
 @given(BRANCHES, BRANCHES)
