@@ -258,6 +258,9 @@ def test_it_may_read_pods_in_one_namespace_and_nothing_else(chart: Helm) -> None
     assert elsewhere.pod["serviceAccountName"] == "router"
 
 
+HOLDS_ITSELF = {"scaleDown": {"stabilizationWindowSeconds": 0}}  # the router holds its count
+
+
 def test_keda_scales_the_engines_by_what_it_is_told(chart: Helm) -> None:
     rendered = chart.template(EVERYTHING)
     sleeps, stays = (rendered.find("ScaledObject", name) for name in ("vllm-qwen", "vllm-tiny"))
@@ -268,6 +271,7 @@ def test_keda_scales_the_engines_by_what_it_is_told(chart: Helm) -> None:
         "minReplicaCount": 0,
         "maxReplicaCount": 4,
         "cooldownPeriod": 900,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": HOLDS_ITSELF}},
     }
     assert trigger == {
         "type": "external-push",
@@ -289,6 +293,7 @@ def test_an_hpa_scales_the_engines_by_the_metric(chart: Helm, version: str, api:
     scaler = rendered.find("HorizontalPodAutoscaler", "vllm-qwen")
     assert (scaler["apiVersion"], scaler["metadata"]["namespace"]) == (api, "llm")
     assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (1, 4)
+    assert scaler["spec"]["behavior"] == HOLDS_ITSELF
     assert scaler["spec"]["scaleTargetRef"]["name"] == "vllm-qwen"
     (metric,) = scaler["spec"]["metrics"]
     selector = {"matchLabels": {"model": "qwen3-32b", "role": "both"}}

@@ -170,7 +170,7 @@ def test_a_model_that_was_never_seen_is_followed_when_somebody_asks() -> None:
     sleepy, other = ("sleepy", "both"), ("other", "both")
     assert (scaling.follow(sleepy), scaling.follow(other)) == (True, False)
     assert scaling.follow(("m", "decode")) is False, "it has instances, of another role"
-    read_for(scaling, clock, 10.0)
+    read_for(scaling, clock, 5.0)
     assert scaling.count(sleepy) is None, "not seen long enough"
     scaling.waiting.note("sleepy")
     assert (scaling.count(sleepy), scaling.count(other)) == (1, None)
