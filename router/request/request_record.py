@@ -51,7 +51,7 @@ def open_record(
     if lease is not None:
         lease.record, record.admission_rule = record, lease.rule
         stages.admission_ms = None if lease.waited_s is None else lease.waited_s * 1e3
-        record.full_targets = tuple(sorted(lease.full)) if lease.full else ()
+        record.full_targets = sorted(lease.full)
     if isinstance(tokens, TokenizedPrompt):
         stages.tokens_ms, stages.keys_ms = tokens.tokens_ms, tokens.keys_ms
         if services.decision_log is not None:

@@ -102,7 +102,7 @@ class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     digest: str | None = None  # of it: its `LoggedPolicy` came before
     arm: str | None = None
     admission_rule: str | None = None  # these two as in `Record`
-    full_targets: tuple[str, ...] = ()
+    full_targets: list[str] = []
     unit: str | None = None  # these three are salted digests
     client: str | None = None
     asked_by: str | None = None
