@@ -187,6 +187,7 @@ NOT_RUN = {
     "docs/get-started/embedded-fleet.md": 1,
     "docs/get-started/real-stack.md": 1,
     "docs/get-started/your-fleet.md": 2,
+    "docs/measurements/autoscaling.md": 1,
     "docs/measurements/cache-layers.md": 2,
     "docs/measurements/several-routers.md": 1,
     "docs/operate/tenants.md": 2,  # a configuration of its own; test_tenants.py runs it
