@@ -185,7 +185,7 @@ class ModelAdmission:
         peers, candidates = self._scheduler.peers, self._scheduler.fleet.candidates(self.model, (), now)
         answering = [target for target in candidates if not peers.is_prefill_only(target)]
         sizes = [target.capacity_tokens for target in answering if target.capacity_tokens is not None]
-        self._loads.set_targets(answering)
+        self._loads.set_targets([] if peers else answering)  # of pairs, other instances have the prefill work
         targets = (TargetMemory(target.id, self._part(target.capacity_tokens)) for target in answering)
         return FleetMemory(self._part(sum(sizes)) if sizes else None, tuple(targets))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from router.config import schema
 from router.request.admission.controller import AdmissionController
 from router.request.admission.model_admission import MEASURE_INTERVAL_S, ModelAdmission
 from router.request.admission.verdicts import Admitted, Queued
 from scorers.admission.fit import Fit
+from scorers.admission.saturation import Saturation
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
+
+NIXL = {"transfer": {"protocol": "nixl"}}
 
 
 def a_model_admission(house: House, share: float = 1.0) -> ModelAdmission:
@@ -68,3 +72,14 @@ def test_what_some_instance_does_not_tell_is_unknown_and_passes() -> None:
     assert isinstance(admission_of_m.arrive(b"big", 360, None), Admitted)
     assert isinstance(admission_of_m.arrive(b"new", 1, None), Queued), "it is full"
     assert isinstance(admission_of_m.arrive(b"s", len(IDS), None), Admitted)
+
+
+def test_where_prompts_are_computed_by_other_instances_nobody_waits_for_those_that_answer() -> None:
+    for pairs in (False, True):
+        house = House(count=2)
+        if pairs:
+            house.core.peers.add(schema.InstanceConfig.model_validate({"url": "http://p", "role": "prefill"} | NIXL))
+        for id in ("a/0", "b/0"):
+            house.target(id).load_book.book(200_000, 200_000)
+        admission_of_m = ModelAdmission("m", AdmissionController(Saturation(), 60.0, 300.0), house.core, house.clock)
+        assert isinstance(admission_of_m.arrive(b"s", 10, None), Admitted) == pairs
