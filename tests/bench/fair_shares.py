@@ -28,7 +28,7 @@ from router.config import schema
 from tests.fakes.engines import engine, eventually
 
 MODEL = "warm-tiny"
-ENGINES, PREFILL_TOKENS_PER_S, WORDS = 4, 4_000, 200
+ENGINES, PREFILL_TOKENS_PER_S, WORDS = 8, 4_000, 200
 MODEST, GREEDY = ("modest-0", "modest-1", "modest-2"), "greedy"
 MODEST_LOAD = 0.45  # of what the engines can prefill, all modest tenants together
 SETTLE_S, MEASURE_S = 10.0, 40.0

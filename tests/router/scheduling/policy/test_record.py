@@ -58,7 +58,7 @@ def test_a_record_without_an_attempt() -> None:
         "id": "run-7", "number": 7, "at_wall_s": 1_700_000_000.0, "endpoint": "/v1/completions", "model": "m",
         "stream": True, "tokens_from": "local", "prompt_tokens_counted": 40, "client": None, "sender": None,
         "policy": None, "policy_digest": None, "arm": None, "asked_by": None, "attempts": [], "why": None,
-        "admission_rule": None,
+        "admission_rule": None, "full_targets": [],
         "shadows": [], "status": None, "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None,
         "cached_tokens": None, "output_tokens": None, "tool_call": None, "uncontinued": None, "session": None,
         "preloaded_tokens": None, "parent": None, "program": None, "poison": False, "done": False, "target": None,
