@@ -25,9 +25,7 @@ from router.request.admission.verdicts import PrefillTimes
 from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, Queue, QueueName
 
 NEWEST = 0.02  # weight of the newest request in that mean
-LEFT_SHARE = (
-    0.02  # of an engine's KV memory is left to tenants that had less than their share lately, where there are others
-)
+LEFT_SHARE = 0.02  # of an engine's KV memory: room for some prompts of tenants that had less than their share lately
 REPORT_S = 0.25  # engines report about so often; what they report changes without any event
 
 WaitQueues = Mapping[QueueName, WaitQueue[Admission]]
