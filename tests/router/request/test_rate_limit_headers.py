@@ -32,14 +32,14 @@ def test_anthropic_clients_are_told_when() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.0, b"0s"),
-        (0.0001, b"1ms"),
-        (0.12, b"120ms"),
-        (1.0, b"1s"),
-        (6.5, b"6.5s"),
-        (60.0, b"1m0s"),
-        (61.25, b"1m1.25s"),
+        (0.0, "0s"),
+        (0.0001, "1ms"),
+        (0.12, "120ms"),
+        (1.0, "1s"),
+        (6.5, "6.5s"),
+        (60.0, "1m0s"),
+        (61.25, "1m1.25s"),
     ],
 )
-def test_durations_are_written_as_by_go(seconds: float, text: bytes) -> None:
+def test_durations_are_written_as_by_go(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
