@@ -22,7 +22,7 @@ from router.request.admission.deadlines import Deadlines
 from router.request.admission.fair_order import FairOrder
 from router.request.admission.queue import WaitQueue
 from router.request.admission.verdicts import PrefillTimes
-from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, Queue, QueueName
+from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, Queue, QueueName, TargetLoad
 
 NEWEST = 0.02  # weight of the newest request in that mean
 LEFT_SHARE = 0.02  # of an engine's KV memory: room for some prompts of tenants that had less than their share lately
@@ -116,13 +116,13 @@ class FairShares:
         """Return whether a request that the rule lets begin, and that needs room for `new_tokens`, has to wait for an
         engine: others do, or none has room.
         """
-        return bool(self._live) or not self._has_room((rule.engine_wait(load, new_tokens) for load in fleet.loads), now)
+        return bool(self._live) or not self._has_room(rule, new_tokens, fleet.loads, now)
 
     def next_to_begin(self, rule: AdmissionRule, fleet: FleetMemory, now: float) -> Admission | None:
         """Return a waiting request that begins now; None: none does."""
         self.due_s = inf
         fleet = fleet._replace(loads=list(fleet.loads))
-        if not self._has_room((rule.engine_wait(load, 0) for load in fleet.loads), now):
+        if not self._has_room(rule, 0, fleet.loads, now):
             return None
         loads = {load.target: load for load in fleet.loads}
 
@@ -142,10 +142,9 @@ class FairShares:
 
     def _may_begin(self, admission: Admission, rule: AdmissionRule, fleet: FleetMemory, now: float) -> bool:
         needs = self.needs(admission, fleet)
-        waits = {load.target: rule.engine_wait(load, needs) for load in fleet.loads}
-        if not self._has_room(waits.values(), now):
+        if not self._has_room(rule, needs, fleet.loads, now):
             return False
-        admission.full = frozenset(target for target, wait_s in waits.items() if wait_s > 0)
+        admission.full = frozenset([load.target for load in fleet.loads if rule.engine_wait(load, needs) > 0])
         if admission.queue == "live":
             return True
         self._candidate.admission = admission
@@ -160,14 +159,14 @@ class FairShares:
             return new_tokens
         return new_tokens + round(LEFT_SHARE * (fleet.capacity_tokens or 0) / max(1, len(fleet.targets)))
 
-    def _has_room(self, waits_s: Iterable[float], now: float) -> bool:
-        """Return whether an engine has room beside those that are on their way to one. A fleet without targets has
-        room: whoever comes is told that there are none.
+    def _has_room(self, rule: AdmissionRule, new_tokens: int, loads: Iterable[TargetLoad], now: float) -> bool:
+        """Return whether an engine has room for a prompt beside those that are on their way to one. A fleet without
+        targets has room: whoever comes is told that there are none.
         """
         needed, some = len(self._unplaced) + 1, False
-        for wait_s in waits_s:
+        for load in loads:
             some = True
-            if wait_s > 0:
+            if (wait_s := rule.engine_wait(load, new_tokens)) > 0:
                 self._look_again(now, wait_s)
             elif (needed := needed - 1) == 0:
                 return True  # without a look at the others: most of the time the first has room
