@@ -234,7 +234,7 @@ class AdmissionQueue:
         if self.model_admission.capacity_tokens is None and not self._warned:
             self._warned = True
             log.warning(
-                "admission control is off for model %s: no instance has reported its KV cache size",
+                "model %s: nothing waits for room in KV caches, as no instance has reported the size of its own",
                 self.model_admission.model,
             )
         waited_s = await self._wait(verdict.admission) if isinstance(verdict, Queued) else None
