@@ -176,8 +176,10 @@ async def test_with_tls_and_a_port_that_is_taken(router) -> None:
         async with Keda.connect(port_of(r), (TLS / "cert.pem").read_bytes()) as keda:
             assert await keda.target(model=MODEL) == {METRIC: 1.0}
         config = schema.Config.model_validate(config_of([a], keda={"host": "127.0.0.1", "port": port_of(r)}))
+        second = App(config)
         with pytest.raises(ConfigError, match=r"keda\.port: .*in use"):
-            await App(config).start()
+            await second.start()
+        await second.stop()  # it has two other ports
 
 
 def test_the_bytes_are_those_of_externalscaler_proto() -> None:
