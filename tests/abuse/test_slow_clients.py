@@ -165,7 +165,9 @@ UNREAD = {
 
 async def test_nobody_is_served_who_does_not_read(router_process, fleet_config, measured) -> None:
     """Four clients send requests without reading an answer, for as long as the router takes them."""
-    async with engine() as fake, router_process(fleet_config([fake], limits={"idle_timeout_s": 0.5})) as r:
+    few = {"keep": 20}  # records: those of thousands of chats are no memory for a client
+    config = {"limits": {"idle_timeout_s": 0.5}, "records": few}
+    async with engine() as fake, router_process(fleet_config([fake], **config)) as r:
         for what, request in UNREAD.items():
             async with dialled(r.url, 1) as (warm,):
                 for _ in range(20):
