@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, Queues
+from scorers.admission.engine_room import REPORT_S
 from scorers.parameters import check_above_0
-
-REPORT_S = 0.25  # engines report about so often
 
 
 @dataclass(eq=False)

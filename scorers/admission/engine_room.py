@@ -17,7 +17,7 @@ from math import inf
 
 from scorers.admission.contract import TargetLoad
 
-REPORT_S = 0.25  # engines report about so often
+REPORT_S = 0.25  # engines report about so often; what they report changes without any event
 
 
 def wait_for_room(load: TargetLoad, new_tokens: int) -> float:

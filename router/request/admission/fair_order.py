@@ -26,8 +26,8 @@ from router.request.admission.virtual_time import Flow, FlowHeap, VirtualClock
 from scorers.admission.contract import Admission, AgentProgram
 
 TenantName = str | None
-WaitOf = Callable[[str, Admission], float]
-"""Seconds until a target has room for a request: 0 where it has, inf where that cannot be told."""
+WaitOf = Callable[[tuple[str, ...], Admission], float]
+"""Seconds until the first of these targets has room for a request: 0 where one has, inf where all are gone."""
 
 
 class _LaneKey(NamedTuple):
@@ -187,10 +187,9 @@ class FairOrder:
 
     # who is next
 
-    def first(self, wait_s: WaitOf | None, now: float, *, live: bool = False) -> Admission | None:
+    def first(self, wait_s: WaitOf, now: float, *, live: bool = False) -> Admission | None:
         """Return who begins next; None: none waits, or all wait for engines that hold their prompts. `wait_s` tells how
-        long until an engine has room for a request (None: no engine is waited for). `live`: of those only that wait for
-        an engine and nothing else.
+        long until an engine has room for a request. `live`: of those only that wait for an engine and nothing else.
         """
         ready: dict[_LaneKey, bool] = {}
         for key in self._lanes:
@@ -205,18 +204,17 @@ class FairOrder:
         firsts = [(first, ready[key]) for key in ready if (first := self._first(tenant, key)) is not None]
         return min(firsts, key=self._urgency)[0]
 
-    def _goes_elsewhere(self, key: _LaneKey, wait_s: WaitOf | None, now: float) -> bool | None:
+    def _goes_elsewhere(self, key: _LaneKey, wait_s: WaitOf, now: float) -> bool | None:
         """Return whether the next request of a lane begins away from its homes, as none has room soon enough; None: it
         waits for one.
         """
-        if wait_s is None or not key.homes:
+        if not key.homes:
             return False
         tenant = self._lanes[key].first()
         first = None if tenant is None else self._first(cast(TenantFlow, tenant), key)
         if first is None:
             return None
-        soonest_s = min(wait_s(home, first) for home in key.homes)
-        if soonest_s <= 0:
+        if (soonest_s := wait_s(key.homes, first)) <= 0:
             return False
         place = self._places[first]
         if place.leaves_s is None:

@@ -23,10 +23,10 @@ from router.request.admission.fair_order import FairOrder
 from router.request.admission.queue import WaitQueue
 from router.request.admission.verdicts import PrefillTimes
 from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, Queue, QueueName, TargetLoad
+from scorers.admission.engine_room import REPORT_S
 
 NEWEST = 0.02  # weight of the newest request in that mean
 LEFT_SHARE = 0.02  # of an engine's KV memory: room for some prompts of tenants that had less than their share lately
-REPORT_S = 0.25  # engines report about so often; what they report changes without any event
 
 WaitQueues = Mapping[QueueName, WaitQueue[Admission]]
 
@@ -126,12 +126,12 @@ class FairShares:
             return None
         loads = {load.target: load for load in fleet.loads}
 
-        def wait_s(target: str, admission: Admission) -> float:
-            load = loads.get(target)
-            wait_s = inf if load is None else rule.engine_wait(load, self.needs(admission, fleet))
-            if wait_s > 0:
-                self._look_again(now, wait_s)
-            return wait_s
+        def wait_s(homes: tuple[str, ...], admission: Admission) -> float:
+            needs = self.needs(admission, fleet)
+            soonest_s = min([rule.engine_wait(loads[home], needs) for home in homes if home in loads], default=inf)
+            if soonest_s > 0:
+                self._look_again(now, soonest_s)
+            return soonest_s
 
         found = self.order.first(wait_s, now)
         if found is not None and not self._may_begin(found, rule, fleet, now):

@@ -53,7 +53,7 @@ class VirtualClock(Generic[Key]):
         self._ahead: list[tuple[float, int, Key]] = []  # idle flows that the clock has not passed, by their times
         self._order = count()
         self._open = 0
-        self._marks: deque[tuple[float, float]] = deque()  # seconds, and where the clock was
+        self._marks: deque[tuple[float, float]] = deque(maxlen=MARKS + 2)  # seconds, and the clock
 
     def __len__(self) -> int:
         return len(self._flows)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from router.request.admission.fair_order import FairOrder, WaitOf
 from router.request.admission.tenant_lane import PATIENCE
-from router.request.admission.virtual_time import CREDIT_S
+from router.request.admission.virtual_time import CREDIT_S, VirtualClock
 from scorers.admission.contract import Admission, AgentProgram, Claim
 
 
-def wait_of(waits: dict[str, float] | None) -> WaitOf | None:
-    return None if waits is None else lambda target, _: waits.get(target, 0.0)
+def wait_of(waits: dict[str, float] | None) -> WaitOf:
+    return lambda homes, _: min((waits or {}).get(home, 0.0) for home in homes)
 
 
 class Line:
@@ -49,7 +49,7 @@ class Line:
 
     def serve_all(self, tokens: float = 100.0) -> list[Admission]:
         served = []
-        while self.order.first(None, 0.0) is not None:
+        while self.order.first(wait_of(None), 0.0) is not None:
             served.append(self.serve(tokens))
         return served
 
@@ -68,7 +68,7 @@ def test_waiting_tenants_differ_by_no_more_than_their_largest_requests(tenants: 
             line.join(f"{number}", weight=weight)
     sizes = [0] * len(tenants)
     for _ in range(60):
-        first = line.order.first(None, 0.0)
+        first = line.order.first(wait_of(None), 0.0)
         assert first is not None
         number = int(first.claim.tenant or "")
         tokens = tenants[number][1][sizes[number] % 5]
@@ -95,6 +95,17 @@ def test_who_asked_for_less_than_its_share_catches_up_and_no_more() -> None:
     ahead = served.index("busy")
     assert CREDIT_S - 2 <= ahead <= CREDIT_S + 2
     assert served[ahead:].count("late") <= served[ahead:].count("busy") + 1, "then they take turns"
+
+
+def test_a_tenant_that_always_waits_leaves_no_marks_behind() -> None:
+    clock: VirtualClock[str] = VirtualClock()
+    flow = clock.open("busy")
+    for now in range(10_000):
+        clock.begin(flow, 1.0, float(now))
+    assert len(clock._marks) < 50
+    late = clock.open("late")
+    clock.lift(late, 10_000.0)
+    assert clock.now - CREDIT_S - 2 <= late.time <= clock.now
 
 
 def test_pausing_does_not_shed_a_debt() -> None:
@@ -233,7 +244,7 @@ def test_books_return_to_zero_whatever_happens(steps: list[tuple]) -> None:  # t
     assert waiting + sum(share.running for share in line.order.shares()) == len(alive) == len(line.order)
     for admission in alive:
         line.order.end(admission, None)
-    assert (len(line.order), line.order.tenants_known, line.order.first(None, 0.0)) == (0, 0, None)
+    assert (len(line.order), line.order.tenants_known, line.order.first(wait_of(None), 0.0)) == (0, 0, None)
 
 
 def test_ten_thousand_waiting_requests_cost_an_operation_what_a_hundred_do() -> None:
