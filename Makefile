@@ -14,7 +14,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-pure test-stack test-gateway test-doctor test-rollout test-browser gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ stack: $(VENV)/.installed  ## start two real vLLM engines over a real Mooncake S
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
 test: check  ## run `check` and every test that needs no real engine
-	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor and not browser and not gameday and not rollout" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor and not browser and not clients and not oracle and not gameday and not rollout" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
 	$(BIN)/ruff check .
@@ -36,12 +36,16 @@ check: $(VENV)/.installed-test  ## run lint, format, types and import rules (und
 
 # tests/builds holds both builds equal, so the parts that decide and index are what is worth testing in both.
 test-pure: $(VENV)/.installed-test  ## run the core's tests on the source of compiled modules
-	WARMROUTE_PURE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not stack and not gateway" tests/scorers \
-	  tests/router/fleet tests/router/kvcache tests/router/prompt tests/router/proxy tests/router/request tests/router/scheduling
+	WARMROUTE_PURE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not stack and not gateway" --hypothesis-profile quick \
+	  tests/scorers tests/router/fleet tests/router/kvcache tests/router/prompt tests/router/proxy tests/router/request tests/router/scheduling
 
 test-stack: $(VENV)/.installed-test  ## run the tests that need real vLLM engines and a real Mooncake Store
 	$(BIN)/python -m router.testbed.local_stack.install
-	$(BIN)/python -m pytest -m stack
+	$(BIN)/python -m pytest -m "stack and not long" tests/stack tests/router/testbed/local_stack
+
+test-stack-long: $(VENV)/.installed-test  ## run the tests with real engines that take minutes by themselves (20 minutes; not in CI)
+	$(BIN)/python -m router.testbed.local_stack.install
+	$(BIN)/python -m pytest -m "stack and long" tests/stack
 
 test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kubernetes API server (built once: 7 minutes of CPU time), Envoy or promtool
 	$(BIN)/python -m tests.gateway.install
@@ -57,6 +61,15 @@ test-rollout: $(VENV)/.installed-test  ## restart fleets of emulated engines wit
 test-browser: $(VENV)/.installed-test  ## run the tests of the live page in Chromium, which is installed from Debian where it is not there
 	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 	$(BIN)/python -m pytest -m browser tests/browser
+
+test-oracle: $(VENV)/.installed-test  ## compare the router with an engine queried directly, all requests in all configurations (3 minutes)
+	$(BIN)/python -m pytest -m oracle -n 2 tests/oracle
+
+# The clients are installed once, outside of .venv, into the cache folder.
+test-clients: $(VENV)/.installed-test  ## run real clients (SDKs for Python and node, aider, Codex CLI, opencode) against the router (4 minutes)
+	@command -v npm > /dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends nodejs npm; }
+	$(BIN)/python -m tests.clients.install
+	$(BIN)/python -m pytest -m clients -n 2 --dist loadfile tests/clients
 
 screenshots: $(VENV)/.installed-test  ## make the pictures of the live page's documentation anew (5 minutes)
 	$(BIN)/python -m tests.browser.screenshots

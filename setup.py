@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from sysconfig import get_paths
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 from distutils.ccompiler import new_compiler  # isort: skip  # setuptools' own, from here on
@@ -154,5 +157,27 @@ def find_extensions(commands: Sequence[str]) -> list[Extension]:
     return []
 
 
+class ParallelBuild(build_ext):
+    """Compiles the source files of an extension on all cores. The option `parallel` does so with whole extensions, but
+    nearly all of the work is one of them.
+    """
+
+    def build_extensions(self) -> None:
+        """Build all extensions."""
+        compile_sources = self.compiler.compile
+
+        def compile_in_parallel(sources: Sequence[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                compiled = threads.map(lambda source: compile_sources([source], **options), sources)
+                return [file for files in compiled for file in files]
+
+        self.compiler.compile = compile_in_parallel
+        super().build_extensions()
+
+
 if __name__ == "__main__":  # mypyc starts processes that import this module
-    setup(ext_modules=find_extensions(sys.argv[1:]), options={"build_ext": {"parallel": os.cpu_count()}})
+    setup(
+        ext_modules=find_extensions(sys.argv[1:]),
+        cmdclass={"build_ext": ParallelBuild},
+        options={"build_ext": {"parallel": os.cpu_count()}},
+    )

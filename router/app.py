@@ -3,7 +3,7 @@
     start   listeners -> feeds -> discovery, whose instances are probed, asked what they serve, and followed
     stop    no longer ready -> open requests finish within the grace time -> feeds end, connections close
 
-The only module that knows all parts. It decides nothing, and a reader of the request path does not need it.
+The only module that knows all parts. It decides nothing; a reader of the request path does not need it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from router.request.ops_api import ops_app
 from router.request.public_api import PublicApi, RequestApi
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
+from router.request.stored_responses import StoredResponseFinder
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.prometheus import Metrics
@@ -67,6 +68,7 @@ from router.wiring import WorkerRole
 log = logging.getLogger("warmroute.app")
 
 POLL_S = 0.02
+WORKER_END_S = 2.5  # in which workers end the streams that outlived the grace time
 STOP_IDLE_S = 1.0  # for a client that is between two requests, to send one more and learn that it is the last
 
 
@@ -128,10 +130,10 @@ class App:
         """Build what watches the engines, and connect it to the fleet's membership."""
         config, clock, tasks, fetch = self._config, self._clock, self._tasks, self._upstreams.fetch
         self._discoveries = wiring.build_discoveries(config.fleet, clock)
-        self._membership = membership = Membership(
-            self._scheduler, self._upstreams, self._tokenization, self._passthrough, tasks, list(self._discoveries)
-        )
-        membership.health = self._health = HealthProbe(membership, fetch, tasks, clock, config.fleet.health)
+        core = self._scheduler, self._upstreams, wiring.build_tokenizer_proofs(self._tokenization, tasks, clock)
+        self._membership = membership = Membership(*core, self._passthrough, list(self._discoveries))
+        probe = self._upstreams.probe
+        membership.health = self._health = HealthProbe(membership, probe, tasks, clock, config.fleet.health)
         membership.polls = self._polls = MetricsPoller(membership, fetch, tasks, clock, config.fleet.metrics)
         membership.events = self._events = KvEventSubscriber(
             self._scheduler.indexer, membership, tasks, clock, config.index.replay_timeout_s
@@ -224,27 +226,26 @@ class App:
             waits=None if self._wake is None else self._wake.waits,
             run_id=self._run_id,
             models=models,
+            stored_responses=StoredResponseFinder(self._scheduler, fetch, self._clock),
             adapters=build_adapter_loader(config, self._scheduler.fleet, fetch, self._tasks, self._clock),
         )
         render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
         metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
         api = AsgiHandler(ops) if self._only_picker else PublicApi(RequestApi(services, tenants), ops)
-        unready, sockets = self.unready_reason, self._sockets
-        self._picker = wiring.build_picker(
-            services, tenants, self._passthrough, self._upstreams, unready, lambda: self._stopping, sockets
-        )
+        parts = services, tenants, self._passthrough, self._upstreams, self.unready_reason
+        self._picker = wiring.build_picker(*parts, lambda: self._stopping, self._sockets)
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
-        self._listener = HttpListener(server, sockets=sockets, processes=config.workers if self._leads else 1)
+        self._listener = HttpListener(server, sockets=self._sockets, processes=config.workers if self._leads else 1)
         reading = EngineTokenizer(fetch), wiring.build_read_options(config, want_source=True)
         explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, models)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
-        self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=sockets)
-        self._metrics_listener = wiring.build_metrics_listener(config, metrics, sockets) if self._leads else None
-        self._keda = wiring.build_keda(config, self._scaling, self._clock, sockets) if self._leads else None
+        self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=self._sockets)
+        self._metrics_listener = wiring.build_metrics_listener(config, metrics, self._sockets) if self._leads else None
+        self._keda = wiring.build_keda(config, self._scaling, self._clock, self._sockets) if self._leads else None
 
     def _snapshot(self) -> RouterSnapshot:
         connections = ConnectionState(self._listener.connections, self._listener.refused)
@@ -276,8 +277,7 @@ class App:
             return "stopping"
         if not self._started:
             return "starting"
-        woken = self._wake is not None  # then requests are what starts instances
-        if not woken and not any(instance.state is InstanceState.READY for instance in self._scheduler.fleet):
+        if self._wake is None and not any(each.may_serve for each in self._scheduler.fleet):  # else requests wake
             return "no instance is ready"
         return None
 
@@ -380,7 +380,7 @@ class App:
             await gateways.stop(max(0.1, give_up_at - self._clock.now()))
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
         if self._leader is not None:
-            await self._leader.stop(max(0.1, give_up_at - self._clock.now()))
+            await self._leader.stop(max(0.1, give_up_at - self._clock.now()) + WORKER_END_S)
         self._live.close()
         await self._admin_listener.stop(0.5)
         if self._metrics_listener is not None:

@@ -7,8 +7,12 @@
         +-- Unauthorized     401
         +-- Forbidden        403  authenticated, but not allowed
         +-- NotFound         404  unknown path, model, or response id
+        +-- MethodNotAllowed 405  with Allow
         +-- TooLarge         413
+        +-- UnsupportedCoding 415 the body is compressed
+        +-- UpgradeRequired  426  a WebSocket handshake where there is only HTTP
         +-- TooBusy          429  with Retry-After
+        +-- InternalError    500  a bug of the router's own
         +-- BadGateway       502  an engine took the request and died, or answered with nonsense
         +-- NoTarget         503  no engine can serve it now
         +-- DeadlineExceeded 504
@@ -101,6 +105,11 @@ class RequestRefused(WarmrouteError):
         self.code = code
         self.retry_after_s = retry_after_s
 
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers that an answer with this status must have."""
+        return [] if self.retry_after_s is None else [(b"retry-after", b"%d" % self.retry_after_s)]
+
 
 class BadRequest(RequestRefused):
     status, kind = 400, "invalid_request_error"
@@ -108,6 +117,10 @@ class BadRequest(RequestRefused):
 
 class Unauthorized(RequestRefused):
     status, kind = 401, "authentication_error"
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"www-authenticate", b"Bearer")]
 
 
 class Forbidden(RequestRefused):
@@ -118,12 +131,50 @@ class NotFound(RequestRefused):
     status, kind = 404, "not_found_error"
 
 
+class MethodNotAllowed(RequestRefused):
+    """The path takes other methods: `allowed`."""
+
+    status, kind = 405, "invalid_request_error"
+
+    def __init__(self, message: str, allowed: Iterable[str] = ()) -> None:
+        super().__init__(message, code="method_not_allowed")
+        self._allowed = ", ".join(allowed)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"allow", self._allowed.encode())]
+
+
 class TooLarge(RequestRefused):
     status, kind = 413, "invalid_request_error"
 
 
+class UnsupportedCoding(RequestRefused):
+    """RFC 9110 12.5.3: the answer's Accept-Encoding lists the codings that a request may have."""
+
+    status, kind = 415, "invalid_request_error"
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"accept-encoding", b"identity")]
+
+
+class UpgradeRequired(RequestRefused):
+    """RFC 9110 15.5.22: the answer names the protocol that is spoken here instead."""
+
+    status, kind = 426, "invalid_request_error"
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade")]
+
+
 class TooBusy(RequestRefused):
     status, kind = 429, "rate_limit_error"
+
+
+class InternalError(RequestRefused):
+    status, kind = 500, "server_error"
 
 
 class BadGateway(RequestRefused):

@@ -27,6 +27,7 @@ from router.backends.kv_store import KvStore, NoKvStore
 from router.backends.mooncake.client import MooncakeStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.token_ids.passthrough import TokenIdPassthrough
+from router.backends.token_ids.proofs import TokenizerProofs
 from router.backends.token_ids.support import TokenIdSupport
 from router.backends.vllm.disaggregation import PARAMS
 from router.clock import Clock
@@ -49,8 +50,9 @@ from router.control.workers.scheduler import SyncedScheduler
 from router.fleet.fleet import Fleet
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
+from router.kvcache.events import StoredBlockObserver
 from router.kvcache.index import BlockIndex
-from router.kvcache.indexer import KvIndexer, StoredBlockObserver
+from router.kvcache.indexer import KvIndexer
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.snapshot_format import SavedIndex
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
@@ -222,8 +224,14 @@ def build_token_id_passthrough(
 ) -> TokenIdPassthrough:
     """Build the pass-through. It is off when clients may set the field of the ids, which must not be overwritten."""
     on = config.tokens.token_id_passthrough == "auto" and PARAMS in config.edge.strip_fields
-    support = TokenIdSupport(tokenization.local_tokenizer, upstreams.fetch, tasks)
-    return TokenIdPassthrough(support, lambda model: not tokenization.uses_remote(model), on=on)
+    support = TokenIdSupport(tokenization.renders, upstreams.fetch, tasks)
+    return TokenIdPassthrough(support, tokenization, on=on)
+
+
+def build_tokenizer_proofs(tokenization: Tokenization, tasks: Tasks, clock: Clock) -> TokenizerProofs:
+    proofs = TokenizerProofs(tokenization, tasks, clock)
+    tokenization.on_miscount = proofs.on_miscount
+    return proofs
 
 
 def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Discovery]:
@@ -277,7 +285,7 @@ def build_picker(
     bounds = read_bounds(config.limits, config.listen)
     health = PickerHealth(unready_reason, stopping)
     proxies = TrustedProxies(config.listen.trusted_proxies)
-    return PickerServer(config.picker, bounds, proxies, api.answer, answer_log, health, clock.wall(), sockets)
+    return PickerServer(config.picker, bounds, proxies, api, answer_log, health, clock.wall(), sockets)
 
 
 def build_keda(config: schema.Config, scaling: Scaling, clock: Clock, sockets: ListeningSockets) -> RpcListener | None:

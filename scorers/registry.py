@@ -167,7 +167,8 @@ def load_registry() -> Registry:
     one kind have the same name. Reads every installed package's metadata (some milliseconds): call it when a
     configuration is read, not per request.
     """
-    return Registry({kind: _list_offered(kind, entry_points(group=group)) for kind, group in GROUPS.items()})
+    offered = entry_points()  # read once: each call reads every package's files
+    return Registry({kind: _list_offered(kind, offered.select(group=group)) for kind, group in GROUPS.items()})
 
 
 def _list_offered(kind: type[Plugin], offered: Iterable[EntryPoint]) -> dict[str, EntryPoint]:

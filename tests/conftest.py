@@ -15,7 +15,9 @@ from scorers.build import is_compiled
 # beside open gRPC calls ended with a segmentation fault before it was executed: its other threads are in no child.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("untimed", UNTIMED)
+settings.register_profile("quick", UNTIMED, max_examples=20)  # for what runs once more (make test-pure)
 settings.load_profile("untimed")
 
 

@@ -7,16 +7,18 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import typer
 
 from docs.tools.config_keys import iter_keys
+from docs.tools.http_differences import differences
+from docs.tools.markdown import table
 from docs.tools.pages import ROOT
 from router.cli.main import app
 from router.control.api.admin import admin_app
-from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED, OPS
+from router.request.public_paths import PATHS, Placement
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.testbed.doctor.suite import CHECKS as DOCTOR_CHECKS
@@ -45,19 +47,6 @@ def render_pages() -> dict[str, str]:
         "modules": modules,
     }
     return {name: "\n".join([NOTICE, *lines()]).rstrip() + "\n" for name, lines in made.items()}
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
-    yield f"| {' | '.join(columns)} |"
-    yield f"|{'---|' * len(columns)}"
-    for row in rows:
-        yield f"| {' | '.join(_cell(cell) for cell in row)} |"
-    yield ""
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
 
 
 # configuration
@@ -148,15 +137,12 @@ def _prose(text: str) -> str:
 # HTTP
 
 
-PUBLIC = (
-    ("GET", "/v1/models", "the union of the models that the fleet serves; no engine is asked"),
-    ("GET", "/v1/responses/{id}", "goes to the target that made the response"),
-    ("POST", "/v1/responses/{id}/cancel", "goes to the target that made the response"),
-)
-OPERATION = {
-    "/health": "200 while the process answers",
-    "/ready": "200 when an engine is ready and the router is not stopping, else 503 and the reason",
-    "/metrics": "[metrics](metrics.md) in the Prometheus text format",
+PLACEMENTS: dict[Placement, str] = {
+    "cache": "the policy, by cache and load",
+    "load": "load",
+    "response": "goes to the target that made the response, whose answer passes",
+    "router": "answered by the router",
+    "operation": "answered by the router; no API key is needed",
 }
 REQUEST_HEADERS = (
     ("X-Session-ID", "the session that the request belongs to, for policies, experiments and admission"),
@@ -174,6 +160,18 @@ RESPONSE_HEADERS = (
 )
 
 
+BEHAVIOUR = (
+    "A body that is not JSON in UTF-8 (a byte order mark counts), or is nested too deeply, is 400; one with a",
+    "`Content-Encoding` is 415, as vLLM decodes none. The `model` of a form (multipart/form-data, as which audio is",
+    "uploaded) is read as that of an object; a malformed form is 400. A prompt without `model` is for the only base",
+    "model of the fleet, and 400 where there are several. Errors of the router have OpenAI's form; those on",
+    "`/v1/messages`, and to requests with `anthropic-version`, have Anthropic's. With `edge.cors_origins` pages of",
+    "these origins may use every path of the API (CORS): the router answers preflights and sets",
+    "`access-control-allow-origin`.",
+    "",
+)
+
+
 class _Unused:
     """Stands for the operations of the admin application, which here only describes itself."""
 
@@ -182,17 +180,18 @@ def http() -> Iterator[str]:
     yield "# HTTP reference\n"
     yield "## Public listener\n"
     yield "`listen.host` and `listen.port`, by default `0.0.0.0:8000`. A path that is not in this table is 404, because"
-    yield "an engine serves its own administration beside the OpenAI paths.\n"
-    rows = [(f"`{path}`", "POST", "the policy, by cache and load") for path in sorted(CACHE_ROUTED)]
-    rows += [(f"`{path}`", "POST", "load") for path in sorted(LOAD_ROUTED)]
+    yield "an engine serves its own administration beside the OpenAI paths. Another method is 405 with `Allow`, a"
+    yield "WebSocket handshake on a path that takes POST is 426.\n"
+    described = ((entry, "; ".join(filter(None, (PLACEMENTS[entry.placed], entry.meaning)))) for entry in PATHS)
+    rows = [(f"`{entry.path}`", ", ".join(entry.methods), placed) for entry, placed in described]
     rows += [("`edge.extra_endpoints`", "as configured", "load")]
-    rows += [(f"`{path}`", method, meaning) for method, path, meaning in PUBLIC]
-    yield from table(("path", "method", "placed by"), rows)
-    yield from table(("path", "answer"), [(f"`{path}`", OPERATION[path]) for path in sorted(OPS)])
+    yield from table(("path", "methods", "placed by"), rows)
+    yield from BEHAVIOUR
     yield "### Headers of requests\n"
     yield from table(("header", "meaning"), [(f"`{name}`", meaning) for name, meaning in REQUEST_HEADERS])
     yield "### Headers of answers\n"
     yield from table(("header", "meaning"), [(f"`{name}`", meaning) for name, meaning in RESPONSE_HEADERS])
+    yield from differences()
     yield from _admin()
 
 

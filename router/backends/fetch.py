@@ -7,7 +7,7 @@ as much as a routed request.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 ANSWER_BYTES = 1024 * 1024  # of most answers; vLLM's largest has 1,000 adapters in 0.4 MB
 
@@ -18,6 +18,10 @@ class HttpAnswer(NamedTuple):
     status: int
     body: bytes
     oversized: bool = False
+
+
+NoAnswer = Literal["late", "failed"]
+"""Why there is no answer: `late`, the instance was reached and stayed silent; `failed`, anything else."""
 
 
 class Fetch(Protocol):
@@ -37,3 +41,10 @@ class Fetch(Protocol):
         """Return the whole answer of `instance`, of up to `limit_bytes`; `None` when none came in time. Never raises
         for failures there. `rank`: the one that is to answer, of an instance with several.
         """
+
+
+class ProbeFetch(Protocol):
+    """Sends a GET as `Fetch` does, and tells an instance that is slow from one that is gone."""
+
+    async def __call__(self, instance: str, path: str, *, timeout_s: float) -> HttpAnswer | NoAnswer:
+        """Return the whole answer of `instance`, or why there is none. Never raises for failures there."""

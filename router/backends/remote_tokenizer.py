@@ -1,4 +1,5 @@
-"""Token ids from an engine's `POST /tokenize`, for models without a local tokenizer and to check local ones.
+"""Token ids from engines: of `POST /tokenize`, for models without a local tokenizer, and of what they generate from,
+for proofs (`prompt/tokenization/proof.py`).
 
 The engine renders and tokenises the prompt once for the router and once more for the request, so this costs it a little
 and the request a round trip. Requests in flight are bounded, and each has a deadline: an engine that does not answer
@@ -15,8 +16,14 @@ from typing import Any
 import msgspec
 
 from router.backends.fetch import ANSWER_BYTES, Fetch
-from router.backends.vllm.info import read_detokenize, read_tokenize
-from router.prompt.tokenization.tokenization import RemoteFailure
+from router.backends.vllm.info import (
+    read_answered_prompt,
+    read_detokenize,
+    read_rendered_prompt,
+    read_sleeping,
+    read_tokenize,
+)
+from router.prompt.tokenization.proof import GeneratedPrompt, RemoteFailure
 
 IN_FLIGHT = 16
 DETOKENIZE_S = 2.0  # a client waits in the middle of its answer
@@ -51,13 +58,40 @@ class EngineTokenizer:
         self, instance: str, fields: dict[str, Any], model: str, timeout_s: float
     ) -> array[int] | RemoteFailure:
         """Return the ids from `instance`, without the limit on requests in flight: for checks."""
-        body = msgspec.json.encode({"model": model, **fields})
+        try:
+            body = msgspec.json.encode({"model": model, **fields})
+        except (UnicodeEncodeError, RecursionError):
+            return "tokenizer_refused"  # half of a surrogate pair: Python's JSON can carry one, UTF-8 cannot
         limit_bytes = min(ANSWER_BYTES + len(body) * BYTES_PER_PROMPT_BYTE, MOST_ANSWER_BYTES)
         answer = await self._fetch(instance, "POST", "/tokenize", body, timeout_s=timeout_s, limit_bytes=limit_bytes)
         if answer is None or answer.status >= 500:
             return "tokenizer_silent"
         ids = read_tokenize(answer.body) if answer.status == 200 else None
         return ids if ids is not None else "tokenizer_refused"
+
+    async def render_at(self, instance: str, path: str, body: bytes, timeout_s: float) -> GeneratedPrompt | None:
+        """Return the prompt that `instance` would generate from; None where it offers no rendering (403: it was started
+        without `--enable-scale-out`) or gave no such answer.
+        """
+        answer = await self._fetch(
+            instance, "POST", f"{path}/render", body, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES
+        )
+        ids = read_rendered_prompt(answer.body) if answer is not None and answer.status == 200 else None
+        return None if ids is None else GeneratedPrompt(ids, len(ids))
+
+    async def generate_at(
+        self, instance: str, path: str, body: bytes, timeout_s: float
+    ) -> GeneratedPrompt | RemoteFailure:
+        """Return the prompt that `instance` generated from, as its whole answer reports it."""
+        answer = await self._fetch(instance, "POST", path, body, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
+        if answer is None or answer.status >= 500 or answer.status == 429:
+            return "tokenizer_silent"
+        return GeneratedPrompt(*read_answered_prompt(answer.body)) if answer.status == 200 else "tokenizer_refused"
+
+    async def is_asleep(self, instance: str, timeout_s: float) -> bool:
+        """Return whether `instance` sleeps; engines say so only in vLLM's development mode."""
+        answer = await self._fetch(instance, "GET", "/is_sleeping", timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
+        return answer is not None and answer.status == 200 and read_sleeping(answer.body)
 
     async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
         """Return the text of a few `ids` from one of `instances`, in rotation; None if it does not answer."""

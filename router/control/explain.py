@@ -15,7 +15,6 @@ no request number, retry or breaker trial is used up. Therefore
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,16 +30,18 @@ from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.lineage import as_name, make_lineage
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
-from router.prompt.prompt import Chat, Ids, Prompt, UnknownIds
+from router.prompt.prompt import Chat, Ids, Prompt, PromptFields, UnknownIds
+from router.prompt.tokenization.remote_ids import find_remote_ids
 from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import derive_unit
-from router.request.model_names import ModelNames, check_allowed
+from router.request.model_names import ModelNames, check_allowed, name_model
 from router.request.route import locate_response, resolve_model
 from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.explanation import explain
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy
 from router.scheduling.policy.record import Record, Stages
-from router.scheduling.policy.record_view import PANIC, describe_decision, to_plain
+from router.scheduling.policy.record_view import OPEN_BREAKERS, SLOW_PROBES, describe_decision, to_plain
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.shortlist import SMALL
 from router.tenants.directory import TenantDirectory
@@ -100,11 +101,15 @@ class Explain:
             tenant = self.tenants.find(request.client)
         scope = None if tenant is None else tenant.scope
 
-        def read(body: bytes) -> Awaitable[Prompt]:
+        async def read(body: bytes) -> Prompt:
             fields = request.path, request.content_type, body, self.read_options, headers, scope
-            return asyncio.to_thread(read_prompt, *fields)
+            prompt = await asyncio.to_thread(read_prompt, *fields)
+            self.scheduler.conversations.preview(prompt)
+            return prompt
 
         prompt, choice = await read(request.body), None
+        if prompt.model is None:
+            name_model(prompt, self.scheduler.fleet, tenant)
         if self.models is None:
             check_allowed(prompt.model, tenant)
         else:
@@ -115,7 +120,7 @@ class Explain:
         placement = self._place(request, prompt, record)
         only = locate_response(prompt, tenant, self.scheduler)
         tokens = known if isinstance(known, TokenizedPrompt) else None
-        decision = self.scheduler.explain(record, prompt, served, tokens, only)
+        decision = explain(self.scheduler, record, prompt, served, tokens, self.clock.now(), only)
         if decision is None:
             raise NoTarget("no engine can serve this model now")
         policy = record.policy
@@ -151,22 +156,25 @@ class Explain:
         if served is None:
             return UnknownIds("no_model")
         sizes = self.scheduler.block_sizes(served.base)
-        if isinstance(source, Ids) or not self.tokenization.uses_remote(served.base):
+        if isinstance(source, Ids) or self.tokenization.source(served.base, prompt.endpoint) != "remote":
             longest = self.scheduler.fleet.context_tokens(served.base)
             return await self.tokenization.tokenize(
                 prompt, served.base, served.adapter, sizes, (), context_tokens=longest, remember=False
             )
-        if isinstance(source, Chat) and source.has_media:
-            return UnknownIds("media")
         candidates = self.scheduler.fleet.candidates(served.base, (), self.clock.now())
         instances = list(dict.fromkeys(target.instance.id for target in candidates))
         budget_s = self.config.tokens.budget_ms / 1e3
-        ids = await self.remote.tokenize(prompt.remote_fields, prompt.model or served.base, instances, budget_s)
-        if isinstance(ids, str):
-            return UnknownIds(ids)
-        with_ids = replace(prompt, source=Ids(list(ids)))
+        if isinstance(source, Chat):
+            fields = self.tokenization.fit_tools(PromptFields(source, prompt.remote_fields), served.base)
+            if isinstance(fields.source, UnknownIds):
+                return fields.source
+            prompt = replace(prompt, source=fields.source, remote_fields=fields.remote_fields)
+        found = await find_remote_ids(self.remote, prompt, served.base, instances, lambda: budget_s)
+        if isinstance(found, UnknownIds):
+            return found
+        with_ids = replace(prompt, source=Ids(list(found.ids)))
         known = await self.tokenization.tokenize(with_ids, served.base, served.adapter, sizes, ())
-        return known._replace(source="remote") if isinstance(known, TokenizedPrompt) else known
+        return known._replace(source="remote", complete=found.complete) if isinstance(known, TokenizedPrompt) else known
 
     def _create_record(self, request: ExplainRequest, prompt: Prompt) -> Record:
         """Return the record that the decision needs. It is not kept."""
@@ -194,7 +202,10 @@ class Explain:
         if experiment is None or policy_set.first is None:
             record.policy = policy_set.policy
             return _Placement(None)
-        unit, other = (derive_unit(experiment, prompt, request.client, id, record.at_wall_s) for id in ("a", "b"))
+        conversations = self.scheduler.conversations
+        unit, other = (
+            derive_unit(experiment, prompt, conversations, request.client, id, record.at_wall_s) for id in ("a", "b")
+        )
         if unit == other:
             record.arm, record.policy = policy_set.assign(unit)
             return _Placement(record.arm)
@@ -209,7 +220,9 @@ class Explain:
 
     def _note_on_panic(self, decision: Decision) -> str | None:
         target = self.scheduler.fleet.target(TargetId(decision.target))
-        return None if target is None or target.breaker.allows(self.clock.now()) else PANIC
+        if target is not None and target.instance.is_slow:
+            return SLOW_PROBES
+        return None if target is None or target.breaker.allows(self.clock.now()) else OPEN_BREAKERS
 
     def _note_on_pool(self, needs: Needs) -> str | None:
         if self.config.pool is None or Needs.POOL not in needs:

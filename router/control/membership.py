@@ -2,8 +2,8 @@
 
     update_source    a discovery source's whole list  -> new instances join, missing ones leave, those that are to get
                                                          no new requests drain
-    joined           the engine said what it serves   -> its targets may be chosen, its events are followed, and our
-                                                         tokenizer is compared with its own
+    joined           the engine said what it serves   -> its targets may be chosen, its events are followed, and its
+                                                         token ids are compared with ours
     serves, probe_ok, probe_failed                    -> state changes in the fleet (`router/fleet/fleet.py`)
     over_limit       it answered or published too much -> counted, logged once; its events are not followed any more
 
@@ -26,15 +26,14 @@ from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
 from router.backends.token_ids.passthrough import TokenIdPassthrough
+from router.backends.token_ids.proofs import TokenizerProofs
 from router.control.preload.warmup import WarmUp
 from router.errors import ConfigError
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.engine_limits import DISTRUSTING, OverLimit
 from router.kvcache.events import TargetId
-from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.upstreams import Upstreams
 from router.scheduling.scheduler import Scheduler
-from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.members")
 
@@ -51,19 +50,20 @@ class Membership:
         self,
         scheduler: Scheduler,
         upstreams: Upstreams,
-        tokenization: Tokenization,
+        proofs: TokenizerProofs,
         passthrough: TokenIdPassthrough,
-        tasks: Tasks,
         precedence: Sequence[str] = (),
     ) -> None:
         self._scheduler = scheduler
         self._upstreams = upstreams
-        self._tokenization = tokenization
+        self._proofs = proofs
         self._passthrough = passthrough
-        self._tasks = tasks
         self._updating = asyncio.Lock()
         self._sources = MergedSources(precedence)
         self._joined: dict[str, Member] = {}  # by id, as it joined
+        self._late: set[str] = set()  # instances with probes that timed out since they were well
+        self._panics: set[str] = set()  # models
+        scheduler.fleet.on_change.append(self._follow_panics)
         self._unapplied: dict[str, None] = {}  # ids that are to join or leave, in that order
         self.health: HealthProbe
         self.polls: MetricsPoller
@@ -136,11 +136,12 @@ class Membership:
 
     def _leave(self, id: str) -> None:
         del self._joined[id]
+        self._late.discard(id)
         self.health.unwatch(id)
         self.polls.unwatch(id)
         self._drop_streams(id)
         self._scheduler.remove_instance(id)
-        self._tokenization.forget(id)
+        self._proofs.forget(id)
         self._passthrough.forget(id)
         self._upstreams.remove(id)
         self._upstreams.remove(bootstrap_name(id))
@@ -161,7 +162,7 @@ class Membership:
                 self.events.subscribe(target.id, stream, host_cpu=target.instance.config.cpu_medium == "host")
         member = self._scheduler.fleet.get(instance)
         if member is not None and member.base is not None:
-            self._tasks.spawn("prove tokenizer", self._tokenization.verify(instance, member.base))
+            self._proofs.on_joined(instance, member.base)
             self._passthrough.on_joined(instance, member.base)
         if self.warmup is not None:
             self.warmup.begin(instance)
@@ -172,11 +173,32 @@ class Membership:
         self._scheduler.fleet.set_models(instance, cards)
 
     def probe_ok(self, instance: str, now: float) -> bool:
-        return self._scheduler.fleet.record_probe_success(instance, now)
+        joining = self._scheduler.fleet.record_probe_success(instance, now)
+        if not joining:
+            self._late.discard(instance)
+        return joining
 
-    def probe_failed(self, instance: str, now: float) -> None:
-        if self._scheduler.fleet.record_probe_failure(instance, now):
+    def probing(self, instance: str) -> None:
+        self._scheduler.fleet.begin_probe(instance)
+
+    def probe_failed(self, instance: str, now: float, *, late: bool) -> None:
+        if late:
+            self._late.add(instance)
+        if self._scheduler.fleet.record_probe_failure(instance, now, late=late):
             log.warning("instance %s is down: %s", instance, self.health.trouble(instance) or "probes fail")
+
+    def _follow_panics(self) -> None:
+        """Log which models begin or cease to be served by instances whose probes time out."""
+        fleet = self._scheduler.fleet
+        if not self._late and not self._panics:  # a thousand instances that join are as many changes
+            return
+        late = [each for id in self._late if (each := fleet.get(id)) is not None]
+        panics = {each.base for each in late if each.base is not None and fleet.in_panic(each)}
+        for model in sorted(panics - self._panics):
+            log.error("panic begins: no engine of %s is ready; those whose health probes time out are served", model)
+        for model in sorted(self._panics - panics):
+            log.warning("panic is over: %s is served by engines that answer their probes, or by none", model)
+        self._panics = panics
 
     def over_limit(self, instance: str, over: OverLimit) -> None:
         if (member := self._scheduler.fleet.get(instance)) is None:

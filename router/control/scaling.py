@@ -139,7 +139,7 @@ class Scaling:
                 {
                     "model": model,
                     "role": role,
-                    "instances": sum(one.state is InstanceState.READY for one in instances),
+                    "instances": len(list_serving(instances)),
                     "desired": None if wanted is None else wanted.instances,
                     "reason": None if wanted is None else wanted.reason,
                     "held_from": None if wanted is None else wanted.held_from,
@@ -159,13 +159,17 @@ def group_instances(fleet: Fleet) -> dict[RoleKey, list[Instance]]:
     return groups
 
 
+def list_serving(instances: Iterable[Instance]) -> list[Instance]:
+    """Return those that get requests: the ready ones, or if none is, those whose probes time out."""
+    serving = [one for one in instances if one.may_serve]
+    return [one for one in serving if one.state is InstanceState.READY] or serving
+
+
 def read_role(instances: Iterable[Instance], reused_tokens: int | None, now: float) -> RoleReading:
     """Return a reading of the instances of one model and role, whose working set has `reused_tokens`."""
     ready, busy, queued_ms, queues, live_tokens, capacity_tokens = 0, 0.0, 0.0, 0.0, 0, 0
     known = True
-    for instance in instances:
-        if instance.state is not InstanceState.READY:
-            continue
+    for instance in list_serving(instances):
         ready += 1
         speed = instance.latency_model.speed(now)
         targets = instance.targets.values()

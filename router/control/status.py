@@ -30,11 +30,12 @@ from router.control.preload.warmup import WarmUp
 from router.control.record_detail import Others, describe_in_full
 from router.control.scaling import Scaling
 from router.control.workers.leader import LeaderWorker
+from router.fleet.engine_facts import EventEndpoint
 from router.fleet.instance import Instance, Target
 from router.fleet.worker_share import NO_SHARE
+from router.kvcache.event_stream import EventStream
 from router.kvcache.events import Tier
 from router.kvcache.index import IndexStats
-from router.kvcache.indexer import EventStream
 from router.prompt.tokenization.tokenization import Tokenization, TokenizationReport
 from router.request.admission.model_admission import ModelAdmission
 from router.request.admission.waiting import AdmissionQueues
@@ -105,6 +106,7 @@ class Status:
             "handing_off": self._handoff is not None and self._handoff.is_running(instance.id),
             "sources": self.describe_sources(instance.id),
             "revision": instance.config.revision,
+            "panic": self.scheduler.fleet.in_panic(instance),
             "trouble": self.health.trouble(instance.id),
             "distrusted": None if instance.limits.distrust is None else instance.limits.distrust.detail,
             "over_limit": dict(instance.limits.counts),
@@ -275,6 +277,7 @@ class Status:
             gauges=books.gauges,
             speed=target.latency_model.speed(now),
             index_stats=stream.stats if stream is not None else NO_BLOCKS,
+            recalled_blocks=stream.recalled_blocks if stream is not None else 0,
             stream_state=book.state if book is not None else "off",
             trusted=book is not None and book.trusted and target.overlap_accuracy.trusted,
             lag_s=book.lag_s if book is not None else None,
@@ -283,6 +286,8 @@ class Status:
             gaps=book.gaps if book is not None else 0,
             replays=book.replays if book is not None else 0,
             restarts=book.restarts if book is not None else 0,
+            overfull=stream.overfull if stream is not None else 0,
+            replay_silent=book is not None and book.replay_silent,
             malformed=stream.malformed if stream is not None else 0,
             skipped=stream.skipped if stream is not None else {},
         )
@@ -308,7 +313,7 @@ class Status:
                 "missed": target.overlap_accuracy.underestimated,
                 "alarm": target.overlap_accuracy.alarm if listening else None,
             },
-            "stream": describe_stream(stream, now),
+            "stream": describe_stream(stream, target.events, now),
         }
 
 
@@ -335,8 +340,8 @@ def sort_records(records: list[bytes], limit: int) -> list[bytes]:
     return sorted(records, key=lambda record: decode(record).at_wall_s, reverse=True)[:limit]
 
 
-def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | None:
-    """Describe a target's event stream; None when it has none."""
+def describe_stream(stream: EventStream | None, source: EventEndpoint | None, now: float) -> dict[str, Any] | None:
+    """Describe a target's event stream, followed at `source`; None when it has none."""
     if stream is None or (book := stream.sequencer) is None:
         return None
     return {
@@ -349,11 +354,16 @@ def describe_stream(stream: EventStream | None, now: float) -> dict[str, Any] | 
         "events": book.events,
         "gaps": book.gaps,
         "replays": book.replays,
+        "replay_endpoint": None if source is None else source.replay_endpoint,
+        "replay_silent": book.replay_silent,
         "restarts": book.restarts,
         "duplicates": book.duplicates,
         "malformed": stream.malformed,
+        "overfull": stream.overfull,
         "skipped": dict(stream.skipped),
         "blocks": {tier.name.lower(): stream.stats.blocks[tier] for tier in Tier},
         "orphans": stream.stats.orphans,
+        "keyless_blocks": stream.keyless_blocks,
+        "recalled_blocks": stream.recalled_blocks,
         "bytes": stream.stats.bytes,
     }

@@ -29,6 +29,7 @@ class Gauges(NamedTuple):
     waiting_adapters: frozenset[str] | None = None  # LoRA adapters of its waiting requests
     pool_loads: PoolTransferCounts | None = None
     output_tokens: int | None = None  # answer tokens since its process started; a restart resets the counter
+    cache_blocks: int | None = None  # that the GPU has, which all cache groups share
 
 
 class ModelCard(NamedTuple):

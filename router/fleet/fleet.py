@@ -12,6 +12,9 @@
     down        |            -            |       -       |    if it still can    |    yes    |
 
 A down instance that answers goes through joining again: it may be a new process with other models and an empty cache.
+One that was ready and whose probes time out may be busy, not dead: a time-out does not count where the instance has
+delivered part of an answer meanwhile, and where no ready instance is left that can answer for a model, those that are
+down by time-outs alone are served as if they were ready (panic, as Envoy's).
 `drain` is set by the operator and outlives all of that: a drained engine that restarts comes back drained, until it is
 undrained. An instance whose source says that it gets no new requests (a pod that is not ready, or terminates) is shown
 as draining too, until its source says otherwise. An instance that fails while joining is down as well.
@@ -23,7 +26,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from math import exp, fsum
 from typing import NamedTuple
 
 from router.config import schema
@@ -34,15 +36,13 @@ from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.engine_limits import MAX_RANKS
 from router.fleet.instance import Instance, InstanceState, ServedModel, Target
 from router.fleet.latency_model import LatencyModel
-from router.fleet.median_speed import median_speed
+from router.fleet.median_speed import NominalSpeeds
+from router.fleet.occupancy import Occupancy
 from router.fleet.rows import RowCache
 from router.fleet.served_models import read_cards
 from router.kvcache.events import TargetId
 from scorers.contract import Speed
 
-BUSY_AVERAGING_S = 20.0  # averaging time of `busy`; results of `warm` do not change between 10 and 20 s
-BUSY_INTERVAL_S = 0.05  # between samples: a finer interval does not change a 20 s average
-NOMINAL_MAX_AGE_S = 1.0  # then recomputed: 0.1 ms for 64 instances
 MISSING_PAGES = 3  # metrics pages in a row without a rank after which it is gone
 
 
@@ -79,16 +79,13 @@ class Fleet:
         self._config = config
         self._instances: dict[str, Instance] = {}
         self._tables: _Tables | None = None  # None when outdated
-        self.busy: float | None = None  # share of ready instances with prefill pending, over about 20 s, to 4 digits
-        self._busy = 0.0  # the same, not rounded
-        self.live_share: float | None = None  # of ready targets' KV memory, mean; sampled with `busy`, to 4 digits
-        self._busy_at = 0.0
-        self._nominal: dict[str | None, tuple[float, Speed | None]] = {}  # by model: computed at, value
-        self._ready: dict[str | None, CandidateColumns] = {}  # ready targets by model, in any breaker state
+        self.occupancy = Occupancy()
+        self._nominal = NominalSpeeds()
+        self._ready: dict[str | None, CandidateColumns] = {}  # targets that get requests, by model
         self._all_columns: list[CandidateColumns] = []  # the distinct values of `_ready`
         self._not_closed: set[CircuitBreaker] = set()
         self.answer_lengths = AnswerLengths()
-        self.row_cache = RowCache()
+        self.row_cache = RowCache(self._nominal.clear)
         self.on_change: list[Callable[[], None]] = []  # called during a change of which targets are ready for what
 
     def join(self, config: schema.InstanceConfig) -> Instance | DuplicateInstance:
@@ -128,7 +125,7 @@ class Fleet:
         """Make a joining instance ready: it reported its models, and its ranks unless `ranks` is empty."""
         if (instance := self._instances.get(id)) is None:
             return
-        self._set_cards(instance, cards)
+        instance.cards, instance.served = tuple(cards), read_cards(cards)
         self._set_ranks(instance, sorted(ranks) or list(instance.targets))
         instance.streamed_ranks = frozenset(ranks)
         instance.missing_pages.clear()
@@ -143,7 +140,7 @@ class Fleet:
     def set_models(self, id: str, cards: Sequence[ModelCard]) -> None:
         """Replace the models of a running instance: an adapter was loaded or unloaded."""
         if (instance := self._instances.get(id)) is not None:
-            self._set_cards(instance, cards)
+            instance.cards, instance.served = tuple(cards), read_cards(cards)
             self._forget_tables()
 
     def record_probe_success(self, id: str, now: float) -> bool:
@@ -155,18 +152,27 @@ class Fleet:
             instance.lifecycle = InstanceState.JOINING
         return instance.lifecycle is InstanceState.JOINING
 
-    def record_probe_failure(self, id: str, now: float) -> bool:
-        """Note a failed probe. Returns True if this one took the instance down."""
-        if (instance := self._instances.get(id)) is None:
+    def begin_probe(self, id: str) -> None:
+        """Note that a probe of the instance is being sent."""
+        if (instance := self._instances.get(id)) is not None:
+            instance.delivered = False
+
+    def record_probe_failure(self, id: str, now: float, *, late: bool = False) -> bool:
+        """Note a failed probe, `late` if the instance was reached and did not answer in time: which is no failure of
+        one that has delivered part of an answer meanwhile. Returns True if this one took the instance down.
+        """
+        if (instance := self._instances.get(id)) is None or (late and instance.delivered):
             return False
-        instance.failures += 1
-        if instance.lifecycle is InstanceState.DOWN or instance.failures < self._config.health.failures:
-            return False
-        instance.lifecycle = InstanceState.DOWN
-        self._forget_ready()
-        for target in instance.targets.values():
-            target.load_book.forget_gauges()
-        return True
+        was_slow = instance.is_slow
+        instance.record_failure(late)
+        falls = instance.lifecycle is not InstanceState.DOWN and instance.failures >= self._config.health.failures
+        if falls:
+            instance.lifecycle = InstanceState.DOWN
+            for target in instance.targets.values():
+                target.load_book.forget_gauges()
+        if falls or instance.is_slow != was_slow:
+            self._forget_ready()
+        return falls
 
     def begin_poll(self, id: str) -> None:
         """Note that a poll of the instance's metrics is being sent."""
@@ -178,7 +184,9 @@ class Fleet:
         """Apply an instance's metrics page, by rank, requested at `sent_at`. Returns the targets that came and went
         with it.
         """
-        if (instance := self._instances.get(id)) is None or instance.lifecycle is InstanceState.DOWN or not page:
+        if (instance := self._instances.get(id)) is None or not page:
+            return NO_CHANGES
+        if instance.lifecycle is InstanceState.DOWN and not instance.is_slow:
             return NO_CHANGES
         if len(page) == 1 and len(instance.targets) == 1:
             # A single engine is that engine, whatever its rank number (external data-parallel balancing).
@@ -211,10 +219,12 @@ class Fleet:
         """
         return (self._tables or self._build_tables()).served.get(model)
 
+    def base_models(self) -> set[str]:
+        """Return the base models that `resolve` knows."""
+        return {served.base for served in (self._tables or self._build_tables()).served.values()}
+
     def context_tokens(self, model: str) -> int | None:
-        """Return the most tokens that a prompt and its answer may have on any instance of a base model; None if none
-        reports it.
-        """
+        """Return the longest prompt and answer, in tokens, on any instance of a base model; None: none reports it."""
         return (self._tables or self._build_tables()).context_tokens.get(model)
 
     def model_path(self, name: str) -> str | None:
@@ -234,7 +244,9 @@ class Fleet:
         joined. Where breakers leave none that can answer, they are ignored (panic mode, as Envoy's): targets that could
         be reached come first, the others only if there is none of those.
         """
-        ready = (self._ready.get(model) or self._find_ready(model)).targets
+        ready = self._serving(model)
+        if model is not None and (served := self.resolve(model)) is not None:
+            self._nominal.get(served.base, self._serving(served.base), now)  # and let those without samples assume it
         if not excluding and not self._not_closed:
             return ready
         allowed = [target for target in ready if target.id not in excluding and target.breaker.allows(now, client)]
@@ -244,18 +256,23 @@ class Fleet:
         return allowed + ([target for target in shut if not target.breaker.unreachable] or shut)
 
     def ready_target(self, model: str | None, id: TargetId) -> Target | None:
-        """Return the ready target of that id in any breaker state; None if there is none that serves the model."""
-        ready = (self._ready.get(model) or self._find_ready(model)).targets
-        return next((target for target in ready if target.id == id), None)
+        """Return the ready target of that id in any breaker state, or one that is down by slow probes alone, as it is
+        the only one; None if there is none that serves the model.
+        """
+        targets = self.targets_serving(model)
+        return next((each for each in targets if each.id == id and each.instance.may_serve), None)
 
     def can_answer(self, model: str) -> bool:
         """Return whether a ready target that answers clients serves the model, in any breaker state."""
-        return any(target.can_answer for target in (self._ready.get(model) or self._find_ready(model)).targets)
+        return any(target.can_answer for target in self._serving(model))
+
+    def in_panic(self, instance: Instance) -> bool:
+        """Return whether a slow instance is served because its model has no other that can answer."""
+        return instance.is_slow and any(target.instance is instance for target in self._serving(instance.base))
 
     def answering(self, model: str) -> list[Target]:
         """Return the ready targets that serve the model and answer clients, in any breaker state."""
-        ready = (self._ready.get(model) or self._find_ready(model)).targets
-        return [target for target in ready if target.can_answer]
+        return [target for target in self._serving(model) if target.can_answer]
 
     def columns(self, model: str | None, now: float) -> CandidateColumns:
         """Return up-to-date columns over the ready targets that serve the model, in any breaker state."""
@@ -267,10 +284,18 @@ class Fleet:
         columns.fill(now)
         return columns
 
+    def _serving(self, model: str | None) -> tuple[Target, ...]:
+        """Return the targets that get requests for the model, in any breaker state."""
+        return (self._ready.get(model) or self._find_ready(model)).targets
+
     def _find_ready(self, model: str | None) -> CandidateColumns:
-        """Return the columns over the model's ready targets; adapters share those of their base."""
+        """Return the columns over the model's ready targets, or in panic the slow ones; adapters share those of their
+        base.
+        """
         targets = self.targets_serving(model)
         ready = tuple([target for target in targets if target.instance.state is InstanceState.READY])
+        if not any(target.can_answer for target in ready):  # panic
+            ready = tuple([target for target in targets if target.instance.may_serve])
         columns = next((each for each in self._all_columns if each.targets == ready), None)
         if columns is None:
             columns = CandidateColumns(ready)
@@ -303,46 +328,25 @@ class Fleet:
 
     def nominal_speed(self, model: str | None, now: float) -> Speed | None:
         """Return the speed of the typical ready instance that serves the model (None: any model); None if there is no
-        instance. The value and its ages are up to `NOMINAL_MAX_AGE_S` old.
+        instance. The value and its ages are up to a second old.
         """
-        cached = self._nominal.get(model)
-        if cached is not None and now - cached[0] <= NOMINAL_MAX_AGE_S:
-            return cached[1]
-        targets = self.targets_serving(model)
-        instances = {target.instance.id: target.instance for target in targets}.values()
-        speed = median_speed([i.latency_model.speed(now) for i in instances if i.state is InstanceState.READY])
-        if speed is not None and len(instances) > 1:
-            for target in targets:
-                target.assume_links(speed)
-        if targets:  # unknown model names come from clients: storing them would leak memory
-            self._nominal[model] = now, speed
-        return speed
+        return self._nominal.get(model, self._serving(model), now)
 
     def models(self) -> list[ModelCard]:
         """Return the model cards of all instances that could answer, each name once."""
         cards: dict[str, ModelCard] = {}
         for instance in self._instances.values():
-            if instance.lifecycle is InstanceState.READY:
+            if instance.lifecycle is InstanceState.READY or instance.is_slow:
                 for card in instance.cards:
                     cards.setdefault(card.id, card)
         return list(cards.values())
 
     def on_arrival(self, now: float) -> None:
-        """Update `busy` and `live_share`, which are sampled when requests arrive."""
-        elapsed_s = now - self._busy_at
-        if self.busy is not None and elapsed_s < BUSY_INTERVAL_S:
-            return
-        ready = [instance for instance in self._instances.values() if instance.lifecycle is InstanceState.READY]
-        if not ready:
-            return
-        share = sum([instance.prefilling for instance in ready]) / len(ready)
-        old = share if self.busy is None else self._busy
-        self._busy = share + (old - share) * exp(-elapsed_s / BUSY_AVERAGING_S)
-        self.busy = round(self._busy, 4)
-        self._busy_at = now
-        targets = [target for instance in ready for target in instance.targets.values()]
-        shares = [live for target in targets if (live := target.live_share) is not None]
-        self.live_share = round(fsum(shares) / len(shares), 4) if shares else None
+        """Update `occupancy`, which is sampled when requests arrive."""
+        if self.occupancy.is_due(now):
+            instances = self._instances.values()
+            ready = [instance for instance in instances if instance.lifecycle is InstanceState.READY]
+            self.occupancy.sample(ready or [instance for instance in instances if instance.is_slow], now)
 
     def __len__(self) -> int:
         """Count the instances, in any state."""
@@ -358,10 +362,6 @@ class Fleet:
     def target(self, id: TargetId) -> Target | None:
         """Return the target; None if there is none of that id."""
         return (self._tables or self._build_tables()).targets.get(id)
-
-    def _set_cards(self, instance: Instance, cards: Sequence[ModelCard]) -> None:
-        instance.cards = tuple(cards)
-        instance.served = read_cards(cards)
 
     def _set_ranks(self, instance: Instance, ranks: Sequence[int]) -> None:
         """Set an instance's targets. Those that stay keep their bookings: requests are in flight on them."""
@@ -379,7 +379,7 @@ class Fleet:
     def _forget_tables(self) -> None:
         """Drop everything derived from which target serves what."""
         self._tables = None
-        self._nominal = {}
+        self._nominal.clear()
         self.row_cache.on_block_size_change()
         self._forget_ready()
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from router.config import schema
 from router.fleet.breaker import CircuitBreaker
-from router.fleet.engine_facts import Gauges, ModelCard, PoolTransferCounts
+from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard, PoolTransferCounts
 from router.fleet.engine_limits import LimitBook
 from router.fleet.latency_model import LatencyModel, Link
 from router.fleet.load import Booking, LoadBook
@@ -62,6 +62,9 @@ class TargetObserver(Protocol):
     def on_block_size_change(self) -> None:
         """A target has another block size."""
 
+    def on_first_sample(self) -> None:
+        """Something of an instance's speed was measured for the first time."""
+
 
 class Target:
     """A data-parallel rank of an instance. `observer` receives its changes."""
@@ -72,6 +75,7 @@ class Target:
         "block_tokens",
         "breaker",
         "capacity_tokens",
+        "events",
         "id",
         "instance",
         "latency_model",
@@ -94,6 +98,7 @@ class Target:
         self.latency_model = speed  # the instance's: its ranks share hardware
         self.block_tokens: int | None = None
         self.capacity_tokens: int | None = None
+        self.events: EventEndpoint | None = None  # where they are followed; None: they are not
 
     def build_row(self, now: float, count_held: Callable[[Target], int | None] | None = None) -> Row:
         """Return its facts for a decision, except the overlap. `count_held` returns all the tokens that it holds."""
@@ -207,15 +212,18 @@ class Target:
         self.breaker.detach()
         self._on_change = self.load_book.on_change = _do_nothing
 
-    def assume_links(self, typical: Speed) -> None:
-        """Take over how fast links are elsewhere, for those without a sample here."""
-        if self.latency_model.assume_links(typical):
+    def assume(self, typical: Speed) -> None:
+        """Take over how fast peers are, as far as nothing else was measured here."""
+        if self.latency_model.assume(typical):
             self.on_speed_change()
 
     def on_speed_change(self) -> None:
         """Notify the observer for every rank: the instance's speed has changed."""
         for target in self.instance.targets.values():
             target._on_change()
+        if self.latency_model.has_news:
+            self.latency_model.has_news = False
+            self._observer.on_first_sample()
 
     def reset(self) -> None:
         """Forget what belonged to the engine's process: another one may answer now. Bookings and learned speed stay."""
@@ -237,8 +245,8 @@ class Instance:
     """
 
     __slots__ = (
-        *("accepting", "cards", "config", "drained", "failures", "id", "joins", "latency_model", "lifecycle"),
-        *("limits", "missing_pages", "served", "streamed_ranks", "targets"),
+        *("_all_late", "accepting", "cards", "config", "delivered", "drained", "failures", "id", "joins"),
+        *("latency_model", "lifecycle", "limits", "missing_pages", "served", "streamed_ranks", "targets"),
     )
 
     def __init__(self, config: schema.InstanceConfig, speed: LatencyModel) -> None:
@@ -248,6 +256,8 @@ class Instance:
         self.drained = False
         self.accepting = True
         self.failures = 0  # failed probes in a row
+        self._all_late = False  # all of them since it was ready last were answers that did not come in time
+        self.delivered = False  # part of an answer, since its last probe began
         self.joins = 0  # how often it has become ready: it rises with each new process that was noticed
         self.cards: tuple[ModelCard, ...] = ()
         self.served: Mapping[str, ServedModel] = {}
@@ -262,6 +272,22 @@ class Instance:
         """The state, with a ready instance that gets no new requests shown as draining."""
         drains = (self.drained or not self.accepting) and self.lifecycle is InstanceState.READY
         return InstanceState.DRAINING if drains else self.lifecycle
+
+    @property
+    def is_slow(self) -> bool:
+        """It is down, or joining again, by nothing but probes without an answer in time; and nobody drains it."""
+        return self._all_late and self.lifecycle is not InstanceState.READY and self.accepting and not self.drained
+
+    @property
+    def may_serve(self) -> bool:
+        """It is ready, or slow: then it gets requests where there is no other."""
+        return self.is_slow or self.state is InstanceState.READY
+
+    def record_failure(self, late: bool) -> None:
+        """Count a failed probe, `late` if the answer did not come in time."""
+        begins = self.failures == 0 and self.lifecycle is InstanceState.READY
+        self._all_late = late and (begins or self._all_late)
+        self.failures += 1
 
     @property
     def base(self) -> str | None:

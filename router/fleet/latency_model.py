@@ -14,6 +14,10 @@ TTFT includes all that a request waits for: the lookup, the queue before the one
 step that notices the end. The counters time the bare copy, so they are too optimistic; they only must separate a slow
 pool from a fast one before lone requests have. Each source has a fit of its own, so neither must unlearn the other.
 
+An instance is taken to be as fast as its peers, the model's instances of its role, until its own samples tell it from
+them (`assume`): else an instance that nobody has measured would be priced by the configured prior beside its twins, and
+noise would decide among twins that cost the same.
+
 Queueing would be mistaken for slowness: callers pass only requests that had the target's prefill for themselves
 (`Booking.alone`). Decoding is never alone: the fit is about its neighbours.
 """
@@ -53,6 +57,8 @@ class LatencyModel:
         step = prior.decode
         self._decode = _Fit(Decode, [step.base_ms, step.us_per_request, step.ns_per_context_token], DECODE_NOISE_MS)
         self._decode_at: float | None = None
+        self._typical: Speed | None = None  # of its peers
+        self.has_news = False  # a fit got its first sample
         self._value: Speed | None = None
         self._value_at = 0.0
 
@@ -77,7 +83,7 @@ class LatencyModel:
         if new <= 0 or context < 0 or not 0 < ttft_ms < LONGEST_MS:
             return
         self._curve.observe([1.0, new / 1e3, attended_pairs(new, context) / 1e6], ttft_ms, now)
-        self._value = None
+        self._note(self._curve)
 
     def observe_fetch(self, link: Link, tokens: int, new: int, context: int, ttft_ms: float, now: float) -> None:
         """Add a request that fetched `tokens` of its `context` over a link and computed `new`, in `ttft_ms` without
@@ -86,15 +92,16 @@ class LatencyModel:
         """
         if not 0 < tokens <= context or new < 0 or not 0 < ttft_ms < LONGEST_MS or self.samples < CURVE_SAMPLES:
             return
-        computing_ms = self.speed(now).prefill_ms(new, context)
-        self._links[LINKS.index(link)].observe([1.0, tokens / 1e3], ttft_ms - computing_ms, now, computing_ms)
-        self._value = None
+        computing_ms = self.own(now).prefill_ms(new, context)
+        fit = self._links[LINKS.index(link)]
+        fit.observe([1.0, tokens / 1e3], ttft_ms - computing_ms, now, computing_ms)
+        self._note(fit)
 
     def observe_pool_load(self, tokens: float, ms: float, now: float) -> None:
         """Add a load of `tokens` from the pool in `ms`, by the engine's counters (the mean of several will do)."""
         if tokens > 0 and 0 < ms < LONGEST_MS:
             self._pool_counters.observe([1.0, tokens / 1e3], ms, now)
-            self._value = None
+            self._note(self._pool_counters)
 
     def observe_decode_step(self, step_ms: float, requests: float, context_tokens: float, now: float) -> None:
         """Add an answer's mean time per token, beside `requests` with `context_tokens`, itself included. One sample per
@@ -106,15 +113,25 @@ class LatencyModel:
             return
         self._decode_at = now
         self._decode.observe([1.0, requests / 1e3, context_tokens / 1e6], step_ms, now)
+        self._note(self._decode)
+
+    def _note(self, fit: RecursiveLeastSquares) -> None:
+        """Note that `fit` got a sample."""
+        self.has_news = self.has_news or fit.samples == 1
         self._value = None
 
-    def assume_links(self, typical: Speed) -> bool:
-        """Take over how fast links are elsewhere, for those without a sample here; return whether that changes any.
+    def assume(self, typical: Speed) -> bool:
+        """Take over how fast peers are, for the curve and the decode step while those here cannot be told from theirs,
+        and for links without a sample here; return whether that changes anything.
 
         Else an instance that was never alone with a fetch would keep the configured prior. Where that is too good, it
         gets the fetches of the whole fleet, and so is never alone with one.
         """
-        changed = False
+        if typical is self._typical:
+            return False
+        before = self._typical
+        self._typical = typical
+        changed = before is None or before[:3] != typical[:3] or before.decode != typical.decode
         for link, fit in zip(LINKS, self._links, strict=True):
             elsewhere: Transfer | None = getattr(typical, link)
             if elsewhere is not None and elsewhere.samples:
@@ -132,6 +149,19 @@ class LatencyModel:
         return value
 
     def _build_speed(self, now: float) -> Speed:
+        own, typical = self.own(now), self._typical
+        if typical is None:
+            return own
+        base_ms, us_per_token, ns_per_token_context = own[:3]
+        if typical.samples and self._curve.is_like(typical[:3]):
+            base_ms, us_per_token, ns_per_token_context = typical[:3]
+        decode, elsewhere = own.decode, typical.decode
+        if decode is not None and elsewhere is not None and elsewhere.samples and self._decode.is_like(elsewhere[:3]):
+            decode = Decode(*elsewhere[:3], decode.samples, decode.age_s)
+        return Speed(base_ms, us_per_token, ns_per_token_context, *own[3:10], decode)
+
+    def own(self, now: float) -> Speed:
+        """Return the fits of this instance alone."""
         cpu, disk, pool, pool_disk, peer = self._links
         if pool.samples < LINK_SAMPLES and self._pool_counters.samples:
             pool = self._pool_counters

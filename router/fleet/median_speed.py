@@ -9,12 +9,18 @@ for the decode step separately.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, TypeVar
 
+from router.fleet.instance import Instance, Target
 from router.fleet.recursive_least_squares import round_to_six_digits
 from scorers.contract import Decode, Speed, Transfer
+
+NEAR = 0.02
+OF_ROLE = "base_ms", "us_per_token", "ns_per_token_context", "samples", "age_s", "decode"
+PARTS = "cpu", "disk", "pool", "pool_disk", "peer", "decode"
+MAX_AGE_S = 1.0  # of a median; computing one takes 0.1 ms for 64 instances
 
 Part = TypeVar("Part", Speed, Transfer, Decode)
 
@@ -31,6 +37,71 @@ def median_speed(speeds: Sequence[Speed]) -> Speed | None:
     if curve is None:
         return None
     return curve._replace(**medians, decode=_take_median([speed.decode for speed in speeds], 3))
+
+
+class NominalSpeeds:
+    """The median speed by model, computed from time to time, and handed to the instances by role: those that were not
+    measured, or cannot be told from their peers, have it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str | None, tuple[float, Speed | None]] = {}  # by model: computed at, value
+        self._assumed: dict[tuple[str, str], Speed] = {}  # by base model and role
+
+    def get(self, model: str | None, targets: Sequence[Target], now: float) -> Speed | None:
+        """Return the median speed of `targets`, those of the model that get requests; None if there are none. The value
+        and its ages are up to `MAX_AGE_S` old.
+        """
+        known = self._known.get(model)
+        if known is not None and now - known[0] <= MAX_AGE_S:
+            return known[1]
+        instances = {target.instance.id: target.instance for target in targets}.values()
+        speeds = {instance: instance.latency_model.own(now) for instance in instances}
+        speed = median_speed(list(speeds.values()))
+        if (
+            model is not None and speed is not None and len(speeds) > 1 and next(iter(speeds)).base == model
+        ):  # no adapter, which some have
+            self._hand_out(model, speed, speeds)
+        if targets:  # unknown model names come from clients: storing them would leak memory
+            self._known[model] = now, speed
+        return speed
+
+    def _hand_out(self, model: str, nominal: Speed, speeds: Mapping[Instance, Speed]) -> None:
+        """Let instances assume the speed of their role; links are those of all roles. A value that is hardly another
+        one is not handed out: each instance would have to be priced anew.
+        """
+        roles: dict[str, list[Instance]] = {}
+        for instance in speeds:
+            roles.setdefault(instance.config.role, []).append(instance)
+        for role, peers in roles.items():
+            of_role = median_speed([speeds[instance] for instance in peers])
+            assert of_role is not None, "a role has an instance"
+            typical = nominal._replace(**{name: getattr(of_role, name) for name in OF_ROLE})
+            before = self._assumed.get((model, role))
+            if before is None or not is_near(before, typical):
+                self._assumed[model, role] = before = typical
+            for instance in peers:
+                for target in list(instance.targets.values())[:1]:  # ranks share hardware
+                    target.assume(before)
+
+    def clear(self) -> None:
+        """Forget the values: other targets serve the models."""
+        self._known.clear()
+
+
+def is_near(one: Speed, other: Speed) -> bool:
+    """Return whether two speeds are equal within `NEAR`, and learned in the same parts."""
+    return _is_near_part(one[:4], other[:4]) and all(
+        a is b or (a is not None and b is not None and _is_near_part(a, b))
+        for a, b in ((getattr(one, name), getattr(other, name)) for name in PARTS)
+    )
+
+
+def _is_near_part(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Compare coefficients, and whether there are samples, in the fields up to `samples`."""
+    count = 2 if isinstance(one, Transfer) else 3
+    near = all(abs(a - b) <= NEAR * abs(a) for a, b in zip(one[:count], other[:count], strict=True))
+    return near and bool(one[count]) == bool(other[count])
 
 
 def _take_median(parts: Sequence[Part | None], coefficients: int) -> Part | None:

@@ -20,6 +20,7 @@ Knows nothing of tokens or engines: `latency_model.py` chooses x.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 
 from router.fleet.saved_parts import SavedFit
 
@@ -27,6 +28,8 @@ KEEP = 0.99  # forgetting factor: about the last hundred samples count
 NOISE_SHARE = 0.15  # of a sample's time, one standard deviation
 NOISE_FLOOR_MS = 2.0
 CLIP_DEVIATIONS = 3.0
+HORIZON = 1 / (1 - KEEP)
+USUAL_SHARE = 0.1  # of the newest sample in the features of the usual one
 PRIOR_DOUBT = 3.0  # one standard deviation of each prior coefficient, as a multiple of it
 
 Vector = list[float]
@@ -37,7 +40,7 @@ class RecursiveLeastSquares:
     a smaller one is as uncertain as 1 would be.
     """
 
-    __slots__ = ("_ceiling", "_floor_ms", "_last_at", "_p", "_rounded", "samples", "theta")
+    __slots__ = ("_ceiling", "_floor_ms", "_last_at", "_p", "_rounded", "_usual", "samples", "theta")
 
     def __init__(self, prior: Sequence[float], floor_ms: float = NOISE_FLOOR_MS) -> None:
         self.theta: Vector = list(prior)
@@ -45,6 +48,7 @@ class RecursiveLeastSquares:
         self._floor_ms = floor_ms  # noise of a time near 0
         self._last_at: float | None = None
         self._rounded: tuple[float, ...] | None = None
+        self._usual: Vector | None = None  # mean features of the last samples
         self._ceiling: Vector = [(PRIOR_DOUBT * max(value, 1.0)) ** 2 for value in prior]
         size = range(len(prior))
         self._p: list[Vector] = [[self._ceiling[i] if i == j else 0.0 for j in size] for i in size]
@@ -67,6 +71,19 @@ class RecursiveLeastSquares:
         self.samples += 1
         self._last_at = now
         self._rounded = None
+        usual = x if self._usual is None else self._usual
+        self._usual = [was + USUAL_SHARE * (new - was) for was, new in zip(usual, x, strict=True)]
+
+    def is_like(self, others: Sequence[float]) -> bool:
+        """Return whether the samples cannot tell this fit from `others`, coefficients of the same features: for the
+        usual sample both predict the same, but for the noise that is left in so many samples. False if what was usual
+        is unknown; True without samples.
+        """
+        if self._usual is None:
+            return not self.samples
+        ms = _dot(others, self._usual)
+        deviation = (self._floor_ms + NOISE_SHARE * ms) / sqrt(min(float(self.samples), HORIZON))
+        return abs(_dot(self.theta, self._usual) - ms) <= CLIP_DEVIATIONS * deviation
 
     @property
     def coefficients(self) -> tuple[float, ...]:

@@ -25,7 +25,8 @@ class RowCache:
     cache columns as this caches rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_first_sample: Callable[[], None] = lambda: None) -> None:
+        self._report_first_sample = on_first_sample
         self._rows: dict[Target, Row] = {}
         self.changed_targets: set[Target] = set()  # since the columns were last updated
         self.block_sizes: dict[str | None, frozenset[int]] = {}  # in use, by model
@@ -45,6 +46,10 @@ class RowCache:
     def on_block_size_change(self) -> None:
         """Drop the block sizes: a target has another one."""
         self.block_sizes.clear()
+
+    def on_first_sample(self) -> None:
+        """Report that something of an instance's speed was measured for the first time."""
+        self._report_first_sample()
 
     def rows(
         self,

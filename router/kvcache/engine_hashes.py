@@ -1,11 +1,12 @@
-"""The engines' own block hashes, byte for byte: needed only to compute key names in the shared pool.
+"""The engines' own block hashes, byte for byte: needed to compute key names in the shared pool, and to recognise the
+blocks of a prompt whose events were missed.
 
     digest[-1] = H(seed)
     digest[i]  = H((digest[i-1], token ids of block i, extras of block i or None))
 
 H is one of vLLM's `--prefix-caching-hash-algo`: SHA-256 or XXH3-128, over the value's pickle or its canonical CBOR
 (`protocol.md` 3; vllm v1/core/kv_cache_utils.py). Extras are the adapter, and on the chain's first block the salt;
-prompts with media are not supported. `backends/mooncake/hash_detection.py` finds out which parameters an engine uses.
+prompts with media are not supported. An engine shows its parameters by the hash of any first block (`fits`).
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ from __future__ import annotations
 import hashlib
 import pickle
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
+from typing import get_args
 
 from xxhash import xxh3_128_digest
 
 from router.config.sections.kv_store import HashAlgo
-from router.kvcache.events import EngineHash
+from router.kvcache.events import BlocksStored, EngineHash
 
 Digest = bytes
 Adapter = tuple[str, str]  # a LoRA's name and the path that the engine loaded it from
 Extras = tuple[str | tuple[str, ...], ...]
 
 DEFAULT_SEED = "vllm-none-hash"  # the SHA-256 algorithms use it when PYTHONHASHSEED is not set
+SEEDS = (None, "0", "1", "42", "123", "1234", "random")  # usual values of PYTHONHASHSEED
 CACHED_IDS = 1 << 18  # larger than any vocabulary; ids beyond are encoded every time
 
 
@@ -100,6 +103,30 @@ class EngineChain:
     @property
     def _parameters(self) -> tuple[str, str, bool]:
         return self.algo, self.seed, self.tagged
+
+
+def list_chains(
+    algos: Sequence[HashAlgo] = get_args(HashAlgo), seeds: Iterable[str | None] = SEEDS
+) -> Iterator[EngineChain]:
+    """Yield the chains of all combinations that can be computed, the likeliest seeds first."""
+    for seed in seeds:
+        for algo in algos:
+            for tagged in (True, False):
+                if (chain := EngineChain.from_config(algo, seed, tagged)) is not None:
+                    yield chain
+
+
+def is_comparable(event: BlocksStored) -> bool:
+    """Return whether an event shows all that its engine hashed of its first block: no adapter's path, no media."""
+    return event.adapter is None and bool(event.hashes) and not (event.extras is not None and event.extras[0])
+
+
+def fits(chain: EngineChain, event: BlocksStored) -> bool:
+    """Return whether `chain` gives the hash under which an engine stored a prompt's first block, without adapter and
+    media.
+    """
+    first = chain.chain(None, event.token_ids[: event.block_tokens], event.block_tokens, salt=event.salt)
+    return [chain.event_hash(digest) for digest in first] == event.hashes[:1]
 
 
 _HashInput = tuple[Digest, tuple[int, ...], Extras | None]

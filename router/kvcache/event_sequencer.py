@@ -19,6 +19,13 @@ numbers have already passed the cursor, where a restart looks like a gap (`proto
 
 *Bounded recovery*: a number can be missing for ever (engines consume it before an encoding that can fail). After two
 replays that do not move the cursor, the sequencer forgets, continues with the next batch and sets `joined_late`.
+
+*A silent replay endpoint* is left alone for a while, or until a reconnect: what a busy engine publishes during a replay
+does not fit the queue, so each replay without an answer makes the gap that would request the next one.
+
+*Without a replay endpoint* a reconnect may lead to another process. A connection receives only what is published after
+it, so a first number at or below the cursor is a new process, and so is a clock that fell. One whose numbers happen to
+go on is found out by its size (`TargetCacheState.cache_blocks`).
 """
 
 from __future__ import annotations
@@ -26,9 +33,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Literal, NamedTuple
 
+from router.kvcache.engine_hashes import EngineChain
 from router.kvcache.events import BlocksCleared, Event, EventBatch
 
 MAX_REPLAYS = 2  # replays without progress before a gap is given up
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 900.0  # in which a silent replay endpoint is sent no request: doubled each time
 MAX_HELD_BYTES = 256 * 1024  # of live batches that wait for a replay; batches beyond are dropped and become a gap
 
 
@@ -45,7 +54,9 @@ class RequestReplay(NamedTuple):
 
 
 class ForgetTarget(NamedTuple):
-    """Forget everything applied so far: it does not describe the present process."""
+    """Forget everything applied so far: it does not describe the present process, or after a `gap` no longer."""
+
+    gap: bool = False
 
 
 class StreamCursor(NamedTuple):
@@ -56,6 +67,13 @@ class StreamCursor(NamedTuple):
     joined_late: bool
 
 
+class RestoredStream(NamedTuple):
+    """State of a target's stream in a snapshot."""
+
+    cursor: StreamCursor
+    stored_blocks: int
+
+
 Step = ApplyBatch | RequestReplay | ForgetTarget
 State = Literal["new", "replaying", "live", "lost"]
 
@@ -64,7 +82,7 @@ class EventSequencer:
     """The state of one rank's stream. `now` is monotonic seconds, `wall` seconds since the epoch.
 
     At most one replay runs at a time: after a `RequestReplay` the caller calls `on_replayed` for each batch and then
-    `on_replay_end` once. `replayable`: the engine has a replay endpoint.
+    `on_replay_end` once. `replayable`: the engine has a replay endpoint, which may be silent.
     """
 
     def __init__(self, replayable: bool) -> None:
@@ -77,9 +95,13 @@ class EventSequencer:
         self.events = self.gaps = self.replays = self.duplicates = self.restarts = 0
         self._last_wall_s = 0.0
         self._idle_replays = 0  # replays since the cursor moved
+        self._unanswered = 0  # replays since the last one that brought anything
+        self._pause_s = FIRST_PAUSE_S
+        self._paused_until_s: float | None = None  # no replays before
         self._held: deque[EventBatch] = deque()
         self._held_bytes = 0
         self._unconfirmed = False  # after a reconnect, until a replay shows that the process is the same
+        self._reconnected = False  # without a replay endpoint, until the next batch
         self._first_answer = False  # the running replay has not answered yet
         self._discarding = False  # ignore the running replay and request another when it ends
 
@@ -104,13 +126,20 @@ class EventSequencer:
     def trusted(self) -> bool:
         return self.state == "live"
 
+    @property
+    def replay_silent(self) -> bool:
+        """Return whether the replay endpoint left the last requests without any answer."""
+        return self._unanswered >= MAX_REPLAYS
+
     def on_connected(self, now: float) -> list[Step]:
         """Handle a connect or reconnect: batches may be lost and the process may be another."""
         self.last_heard_s = now
         self._held.clear()
         self._held_bytes = 0
         self._idle_replays = 0
+        self._paused_until_s = None  # another process may answer
         if not self.replayable:
+            self._reconnected = self.last_seq >= 0
             if self.state == "live":
                 self.state = "lost"
             return []
@@ -126,7 +155,7 @@ class EventSequencer:
         self.lag_s = wall - batch.wall_s
         if self.state != "replaying":
             self.state = "live"
-            return self._accept(batch)
+            return self._accept(batch, now)
         if self._held_bytes + batch.size_bytes <= MAX_HELD_BYTES:
             self._held_bytes += batch.size_bytes
             self._held.append(batch)
@@ -145,37 +174,45 @@ class EventSequencer:
         if batch.seq == self.last_seq:
             return []
         # The engine dropped what was not read fast enough: the rest of this replay is of no use.
-        return [self._request_replay()] if self._may_replay() else self._restart_from(batch)
+        return [self._request_replay()] if self._may_replay(now) else self._restart_from(batch)
 
     def on_replay_end(self, complete: bool, now: float) -> list[Step]:
         """Handle the end of the replay; without its end marker (`complete`) it may still connect to live batches."""
         if self.state != "replaying":
             return []
         steps: list[Step] = []
+        if complete or not self._first_answer:
+            self._unanswered, self._pause_s, self._paused_until_s = 0, FIRST_PAUSE_S, None
+        elif not self._discarding:
+            self._count_unanswered(now)
         if complete:
             self.last_heard_s = now
             # An empty replay: the engine does not know the last applied batch.
             if self._first_answer and self.last_seq >= 0 and not self._discarding:
                 steps.append(self._on_new_process())
                 self._discarding = True
-        if self._discarding or (not complete and not self._held and self._may_replay()):
+        if self._discarding or (not complete and not self._held and self._may_replay(now)):
             return [*steps, self._request_replay()]
         self.state = "live" if complete or self._held else "lost"
         while self._held and self.state == "live":
             batch = self._held.popleft()
             self._held_bytes -= batch.size_bytes
-            steps += self._accept(batch)
+            steps += self._accept(batch, now)
         return steps
 
-    def _accept(self, batch: EventBatch) -> list[Step]:
+    def _accept(self, batch: EventBatch, now: float) -> list[Step]:
+        if self._reconnected:
+            self._reconnected = False
+            if batch.seq <= self.last_seq or batch.wall_s < self._last_wall_s:
+                return [self._on_new_process(), *self._accept(batch, now)]
         if batch.seq > self.last_seq + 1 or self._unconfirmed:
-            return self._gap(batch)
+            return self._gap(batch, now)
         if batch.seq == self.last_seq + 1:
             return self._apply(batch)
         if batch.wall_s <= self._last_wall_s:
             self.duplicates += 1
             return []
-        return [self._on_new_process(), *self._accept(batch)]  # the sequence number fell while the timestamp grew
+        return [self._on_new_process(), *self._accept(batch, now)]  # the sequence number fell while the timestamp grew
 
     def _first_replayed(self, batch: EventBatch) -> list[Step]:
         """Handle the oldest replayed batch: it identifies the process and shows how far its history reaches."""
@@ -189,17 +226,24 @@ class EventSequencer:
             return [self._on_new_process()]
         return self._restart_from(batch)
 
-    def _gap(self, batch: EventBatch) -> list[Step]:
+    def _gap(self, batch: EventBatch, now: float) -> list[Step]:
         if self._idle_replays == 0 and self.last_seq >= 0:
             self.gaps += 1
-        if not self._may_replay():
+        if not self._may_replay(now):
             return self._restart_from(batch)
         self._held.appendleft(batch)
         self._held_bytes += batch.size_bytes
         return [self._request_replay()]
 
-    def _may_replay(self) -> bool:
-        return self.replayable and self._idle_replays < MAX_REPLAYS
+    def _may_replay(self, now: float) -> bool:
+        paused = self._paused_until_s is not None and now < self._paused_until_s
+        return self.replayable and not paused and self._idle_replays < MAX_REPLAYS
+
+    def _count_unanswered(self, now: float) -> None:
+        self._unanswered += 1
+        if self._unanswered >= MAX_REPLAYS:
+            self._paused_until_s = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _request_replay(self) -> RequestReplay:
         self.state = "replaying"
@@ -221,7 +265,7 @@ class EventSequencer:
         """Continue at `batch`; the batches between the cursor and it are lost."""
         self.joined_late = True
         self._unconfirmed = False
-        return [ForgetTarget(), *self._apply(batch)]
+        return [ForgetTarget(gap=True), *self._apply(batch)]
 
     def _apply(self, batch: EventBatch) -> list[Step]:
         self.last_seq = batch.seq
@@ -237,12 +281,14 @@ class TargetCacheState:
     """Counters and stream state from one join of the target to the next.
 
     A stream joined late does not cover what was cached before. The index becomes complete for the target when as many
-    blocks have been stored since as the target can hold: the earlier ones have been evicted by then.
+    blocks have been stored since as the target can hold, and none of them waits for a parent: the earlier ones have
+    been evicted by then, but for those in use (`missed_prefixes.py`).
     """
 
     __slots__ = (
-        *("backlog", "batches", "block_sizes", "block_tokens", "bytes", "capacity_blocks", "malformed"),
-        *("model", "sequencer", "skipped", "stored_blocks", "unmeasured_blocks"),
+        *("backlog", "batches", "block_sizes", "block_tokens", "bytes", "cache_blocks", "capacity_blocks", "chain"),
+        *("keyless_blocks", "malformed", "model", "overfull", "recalled_blocks", "sequencer", "skipped"),
+        *("stored_blocks", "unknown_hashing", "unmeasured_blocks"),
     )
 
     def __init__(self, model: str) -> None:
@@ -253,7 +299,13 @@ class TargetCacheState:
         self.unmeasured_blocks = 0  # applied since
         self.block_sizes: set[int] = set()  # that its events had
         self.block_tokens: int | None = None
-        self.capacity_blocks: int | None = None
+        self.capacity_blocks: int | None = None  # what its tokens make: hybrid models have more blocks than these
+        self.cache_blocks: int | None = None  # on its GPU, of which every copy of a block takes one
+        self.overfull = 0  # times that it held more than that, which no process can
+        self.chain: EngineChain | None = None  # how its engine hashes; None: not proved
+        self.unknown_hashing = False  # it hashes in no way that can be computed
+        self.keyless_blocks = 0  # cached blocks of a stream joined late whose chains are not known
+        self.recalled_blocks = 0  # learned by other evidence than their events
         self.stored_blocks = 0  # stored on its GPU since the index of it began
         self.batches = 0
         self.malformed = 0
@@ -268,12 +320,22 @@ class TargetCacheState:
     def certain(self) -> bool:
         """Return whether the index is authoritative: what it holds is cached, and what it does not hold is not."""
         sequencer = self.sequencer
-        return sequencer is not None and sequencer.trusted and (not sequencer.joined_late or self.turned_over)
+        if sequencer is None or not sequencer.trusted:
+            return False
+        # LRU keeps a prefix that is in use. Blocks that wait for a parent show that there is one.
+        return not sequencer.joined_late or (self.turned_over and not self.keyless_blocks)
 
     def begin_empty(self) -> None:
         """Note that the cache is empty now: missed blocks are gone as well."""
         if self.sequencer is not None:
             self.sequencer.joined_late = False
+
+    def begin_late(self) -> None:
+        """Note that what was held is not this process's, of which only the events from now on are known."""
+        self.overfull += 1
+        self.stored_blocks = 0
+        if self.sequencer is not None:
+            self.sequencer.joined_late = True
 
     def count(self, batch: EventBatch) -> None:
         """Count a live or replayed batch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, Protocol
 
 EngineHash = NewType("EngineHash", int)
 Key = NewType("Key", int)  # our own chained hash of a block, 60 bits
@@ -72,3 +72,13 @@ class EventBatch(NamedTuple):
     events: list[Event]
     skipped: dict[str, int]
     size_bytes: int = 0  # of the message
+
+
+class StoredBlockObserver(Protocol):
+    """A second consumer of store events: the shared pool's client, which detects how the engines hash."""
+
+    def on_stored(self, model: str, event: BlocksStored) -> None:
+        """Handle blocks from token 0 on that entered an engine's GPU cache."""
+
+    def on_pooled(self, model: str, event: BlocksPooled) -> None:
+        """Handle blocks that an engine put into the shared pool."""

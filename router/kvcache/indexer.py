@@ -14,9 +14,10 @@ instance may fill of the index is bounded; the caller is told (`over_bounds`) an
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple
 
 from router.clock import Clock
 from router.kvcache.event_sequencer import (
@@ -24,12 +25,25 @@ from router.kvcache.event_sequencer import (
     EventSequencer,
     ForgetTarget,
     RequestReplay,
+    RestoredStream,
     Step,
-    StreamCursor,
     TargetCacheState,
 )
-from router.kvcache.events import BlockEvent, BlocksCleared, BlocksPooled, BlocksStored, EventBatch, Key, TargetId, Tier
-from router.kvcache.index import BlockCopies, BlockIndex, IndexStats
+from router.kvcache.event_stream import EventStream
+from router.kvcache.events import (
+    BlockEvent,
+    BlocksCleared,
+    BlocksPooled,
+    BlocksStored,
+    EventBatch,
+    Key,
+    StoredBlockObserver,
+    TargetId,
+    Tier,
+)
+from router.kvcache.index import BlockCopies, BlockIndex
+from router.kvcache.instance_bounds import INSTANCE_BYTES, IndexLimit, InstanceBounds
+from router.kvcache.missed_prefixes import LatePrompt, MissedPrefixes
 from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator, OverlapGroups, group_overlaps
 from router.kvcache.sent_elsewhere import SentElsewhere
 from router.kvcache.snapshot_format import SavedTarget
@@ -37,48 +51,16 @@ from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, Spe
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 
 APPLY_BLOCKS = 2048  # applied in one piece: 2 ms
-MEASURE_BLOCKS = 4096  # applied between two looks at what a target's entries take
-INSTANCE_BYTES = 512 * 1024 * 1024  # as `index.instance_bytes`
-CAPACITY_FACTOR = 16  # blocks over a GPU cache's own: host tiers are up to ten times as large
-LEAST_BLOCKS = 65_536  # a cache of unknown or tiny size may hold so many
-MAX_BLOCK_SIZES = 4  # of one target: each costs every prompt of the model another chain of keys
 
-IndexLimit = Literal["blocks", "block_size"]
+log = logging.getLogger("warmroute.index")
 
 
 class SentPrompt(NamedTuple):
     """A prompt on its way to a target; must be ended by `KvIndexer.on_first_byte` or `on_failure`."""
 
     speculative: SpeculativePrompt
-    approximate: Sequence[Key]  # keys for `ApproximateBlocks`; empty where the target's events are trusted
-
-
-class StoredBlockObserver(Protocol):
-    """A second consumer of store events: the shared pool's client, which detects how the engines hash."""
-
-    def on_stored(self, model: str, event: BlocksStored) -> None:
-        """Handle blocks from token 0 on that entered an engine's GPU cache."""
-
-    def on_pooled(self, model: str, event: BlocksPooled) -> None:
-        """Handle blocks that an engine put into the shared pool."""
-
-
-class EventStream(NamedTuple):
-    """State of one target's event stream, for the admin API and metrics."""
-
-    sequencer: EventSequencer | None  # None: the target has no stream
-    stats: IndexStats
-    batches: int  # live and replayed
-    malformed: int
-    skipped: Mapping[str, int]
-    turned_over: bool  # as many blocks were announced since the start as the cache holds
-
-
-class _RestoredStream(NamedTuple):
-    """Stream state of a target restored from a snapshot."""
-
-    cursor: StreamCursor
-    stored_blocks: int
+    approximate: Sequence[Key]  # keys for `ApproximateBlocks`; empty where the index is certain of the target
+    late: LatePrompt | None = None  # for `MissedPrefixes.on_answer`
 
 
 class KvIndexer:
@@ -102,19 +84,18 @@ class KvIndexer:
         self._states: dict[TargetId, TargetCacheState] = {}
         self.elsewhere = SentElsewhere(index, speculative, approximate, clock)
         self._estimator = OverlapEstimator(index, speculative, approximate, self._states)
-        self._restored: dict[TargetId, _RestoredStream] = {}  # restored targets that have not joined yet
+        self.missed = MissedPrefixes(index, self._states, self._on_recalled)
+        self._restored: dict[TargetId, RestoredStream] = {}  # restored targets that have not joined yet
         self._uncertain: set[TargetId] = set()  # targets whose state is not `certain`
         self._resized: set[TargetId] = set()  # targets with a new block size since `take_resized`
-        self._limit_bytes = instance_bytes
-        self._instance_bytes: Counter[str] = Counter()
-        self._over: dict[TargetId, tuple[IndexLimit, str]] = {}
+        self._bounds = InstanceBounds(index, self._states, instance_bytes)
 
     # membership
 
     def join(self, target: TargetId, model: str, *, stream: bool, replayable: bool) -> None:
         """Add `target`, which serves `model`, with nothing but what a snapshot restored of it, unconfirmed."""
         self._forget_sent(target)
-        self._set_bytes(target, 0)
+        self._bounds.clear(target)
         self._states[target] = state = TargetCacheState(model)
         self._uncertain.add(target)  # until the first batch
         restored = self._restored.pop(target, None)
@@ -131,14 +112,18 @@ class KvIndexer:
         """Forget `target`."""
         self._forget_sent(target)
         self._index.leave(target)
-        self._set_bytes(target, 0)
+        self._bounds.clear(target)
         self._states.pop(target, None)
         self._uncertain.discard(target)
         self._resized.discard(target)
+        self.missed.forget(target)
 
-    def set_capacity(self, target: TargetId, blocks: int) -> None:
-        """Set the number of blocks that the target's cache holds, as read from its metrics page."""
-        if (state := self._states.get(target)) is not None and state.capacity_blocks != blocks:  # every page says it
+    def set_capacity(self, target: TargetId, blocks: int, gpu_blocks: int | None = None) -> None:
+        """Set the number of blocks that the target's cache holds, and that its GPU has, as read from its metrics."""
+        if (state := self._states.get(target)) is None:
+            return
+        state.cache_blocks = gpu_blocks
+        if state.capacity_blocks != blocks:  # every page says it
             state.capacity_blocks = blocks
             self._estimator.invalidate(target)
             self._refresh(target, state)
@@ -167,7 +152,7 @@ class KvIndexer:
     def restore(self, saved: SavedTarget) -> None:
         """Load what a snapshot holds of a target that has not joined yet."""
         self._index.restore(saved.target, saved.blocks)
-        self._restored[saved.target] = _RestoredStream(saved.cursor, saved.stored_blocks)
+        self._restored[saved.target] = RestoredStream(saved.cursor, saved.stored_blocks)
 
     def discard_restored(self) -> None:
         """Drop what was restored for targets that have not joined by now."""
@@ -226,7 +211,7 @@ class KvIndexer:
 
     def over_bounds(self, target: TargetId) -> tuple[IndexLimit, str] | None:
         """Return which bound the events of `target` went beyond since it joined, and how; `None`: none."""
-        return self._over.get(target)
+        return self._bounds.over(target)
 
     # requests
 
@@ -248,7 +233,7 @@ class KvIndexer:
             blocks = max(sent, blocks) if trusted else sent  # before a replay the index is behind, not wrong
             return None if block_tokens is None else blocks * block_tokens
         if not blocks:
-            return None if sequencer.joined_late and not state.turned_over else 0
+            return 0 if state.certain else None
         return None if block_tokens is None else blocks * block_tokens
 
     def take_resized(self) -> Collection[TargetId]:
@@ -275,7 +260,8 @@ class KvIndexer:
         keys = prompt.keys[estimate.block_tokens]
         approximate = estimate.overlap is not None and estimate.overlap.source == "approximate"
         speculative = self._speculative.add(target, keys[estimate.held_blocks :], self._clock.now())
-        return SentPrompt(speculative, keys if approximate else ())
+        late = self.missed.send(target, prompt) if self.missed.late else None
+        return SentPrompt(speculative, keys if approximate or target in self._uncertain else (), late)
 
     def on_first_byte(self, sent: SentPrompt) -> None:
         """Record that the answer has begun, so the prompt was computed there."""
@@ -288,12 +274,18 @@ class KvIndexer:
         """Record that the request ended without a first byte."""
         self._speculative.discard(sent.speculative)
 
+    def keyless_blocks(self, target: TargetId) -> int:
+        """Return how many cached blocks of a stream joined late belong to prompts that are not known."""
+        return 0 if (state := self._states.get(target)) is None else state.keyless_blocks
+
     def describe_stream(self, target: TargetId) -> EventStream | None:
         """Return the state of the event stream; `None` for a target that has not joined."""
         if (state := self._states.get(target)) is None:
             return None
         stats = self._index.stats(target)
-        return EventStream(state.sequencer, stats, state.batches, state.malformed, state.skipped, state.turned_over)
+        skipped = state.skipped | Counter(partial=stats.partial)
+        counts = state.batches, state.malformed, skipped, state.turned_over, state.overfull
+        return EventStream(state.sequencer, stats, *counts, state.keyless_blocks, state.recalled_blocks)
 
     def sequencer(self, target: TargetId) -> EventSequencer | None:
         """Return the state of the event stream without its sizes; `None`: no stream, or the target has left."""
@@ -330,19 +322,30 @@ class KvIndexer:
         while backlog and applied < APPLY_BLOCKS:
             event = backlog.popleft()
             if isinstance(event, ForgetTarget | BlocksCleared):
+                after_gap = isinstance(event, ForgetTarget) and event.gap
+                likely = self._index.keys(target) if after_gap else ()  # some of it was evicted since
                 self._index.forget(target)  # a clearing names no tier: forgetting all of them is the safe reading
                 self._forget_sent(target)
+                if likely:
+                    self._approximate.adopt(target, likely, self._clock.now())
                 state.stored_blocks = 0
                 applied += 1
             else:
                 applied += self._apply(target, state, event)
-        state.unmeasured_blocks += applied
-        if state.unmeasured_blocks >= MEASURE_BLOCKS:
-            self._measure(target, state)
+        state.stored_blocks -= self._index.take_uncounted(target)
+        if state.cache_blocks is not None and not self._index.fits(target, state.cache_blocks):
+            log.warning(
+                "%s: its events leave more than the %d blocks of its GPU: forgotten", target, state.cache_blocks
+            )
+            self._index.forget(target)
+            self._forget_sent(target)
+            state.begin_late()
+        self._bounds.count(target, state, applied)
         self._refresh(target, state)
 
     def _refresh(self, target: TargetId, state: TargetCacheState) -> None:
         """Update the derived sets after any change of `state`."""
+        self.missed.update(target, state)
         if state.certain:
             self._uncertain.discard(target)
         else:
@@ -351,9 +354,7 @@ class KvIndexer:
             state.block_tokens = size
             self._resized.add(target)
             if size is not None:
-                state.block_sizes.add(size)
-            if len(state.block_sizes) > MAX_BLOCK_SIZES:
-                self._over[target] = "block_size", f"KV events with more than {MAX_BLOCK_SIZES} block sizes"
+                self._bounds.add_block_size(target, state, size)
 
     def _apply(self, target: TargetId, state: TargetCacheState, event: BlockEvent) -> int:
         """Apply one event. Return its blocks, plus one for itself."""
@@ -364,35 +365,18 @@ class KvIndexer:
             self._speculative.confirm(target, self._index.apply(target, event))
             if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
                 state.stored_blocks += len(event.hashes)
-                if self._observer is not None and event.parent is None:
-                    self._observer.on_stored(state.model, event)
+                if event.parent is None:
+                    if target in self.missed.late:
+                        self.missed.observe(state, event)
+                    if self._observer is not None:
+                        self._observer.on_stored(state.model, event)
         return 1 + len(event.hashes)
 
-    def _measure(self, target: TargetId, state: TargetCacheState) -> None:
-        """Compare what the target and its instance take with their bounds."""
-        state.unmeasured_blocks = 0
-        size = self._index.size(target)
-        total = self._set_bytes(target, size.bytes)
-        if total > self._limit_bytes:
-            detail = f"its KV events take more than {self._limit_bytes:,} bytes (index.instance_bytes)"
-            self._over[target] = "blocks", detail
-        elif state.capacity_blocks is not None:
-            most = max(LEAST_BLOCKS, CAPACITY_FACTOR * state.capacity_blocks)
-            if size.blocks > most:
-                self._over[target] = "blocks", f"KV events of more than {most:,} blocks, {CAPACITY_FACTOR} GPU caches"
-
-    def _set_bytes(self, target: TargetId, size: int) -> int:
-        """Note what the target's entries take. Return what those of its instance take."""
-        instance = target.rpartition("/")[0]
-        state = self._states.get(target)
-        if state is not None:
-            self._instance_bytes[instance] += size - state.bytes
-            state.bytes = size
-        if not size:
-            self._over.pop(target, None)
-            if self._instance_bytes[instance] <= 0:
-                del self._instance_bytes[instance]
-        return self._instance_bytes[instance]
+    def _on_recalled(self, target: TargetId, keys: list[Key]) -> None:
+        """Handle blocks that entered the GPU tier by other evidence than an event."""
+        self._speculative.confirm(target, keys)
+        self._estimator.invalidate(target)
+        self._refresh(target, self._states[target])
 
     def _forget_sent(self, target: TargetId) -> None:
         self._estimator.invalidate(target)

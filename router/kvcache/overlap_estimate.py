@@ -1,11 +1,11 @@
 """Estimates what one target, or a whole fleet, holds of a prompt, from three sources.
 
-    trusted event stream            what the index holds of it -------------+
-    no stream, or an untrusted one  prompts sent there recently ------------+--> OverlapEstimate
-    in either case in addition      prompts on their way there -------------+
+    trusted event stream                what the index holds of it ---------+
+    none, an untrusted or a late one    prompts sent there recently --------+--> OverlapEstimate
+    in either case in addition          prompts on their way there ---------+
 
-A stream joined late does not cover what was cached before: where it announced nothing of the prompt, the overlap is
-*unknown* (`None`) until as many blocks have been stored as the cache holds.
+A stream joined late does not cover what was cached before. Until its index is complete (`TargetCacheState.certain`)
+prompts sent there count as well, and where nothing is known of the prompt, the overlap is *unknown* (`None`).
 
 For a fleet, targets are grouped by what the index alone says. Most targets of a large fleet hold nothing of a prompt,
 or the same short beginning, and a decision looks at few of them. So the largest group is not listed: `rest` is the
@@ -120,13 +120,17 @@ class OverlapEstimator:
                 estimates[target] = cached.estimate
                 continue
             estimate = estimates[target] = self._estimate_one(target, keys, size, held, target not in distrusted, now)
-            if not uncached and self._trusted_sequencer(target) is not None:
+            if not uncached and self._is_certain(target):
                 cache[target] = _CachedEstimate(held, estimate)
 
     def _trusted_sequencer(self, target: TargetId) -> EventSequencer | None:
         state = self._states.get(target)
         sequencer = state.sequencer if state is not None else None
         return sequencer if sequencer is not None and sequencer.trusted else None
+
+    def _is_certain(self, target: TargetId) -> bool:
+        state = self._states.get(target)
+        return state is not None and state.certain
 
     def _estimate_one(
         self, target: TargetId, keys: Sequence[Key], size: int, held: HeldBlocks, trusted: bool, now: float
@@ -145,8 +149,13 @@ class OverlapEstimator:
             tokens = likely * size
             overlap = Overlap(tokens, tokens, tokens, expected * size, "approximate", age_s)
             return OverlapEstimate(overlap, indexed, size, likely)
+        if not state.certain and (likely := self._approximate.leading_blocks(target, keys, now)) > held.gpu:
+            expected = self._speculative.leading_blocks(target, keys, likely, now)
+            on_gpu, in_memory, anywhere = (max(likely, blocks) * size for blocks in held)
+            overlap = Overlap(on_gpu, in_memory, anywhere, expected * size, "approximate", age_s)
+            return OverlapEstimate(overlap, indexed, size, likely)
         expected = self._speculative.leading_blocks(target, keys, held.gpu, now)
-        if not expected and not held.disk and sequencer.joined_late and not state.turned_over:
+        if not expected and not held.disk and not state.certain:
             return OverlapEstimate(None, indexed, size, 0)
         overlap = Overlap(held.gpu * size, held.cpu * size, held.disk * size, expected * size, "events", age_s)
         return OverlapEstimate(overlap, indexed, size, held.gpu)

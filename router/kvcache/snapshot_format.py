@@ -19,12 +19,13 @@ from typing import NamedTuple, cast
 import msgspec
 from xxhash import xxh3_64, xxh3_64_digest
 
+from router.kvcache.block_group import Label
 from router.kvcache.block_holders import BlockHolders
 from router.kvcache.bulk import KeyTable
 from router.kvcache.contiguity import ContiguousRuns, SavedRun
 from router.kvcache.event_sequencer import StreamCursor
 from router.kvcache.events import Key, TargetId, Tier
-from router.kvcache.target_blocks import Label, TargetBlocks
+from router.kvcache.target_blocks import TargetBlocks
 
 MAGIC = b"warmroute index 1\n"
 LENGTH_BYTES = 8
@@ -151,19 +152,23 @@ def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolder
     blocks.block_tokens = saved.block_tokens
     blocks.duplicates.update({(Tier(tier), Key(key)): count for tier, key, count in saved.twins})
     keyed: dict[int, set[Label]] = {}  # by group
+    keyless: dict[int, set[Label]] = {}
     for table in saved.tables:
         tier, group = Tier(table.tier), blocks.group(table.group)
         hashes, keys = _numbers(table.hashes), cast("list[Key]", _numbers(table.keys))
         names = group.keys[tier]
         for hash_, key in zip(hashes, keys, strict=True):
             names.set(hash_, key)
-        for hash_ in _numbers(table.unnamed):
+        unnamed = _numbers(table.unnamed)
+        for hash_ in unnamed:
             names.set(hash_, None)
+        keyless.setdefault(table.group, set()).update(unnamed)
         keyed.setdefault(table.group, set()).update(hashes)
         group.extra_copies[tier].update(zip(_numbers(table.copied), _numbers(table.copies), strict=True))
         blocks.blocks[tier] += len(holders.add(tier, keys, blocks.bit))
     for number, hashes_with_key in keyed.items():
         blocks.groups[number].keyed = len(hashes_with_key)
+        blocks.groups[number].keyless = len(keyless[number])
     blocks.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
 
 

@@ -172,6 +172,11 @@ class ApproximateBlocks:
         self._sent_at[target] = now
         young.update(dict.fromkeys(keys, now))
 
+    def adopt(self, target: TargetId, keys: Sequence[Key], now: float) -> None:
+        """Replace what was recorded for `target` by blocks, none without its predecessors, that it held until now."""
+        self.forget(target)
+        self._old[target] = dict.fromkeys(keys, now)
+
     def leading_blocks(self, target: TargetId, keys: Sequence[Key], now: float) -> int:
         """Return how many leading blocks of `keys` the target probably holds."""
         young, old = self._young.get(target, {}), self._old.get(target, {})

@@ -10,59 +10,35 @@ until the parent arrives. It is never attached to the root.
 Two paths lead to the same state. The fast one takes an event as engines mostly send it: blocks that are new here, after
 a known block, all at once (`bulk.py`). The slow one takes any event. Hashes are kept with 60 bits: among a million
 blocks of one target, two look alike with a chance of 1 in 2 million.
+
+A *partial entry* (`protocol.md` 2.7) names the end of a prompt inside a block: one hash, with fewer tokens than a block
+of its group has. It takes no block of its own and is skipped; so the size of a group's blocks never falls with a single
+one. The first event of a group may be such an entry: it is taken for a block until a larger one shows the size.
+
+A *full report* (`kv_cache_report_mode`) announces held blocks again and looks like copies of them. A GPU has room for
+every copy, so blocks and copies beyond its size show that some are no copies; from then on none are counted, and the
+reports restore what is removed too early. More blocks than it has room for belong to another process: `fits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Collection, Iterator, Sequence, Set
 from sys import getsizeof
 from typing import Any, NamedTuple, TypeVar, cast
 
+from router.kvcache.block_group import BlockGroup, Label
 from router.kvcache.block_holders import BlockHolders
 from router.kvcache.block_keys import Keyring
 from router.kvcache.bulk import SHORT, KeyTable
 from router.kvcache.contiguity import ContiguousRuns
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, Tier
+from router.kvcache.orphans import Orphans
+from router.kvcache.recent_removals import RecentRemovals
 
-ORPHAN_BYTES = 4 * 1024 * 1024  # that blocks without a known parent may take, beside the limit on their number
-EVENT_BYTES = 1000  # counted for an event: 4,000 that wait for one parent are applied at once, in 30 ms
 DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
 
 T = TypeVar("T")
-
-Label = int  # 60 bits of an engine's hash
-
-
-class _Group:
-    """One KV cache group."""
-
-    __slots__ = ("extra_copies", "keyed", "keys")
-
-    def __init__(self) -> None:
-        self.keys = (KeyTable(), KeyTable(), KeyTable())  # by tier
-        self.extra_copies: tuple[dict[Label, int], ...] = ({}, {}, {})  # by tier: copies beyond the first, never 0
-        self.keyed = 0  # hashes with a key, each once, whatever their tiers
-
-    def cached(self, hash_: Label) -> bool:
-        gpu, cpu, disk = self.keys
-        return hash_ in gpu or hash_ in cpu or hash_ in disk
-
-    def key(self, hash_: Label) -> Key | None:
-        for table in self.keys:
-            if (key := table.get(hash_)) is not None:
-                return Key(key)
-        return None
-
-    def other_tiers(self, tier: Tier) -> list[KeyTable]:
-        """Return the tables of the tiers but `tier` that hold anything."""
-        gpu, cpu, disk = self.keys
-        if not cpu and not disk and tier is Tier.GPU:
-            return []
-        return [table for other, table in enumerate((gpu, cpu, disk)) if table and other != tier]
-
-    def is_new_elsewhere(self, hashes: list[Label], tier: Tier) -> bool:
-        """Return whether no tier but `tier` holds any of `hashes`."""
-        return all(table.is_new(hashes) for table in self.other_tiers(tier))
 
 
 class _Chain(NamedTuple):
@@ -76,8 +52,9 @@ class TargetBlocks:
     """The blocks of one target. `bit` is its bit in `holders`; at most `orphan_blocks` wait for their parent."""
 
     __slots__ = (
-        *("_holders", "_keyring", "_orphan_blocks", "_waiting", "_waiting_bytes"),
-        *("bit", "block_tokens", "blocks", "duplicates", "groups", "model", "orphans", "runs"),
+        *("_holders", "_keyring", "_orphans"),
+        *("bit", "block_tokens", "blocks", "counts_copies", "duplicates", "groups", "model", "partial"),
+        *("removals", "runs", "uncounted"),
     )
 
     def __init__(self, model: str, bit: int, holders: BlockHolders, keyring: Keyring, orphan_blocks: int) -> None:
@@ -85,15 +62,16 @@ class TargetBlocks:
         self.bit = bit
         self.block_tokens: int | None = None
         self.blocks = [0, 0, 0]  # distinct keys by tier
-        self.groups: dict[int, _Group] = {}
+        self.groups: dict[int, BlockGroup] = {}
         self.runs: ContiguousRuns | None = ContiguousRuns()  # None: maybe holes, or more than one copy of a block
         self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
-        self.orphans = 0  # blocks that wait for their parent
-        self._waiting: dict[tuple[int, Label], list[BlocksStored]] = {}  # by group and parent
-        self._waiting_bytes = 0
+        self.partial = 0  # entries skipped
+        self.uncounted = 0  # of the blocks that were announced for the GPU: those that took no room there
+        self.counts_copies = True  # False: the engine announces blocks that it announced before
+        self.removals: RecentRemovals | None = None  # None: not recorded
+        self._orphans = Orphans(orphan_blocks)
         self._holders = holders
         self._keyring = keyring
-        self._orphan_blocks = orphan_blocks
 
     @property
     def contiguous(self) -> bool:
@@ -101,14 +79,19 @@ class TargetBlocks:
         return self.runs is not None
 
     @property
+    def orphans(self) -> int:
+        """Blocks that wait for their parent."""
+        return self._orphans.blocks
+
+    @property
     def keyed_blocks(self) -> int:
         """Blocks with known chains, in any tier. Groups keep different layers: the fullest counts."""
         return max((group.keyed for group in self.groups.values()), default=0)
 
-    def group(self, number: int) -> _Group:
+    def group(self, number: int) -> BlockGroup:
         """Return the group with this number; create it if necessary."""
         if (group := self.groups.get(number)) is None:
-            group = self.groups[number] = _Group()
+            group = self.groups[number] = BlockGroup()
             if len(self.groups) > 1:
                 self.runs = None
         return group
@@ -118,11 +101,15 @@ class TargetBlocks:
     def store(self, event: BlocksStored) -> list[Key]:
         """Add the event's blocks. Return the keys that entered the GPU tier."""
         tier = event.tier
-        if tier is Tier.GPU or self.block_tokens is None:
-            self.block_tokens = event.block_tokens
+        group = self.group(event.group)
+        if group.block_tokens != event.block_tokens and tier is Tier.GPU and not _resize(group, event):
+            self.partial += 1
+            self.uncounted += 1
+            return []
+        if self.block_tokens != event.block_tokens and (tier is Tier.GPU or self.block_tokens is None):
+            self._set_block_tokens(event)
         if tier is not Tier.GPU:
             self.runs = None
-        group = self.group(event.group)
         hashes = cast("list[Label]", event.hashes)
         after = None if event.parent is None else group.key(event.parent)
         known = event.parent is None or after is not None
@@ -135,11 +122,32 @@ class TargetBlocks:
         parent = None if event.parent is None else EngineHash(event.parent & SHORT)
         return self._store_any(group, event._replace(hashes=shortened, parent=parent))
 
+    def _set_block_tokens(self, event: BlocksStored) -> None:
+        """Note the size of the target's blocks, unless the event may be a partial entry of another size."""
+        if self.block_tokens is None or event.block_tokens > self.block_tokens or len(event.hashes) > 1:
+            self.block_tokens = event.block_tokens
+
+    def fits(self, gpu_blocks: int) -> bool:
+        """Return whether a GPU of so many blocks has room for every group. Forget the copies if only they do not fit.
+
+        All groups share the blocks, and each by itself must fit.
+        """
+        for group in self.groups.values():
+            held, copied = len(group.keys[Tier.GPU]), len(group.extra_copies[Tier.GPU])
+            if held > gpu_blocks:
+                return False
+            if held + copied > gpu_blocks:
+                self.counts_copies = False
+                group.extra_copies[Tier.GPU].clear()
+        return True
+
     def _is_awaited(self, event: BlocksStored) -> bool:
         """Return whether an orphan waits for one of the event's blocks."""
-        return bool(self._waiting) and any((event.group, hash_ & SHORT) in self._waiting for hash_ in event.hashes)
+        return bool(self._orphans) and any(
+            self._orphans.is_awaited(event.group, hash_ & SHORT) for hash_ in event.hashes
+        )
 
-    def _add_keyed(self, group: _Group, tier: Tier, keys: list[Key], after: Key | None) -> list[Key]:
+    def _add_keyed(self, group: BlockGroup, tier: Tier, keys: list[Key], after: Key | None) -> list[Key]:
         """Count blocks that were added after `after` with their keys. Return those that entered the GPU tier."""
         group.keyed += len(keys)
         entered = self._holders.add(tier, keys, self.bit)
@@ -155,44 +163,54 @@ class TargetBlocks:
         for key in set(keys).difference(entered):
             self.duplicates[tier, key] = self.duplicates.get((tier, key), 0) + 1
 
-    def _store_any(self, group: _Group, event: BlocksStored) -> list[Key]:
+    def _store_any(self, group: BlockGroup, event: BlocksStored) -> list[Key]:
         held, more = group.keys[event.tier], group.extra_copies[event.tier]
         entered: list[Key] = []
         for hash_ in event.hashes:
             if hash_ in held:
-                more[hash_] = more.get(hash_, 0) + 1
+                if event.tier is Tier.GPU and hash_ in group.recalled:
+                    group.recalled.discard(hash_)  # the copy that was recalled, announced now
+                elif self.counts_copies or event.tier is not Tier.GPU:
+                    more[hash_] = more.get(hash_, 0) + 1
+                else:
+                    self.uncounted += 1
                 continue
             key = group.key(hash_)
+            if key is None and not group.cached(hash_):
+                group.keyless += 1
             held.set(hash_, key)
             if key is not None:  # known from another tier
                 self._enter(event.tier, key, None, entered)
         self._assign_keys(group, event, entered)
         return entered
 
-    def _assign_keys(self, group: _Group, event: BlocksStored, entered: list[Key]) -> None:
+    def _assign_keys(self, group: BlockGroup, event: BlocksStored, entered: list[Key]) -> None:
         """Assign keys to the event's blocks and to orphans that waited for them, or make the event wait."""
         ready = [event]
         while ready:
             event = ready.pop()
             chain = self._chain(group, event)
             if chain is None:
-                self._wait(event)
+                self._orphans.add(event)
                 continue
             after = chain.after
             for hash_, key in zip(event.hashes[-len(chain.keys) :] if chain.keys else (), chain.keys, strict=True):
                 if group.key(hash_) is None and group.cached(hash_):  # otherwise removed while it waited
-                    group.keyed += 1
-                    for tier, names in zip(Tier, group.keys, strict=True):
-                        if hash_ in names:
-                            names.set(hash_, key)
-                            self._enter(tier, key, after, entered)
+                    self._assign_key(group, hash_, key, after, entered)
                 # Also of a block that was removed meanwhile: a child may be known now from this event.
-                if self._waiting and (children := self._waiting.pop((event.group, hash_), None)):
-                    self._count_waiting(children, -1)
-                    ready.extend(children)
+                ready += self._orphans.take(event.group, hash_)
                 after = key
 
-    def _chain(self, group: _Group, event: BlocksStored) -> _Chain | None:
+    def _assign_key(self, group: BlockGroup, hash_: Label, key: Key, after: Key | None, entered: list[Key]) -> None:
+        """Assign the key of an orphan, in all its tiers."""
+        group.keyed += 1
+        group.keyless -= 1
+        for tier, names in zip(Tier, group.keys, strict=True):
+            if hash_ in names:
+                names.set(hash_, key)
+                self._enter(tier, key, after, entered)
+
+    def _chain(self, group: BlockGroup, event: BlocksStored) -> _Chain | None:
         """Return the keys of the event's last blocks, from the first whose hash has none yet; `None`: the parent is
         unknown.
 
@@ -212,22 +230,6 @@ class TargetBlocks:
         token_ids = event.token_ids[known * event.block_tokens :] if known else event.token_ids
         return _Chain(after, self._keyring.chain(before, token_ids, event.block_tokens, extras))
 
-    def _wait(self, event: BlocksStored) -> None:
-        assert event.parent is not None
-        self._waiting.setdefault((event.group, event.parent), []).append(event)
-        self._count_waiting([event], 1)
-        while self.orphans > self._orphan_blocks or self._waiting_bytes > ORPHAN_BYTES:
-            oldest = next(iter(self._waiting))  # its parent is the least likely to arrive
-            self._count_waiting([self._waiting[oldest].pop(0)], -1)
-            if not self._waiting[oldest]:
-                del self._waiting[oldest]
-
-    def _count_waiting(self, events: Sequence[BlocksStored], sign: int) -> None:
-        for event in events:
-            self.orphans += sign * len(event.hashes)
-            extras = sum(map(len, event.extras)) if event.extras is not None else 0
-            self._waiting_bytes += sign * (EVENT_BYTES + 4 * len(event.token_ids) + extras)
-
     def _enter(self, tier: Tier, key: Key, after: Key | None, entered: list[Key]) -> None:
         """Add one key. `after` is its predecessor, used only while the blocks are contiguous."""
         if not self._holders.add(tier, [key], self.bit):
@@ -241,6 +243,53 @@ class TargetBlocks:
             if not (attached and self.runs.append(after, [key])):
                 self.runs = None
 
+    # recalled
+
+    @property
+    def keyless_blocks(self) -> int:
+        """Cached blocks whose chains are not known, of the group that has most."""
+        return max((group.keyless for group in self.groups.values()), default=0)
+
+    def find_parents(self, hashes: Set[Label]) -> set[Label]:
+        """Return those of `hashes` after which other blocks wait that are cached."""
+        return {hash_ for hash_ in self._orphans.parents(hashes) if self._has_cached_child(hash_)}
+
+    def _has_cached_child(self, parent: Label) -> bool:
+        return any(
+            group.cached(event.hashes[0])
+            for number, group in self.groups.items()
+            for event in self._orphans.find(number, parent)
+        )
+
+    def knows(self, hash_: Label) -> bool:
+        """Return whether a block is cached, or is the parent of one that waits for it."""
+        return any(
+            group.cached(hash_) or self._orphans.is_awaited(number, hash_) for number, group in self.groups.items()
+        )
+
+    def recall(self, hashes: Sequence[Label], keys: Sequence[Key], removed: Collection[Label]) -> list[Key]:
+        """Add the first blocks of a chain, cached on the GPU although no event announced them, up to the first that is
+        in `removed`. Return the keys that entered the GPU tier.
+        """
+        entered: list[Key] = []
+        if not self.groups:
+            self.group(0)
+        for number, group in self.groups.items():
+            after: Key | None = None
+            for hash_, key in zip(hashes, keys, strict=True):
+                if group.key(hash_) is None:
+                    if not group.cached(hash_):
+                        if hash_ in removed:
+                            break
+                        group.keys[Tier.GPU].set(hash_, None)
+                        group.keyless += 1
+                        group.recalled.add(hash_)
+                    self._assign_key(group, hash_, key, after, entered)
+                for event in self._orphans.take(number, hash_):
+                    self._assign_keys(group, event, entered)
+                after = key
+        return entered
+
     # removed
 
     def remove(self, event: BlocksRemoved) -> None:
@@ -250,13 +299,20 @@ class TargetBlocks:
             return
         tier, table, more = event.tier, group.keys[event.tier], group.extra_copies[event.tier]
         hashes = cast("list[Label]", event.hashes)
+        if tier is Tier.GPU:
+            if self.removals is not None:
+                self.removals.add(hashes)
+            if group.recalled:
+                group.recalled.difference_update([hash_ & SHORT for hash_ in hashes])
         if more:
             hashes = [hash_ for hash_ in hashes if not _decrement(more, hash_ & SHORT)]
         if group.other_tiers(tier):
             keys = self._take_of_tiers(group, table, hashes)
         else:
+            before = len(table)
             keys = cast("list[Key]", table.take(hashes))
             group.keyed -= len(keys)
+            group.keyless -= before - len(table) - len(keys)
         if self.duplicates:
             keys = [key for key in keys if not _decrement(self.duplicates, (tier, key))]
         self._holders.remove(tier, keys, self.bit)
@@ -264,15 +320,25 @@ class TargetBlocks:
         if self.runs is not None and not self.runs.remove(keys):
             self.runs = None
 
-    def _take_of_tiers(self, group: _Group, table: KeyTable, hashes: list[Label]) -> list[Key]:
+    def _take_of_tiers(self, group: BlockGroup, table: KeyTable, hashes: list[Label]) -> list[Key]:
         """Remove blocks from the table of one tier, of which others may keep copies. Return their keys."""
         keys: list[Key] = []
         for hash_ in hashes:
+            before = len(table)
             taken = cast("list[Key]", table.take([hash_]))
-            if taken and not group.cached(hash_):
-                group.keyed -= 1
+            if len(table) < before and not group.cached(hash_):
+                if taken:
+                    group.keyed -= 1
+                else:
+                    group.keyless -= 1
             keys += taken
         return keys
+
+    def gpu_keys(self) -> Sequence[Key]:
+        """Return the keys of the blocks on the GPU, of the group with the most."""
+        tables = (group.keys[Tier.GPU] for group in self.groups.values())
+        fullest = max(tables, key=len, default=None)
+        return [] if fullest is None else cast("Sequence[Key]", array("Q", fullest.save()[1]))
 
     def tables(self) -> Iterator[tuple[Tier, KeyTable]]:
         """Yield the tables of all tiers and groups, so that the caller can clear the bit from the common tables."""
@@ -280,7 +346,7 @@ class TargetBlocks:
 
     def other_tables(self) -> Iterator[dict[Any, Any]]:
         """Yield the tables that have no entries in the common ones."""
-        yield self._waiting
+        yield self._orphans.table()
         yield self.duplicates
         for group in self.groups.values():
             yield from group.extra_copies
@@ -289,11 +355,19 @@ class TargetBlocks:
 
     def memory_bytes(self) -> int:
         """Estimate the memory of its own tables, in O(groups)."""
-        own = getsizeof(self._waiting) + self._waiting_bytes
+        own = self._orphans.memory_bytes()
         own += getsizeof(self.duplicates) + DUPLICATE_BYTES * len(self.duplicates)
         for group in self.groups.values():
             own += sum(map(getsizeof, group.keys)) + sum(map(getsizeof, group.extra_copies))
         return own + (self.runs.memory_bytes(self.blocks[Tier.GPU]) if self.runs is not None else 0)
+
+
+def _resize(group: BlockGroup, event: BlocksStored) -> bool:
+    """Note the size of the group's blocks on the GPU. Return False for a partial entry."""
+    if group.block_tokens is not None and event.block_tokens < group.block_tokens and len(event.hashes) == 1:
+        return False
+    group.block_tokens = event.block_tokens
+    return True
 
 
 def _decrement(counts: dict[T, int], what: T) -> bool:

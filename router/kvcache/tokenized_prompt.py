@@ -9,6 +9,17 @@ from typing import Literal, NamedTuple
 from router.kvcache.events import Key
 
 
+class HashInputs(NamedTuple):
+    """Model, adapter and salt as the engines hash them: needed to query the shared pool, and to recall blocks whose
+    events were missed.
+    """
+
+    model: str  # base model, as the engines serve it
+    path: str | None  # path or name that the engines were started with
+    adapter: tuple[str, str] | None  # a LoRA's name and path
+    salt: str | None
+
+
 class TokenizedPrompt(NamedTuple):
     """Token ids and the keys of the full blocks for every block size in the fleet."""
 
@@ -19,6 +30,8 @@ class TokenizedPrompt(NamedTuple):
     tokens_ms: float  # time spent on rendering and tokenising
     keys_ms: float  # time spent on hashing
     json_ids: tuple[bytes, ...] = ()  # the ids as JSON numbers with commas, in runs; empty: not needed
+    origin: HashInputs | None = None  # None: nothing needs the engines' hashes of it
+    special_text: bool = True  # False: no text of the chat spells a special token; True: one does, or it is not known
 
     def keys_every(self, tokens: int) -> tuple[Key, ...]:
         """Return the keys of prefixes of `tokens`, 2 x `tokens`, ...; empty where no block size divides `tokens`."""
@@ -27,12 +40,3 @@ class TokenizedPrompt(NamedTuple):
             return ()
         step = tokens // size
         return tuple(self.keys[size][step - 1 :: step])
-
-
-class HashInputs(NamedTuple):
-    """Model, adapter and salt as the engines hash them: needed only to query the shared pool."""
-
-    model: str  # base model, as the engines serve it
-    path: str | None  # path or name that the engines were started with
-    adapter: tuple[str, str] | None  # a LoRA's name and path
-    salt: str | None

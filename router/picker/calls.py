@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+import logging
+from typing import NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -18,6 +18,8 @@ from router.picker.names import FAIRNESS_IDS
 from router.proxy.call import Headers
 from router.proxy.client_address import TrustedProxies, client_of
 from router.tasks import Tasks
+
+log = logging.getLogger("warmroute.picker")
 
 CLOSE_S = 1.0  # Envoy closes its side at once
 UNSUPPORTED = b"request_body_mode must be FULL_DUPLEX_STREAMED or BUFFERED: the choice depends on the request's body"
@@ -35,10 +37,20 @@ class PickerBounds(NamedTuple):
     idle_s: float
 
 
+class PickerHandler(Protocol):
+    """Answers the exchanges of gateways, as `RequestHandler` those of clients."""
+
+    async def answer(self, exchange: PickerExchange) -> None:
+        """Answer `exchange`."""
+
+    def on_crash(self, exchange: PickerExchange) -> tuple[int, Headers, bytes]:
+        """Return the answer to an exchange for which `answer` raised an exception."""
+
+
 class ExchangeContext(NamedTuple):
     """Holds what the calls of all gateways share."""
 
-    answer: Callable[[PickerExchange], Awaitable[None]]
+    handler: PickerHandler
     proxies: TrustedProxies
     tasks: Tasks
     open: set[ExtProcCall]
@@ -103,7 +115,13 @@ class ExtProcCall:
         """Answer, and send an answer of our own if it comes to that."""
         refusal = None
         try:
-            await self._context.answer(exchange)
+            try:
+                await self._context.handler.answer(exchange)
+            except Exception:
+                log.exception("%s %s failed", exchange.method, exchange.path)
+                answer = self._context.handler.on_crash(exchange)
+                if not exchange.started:
+                    exchange.answer(*answer)
             refusal = exchange.refusal()
         finally:
             exchange.release()

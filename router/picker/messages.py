@@ -19,6 +19,7 @@ from router.picker.ext_proc_pb2 import (
 )
 from router.picker.names import ATTRIBUTES, DESTINATION, DETAILS, LB, OWN, RECORD, SERVED, SUBSET, SUBSET_HINT, UPSTREAM
 from router.proxy.call import Headers
+from router.proxy.headers import RESIZED
 
 PIECE_BYTES = 62_000  # some gateways take no larger message than 64 KiB
 OVERWRITE = 2  # append_action: OVERWRITE_IF_EXISTS_OR_ADD
@@ -165,7 +166,7 @@ def build_refusal(status: int, headers: Headers, body: bytes, details: str) -> b
     immediate = message.immediate_response
     immediate.status.code = status
     for name, value in headers:
-        if name != b"content-length":
+        if name not in RESIZED:
             set_header(immediate.headers, name.decode("latin-1"), value)
     immediate.body = body
     immediate.details = details

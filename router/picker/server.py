@@ -8,13 +8,11 @@ silent where something should come is ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
 from router.picker.answer_log import AnswerLog
-from router.picker.calls import AccessLogCall, ExchangeContext, ExtProcCall, PickerBounds
+from router.picker.calls import AccessLogCall, ExchangeContext, ExtProcCall, PickerBounds, PickerHandler
 from router.picker.credentials import server_context
-from router.picker.exchange import PickerExchange
 from router.picker.grpc_listener import GrpcListener, Services
 from router.picker.health import PickerHealth
 from router.picker.names import ACCESS_LOG, EXT_PROC
@@ -39,7 +37,7 @@ def read_bounds(limits: LimitsConfig, listen: ListenConfig) -> PickerBounds:
 
 
 class PickerServer:
-    """Serves gateways from `start` to `stop`; `answer` answers one exchange. Raises `ConfigError` for certificate files
+    """Serves gateways from `start` to `stop`; `handler` answers exchanges. Raises `ConfigError` for certificate files
     that cannot be used.
     """
 
@@ -48,7 +46,7 @@ class PickerServer:
         config: PickerConfig,
         bounds: PickerBounds,
         proxies: TrustedProxies,
-        answer: Callable[[PickerExchange], Awaitable[None]],
+        handler: PickerHandler,
         answer_log: AnswerLog,
         health: PickerHealth,
         wall_s: float,
@@ -57,7 +55,7 @@ class PickerServer:
         self._log = answer_log
         self._tasks = Tasks("picker")
         self._calls: set[ExtProcCall] = set()
-        context = ExchangeContext(answer, proxies, self._tasks, self._calls, bounds)
+        context = ExchangeContext(handler, proxies, self._tasks, self._calls, bounds)
         for_probes = health.services()
         for_gateways: Services = {
             f"/{EXT_PROC}/Process".encode(): lambda stream: ExtProcCall(context, stream),

@@ -14,22 +14,25 @@ import msgspec
 class AnswerModel:
     """Replaces `model`, as the engine names it, by `alias` in one answer. Feed all pieces, then call `flush`."""
 
-    __slots__ = ("_alias", "_held", "_own")
+    __slots__ = ("_alias", "_ends", "_held", "_own")
 
     def __init__(self, model: str, alias: str) -> None:
         self._own = b'"model":' + msgspec.json.encode(model)
         self._alias = b'"model":' + msgspec.json.encode(alias)
+        self._ends = (b"\n",) if b"}" in self._own else (b"\n", b"}")  # of pieces that do not end inside of the field
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
         """Return what may be sent of the answer so far."""
         if self._held:
             piece, self._held = self._held + piece, b""
-        piece = piece.replace(self._own, self._alias)
-        if piece.endswith((b"\n", b"}")) or not (held := self._count_begun(piece)):
-            return piece
-        self._held = piece[-held:]
-        return piece[:-held]
+        if piece.endswith(self._ends):
+            return piece.replace(self._own, self._alias)
+        parts = piece.split(self._own)
+        if held := self._count_begun(parts[-1]):
+            self._held = parts[-1][-held:]
+            parts[-1] = parts[-1][:-held]
+        return self._alias.join(parts)
 
     def flush(self) -> bytes:
         """Return what was held back of an answer that is over."""

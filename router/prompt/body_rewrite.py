@@ -9,12 +9,17 @@ Bodies are UTF-8 without a byte order mark: engines would also accept UTF-16, so
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequest
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes of a client: bad syntax or a wrong type, no UTF-8, brackets nested too deeply. A field
+that stays `Raw` has valid syntax, but its strings were not decoded.
+"""
 
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
 _OPTIONS: msgspec.json.Decoder[dict[str, Raw] | None] = msgspec.json.Decoder(dict[str, Raw] | None)
@@ -37,7 +42,7 @@ def open_body(raw: bytes, strip: Collection[str]) -> RequestBody:
     """
     try:
         members = _MEMBERS.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise not_json(error) from None
     if len(members) > MAX_MEMBERS:
         raise BadRequest(f"the body has more than {MAX_MEMBERS:,} fields")
@@ -76,6 +81,19 @@ def not_json(error: Exception) -> BadRequest:
     return BadRequest(f"the body is not valid JSON in UTF-8: {error}")
 
 
+_FLAGS: Final = {
+    **dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True),
+    **dict.fromkeys(("0", "off", "f", "false", "n", "no"), False),
+}
+
+
+def as_flag(value: object) -> bool | None:
+    """Return a flag as engines read it; None for what they refuse (pydantic 2, Conversion Table)."""
+    if isinstance(value, str):
+        return _FLAGS.get(value.lower())
+    return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
+
+
 class Asked(NamedTuple):
     """What the router wants to know of an answer."""
 
@@ -94,8 +112,11 @@ class AnswerRequest(NamedTuple):
 def asks_usage(raw: bytes) -> bool:
     """Return whether the body of a streamed chat or completion, which was read before, asks for the usage chunk."""
     members = open_body(raw, ()).members
-    options = _OPTIONS.decode(members["stream_options"]) if "stream_options" in members else None
-    return options is not None and bool(msgspec.json.decode(options.get("include_usage", b"false")))
+    try:
+        options = _OPTIONS.decode(members["stream_options"]) if "stream_options" in members else None
+        return options is not None and _read_flag(options.get("include_usage")) is True
+    except UNREADABLE:
+        return False  # no engine takes them
 
 
 def ask_engine(raw: bytes, stream_options: Raw | None, return_token_ids: Raw | None, asked: Asked) -> AnswerRequest:
@@ -115,7 +136,7 @@ def ask_engine(raw: bytes, stream_options: Raw | None, return_token_ids: Raw | N
     hide_usage = bool(added or changed)
     if asked.token_ids and return_token_ids is None:
         added.append(_IDS)
-    elif asked.token_ids and return_token_ids is not None and bytes(return_token_ids) != b"true":
+    elif asked.token_ids and return_token_ids is not None and _read_flag(return_token_ids) is False:
         changed["return_token_ids"] = Raw(b"true")
     hide_ids = len(added) + len(changed) > hide_usage
     if changed:
@@ -126,14 +147,24 @@ def ask_engine(raw: bytes, stream_options: Raw | None, return_token_ids: Raw | N
 
 
 def _add_usage(stream_options: Raw) -> Raw | None:
-    """Return the options with a request for usage; None if they have one."""
+    """Return the options with a request for usage; None if they have one, or one that the engine refuses."""
     try:
         options = _OPTIONS.decode(stream_options) or {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BadRequest("`stream_options` must be an object", param="stream_options") from None
-    if "include_usage" in options and msgspec.json.decode(options["include_usage"]):
+    except UNREADABLE:
+        raise BadRequest("`stream_options` must be an object of valid JSON", param="stream_options") from None
+    if _read_flag(options.get("include_usage")) is not False:
         return None
     options["include_usage"] = Raw(b"true")
     if "continuous_usage_stats" in options:
         options["continuous_usage_stats"] = Raw(b"false")
     return Raw(msgspec.json.encode(options))
+
+
+def _read_flag(flag: Raw | None) -> bool | None:
+    """Return a flag as engines read it, one that is missing or null as False; None for what they refuse."""
+    if flag is None or bytes(flag) == b"null":
+        return False
+    try:
+        return as_flag(msgspec.json.decode(flag))
+    except UNREADABLE:
+        return None

@@ -27,22 +27,13 @@ from router.prompt import event_bytes
 from router.prompt.answer_ids import AnswerIds, ContinuationBudget
 from router.prompt.answer_tail import AnswerTail, StopStrings, match_again
 from router.prompt.answer_text import AnswerText, encode_text
-from router.prompt.event_bytes import DONE, PlainLayout, find_layout
+from router.prompt.broken_stream import BrokenReason
+from router.prompt.event_bytes import DONE, EVENT_END, PlainLayout, find_layout
 from router.prompt.joined_usage import join_usage_by_ids, join_usage_by_text, replace_usage
+from router.prompt.stream_error import StreamError, is_clients_own, read_error
 from router.prompt.usage import NO_USAGE, HideUsage, Usage
 
 EVENT_BYTES = 4 * 1024 * 1024  # the largest event: the first one names the ids of the prompt, about 6 bytes each
-
-BrokenReason = Literal["memory", "no_token_ids", "reasoning", "tool_call", "parser", "framing"]
-"""Why an answer cannot be carried on, as known from what the engine sent.
-
-    memory        its token ids do not fit `limits.continuation_bytes`, or are more than a sixteenth of it
-    no_token_ids  the engine does not send them
-    reasoning     it is in the middle of its reasoning, whose parser would begin anew
-    tool_call     it has begun a tool call
-    parser        the engine may hold text back: a parser of reasoning or tools has begun something
-    framing       an event is too large, or has line breaks that vLLM does not send
-"""
 
 _IDS_BYTES = len(event_bytes.IDS)
 
@@ -56,7 +47,7 @@ class ContinuableStream:
         *("_again", "_again_left", "_answer", "_budget", "_by_text", "_chat", "_done", "_events", "_expected"),
         *("_finished", "_head", "_held", "_hide_ids", "_hide_usage", "_ids", "_joined", "_layout", "_passing"),
         *("_plain", "_prompt_tokens", "_reasoning", "_refusal", "_room_bytes", "_second", "_sent_usage", "_tail"),
-        *("_text", "ids_ignored", "stopped"),
+        *("_text", "ids_ignored", "reported", "stopped"),
     )
 
     def __init__(
@@ -95,12 +86,16 @@ class ContinuableStream:
         self._refusal: BrokenReason | None = None
         self.stopped = False  # what is fed is no part of the answer: nothing more of it may be used
         self.ids_ignored = False  # because the engine did not use the ids that it got
+        self.reported = b""  # the event at which it is stopped: the engine's own report that it failed
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece of the answer; return the whole events of it that the client may see."""
         if (layout := self._layout) is not None and not self._held:
             before, between, after, null, start, skip, end = layout
-            if piece.startswith(before) and piece.endswith(after) and (at := piece.find(between, start)) >= 0:
+            at = piece.find(b'"', start) if piece.startswith(before) and piece.endswith(after) else -1
+            if at >= 0 and not piece.startswith(between, at):  # an escaped quote, or an event without ids
+                at = -1 if piece.count(EVENT_END) > 1 else piece.find(between, at)
+            if at >= 0:
                 at += skip
                 new = piece[at:end]
                 if new.isdigit() or (new and b"]" not in new):
@@ -196,7 +191,7 @@ class ContinuableStream:
         these; None: nothing has `begun`, and it is the answer to the request as it was. `prompt_tokens`: as the router
         counts them.
         """
-        self._held = b""
+        self._held = self.reported = b""
         self.stopped = self.ids_ignored = False
         self._again_left = self._again
         if self._events is not None:
@@ -262,25 +257,18 @@ class ContinuableStream:
             return b""
         return b"".join((before, event_bytes.NULL_IDS, after[end + 1 :])) if self._hide_ids else event
 
-    def _refuse(self, reason: BrokenReason) -> None:
-        """Keep no more ids: the answer is not carried on. The ids go on being hidden."""
+    def _refuse(self, reason: BrokenReason, *, passing: bool = False) -> None:
+        """Keep no more ids: the answer is not carried on. The ids go on being hidden, unless all is `passing`."""
+        self._passing = self._passing or passing
         if self._refusal is None:
-            self._refusal = reason
+            self._refusal, self._layout = reason, None
             self.close()
             self._text, self._by_text = None, False
 
-    def _hold_rest(self, piece: bytes) -> bytes:
-        """Keep an unfinished event for the next piece; return the whole ones."""
-        end = max(0, piece.rfind(b"\n\n") + 2) if b"\n\n" in piece else 0
-        self._held = piece[end:]
-        if len(self._held) > EVENT_BYTES or b"\r\n\r\n" in self._held:
-            self._refuse("framing")
-            self._passing, self._layout, self._held = True, None, b""
-            return piece
-        return piece[:end]
-
     def _feed_pieces(self, piece: bytes) -> bytes:
-        """Take any piece, event by event."""
+        """Take any piece, event by event: where it was cut makes no difference."""
+        if self.stopped:
+            return b""
         if self._held:
             if b"\n" not in piece and len(self._held) < EVENT_BYTES:  # more of a long event, not to be searched again
                 self._held += piece
@@ -289,25 +277,29 @@ class ContinuableStream:
             self._held = b""
         elif self._text is not None and self._text.take_plain(piece):
             return piece
-        if not piece.endswith(b"\n\n"):
-            piece = self._hold_rest(piece)
-            if self._passing:
-                return piece
         out: list[bytes] = []
-        for event in piece.split(b"\n\n")[:-1]:
-            if self.stopped:
+        at = 0
+        while at < len(piece) and not self.stopped:
+            whole = (end := piece.find(EVENT_END, at)) >= 0
+            event = piece[at : end + len(EVENT_END)] if whole else piece[at:]
+            if len(event) > EVENT_BYTES or b"\n\r\n" in event:
+                self._refuse("framing", passing=True)
+            if self._passing:
+                out.append(piece[at:])
                 break
-            out.append(self._feed_event(event + b"\n\n"))
+            if not whole:
+                self._held = event
+                break
+            out.append(self._feed_event(event))
+            at += len(event)
         return b"".join(out)
 
     def _feed_event(self, event: bytes) -> bytes:
         if event == DONE:
             self._done = True
             return event
-        if event.startswith(event_bytes.ERROR):  # the engine has failed, and ends the stream as if it were whole
-            return self._stop()
         if (at := event.find(event_bytes.CHOICES)) < 0:
-            return event
+            return event if (error := read_error(event)) is None else self._take_error(event, error)
         if (start := event.find(event_bytes.PROMPT_IDS)) >= 0:
             end = event.find(b"]", start)
             ids = event[start + len(event_bytes.PROMPT_IDS) : end]
@@ -332,6 +324,16 @@ class ContinuableStream:
             return replace_usage(event, self.join_usage) if self._second else event
         return self._feed_choice(event)
 
+    def _take_error(self, event: bytes, error: StreamError) -> bytes:
+        """Take an error event, after which the engine ends the stream as if it were whole. The client's own error is
+        its answer; but that of a continuation, which is the router's request, is no part of the answer.
+        """
+        if is_clients_own(error) and not self._second:
+            self._finished = self._sent_usage = True
+            return event
+        self.reported = event
+        return self._stop()
+
     def _stop(self) -> bytes:
         self.stopped, self._layout = True, None
         if self._again_left:  # nothing of this part has passed
@@ -350,7 +352,7 @@ class ContinuableStream:
             return self._stop()
         seen = None if event_bytes.IDS in event else text.take(event)
         if seen is not None:
-            self._finished = finish is not None
+            self._finished = self._finished or finish is not None
             return seen
         if self._second:
             return self._stop()
@@ -368,8 +370,7 @@ class ContinuableStream:
                 return self._stop()
             self._finished = True
         elif not (has_ids or role):
-            self._refuse("no_token_ids")
-            self._passing = self._ids.prompt is None  # there are none to hide either
+            self._refuse("no_token_ids", passing=self._ids.prompt is None)  # there are none to hide either
         if event_bytes.REASONING.search(before) is not None:
             if self._second:  # its parser has begun anew, in an answer that is past its reasoning
                 return self._stop()
@@ -383,7 +384,7 @@ class ContinuableStream:
             self._watch_tail()
         elif has_ids:
             self._reasoning = self._reasoning and self._plain + b'"' in before
-            if not (finish or self._second or self._reasoning):
+            if not (finish or self._second or self._reasoning or self._refusal):
                 self._layout = find_layout(before, after, self._plain)
         if role and self._second:
             return b""

@@ -6,10 +6,10 @@ A quote inside a JSON string is escaped, so `"token_ids":[` in the bytes is alwa
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 DONE = b"data: [DONE]\n\n"
-ERROR = b'data: {"error":'
+EVENT_END: Final = b"\n\n"  # as engines end events; inside of an event's JSON it is escaped
 CHOICES = b'"choices":'
 PROMPT_IDS, NULL_PROMPT_IDS = b'"prompt_token_ids":[', b'"prompt_token_ids":null'
 IDS, NULL_IDS = b'"token_ids":[', b'"token_ids":null'

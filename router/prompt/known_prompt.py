@@ -39,6 +39,7 @@ class ReadMessages:
         self.messages: list[dict[str, Any]] = []  # normalised; shared with other prompts, so nobody changes them
         self.sizes: list[int] = []  # memory that the messages take, each with all before it
         self.flat: dict[str, list[dict[str, Any]]] = {}  # by content format: as templates take them
+        self.clean_messages = 0  # number of messages, from the first, known to spell no special token
 
 
 class KnownPrompt:
@@ -52,6 +53,7 @@ class KnownPrompt:
         self.messages: Final = read.messages
         self.sizes: Final = read.sizes
         self.flat: Final = read.flat
+        self.clean_messages: Final = read.clean_messages
         self.text: Final = text
         self.memory_bytes: Final = memory_bytes
 

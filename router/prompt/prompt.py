@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from router.prompt.answer_tail import StopStrings
 from router.prompt.known_prompt import FindKnown, ReadMessages
@@ -48,6 +49,7 @@ class Chat(NamedTuple):
     # from /v1/messages, where vLLM adapts two things to the template: see prompt/tokenization/chat_template.py
     anthropic: bool = False
     read: ReadMessages | None = None  # the same messages, where the prompt may be remembered
+    tools_declined: bool = False  # `tool_choice` is none: an engine may leave the tools out
 
     def outline(self) -> Chat | None:
         """Return the chat without its text, by which token-id pass-through still tells kinds of chats apart; `None` for
@@ -128,12 +130,13 @@ class Prompt(msgspec.Struct):
 
     endpoint: Endpoint
     path: str
-    model: str | None  # None only on Endpoint.OTHER
+    model: str | None  # None: the body names none
     body: bytes
     source: Source | Unread
     stream: bool = False
     hide_usage: bool = False  # the router asked for the usage chunk, the client did not
     hide_ids: bool = False  # the same of the answer's token ids
+    several_answers: bool = False  # the prompt is computed for more than one, which find each other's blocks
     has_tools: bool = False  # of a chat that can be carried on: the answer may call one
     stop: StopStrings | None = None  # of an answer that can be carried on
     uncontinuable: str | None = "off"  # why no other engine can carry the answer on: see `api/continuable.py`
@@ -141,6 +144,7 @@ class Prompt(msgspec.Struct):
     session: str | None = None  # these three: as the client names them, see `api/lineage.py`
     parent: str | None = None
     program: str | None = None
+    conversation: bytes | UnsetType | None = UNSET  # without a session's name: see `scheduling/conversations.py`
     previous_response_id: str | None = None
     remote_fields: dict[str, Any] = {}  # fields that POST /tokenize needs beside `model`
     priority: int | None = None  # lower is more urgent, as in vLLM
@@ -148,3 +152,9 @@ class Prompt(msgspec.Struct):
     returns_prompt_text: bool = False  # the answer must contain the prompt as text
     ttft_ms: float | None = None  # requested objectives: time to first token and time per output token
     tpot_ms: float | None = None
+    delimiter: bytes | None = None  # of a form: what separates its parts
+
+    @property
+    def is_object(self) -> bool:
+        """The body is a JSON object by its first byte: it is no form, no other file, and not empty."""
+        return self.body.lstrip().startswith(b"{")

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from router.prompt.prompt import Endpoint
+from router.prompt.stream_error import StreamError, find_error
 
 TAIL_BYTES: Final = 16 * 1024
 EVENTS_BYTES: Final = (
@@ -87,10 +88,19 @@ class UsageTail:
             self._size -= len(chunks.popleft())
             self._cut = True
 
+    def ends(self) -> tuple[bytes, bytes]:
+        """Return the first bytes of the answer, where they matter, and the last."""
+        return self._head, self._join()
+
     def ended(self) -> bool:
         """Return whether the stream has sent its final event, whatever the connection does after it."""
-        end = b"\n" + b"".join(list(self._chunks)[-2:])
+        end = b"\n" + self._join()
         return any(mark in end for mark in _END_MARKS)
+
+    def read_error(self) -> StreamError | None:
+        """Return the error with which a stream ended; None if it reported none."""
+        answer = self._join()
+        return None if answer.startswith(b"{") else find_error(answer)
 
     def read_usage(self) -> Usage | None:
         """Return the usage in the answer; `None` if it reported none, or was cut off before."""
@@ -225,12 +235,14 @@ class HideUsage:
 
     def _pass_events(self, chunk: bytes, start: int, end: int, out: list[bytes]) -> int:
         """Pass the whole events on that are between `start` and `end`. Return where the last event there begins."""
+        begin = start
         at = max(chunk.rfind(b"\n\n", start, end), chunk.rfind(b"\n\r\n", start, end))
-        if at < 0:
-            return start
-        begin = chunk.index(b"\n", at + 1) + 1
+        if at >= 0:
+            begin = chunk.index(b"\n", at + 1) + 1
+            self._passing = False
+        while not self._passing and chunk.startswith((b"\n", b"\r"), begin):  # blank lines in front of an event
+            begin += 1
         out.append(chunk[start:begin])
-        self._passing = False
         return begin
 
     def end(self) -> bytes:
@@ -263,7 +275,7 @@ def _may_be_usage_chunk(part: bytes) -> bool:
 
 
 def _is_usage_chunk(event: bytes) -> bool:
-    if b'"usage"' not in event or not event.startswith(b"data:"):
+    if b'"usage"' not in event or not _may_be_usage_chunk(event):
         return False
     try:
         chunk = msgspec.json.decode(event[len(b"data:") :])

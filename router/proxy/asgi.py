@@ -6,15 +6,21 @@ learns from `receive` that its client has disconnected, as ASGI has it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import ClientDisconnect, Request
 
 from router.errors import BadRequest, TooLarge
+from router.proxy.call import Headers
 from router.proxy.client_exchange import ClientExchange
 
 Message = dict[str, Any]
 DISCONNECT: Message = {"type": "http.disconnect"}
+CRASHED: Final = (
+    500,
+    [(b"content-type", b"application/json")],
+    b'{"error":{"message":"internal error","type":"server_error","param":null,"code":"internal_error"}}',
+)
 
 
 class AsgiHandler:
@@ -26,6 +32,13 @@ class AsgiHandler:
     async def answer(self, exchange: ClientExchange) -> None:
         bridge = _Bridge(exchange)
         await self._app(_scope(exchange), bridge.receive, bridge.send)
+
+    def on_unfit(self, status: int) -> None:
+        """Applications count nothing."""
+
+    def on_crash(self, exchange: ClientExchange) -> tuple[int, Headers, bytes]:
+        """Return what stands for the answer of an application that gave none; most give one, and then raise."""
+        return CRASHED
 
 
 class _Bridge:

@@ -8,7 +8,7 @@ exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -38,7 +38,10 @@ class ClientRequest(ABC):
     undecoded.
     """
 
-    __slots__ = ("fields", "headers", "method", "own_lines", "path", "recorded", "started", "target", "tenant")
+    __slots__ = (
+        *("cross_origin", "expired", "fields", "headers", "last_events", "method", "own_lines", "path", "recorded"),
+        *("started", "target", "tenant"),
+    )
 
     method: str
     path: str
@@ -47,8 +50,11 @@ class ClientRequest(ABC):
     fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
     tenant: Tenant | None  # whose it is, set by the public API where clients must say who they are
     own_lines: bytes  # headers of the router, added to every answer: whole lines
+    cross_origin: bool  # they say which pages may read the answer (CORS), in the place of an engine's headers
     recorded: bool  # set once a record counts this exchange; the public API counts all others
     started: bool  # an answer has begun: there can be no other
+    expired: bool  # the server stops and no longer waits for the answer: see `last_events`
+    last_events: Callable[[], bytes] | None  # returns what ends the stream that has begun; None: it is cut off
 
     @property
     @abstractmethod

@@ -12,38 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import httptools
 
 from router.proxy.call import Headers
 from router.proxy.client_address import TrustedProxies
-from router.proxy.client_exchange import ClientExchange
+from router.proxy.client_exchange import ClientExchange, RequestHandler
+from router.proxy.client_sender import ClientSender
 from router.proxy.connection_limits import MIN_BODY_RATE, ConnectionLimits
 from router.proxy.request_head import UnfitRequest, check_begun, measure_head, render_refusal
 from router.proxy.request_parser import RequestParser
-from router.proxy.timer import DeadlineTimer
 
 log = logging.getLogger("warmroute.web")
 
 HIGH_WATER_BYTES: Final = 64 * 1024
-AHEAD_BYTES: Final = 16 * 1024  # of further requests, before the current one is answered
-MAX_PIPELINED: Final = 8  # requests of one client within one read
+AHEAD_BYTES: Final = 16 * 1024  # of further requests, before the current one is answered; then nothing is read
+SLICE_BYTES: Final = 2 * 1024  # parsed at once where requests may follow each other
+CHUNKED_BYTES: Final = 8 * 1024  # the same of a chunked body, whose end is not known
+MAX_PIPELINED: Final = 128  # requests within one slice: what is larger than 16 bytes each fits
 FRAMING_PER_BODY_BYTE: Final = 16  # chunk sizes, extensions and trailers; one-byte chunks have 5
-LINGER_S = 1.0
 AHEAD = "too much was sent ahead of the answer"
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
-
-
-class RequestHandler(Protocol):
-    """Answers requests."""
-
-    async def answer(self, exchange: ClientExchange) -> None:
-        """Answer `exchange`; an exception becomes a 500."""
 
 
 class ConnectionContext(NamedTuple):
@@ -56,38 +47,35 @@ class ConnectionContext(NamedTuple):
     loop: asyncio.AbstractEventLoop
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(ClientSender):
     """One connection of `client`, or of the clients of a trusted proxy. `_current` is the exchange being answered,
     `_reading` the last one begun: they differ when the client pipelines.
     """
 
-    transport: asyncio.Transport
     task: asyncio.Task[None]  # which runs `serve`
     __deletable__ = ("_parser",)
 
     def __init__(self, context: ConnectionContext, client: str, *, proxied: bool = False) -> None:
+        super().__init__(context.loop, context.limits)
         self.client = client
         self.made = False  # false until TLS has been agreed on
         self.proxied = proxied
         self._context = context
-        self._limits = context.limits
-        self._timer = DeadlineTimer(context.loop, self._on_deadline)  # for what the client sends
-        self._stall_timer = DeadlineTimer(context.loop, self.reset)  # for what it reads
         self._parser = RequestParser(self)
         self._current: ClientExchange | None = None
         self._reading: ClientExchange | None = None
         self._queue: deque[ClientExchange] = deque()
         self._next: asyncio.Future[None] | None = None  # the task waits for a request
-        self._writable: asyncio.Future[None] | None = None  # it waits for the client to read
-        self.write_paused = False
         self._read_paused = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
-        self._closing = False  # nothing more is read or served
         self._idle = True  # between requests: nothing of the next one has arrived
         self._head_bytes = 0  # read since the head began, a little of the request before included
         self._read_bytes = 0  # by the current read
+        self._slice_bytes = 0  # of it, that are parsed now
+        self._body_left = 0  # bytes of the body still to come; below 0: unknown
+        self._fault: UnfitRequest | None = None  # behind the requests that are still to be answered
         self._framing_bytes = 0  # read since the head ended, less the body
         self._body_due: float | None = None  # when a body at the lowest rate, after the grace, would be here
         self._read_ahead = bytearray()  # received before the current request was answered
@@ -118,26 +106,54 @@ class ClientConnection(asyncio.Protocol):
         self.close()  # what was sent may never be read
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self._closing or self._fault is not None:
             return
-        reading = self._reading
-        if self._current is not None and reading is not None and not reading.arriving:
+        if not self._parses:
             self._keep_for_later(data)
             return
-        self._read_bytes = len(data)
+        self._read_bytes = size = len(data)
         began = self._in_head and self._idle
-        if self._in_head:
-            self._idle = False
-            self._head_bytes += len(data)
-        else:
-            self._framing_bytes += len(data)
         try:
-            self._parser.feed(data)
-            self._check_size()
+            if size <= SLICE_BYTES:
+                self._feed(data)
+            else:
+                self._feed_slices(memoryview(data))
         except (httptools.HttpParserError, UnfitRequest) as error:
             self._close_with(self._parser.find_fault(error))
             return
         self._after_read(began)
+
+    @property
+    def _parses(self) -> bool:
+        """What comes is parsed: a request is awaited, or the current one is not whole."""
+        current = self._current
+        return current is None or (current.arriving and current is self._reading)
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Parse `data`. Raises `HttpParserError` and `UnfitRequest`."""
+        self._slice_bytes = size = len(data)
+        if self._in_head:
+            self._idle = False
+            self._head_bytes += size
+        else:
+            self._framing_bytes += size
+        self._parser.feed(data)
+        self._check_size()
+
+    def _feed_slices(self, data: memoryview) -> None:
+        """Parse `data` in slices until the current request is whole, so that few are begun that have to wait; keep the
+        rest. Raises `HttpParserError` and `UnfitRequest`.
+        """
+        at = 0
+        while at < len(data):
+            if not self._parses:
+                self._keep_for_later(data[at:])
+                return
+            size = SLICE_BYTES
+            if not self._in_head:
+                size = max(size, self._body_left) if self._body_left >= 0 else CHUNKED_BYTES
+            self._feed(data[at : at + size])
+            at += size
 
     def _after_read(self, began: bool) -> None:
         """Set the deadline for what is still to come; stop reading while the body is not read."""
@@ -149,8 +165,8 @@ class ClientConnection(asyncio.Protocol):
                 self._timer.set(self._limits.header_timeout_s)
         elif reading.complete or reading.gone:
             return
-        elif reading is not self._current and reading.buffered > AHEAD_BYTES:
-            self._close_with(UnfitRequest(400, AHEAD))
+        elif self._current is not None and reading is not self._current:
+            self._timer.clear()  # until its turn has come
         elif not reading.reader_waits and reading.buffered > HIGH_WATER_BYTES:  # now the pause is the router's own
             self._pause_reading()
             self._timer.clear()
@@ -169,14 +185,19 @@ class ClientConnection(asyncio.Protocol):
         self._body_due = due
         self._timer.set(min(due - now, limits.body_idle_timeout_s))
 
-    def _keep_for_later(self, data: bytes) -> None:
-        """Keep the next request until this answer ends; reading goes on, so that a disconnect is still seen."""
+    def _keep_for_later(self, data: bytes | memoryview) -> None:
+        """Keep what follows the current request. Reading goes on while that is little: a disconnect is seen."""
         self._read_ahead += data
         if len(self._read_ahead) > AHEAD_BYTES:
-            if self._current is not None and self._current.complete:  # it could not know that the handler still runs
-                self._pause_reading()
-            else:
-                self._close_with(UnfitRequest(400, AHEAD))
+            self._pause_reading()
+
+    def _parse_ahead(self) -> None:
+        """Parse what was kept, as far as its turn has come."""
+        if self._read_ahead and self._parses:
+            ahead, self._read_ahead = self._read_ahead, bytearray()
+            self.data_received(bytes(ahead))
+        if len(self._read_ahead) <= AHEAD_BYTES:
+            self._resume_reading()
 
     def _check_size(self) -> None:
         if self._in_head:
@@ -207,7 +228,7 @@ class ClientConnection(asyncio.Protocol):
         self._url = b""
         self._headers = []
         self._in_head = True
-        self._head_bytes = self._read_bytes
+        self._head_bytes = self._slice_bytes
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -227,11 +248,13 @@ class ClientConnection(asyncio.Protocol):
         self._in_head = False
         self._framing_bytes = 0
         self._body_due = None
+        length = head.fields.get(b"content-length")
+        self._body_left = -1 if length is None else int(length)
         self._headers = []
         if self._current is None:
             self._current = exchange
             self._wake()
-        elif len(self._queue) < MAX_PIPELINED and self._read_bytes <= AHEAD_BYTES:
+        elif len(self._queue) < MAX_PIPELINED:
             self._queue.append(exchange)
         else:
             raise UnfitRequest(400, AHEAD)
@@ -240,6 +263,7 @@ class ClientConnection(asyncio.Protocol):
         reading = self._reading
         assert reading is not None
         self._framing_bytes -= len(body) * (1 + FRAMING_PER_BODY_BYTE)
+        self._body_left -= len(body)
         if not reading.complete and not reading.gone:
             reading.pieces.append(body)
             reading.buffered += len(body)
@@ -260,9 +284,9 @@ class ClientConnection(asyncio.Protocol):
     # from one request to the next
 
     def _wake(self) -> None:
-        for waiter in (self._next, self._writable):
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)
+        self._wake_writer()
 
     async def serve(self) -> None:
         """Answer the requests of this connection until it closes."""
@@ -276,38 +300,41 @@ class ClientConnection(asyncio.Protocol):
                 await self._next
 
     async def _answer(self, exchange: ClientExchange) -> None:
+        handler, failed = self._context.handler, False
         try:
-            await self._context.handler.answer(exchange)
+            await handler.answer(exchange)
         except Exception:
             log.exception("%s %s failed", exchange.method, exchange.path)
-        if not exchange.complete and not exchange.gone:
-            if exchange.started:
-                exchange.abort()
-            else:
-                exchange.answer(500, [(b"content-type", b"text/plain")], b"Internal Server Error")
+            failed = True
+        if failed or not (exchange.complete or exchange.gone):
+            exchange.fail(*handler.on_crash(exchange))
         self._after_answer()
 
     def _after_answer(self) -> None:
         self._current = None
         if self._closing:
             return
-        self._resume_reading()
         if self._queue:
             self._current = self._queue.popleft()
+            if self._current.arriving:
+                self._read_bytes = 0
+                self._expect_body()
+        elif self._fault is not None:
+            self._close_with(self._fault)
+            return
         elif self._reading is not None and self._reading.arriving:
             self._reading.pieces.clear()
             self._timer.set(self._limits.header_timeout_s)  # for all that is left of it
         else:
             self._go_idle()
+        if self._read_ahead or self._read_paused:
+            self._parse_ahead()
 
     def _go_idle(self) -> None:
         """Wait for the next request, part of which may be here already."""
         self._idle = True
         self._reading = None
         self._timer.set(self._limits.keepalive_s)
-        if self._read_ahead:
-            ahead, self._read_ahead = self._read_ahead, bytearray()
-            self.data_received(bytes(ahead))
 
     def find_client(self, headers: Headers) -> str:
         """Return the client that a request with `headers` is counted for."""
@@ -317,49 +344,31 @@ class ClientConnection(asyncio.Protocol):
     # closing
 
     def _close_with(self, refusal: UnfitRequest) -> None:
-        """Close the connection; send an error first unless an answer has started, or is due to an earlier request."""
+        """Answer the requests before the fault, then send an error and close (RFC 9112 9.3.2)."""
         current = self._current
-        answers = current is None or (current is self._reading and current.arriving and not current.started)
-        if current is not None:
+        if current is not None and not (current.arriving and current is self._reading):
+            if self._queue and self._queue[-1].arriving:
+                self._queue.pop()
+            self._fault = refusal
+            self._timer.clear()
+            self._read_ahead.clear()
+            self._resume_reading()  # what still comes is thrown away; a disconnect is seen
+            return
+        if current is None:
+            self._context.handler.on_unfit(refusal.status)
+        else:
             current.on_disconnect()
-        if answers:
+        if current is not None and current.started:
+            self.close()
+        else:
             self.transport.write(render_refusal(refusal))
             self._linger()
-        else:
-            self.close()
-
-    def _linger(self) -> None:
-        """Send no more, and throw away what still comes for a while: to close before it was read would be a reset, at
-        which the client could lose the answer (RFC 9112 9.6). TLS has an end of its own.
-        """
-        self._closing = True
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-            self._timer.set(LINGER_S)
-        else:
-            self.close()
 
     def _on_deadline(self) -> None:
         if self._closing or self._idle or (self._current is None and not self._in_head):
             self.close()
         else:
             self._close_with(UnfitRequest(408, "the request did not arrive in time"))
-
-    def close(self) -> None:
-        """Close once the client has read what was sent, or has read nothing for `stall_timeout_s`."""
-        self._closing = True
-        self._timer.clear()
-        if not self.write_paused and self.transport.get_write_buffer_size():
-            self._stall_timer.set(self._limits.stall_timeout_s)
-        self.transport.close()
-
-    def reset(self) -> None:
-        """Cut the connection off with a TCP reset: a plain end is how an answer without a length ends, and the system
-        would keep trying to deliver what the client does not read.
-        """
-        if (tcp := self.transport.get_extra_info("socket")) is not None:
-            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        self.transport.abort()
 
     def retire(self, limits: ConnectionLimits) -> None:
         """Let the next answer be the last. One that has begun could not say so: another may follow it."""
@@ -380,21 +389,9 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.task.cancel()
 
-    # backpressure
-
-    def pause_writing(self) -> None:
-        self.write_paused = True
-        self._stall_timer.set(self._limits.stall_timeout_s)
-
-    def resume_writing(self) -> None:
-        self.write_paused = False
-        if self._closing:
-            self._stall_timer.set(self._limits.stall_timeout_s)  # for what is left
-        else:
-            self._stall_timer.clear()
-        self._wake()
-
-    async def drain(self) -> None:
-        while self.write_paused:
-            self._writable = self._context.loop.create_future()
-            await self._writable
+    def expire(self) -> None:
+        """Wait no longer for the answer: see `ClientExchange.expire`."""
+        if self._current is not None:
+            self._current.expire()
+        elif self.made:
+            self.close()

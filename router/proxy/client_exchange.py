@@ -14,6 +14,7 @@ from router.proxy.call import BodyBudget, Headers
 from router.proxy.request_head import STATUS_LINES, RequestHead
 from router.proxy.watched_exchange import PIECE_BYTES, WatchedExchange, check_body_size
 
+ALLOW_ORIGIN: Final = b"access-control-allow-origin"
 CHUNK_SIZES: Final = [b"%x\r\n" % size for size in range(1024)]  # of the chunks of a stream, which are mostly so small
 
 
@@ -111,9 +112,29 @@ class ClientExchange(WatchedExchange):
 
     def on_disconnect(self) -> None:
         if not self.complete and not self.gone:
-            self.gone = True
+            self._leave()
             self._cancel()
             self.wake()
+
+    def _leave(self) -> None:
+        self.gone = True
+        self.last_events = None  # it refers to this exchange: memory is freed at once only without cycles
+
+    def expire(self) -> None:
+        """End it now, as the server stops: a stream with its last events, a request without an answer with 503, any
+        other answer by a cut.
+        """
+        if self.complete or self.gone:
+            return
+        self.expired = True
+        if not self.started:
+            self._cancel()
+        elif self.last_events is None:
+            self._connection.reset()
+        else:
+            self.finish(self.last_events())
+            self.gone = True  # what the engine still sends is dropped
+            self._cancel()
 
     # the request's body
 
@@ -123,23 +144,27 @@ class ClientExchange(WatchedExchange):
         pieces: list[bytes] = []
         size = 0
         while self.pieces or (self.arriving and not self.gone):
-            piece = await self.read()
-            size += len(piece)
-            check_body_size(size, limit_bytes)
-            budget.hold(len(piece) + PIECE_BYTES)
-            pieces.append(piece)
+            for piece in await self._take():  # joined once, at the end
+                size += len(piece)
+                check_body_size(size, limit_bytes)
+                budget.hold(len(piece) + PIECE_BYTES)
+                pieces.append(piece)
         if self.gone:
             await asyncio.sleep(0)  # where the cancellation arrives
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
         """Return what has arrived of the body since, never empty; `b""` at its end or when the client is gone."""
+        pieces = await self._take()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _take(self) -> list[bytes]:
         while not self.pieces and self.arriving and not self.gone:
             self._request_more()
             await self._wait()
         pieces, self.pieces = self.pieces, []
         self.buffered = 0
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return pieces
 
     def _request_more(self) -> None:
         if self._awaits_continue:
@@ -173,6 +198,8 @@ class ClientExchange(WatchedExchange):
         self.started = True
         if self._awaits_continue:  # the client may or may not send its body now: not to be guessed
             self.keep_alive = False
+        if self.cross_origin:
+            headers = [header for header in headers if header[0] != ALLOW_ORIGIN]
         lines: list[bytes] = []
         length: bytes | None = None
         for name, value in headers:
@@ -209,6 +236,7 @@ class ClientExchange(WatchedExchange):
         if self._remaining:
             raise RuntimeError("the answer's body is not as long as its Content-Length")
         self.complete = True
+        self.last_events = None
         self.wake()
         if not self.keep_alive:
             self._connection.close()
@@ -244,10 +272,32 @@ class ClientExchange(WatchedExchange):
     async def drain(self) -> None:
         await self._connection.drain()
 
+    def fail(self, status: int, headers: Headers, body: bytes) -> None:
+        """Answer so if nothing was answered yet, and end an answer that has begun early."""
+        if self.complete or self.gone:
+            return
+        if self.started:
+            self.abort()
+        else:
+            self.answer(status, headers, body)
+
     def abort(self) -> None:
         """End the answer early: a length or chunking shows what is missing, one without either needs a reset."""
-        self.gone = True
+        self._leave()
         if self._chunked or self._remaining is not None:
             self._connection.close()
         else:
             self._connection.reset()
+
+
+class RequestHandler(Protocol):
+    """Answers requests."""
+
+    async def answer(self, exchange: ClientExchange) -> None:
+        """Answer `exchange`."""
+
+    def on_unfit(self, status: int) -> None:
+        """Count a request that the connection has refused with this status: no valid HTTP, or too slow."""
+
+    def on_crash(self, exchange: ClientExchange) -> tuple[int, Headers, bytes]:
+        """Return what stands for the answer, with its status and headers, where `answer` failed or gave none."""

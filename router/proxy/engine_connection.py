@@ -40,6 +40,7 @@ class ExchangeFailure(Enum):
     MALFORMED = "the engine's answer is not valid HTTP"
     LATE = "the engine was silent for too long"
     REPORTED = "the engine reported a failure in its answer"
+    STOPPED = "the router stopped before the answer was whole"
 
 
 class EngineConnection(asyncio.Protocol):

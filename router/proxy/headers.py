@@ -152,8 +152,9 @@ def last_value(headers: Headers, name: bytes) -> bytes:
 
 
 def content_encoding(headers: Headers) -> bytes:
-    """Return the codings by which a body is compressed, although the router asks for none; empty for a plain body."""
-    codings = [value.strip().lower() for name, value in headers if name == b"content-encoding"]
+    """Return the codings by which a body is compressed; empty for a plain body."""
+    values = [value.lower() for name, value in headers if name == b"content-encoding"]
+    codings = [coding.strip() for value in values for coding in value.split(b",")]
     return b", ".join(coding for coding in codings if coding not in (b"", b"identity"))
 
 

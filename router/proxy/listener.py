@@ -18,7 +18,8 @@ from itertools import chain
 from router.config.sections.listeners import ListenConfig
 from router.proxy.certificates import Certificates
 from router.proxy.client_address import TrustedProxies, client_of
-from router.proxy.client_connection import ClientConnection, ConnectionContext, RequestHandler
+from router.proxy.client_connection import ClientConnection, ConnectionContext
+from router.proxy.client_exchange import RequestHandler
 from router.proxy.connection_limits import BODY_GRACE_S, ConnectionLimits
 from router.proxy.fair_share import FairShare, Shortage
 from router.proxy.listening_sockets import ListeningSockets
@@ -30,7 +31,7 @@ KEEPALIVE_S = 75.0  # longer than the usual 60 s of load balancers, so that they
 ACCEPTS_AT_ONCE = 64  # connections, before the event loop turns to something else
 ACCEPT_RETRY_S = 1.0  # after the system had no descriptor for a connection
 WARN_INTERVAL_S = 60.0  # between two lines about connections that are not served
-LAST_GRACE_S = 1.0
+LAST_GRACE_S = 1.0  # for clients to read the end of their streams, and for handlers to end
 FEW_CONNECTIONS = 256
 DESCRIPTORS_PER_REQUEST = 3  # the client's connection, and those to a pair of engines
 CONNECTIONS_PER_REQUEST = 8  # most are idle; each takes up to some 100 KB if its client wants it to
@@ -239,7 +240,9 @@ class HttpListener:
                 connection.retire(limits)
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no new connections; running exchanges have `grace_s` to end, then they are cut off."""
+        """Accept no new connections; running exchanges have `grace_s` to end. Then streams get their last events, and
+        clients that do not read those within `LAST_GRACE_S` are cut off.
+        """
         self.stop_accepting()
         if self._context is None:
             return
@@ -247,14 +250,14 @@ class HttpListener:
         await asyncio.sleep(0)  # what was just accepted has a transport then
         for connection in list(self._connections):
             connection.shutdown()
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._connections.wait_empty()
-        except TimeoutError:
+        if not await self._connections.wait_empty(grace_s):
             for connection in list(self._connections):
-                if connection.made:
-                    connection.reset()
-            await self._connections.wait_empty()
+                connection.expire()
+            if not await self._connections.wait_empty(LAST_GRACE_S):
+                for connection in list(self._connections):
+                    if connection.made:
+                        connection.reset()
+                await self._connections.wait_empty(None)
         if self._renewal is not None:
             self._renewal.cancel()
         await self._tasks.finish(LAST_GRACE_S)  # for handlers that do not watch their client
@@ -277,7 +280,13 @@ class _Connections(set[ClientConnection]):
         if not self:
             self._empty.set()
 
-    async def wait_empty(self) -> None:
-        while self:
-            self._empty.clear()
-            await self._empty.wait()
+    async def wait_empty(self, seconds: float | None) -> bool:
+        """Return whether the last one ends within `seconds` (None: wait for ever)."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True

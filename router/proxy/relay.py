@@ -8,15 +8,13 @@ else is cut off so that the client sees it); or the client disconnected, which c
 engine's connection: that is how vLLM is told to stop.
 
 A broken stream that another engine can carry on is left open (`RelayBroken.open`). The caller then relays that engine's
-answer into it, of which only the body goes out, or ends it with `end_broken_stream`.
+answer into it, of which only the body goes out, or ends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 from typing import Final, Literal, NamedTuple, Protocol
-
-import msgspec
 
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint
@@ -56,6 +54,9 @@ class RelayWatch(AnswerWatch, Protocol):
 
     def can_continue(self) -> bool:
         """Return whether another engine can carry on this answer, of which only whole events have passed."""
+
+    def end_broken(self, failure: ExchangeFailure, last: bytes) -> bytes:
+        """Return the events that end a stream in the client's dialect. `last`: the bytes that were sent last."""
 
 
 class OutgoingRequest:
@@ -252,15 +253,18 @@ async def _stream(
         headers.append((b"x-warmroute-model", outgoing.model.encode()))
     call.start(answer.status, headers)
     client = _ClientSink(call, watch)
+    # An added event would exceed a length.
+    extensible = stream and (resized or not any(name == b"content-length" for name, _ in answer.headers))
+    if extensible:
+        call.last_events = lambda: watch.end_broken(ExchangeFailure.STOPPED, client.last_sent)
     if held:
         client.take(held, answer.drained)
     if (broken := await _pass_body(call, answer, client)) is None:
         return RelayFinished(answer.status, answer.connect_s)
     if stream and watch.can_continue():
         return broken._replace(open=True)
-    sized = any(name == b"content-length" for name, _ in answer.headers)  # an added event would exceed it
-    if stream and (resized or not sized):
-        call.finish(_error_event(broken.failure, client.last_sent, outgoing.endpoint is Endpoint.MESSAGES))
+    if extensible:
+        call.finish(watch.end_broken(broken.failure, client.last_sent))
     else:
         call.abort()
     return broken
@@ -289,13 +293,6 @@ async def _pass_body(call: ClientRequest, answer: UpstreamExchange, client: _Cli
         return None
     failure = ExchangeFailure.REPORTED if client.stopped else answer.failure or ExchangeFailure.CLOSED
     return RelayBroken(answer.status, failure, answer.connect_s)
-
-
-def end_broken_stream(call: ClientRequest, failure: ExchangeFailure) -> None:
-    """End a stream that was left open and that no engine carries on, with an error event. Only whole events were sent,
-    of a chat or a completion.
-    """
-    call.finish(_error_event(failure, b"", anthropic=False))
 
 
 class _ClientSink:
@@ -329,13 +326,3 @@ class _ClientSink:
         if not self._finished:
             self._finished = True
             self._call.finish(last + self._watch.flush())
-
-
-def _error_event(failure: ExchangeFailure, last: bytes, anthropic: bool) -> bytes:
-    """Return an event of its own, after closing one that was sent in part. Anthropic's clients need its name."""
-    gap = b"" if not last or last.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
-    if anthropic:
-        message = {"type": "error", "error": {"type": "api_error", "message": failure.value}}
-        return gap + b"event: error\ndata: " + msgspec.json.encode(message) + b"\n\n"
-    error = {"message": failure.value, "type": "upstream_error", "param": None, "code": "engine_failed"}
-    return gap + b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"

@@ -21,7 +21,7 @@ class RequestParser:
         self._plain_head: bytes | None = None  # of a request whose head is to be parsed again
         self._restart()
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Parse `data`. Raises `HttpParserError`, also for an exception of a callback."""
         while True:
             try:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from router.backends.fetch import ANSWER_BYTES, HttpAnswer
+from router.backends.fetch import ANSWER_BYTES, HttpAnswer, NoAnswer
 from router.config.sections.base import split_base_url
 from router.errors import ConfigError
 from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Sink
@@ -34,7 +34,7 @@ class UpstreamTimeouts:
 
 
 class UpstreamRequest:
-    """A request to an engine; `target` is path and query."""
+    """A request to an engine; `target` is path and query. `sent`: a connection was there to take it."""
 
     def __init__(
         self, method: str, target: bytes, headers: ForwardedHeaders, body: bytes, rank: int | None = None
@@ -44,6 +44,7 @@ class UpstreamRequest:
         self.headers = headers
         self.body = body
         self.rank = rank
+        self.sent = False
 
     def with_body(self, body: bytes) -> UpstreamRequest:
         """Return the same request with another body."""
@@ -125,18 +126,31 @@ class Upstreams:
     ) -> HttpAnswer | None:
         """Fetch `path`, as `router/backends/fetch.py:Fetch`."""
         request = UpstreamRequest(method, path.encode(), JSON if body else NO_HEADERS, body, rank)
+        answer = await self._fetch(instance, request, timeout_s, limit_bytes)
+        return answer if isinstance(answer, HttpAnswer) else None
+
+    async def probe(self, instance: str, path: str, *, timeout_s: float) -> HttpAnswer | NoAnswer:
+        """Fetch `path`, as `router/backends/fetch.py:ProbeFetch`."""
+        request = UpstreamRequest("GET", path.encode(), NO_HEADERS, b"")
+        return await self._fetch(instance, request, timeout_s, ANSWER_BYTES)
+
+    async def _fetch(
+        self, instance: str, request: UpstreamRequest, timeout_s: float, limit_bytes: int
+    ) -> HttpAnswer | NoAnswer:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self.send(instance, request, first_byte_s=timeout_s, idle_s=timeout_s)
                 if isinstance(answer, UpstreamUnanswered):
-                    return None
+                    return "late" if answer.reason == "late" else "failed"
                 with answer:
                     content = await answer.read_all(limit_bytes)
                     if content is not None:
                         return HttpAnswer(answer.status, content)
-                    return None if answer.failure is not None else HttpAnswer(answer.status, b"", oversized=True)
+                    if answer.failure is not None:
+                        return "late" if answer.failure is ExchangeFailure.LATE else "failed"
+                    return HttpAnswer(answer.status, b"", oversized=True)
         except TimeoutError:
-            return None
+            return "late" if request.sent else "failed"
 
 
 class TlsContexts:
@@ -259,6 +273,7 @@ class _Engine:
             answer = await self._exchange(connection, request, head, first_byte_s, idle_s)
             if not connection.stale or connection.sent_since_s() > CROSSED_WITHIN_S:
                 return answer
+        request.sent = False
         fresh = await self._connect()
         if isinstance(fresh, UpstreamUnanswered):
             return answer or fresh  # the engine took the request and is gone now: perhaps it died of it
@@ -268,6 +283,7 @@ class _Engine:
         self, connection: EngineConnection, request: UpstreamRequest, head: bytes, first_byte_s: float, idle_s: float
     ) -> UpstreamExchange | UpstreamUnanswered:
         connection.send(request.method, head, request.body, first_byte_s, idle_s)
+        request.sent = True
         try:
             begun = await connection.wait_begin()
         except asyncio.CancelledError:

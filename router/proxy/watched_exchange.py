@@ -2,7 +2,8 @@
 bounds of a body.
 
 `with exchange:` watches the client (`proxy/call.py`): when it disconnects, the task that answers is cancelled, and the
-block ends with `ClientDisconnected`. A cancellation by anybody else passes through as it is.
+block ends with `ClientDisconnected`. A server that stops cancels it as well. A cancellation by anybody else passes
+through as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final, Self
 
 from mypy_extensions import mypyc_attr
 
-from router.errors import TooLarge
+from router.errors import NoTarget, TooLarge
 from router.proxy.call import ClientDisconnected, ClientRequest
 
 PIECE_BYTES: Final = 41  # of memory, beside its content: a bytes object and its place in a list
@@ -29,6 +30,9 @@ class WatchedExchange(ClientRequest):
         self.gone = False  # the client disconnected
         self.tenant = None
         self.own_lines = b""
+        self.cross_origin = False
+        self.expired = False
+        self.last_events = None
         self._watched: asyncio.Task[Any] | None = None
         self._cancelled = False
 
@@ -52,9 +56,13 @@ class WatchedExchange(ClientRequest):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raise `ClientDisconnected` in place of the cancellation that a disconnect caused."""
+        """Raise `ClientDisconnected` in place of the cancellation that a disconnect caused, and `NoTarget` in place of
+        that of a request that has no answer when the server stops.
+        """
         task, self._watched = self._watched, None
         if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
+            if self.expired and not self.started and not self.gone:
+                raise NoTarget("the router is stopping; try again", retry_after_s=1) from None
             raise ClientDisconnected from None
 
     def _cancel(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from router.errors import NoTarget
 from router.kvcache.events import TargetId
 from router.proxy.call import ClientRequest
+from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import RelayCut, RelayEnd, RelayNotStarted
 from router.request.prepared_request import PreparedRequest
 from router.request.response_observer import HandedOverKv, ResponseObserver
@@ -33,6 +35,10 @@ async def attempt(
     try:
         end = await services.data_path.run(call, request, ticket, handed, observer)
     finally:
+        if call.expired and ticket.end == "client_gone":
+            ticket.end, ticket.record.error = "cut", ExchangeFailure.STOPPED.value
+            if not call.started:
+                ticket.record.status = NoTarget.status
         services.scheduler.settle(ticket)
     if isinstance(end, RelayNotStarted):
         earlier.handed_over = keep_handed_over(observer.handed_over or earlier.handed_over, end, services.clock.now())

@@ -21,10 +21,12 @@ from router.prompt.answer_tail import BROKEN_CHARACTER
 from router.prompt.answer_text import encode_text
 from router.prompt.api.continuable import has_media
 from router.prompt.body_rewrite import asks_usage
-from router.prompt.continuable_stream import BrokenReason, ContinuableStream
+from router.prompt.broken_stream import BrokenReason, end_broken_stream
+from router.prompt.continuable_stream import ContinuableStream
+from router.prompt.event_bytes import DONE
 from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
-from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished, end_broken_stream
+from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished
 from router.request.attempt import EarlierAttempts, attempt
 from router.request.prepared_request import PreparedRequest
 from router.request.services import Services
@@ -78,7 +80,9 @@ async def carry_on(
     earlier = EarlierAttempts(failed=set())
     at = _Break(record.attempts[-1], broken.failure)
     end: RelayEnd = broken
+    reported = b""  # by the last engine that began, or any that was tried after it
     while not isinstance(end, RelayFinished):
+        reported = stream.reported if isinstance(end, RelayBroken) else stream.reported or reported
         if not await _turn_to_text(request, stream, earlier, services):
             _exclude(record.attempts[-1].decision.target, earlier, services)
         if stream.finished:
@@ -89,8 +93,9 @@ async def carry_on(
             at.refusal = await _find_seam(request, stream, earlier, services)
         rest = _prepare(request, record, at, end, earlier, services)
         if not isinstance(rest, _Rest):
-            record.uncontinued, record.error = rest, at.failure.value
-            end_broken_stream(call, at.failure)
+            record.uncontinued = rest
+            broken_end = end_broken_stream(request.prompt.endpoint, "engine_failed", at.failure.value)
+            _finish(call, request, reported + DONE if reported else broken_end)
             return
         end = await attempt(call, rest.request, rest.ticket, earlier, services)
         at.tried += 1
@@ -218,4 +223,8 @@ def _close(call: ClientRequest, request: PreparedRequest, stream: ContinuableStr
     record.prompt_tokens, record.output_tokens = usage.prompt_tokens, usage.output_tokens
     prompt = request.prompt
     last = stream.closing(with_usage=not prompt.hide_usage and asks_usage(prompt.body))
+    _finish(call, request, last)
+
+
+def _finish(call: ClientRequest, request: PreparedRequest, last: bytes) -> None:
     call.finish(last if request.rename is None else request.rename.feed(last) + request.rename.flush())

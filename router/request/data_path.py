@@ -36,6 +36,10 @@ class DataPath(Protocol):
     def renames(self) -> bool:
         """An answer's body may change its length, so the client's name for a model can be in it."""
 
+    @property
+    def implies_model(self) -> bool:
+        """A prompt that names no model is for the only one there is."""
+
     def excludes(self, call: ClientRequest) -> set[str]:
         """Return the ids of the targets that this request cannot go to."""
 

@@ -1,4 +1,4 @@
-"""Error responses in the client's own dialect: OpenAI's shape everywhere, Anthropic's on `/v1/messages`.
+"""Error responses in the client's own dialect: OpenAI's shape, or Anthropic's on `/v1/messages` and for its clients.
 
 Used by the public API, which is plain ASGI, and by the FastAPI applications, where `install_error_handlers` also gives
 the framework's own refusals (unknown path, wrong method, invalid parameter) the same shape. A stream that breaks after
@@ -7,16 +7,18 @@ its first byte cannot become an error response any more: `proxy/relay.py` report
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from router.errors import RequestRefused, quote_name
+from router.errors import InternalError, RequestRefused, quote_name
 
 ANTHROPIC_PATHS = "/v1/messages"
+ANTHROPIC_VERSION: Final = b"anthropic-version"  # its clients send it with every request
 ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -42,15 +44,21 @@ class ErrorBody(NamedTuple):
     body: bytes
 
 
-def encode_error(refused: RequestRefused, path: str = "") -> ErrorBody:
-    """Return the response to a request for `path` that is refused."""
-    headers = [(b"content-type", b"application/json")]
-    if refused.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % refused.retry_after_s))
-    if refused.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    shape = _anthropic if path.startswith(ANTHROPIC_PATHS) else _openai
+def encode_error(refused: RequestRefused, *, anthropic: bool = False) -> ErrorBody:
+    """Return the response to a request that is refused, in OpenAI's dialect or Anthropic's."""
+    headers = [(b"content-type", b"application/json"), *refused.headers]
+    shape = _anthropic if anthropic else _openai
     return ErrorBody(refused.status, headers, msgspec.json.encode(shape(refused)))
+
+
+def speaks_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request's client expects errors in Anthropic's dialect; `fields`: its headers."""
+    return path.startswith(ANTHROPIC_PATHS) or ANTHROPIC_VERSION in fields
+
+
+def describe_crash() -> InternalError:
+    """Return what a client learns of an exception that nobody expected."""
+    return InternalError("the router failed to answer this request; its log has the reason", code="internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -75,7 +83,11 @@ def install_error_handlers(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
+    async def on_crash(request: Request, error: Exception) -> Response:
+        return _response(describe_crash())  # Starlette raises the error again, so the connection logs it
+
     app.add_exception_handler(RequestRefused, on_refusal)
+    app.add_exception_handler(Exception, on_crash)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
 

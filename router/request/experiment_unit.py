@@ -1,6 +1,6 @@
 """The unit of randomisation of an experiment: what stays on one arm.
 
-    session   the client's name for its session or user, else the opening of the conversation
+    session   the client's name for its session or user, else the conversation
     program   the same of the first session of its family, so that an agent and its sub-agents stay together
     user      the client's name for its user (as `program`, without falling back on the conversation)
     api_key   the name of the client's key
@@ -15,19 +15,26 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from router.config.sections.experiment import ExperimentConfig
-from router.prompt.api.conversation_id import conversation_digest
 from router.prompt.prompt import Prompt
+from router.scheduling.conversations import Conversations
 
 
 def derive_unit(
-    experiment: ExperimentConfig, prompt: Prompt, client: str | None, record_id: str, at_wall_s: float
+    experiment: ExperimentConfig,
+    prompt: Prompt,
+    conversations: Conversations,
+    client: str | None,
+    record_id: str,
+    at_wall_s: float,
 ) -> bytes:
-    """Return 16 bytes, equal for equal units in every process. Names of users and keys cannot be read from them."""
+    """Return 16 bytes, equal for equal units in every process, as far as `conversations` without a name of their own
+    have the same one there. Names of users and keys cannot be read from them.
+    """
     match experiment.unit:
         case "session":
-            name = _encode(prompt.session) or conversation_digest(prompt)
+            name = _encode(prompt.session) or conversations.identify(prompt)
         case "program":
-            name = _encode(prompt.program) or conversation_digest(prompt)
+            name = _encode(prompt.program) or conversations.identify(prompt)
         case "user":
             name = _encode(prompt.program)
         case "api_key":

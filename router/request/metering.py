@@ -82,7 +82,7 @@ class Meter:
             estimate = _fit(estimate, allowed, known=isinstance(tokens, TokenizedPrompt))
         reserved = self._ledger.reserve(tenant.name, limits, estimate)
         state = self._ledger.state(tenant.name, limits)
-        call.own_lines = render_rate_limits(state, call.path, self._clock.wall())
+        call.own_lines += render_rate_limits(state, call.path, self._clock.wall())
         if isinstance(reserved, Refusal):
             self._count_refusal(tenant, prompt.model or "", reserved.limit)
             retry_after_s = None if reserved.retry_after_s is None else max(1, ceil(reserved.retry_after_s))

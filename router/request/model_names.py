@@ -17,12 +17,14 @@ from msgspec import Raw
 
 from router.clock import Clock
 from router.config.schema import Config
-from router.errors import Forbidden, quote_name
+from router.errors import BadRequest, Forbidden, NoTarget, list_names, quote_name
+from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.body_rewrite import open_body, set_members
-from router.prompt.prompt import Prompt
+from router.prompt.form_data import edit_fields, open_form
+from router.prompt.prompt import Endpoint, Prompt
 from router.request.experiment_unit import derive_unit
 from router.scheduling.model_aliases import Alias, ModelAliases, ModelChoice
 from router.scheduling.scheduler import Scheduler
@@ -80,7 +82,9 @@ class ModelNames:
         unit = None
         if (split := alias.split) is not None:
             client = None if tenant is None else tenant.name
-            unit = derive_unit(split.spec, prompt, client, f"{self._run_id}/{next(self._numbers)}", 0.0)
+            unit = derive_unit(
+                split.spec, prompt, self._scheduler.conversations, client, f"{self._run_id}/{next(self._numbers)}", 0.0
+            )
         return self.aliases.choose(alias, self._clock.now(), unit, sender)
 
     def _find_maker(self, prompt: Prompt, tenant: Tenant | None) -> Instance | None:
@@ -104,20 +108,48 @@ def apply_alias(prompt: Prompt, body: bytes, alias: Alias, model: str) -> bytes 
     """Let `prompt` name `model`. Return the changed `body` instead where more than that changes in it. Raises
     `BadRequest`.
     """
-    name = {"model": Raw(msgspec.json.encode(model))}
-    members = open_body(body, ()).members
-    if changes := alias.parameters.find_changes(prompt.endpoint, members):
-        return msgspec.json.encode(members | changes | name)
+    if prompt.endpoint is not Endpoint.OTHER:
+        members = open_body(body, ()).members
+        if changes := alias.parameters.find_changes(prompt.endpoint, members):
+            return msgspec.json.encode(members | changes | {"model": Raw(msgspec.json.encode(model))})
     if model != prompt.model:
-        prompt.model, prompt.body = model, set_members(prompt.body, name)
+        prompt.model, prompt.body = model, set_model(prompt, model)
     return None
 
 
 def name_other(prompt: Prompt, model: str) -> Prompt:
     """Return `prompt` for another model. Its content is read anew: what was read may have been dropped."""
-    body = set_members(prompt.body, {"model": Raw(msgspec.json.encode(model))})
-    source = read_prompt(prompt.path, None, body, AS_IT_IS).source
+    body = set_model(prompt, model)
+    source = prompt.source if prompt.delimiter is not None else read_prompt(prompt.path, None, body, AS_IT_IS).source
     return msgspec.structs.replace(prompt, model=model, body=body, source=source)
+
+
+def set_model(prompt: Prompt, model: str) -> bytes:
+    """Return the body of `prompt` with another `model`."""
+    if prompt.delimiter is not None:
+        return edit_fields(prompt.body, open_form(prompt.body, prompt.delimiter), {"model": model.encode()})
+    return set_members(prompt.body, {"model": Raw(msgspec.json.encode(model))})
+
+
+def name_model(prompt: Prompt, fleet: Fleet, tenant: Tenant | None, *, implied: bool = True) -> None:
+    """Let a prompt that names no model be for the only base model, as engines take it; the body stays. One that is
+    placed by load needs no name, unless its tenant may use some models only. Raises `BadRequest` where there are
+    several models, or none is `implied`; `NoTarget` where none is known yet.
+    """
+    can_name = prompt.delimiter is not None or prompt.is_object
+    if prompt.endpoint is Endpoint.OTHER and (not can_name or may_use_all(tenant)):
+        return
+    names = fleet.base_models()
+    if not names:
+        raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
+    if len(names) > 1 or not implied:
+        raise BadRequest(f"`model` is missing; models here: {list_names(names)}", param="model")
+    (prompt.model,) = names
+
+
+def may_use_all(tenant: Tenant | None) -> bool:
+    """Return whether there is no list of the models that the tenant may use."""
+    return tenant is None or tenant.service_class.allows_all
 
 
 def check_allowed(model: str | None, tenant: Tenant | None) -> None:

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 
 from router.errors import Unauthorized
 from router.request.error_body import install_error_handlers
+from router.request.public_paths import READ
 from router.telemetry.metrics.exposition import CONTENT_TYPES, PageForm, choose_form
 
 
@@ -33,11 +34,11 @@ def ops_app(why_not_ready: Callable[[], str | None], metrics: MetricsAccess | No
     """
     app = _app() if metrics is None else metrics_app(metrics)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=list(READ))
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=list(READ))
     async def ready() -> JSONResponse:
         reason = why_not_ready()
         if reason is not None:
@@ -51,7 +52,7 @@ def metrics_app(access: MetricsAccess) -> FastAPI:
     """Return an application that serves the metrics and nothing else."""
     app = _app()
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=list(READ))
     async def metrics(authorization: Annotated[str, Header()] = "", accept: Annotated[str, Header()] = "") -> Response:
         scheme, _, token = authorization.partition(" ")
         digest = hashlib.sha256(token.strip().encode()).hexdigest()

@@ -12,6 +12,7 @@ from router.errors import RequestRefused
 from router.picker.exchange import PickerExchange
 from router.picker.names import DROPPED_REASON, TEST_SELECTION
 from router.prompt.api.parse import ReadOptions
+from router.proxy.call import ClientRequest
 from router.request.error_body import ErrorBody
 from router.request.public_api import RequestApi
 from router.request.services import Services
@@ -38,10 +39,13 @@ class PickerApi:
                 exchange.subset = frozenset(name.strip() for name in selection.split(","))
         await (self._thin if exchange.thin else self._conforming).answer(exchange)
 
+    def on_crash(self, exchange: PickerExchange) -> ErrorBody:
+        return self._conforming.on_crash(exchange)
+
 
 class _GatewayApi(RequestApi):
-    def encode_refusal(self, refusal: RequestRefused, path: str) -> ErrorBody:
-        answer = super().encode_refusal(refusal, path)
+    def encode_refusal(self, refusal: RequestRefused, call: ClientRequest) -> ErrorBody:
+        answer = super().encode_refusal(refusal, call)
         reason = {429: b"rejected-saturated", 503: b"rejected-no-endpoints"}.get(refusal.status)
         if refusal.code == WAITED:
             reason = b"rejected-ttl-expired"

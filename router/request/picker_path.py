@@ -83,6 +83,10 @@ class PickerPath:
     def renames(self) -> bool:
         return False  # a gateway has sent the head, with the body's length
 
+    @property
+    def implies_model(self) -> bool:
+        return False  # llm-d's picker refuses such a prompt
+
     def follow(self, prompt: Prompt) -> None:
         """Return None: the answer does not pass here."""
 

@@ -1,41 +1,35 @@
 """The public API: an allow-list of endpoints, API keys, and the health and metrics endpoints on the same port.
 
-An engine serves its administration (LoRA loading, sleep, cache resets) beside the OpenAI paths, so what is not listed
-here or in `edge.extra_endpoints` is 404. The four prompt endpoints are routed by cache, the others by load; paths with
-a response id go to the target that made it. Every `RequestRefused` that reaches this file becomes one answer in the
-client's own dialect.
+The list is in `public_paths.py`. A path that is not on it, or in `edge.extra_endpoints`, is 404; a wrong method is 405.
+Every `RequestRefused` that reaches this file becomes one answer in the client's own dialect, and so does an exception
+that nobody expected. What the router answers by itself is counted and logged here, too.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Coroutine
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from mypy_extensions import mypyc_attr
 from starlette.types import ASGIApp
 
-from router.errors import NotFound, RequestRefused, TooBusy, quote_name
-from router.prompt.prompt import Endpoint
+from router.errors import MethodNotAllowed, NotFound, RequestRefused, TooBusy, UpgradeRequired, quote_name
 from router.proxy.asgi import AsgiHandler
-from router.proxy.call import ClientDisconnected, ClientRequest
+from router.proxy.call import ClientDisconnected, ClientRequest, Headers
 from router.proxy.client_exchange import ClientExchange
-from router.request.error_body import ErrorBody, encode_error
+from router.request.cross_origin import ORIGIN, CrossOrigin, describe_rules
+from router.request.error_body import ErrorBody, describe_crash, encode_error, speaks_anthropic
+from router.request.public_paths import OPS, FoundPath, PathTable
 from router.request.route import route, route_stored
 from router.request.services import Services
-from router.telemetry.access_log import log_unrecorded
+from router.telemetry.access_log import log_disconnect, log_own_answer, log_refused
 from router.telemetry.metrics.label_values import OTHER
 from router.telemetry.metrics.prometheus import REASONS
 from router.telemetry.tracing.spans import RefusedRequest
 from router.tenants.directory import TenantDirectory
 
-CACHE_ROUTED = {endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
-LOAD_ROUTED = frozenset(
-    {"/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"}
-)
-OPS: Final = frozenset({"/health", "/ready", "/metrics"})
-STORED_RESPONSE: Final = re.compile(r"/v1/responses/([A-Za-z0-9_\-]{1,128})(/cancel)?")
+JSON: Headers = [(b"content-type", b"application/json")]
 
 
 class PublicApi:
@@ -50,6 +44,12 @@ class PublicApi:
             return self._ops.answer(exchange)
         return self._requests.answer(exchange)
 
+    def on_unfit(self, status: int) -> None:
+        self._requests.on_unfit(status)
+
+    def on_crash(self, exchange: ClientExchange) -> ErrorBody:
+        return self._requests.on_crash(exchange)
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestApi:
@@ -58,16 +58,22 @@ class RequestApi:
     """
 
     def __init__(self, services: Services, tenants: TenantDirectory | None, *, open_paths: bool = False) -> None:
+        edge = services.config.edge
+        self._cross_origin = CrossOrigin(edge.cors_origins)
         self._services = services
         self._open_paths = open_paths
         self._tenants = tenants
-        extra = {(e.method, e.path) for e in services.config.edge.extra_endpoints}
-        self._routed = {("POST", path) for path in CACHE_ROUTED | LOAD_ROUTED} | extra
+        extra = [(e.method, e.path) for e in edge.extra_endpoints]
+        self._paths = PathTable(extra)
+        self._routed = {*self._paths.forwarded(), *extra}
 
     async def answer(self, call: ClientRequest) -> None:
         arrived_s = self._services.clock.now()
         try:
             with call:
+                if ORIGIN in call.fields and self._cross_origin.open(call):
+                    self._answer(call, describe_rules(call.fields), b"")
+                    return
                 if self._tenants is not None:
                     now_wall_s = self._services.clock.wall()
                     call.tenant = self._tenants.identify(call.fields, trusted=call.proxied, now_wall_s=now_wall_s)
@@ -76,30 +82,47 @@ class RequestApi:
                     await routed
         except RequestRefused as refusal:
             if not call.recorded:
-                self._services.metrics.on_refusal(self._label(call), refusal)
-                self._services.meter.on_refusal(call.tenant, refusal)
-                self._log_unrecorded(call, refusal)
-                self._trace_refusal(call, refusal, arrived_s)
+                self._count_refusal(call, refusal, arrived_s)
             if not call.started:
-                call.answer(*self.encode_refusal(refusal, call.path))
+                call.answer(*self.encode_refusal(refusal, call))
         except ClientDisconnected:
             if not call.recorded:
                 self._services.metrics.on_disconnect(self._label(call))
-                self._log_unrecorded(call, None)
+                if self._services.config.log.access:
+                    log_disconnect(call.path, call.sender)
+
+    def on_unfit(self, status: int) -> None:
+        """Count a request that was no valid HTTP, or too slow."""
+        self._services.metrics.on_unfit(status)
+
+    def on_crash(self, call: ClientRequest) -> ErrorBody:
+        """Return the answer to `call` after an exception that nobody expected, and count it."""
+        crash = describe_crash()
+        if call.recorded:
+            self._services.metrics.on_crash(self._label(call))
+        else:
+            self._count_refusal(call, crash, self._services.clock.now())
+        return self.encode_refusal(crash, call)
 
     def _find_route(self, call: ClientRequest) -> Awaitable[None] | None:
-        """Return what answers `call` when it is awaited; None when it is answered already. Raises `NotFound`."""
+        """Return what answers `call` when it is awaited; None when it is answered already. Raises `RequestRefused`."""
         method, path = call.method, call.path
         if (method, path) in self._routed:
             return self.route(call)
-        if method == "GET" and path == "/v1/models":
-            self._list_models(call)
+        found = self._paths.find(path)
+        if found is not None and method in found.entry.methods:
+            if found.entry.placed == "response":
+                return self.route_stored(call, found.value)
+            self._answer_models(call, found)
             return None
-        if (found := STORED_RESPONSE.fullmatch(path)) and method == ("POST" if found[2] else "GET"):
-            return self.route_stored(call, found[1])
         if self._open_paths:
             return self.route(call)
-        raise NotFound(f"{method} {quote_name(path)} is not served here", code="unknown_path")
+        if found is None:
+            raise NotFound(f"{method} {quote_name(path)} is not served here", code="unknown_path")
+        methods = found.entry.methods
+        if method == "GET" and b"sec-websocket-key" in call.fields and "POST" in methods:  # `Upgrade` is for one hop
+            raise UpgradeRequired(f"{quote_name(path)} does not speak WebSocket: use POST", code="upgrade_required")
+        raise MethodNotAllowed(f"{quote_name(path)} takes {' and '.join(methods)}, not {quote_name(method)}", methods)
 
     def route(self, call: ClientRequest) -> Awaitable[None]:
         return route(call, self._services)
@@ -107,9 +130,13 @@ class RequestApi:
     def route_stored(self, call: ClientRequest, response_id: str) -> Awaitable[None]:
         return route_stored(call, response_id, self._services)
 
-    def _log_unrecorded(self, call: ClientRequest, refusal: RequestRefused | None) -> None:
+    def _count_refusal(self, call: ClientRequest, refusal: RequestRefused, arrived_s: float) -> None:
+        """Count, log and trace a request that has no record."""
+        self._services.metrics.on_refusal(self._label(call), refusal)
+        self._services.meter.on_refusal(call.tenant, refusal)
         if self._services.config.log.access:
-            log_unrecorded(call.path, call.sender, refusal)
+            log_refused(call.path, call.sender, refusal)
+        self._trace_refusal(call, refusal, arrived_s)
 
     def _trace_refusal(self, call: ClientRequest, refusal: RequestRefused, arrived_s: float) -> None:
         """Export a span of a request that was turned away, but for those that are the client's mistake."""
@@ -121,16 +148,28 @@ class RequestApi:
         request = RefusedRequest(self._label(call), refusal.status, reason, started_s, now_s)
         self._services.tracing.refuse(call.fields, request)
 
-    def encode_refusal(self, refusal: RequestRefused, path: str) -> ErrorBody:
+    def encode_refusal(self, refusal: RequestRefused, call: ClientRequest) -> ErrorBody:
         """Return the answer to a refused request, in the client's dialect."""
-        return encode_error(refusal, path)
+        return encode_error(refusal, anthropic=speaks_anthropic(call.path, call.fields))
+
+    def _answer(self, call: ClientRequest, headers: Headers, body: bytes) -> None:
+        """Answer a request that needs no engine: it has no record, so it is counted and logged here."""
+        self._services.metrics.on_own_answer(self._label(call))
+        if self._services.config.log.access:
+            log_own_answer(call.path, call.sender)
+        call.answer(200, headers, body)
 
     def _label(self, call: ClientRequest) -> str:
         """Return the path as a metric's label."""
-        return call.path if (call.method, call.path) in self._routed else "other"
+        if (call.method, call.path) in self._routed:
+            return call.path
+        found = self._paths.find(call.path)
+        return OTHER if found is None else found.entry.path
 
-    def _list_models(self, call: ClientRequest) -> None:
-        """Answer with the model cards that the tenant may use, in the form of an engine's own, dated now as there."""
+    def _answer_models(self, call: ClientRequest, found: FoundPath) -> None:
+        """Answer with the model cards that the tenant may use, or with one of them, in the form of an engine's own and
+        dated now, as there. Raises `NotFound`.
+        """
         common = {"object": "model", "created": int(self._services.clock.wall()), "owned_by": "vllm"}
         models = self._services.scheduler.fleet.models()
         if self._services.adapters is not None:
@@ -139,5 +178,11 @@ class RequestApi:
             models = self._services.models.aliases.add_cards(models)
         if call.tenant is not None:
             models = [card for card in models if call.tenant.service_class.allows(card.id)]
-        body = {"object": "list", "data": [common | card._asdict() for card in models]}
-        call.answer(200, [(b"content-type", b"application/json")], msgspec.json.encode(body))
+        cards = [common | card._asdict() for card in models]
+        body: dict[str, Any] = {"object": "list", "data": cards}
+        if found.value:
+            body = next((card for card in cards if card["id"] == found.value), {})
+            if not body:
+                name = quote_name(found.value)
+                raise NotFound(f"the model `{name}` does not exist", param="model", code="model_not_found")
+        self._answer(call, JSON, msgspec.json.encode(body))

@@ -58,6 +58,10 @@ class RelayPath:
     def renames(self) -> bool:
         return True
 
+    @property
+    def implies_model(self) -> bool:
+        return True  # as vLLM does
+
     def excludes(self, call: ClientRequest) -> set[str]:
         return set()
 

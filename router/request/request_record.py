@@ -39,6 +39,7 @@ def open_record(
         revision=None if choice is None else choice.revision,
         fallback=None if choice is None else choice.fallback,
         stream=prompt.stream,
+        several_answers=prompt.several_answers,
         client=call.client,
         sender=call.sender,
         tokens_from=tokens_from,

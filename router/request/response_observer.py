@@ -16,12 +16,17 @@ from typing import Final, NamedTuple
 from router.backends.vllm.disaggregation import LEASE_S, read_kv_params
 from router.errors import quote_name
 from router.fleet.engine_limits import OverLimit
+from router.fleet.instance import Instance
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.answer_model import AnswerModel
+from router.prompt.broken_stream import end_broken_stream
+from router.prompt.event_bytes import DONE, EVENT_END
 from router.prompt.prompt import Endpoint
+from router.prompt.stream_error import StreamError, is_clients_own
 from router.prompt.usage import NO_USAGE, HideUsage, Usage, UsageTail
 from router.proxy.call import ClientDisconnected
 from router.proxy.disaggregated import PrefillResult
+from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import (
     RelayBroken,
     RelayCut,
@@ -42,7 +47,7 @@ log = logging.getLogger("warmroute.request")
 
 OTHER: Final = Endpoint.OTHER  # Python 3.11 runs code of its own at each look at a member of an Enum
 RESPONSES: Final = Endpoint.RESPONSES
-EVENT_END: Final = b"\n\n"  # as engines end events; inside of an event's JSON it is escaped
+ENGINE_ERROR: Final = 500  # status of an error in a stream that names none
 
 
 class HandedOverKv(NamedTuple):
@@ -81,6 +86,8 @@ class ResponseObserver:
             self._feed = rename_after(self._feed, self._rename)
         self._continues = ticket.attempt.continued_tokens is not None
         self._counts_events = request.tenant is not None and prompt.stream and self._stream is None
+        self._half_end = False  # the last piece ended with the first line break of an event's end
+        self._answering: Instance | None = None  # delivers the answer that passes
         self._wants_id = prompt.endpoint is RESPONSES  # until the answer's id has passed
         self.handed_over: HandedOverKv | None = None
 
@@ -100,6 +107,9 @@ class ResponseObserver:
         record = self._ticket.record
         self._ticket.status = record.status = status
         self._scheduler.on_first_byte(self._ticket)
+        if self._tail is not None and status < 400:
+            self._answering = self._ticket.target.instance
+            self._answering.delivered = True
         if self._continues:
             return
         if self._request.reservation is not None and status < 400:  # else a long stream held it until its end
@@ -118,6 +128,8 @@ class ResponseObserver:
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece of the answer; return what of it the client may see now."""
+        if self._answering is not None:
+            self._answering.delivered = True
         if self._tail is not None:
             self._tail.feed(data)
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
@@ -125,7 +137,9 @@ class ResponseObserver:
                 tenant, name = self._request.tenant, "" if self._request.tenant is None else self._request.tenant.name
                 self._scheduler.remember_response(own_name(tenant, response_id), self._ticket.target.id, name)
         if self._counts_events:
-            self._request.events += data.count(EVENT_END)
+            lines = b"\n" + data if self._half_end else data
+            self._request.events += lines.count(EVENT_END)
+            self._half_end = (len(lines) - len(lines.rstrip(b"\n"))) % 2 == 1
         return data if self._feed is None else self._feed(data)
 
     def flush(self) -> bytes:
@@ -141,6 +155,17 @@ class ResponseObserver:
     def stopped(self) -> bool:
         return self._stream is not None and self._stream.stopped
 
+    def end_broken(self, failure: ExchangeFailure, last: bytes) -> bytes:
+        """Return the events that end a stream in the client's dialect: the engine's own report where it sent one."""
+        if failure is ExchangeFailure.REPORTED and self._stream is not None and self._stream.reported:
+            end = self._stream.reported + DONE  # after whole events
+        else:
+            code = "router_stopped" if failure is ExchangeFailure.STOPPED else "engine_failed"
+            head, tail = (b"", b"") if self._tail is None else self._tail.ends()
+            endpoint = self._request.prompt.endpoint
+            end = end_broken_stream(endpoint, code, failure.value, last=last, head=head, tail=tail)
+        return end if self._rename is None else self._rename.feed(end)
+
     def can_continue(self) -> bool:
         """Return whether another engine can carry the answer on; the record says why not."""
         record = self._ticket.record
@@ -155,13 +180,20 @@ class ResponseObserver:
         ticket, record = self._ticket, self._ticket.record
         match end:
             case RelayFinished(connect_s=connect_s, usage=usage):
-                ticket.end = "ok"
                 record.stages.connect_ms = None if connect_s is None else connect_s * 1e3
-                self._read_usage(usage)
+                if (error := self._find_error()) is not None:
+                    self._record_error(error)
+                else:
+                    ticket.end = "ok"
+                    self._read_usage(usage)
             case RelayBroken(failure=failure, connect_s=connect_s):
-                ticket.end = "broken"
                 record.stages.connect_ms = None if connect_s is None else connect_s * 1e3
-                record.error = failure.value
+                error = self._find_error() if failure is ExchangeFailure.REPORTED else None
+                if error is not None:
+                    self._record_error(error)
+                else:
+                    ticket.end = "broken"
+                    record.error = failure.value
             case RelayCut() if self._tail is not None and self._tail.ended():
                 ticket.end = "ok"  # as in `__exit__`
                 self._read_usage()
@@ -174,10 +206,26 @@ class ResponseObserver:
                 ticket.end = "rejected"
                 if self._continues:
                     ticket.status = refusal.status
+                    if (error := self._find_error()) is not None:
+                        ticket.status, record.error = error.status or ENGINE_ERROR, _describe(error)
             case RelayNotStarted(prefill=True):
                 ticket.end = "prefill"
             case RelayNotStarted(reason="connect" | "busy" | "died" as reason):
                 ticket.end = reason
+
+    def _find_error(self) -> StreamError | None:
+        """Return the error that the engine reported in a stream."""
+        return None if self._tail is None or not self._ticket.record.stream else self._tail.read_error()
+
+    def _record_error(self, error: StreamError) -> None:
+        """Write an error that the engine reported in a stream: judged as an answer with its status would be."""
+        ticket, record = self._ticket, self._ticket.record
+        if is_clients_own(error):
+            ticket.end, ticket.status, record.error = "rejected", error.status, error.message
+            return
+        ticket.end = "broken"
+        self.can_continue()  # the record says why not
+        record.error = _describe(error)
 
     def __enter__(self) -> ResponseObserver:
         return self
@@ -204,4 +252,9 @@ class ResponseObserver:
             record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
             tokens = self._request.tokens
             if isinstance(tokens, TokenizedPrompt):
-                self._tokenization.check_count(served.base, tokens, usage.prompt_tokens)
+                instance = self._ticket.target.instance.id
+                self._tokenization.check_count(served.base, self._request.prompt, tokens, usage.prompt_tokens, instance)
+
+
+def _describe(error: StreamError) -> str:
+    return f"{ExchangeFailure.REPORTED.value}: {error.message}"

@@ -31,6 +31,7 @@ from router.errors import (
     NoTarget,
     NotFound,
     RequestRefused,
+    UnsupportedCoding,
     list_names,
     quote_name,
 )
@@ -40,7 +41,8 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import read_prompt, read_request_headers
 from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.proxy.call import ClientRequest
+from router.proxy.call import ClientRequest, Headers
+from router.proxy.headers import content_encoding
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayNotStarted, RelayRejected
 from router.request.admin_tokens import PolicyOverride, read_override
 from router.request.admission.claim import cap_priority
@@ -48,7 +50,7 @@ from router.request.attempt import EarlierAttempts, attempt
 from router.request.carry_on import carry_on
 from router.request.concurrency import Slot
 from router.request.experiment_unit import derive_unit
-from router.request.model_names import NamedPrompt, check_allowed
+from router.request.model_names import NamedPrompt, check_allowed, name_model
 from router.request.prepared_request import PreparedRequest, RequestTimes
 from router.request.request_record import close_record, describe_tokens, open_record
 from router.request.retry_budget import RetryBudget
@@ -67,6 +69,8 @@ NOT_NEEDED: Final = UnknownIds("not_needed")
 
 async def route(call: ClientRequest, services: Services) -> None:
     """Answer `call`. Raises `RequestRefused` while nothing has been sent."""
+    if b"content-encoding" in call.fields:
+        check_coding(call.headers)
     with services.limiter.open(call.sender) as slot:
         arrived_s = services.clock.now()
         override = read_override(call.fields, services.admin_tokens, services.scheduler.selector.policy_set.policies)
@@ -74,6 +78,11 @@ async def route(call: ClientRequest, services: Services) -> None:
         slot.take()
         read_s = services.clock.now()
         prompt = await parse(call, body, override, services)
+        if prompt.previous_response_id is not None:
+            await services.stored_responses.find(prompt.previous_response_id, call.tenant)
+        if prompt.model is None:
+            implied = services.data_path.implies_model
+            name_model(prompt, services.scheduler.fleet, call.tenant, implied=implied)
         choice = None
         if services.models is None:
             check_allowed(prompt.model, call.tenant)
@@ -130,10 +139,10 @@ async def route_stored(call: ClientRequest, response_id: str, services: Services
     """Answer a request about a stored response; only the engine that made it has it. Raises `NotFound` for an id that
     is unknown here, and `RequestRefused` while nothing has been sent.
     """
-    if services.scheduler.response_target(own_name(call.tenant, response_id)) is None:
-        raise NotFound(f"the response `{response_id}` is not known here", code="unknown_response")
     with services.limiter.open(call.sender) as slot:
         arrived_s = services.clock.now()
+        if await services.stored_responses.find(response_id, call.tenant) is None:
+            raise NotFound(f"the response `{quote_name(response_id)}` is not known here", code="unknown_response")
         body = await call.body(services.config.limits.body_bytes, slot)
         slot.take()
         times = RequestTimes(arrived_s, services.clock.now())
@@ -224,6 +233,13 @@ async def fall_back(
     return request.for_model(prompt, served, tokens, pool_hit, choice)
 
 
+def check_coding(headers: Headers) -> None:
+    """Raise `UnsupportedCoding` for a compressed body: engines take none, and its fields could not be checked here."""
+    if coding := content_encoding(headers):
+        name = quote_name(coding.decode("latin-1"))
+        raise UnsupportedCoding(f"a body in `Content-Encoding: {name}` cannot be read: send it plain")
+
+
 def begin_trace(call: ClientRequest, services: Services) -> TraceContext | None:
     """Return the request's place in a trace, continued from the client's where it sent one; None without tracing."""
     return None if services.tracing is None else services.tracing.begin(call.fields)
@@ -290,14 +306,19 @@ async def tokenize(
         prompt.source = NOT_NEEDED
         return NOT_NEEDED
     instances: list[str] = []
-    if services.tokenization.uses_remote(served.base):
+    if services.tokenization.source(served.base, prompt.endpoint) == "remote":
         candidates = fleet.candidates(served.base, (), services.clock.now())
         instances = list(dict.fromkeys(target.instance.id for target in candidates))
     sizes = services.scheduler.block_sizes(served.base)
     longest = fleet.context_tokens(served.base)
-    return await services.tokenization.tokenize(
+    known = await services.tokenization.tokenize(
         prompt, served.base, served.adapter, sizes, instances, context_tokens=longest
     )
+    if isinstance(known, TokenizedPrompt) and (missed := services.scheduler.indexer.missed).late:
+        known = known._replace(origin=services.scheduler.hash_inputs(prompt.salt, served))
+        for _ in missed.recall(known):
+            await asyncio.sleep(0)
+    return known
 
 
 async def query_pool(
@@ -374,5 +395,6 @@ def assign_policy(request: PreparedRequest, record: Record, services: Services) 
         services.scheduler.assign_policy(record, None)
     else:
         arrived_wall_s = record.at_wall_s - (services.clock.now() - record.arrived_s)  # before any wait for admission
-        unit = derive_unit(experiment, request.prompt, record.client, record.id, arrived_wall_s)
+        conversations = services.scheduler.conversations
+        unit = derive_unit(experiment, request.prompt, conversations, record.client, record.id, arrived_wall_s)
         services.scheduler.assign_policy(record, unit)

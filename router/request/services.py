@@ -19,6 +19,7 @@ from router.request.data_path import DataPath
 from router.request.metering import Meter
 from router.request.model_names import ModelNames
 from router.request.retry_budget import RetryBudget
+from router.request.stored_responses import StoredResponseFinder
 from router.request.wake.model_waits import ModelWaits
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.decision_log.writer import DecisionLogWriter
@@ -51,5 +52,6 @@ class Services:
     admin_tokens: AdminTokens
     waits: ModelWaits | None  # None: requests for a model without an instance are refused
     models: ModelNames | None  # None: clients use the engines' own names
+    stored_responses: StoredResponseFinder
     adapters: AdapterLoader | None  # None: the router loads none
     run_id: str  # prefix of the ids of all records of this process

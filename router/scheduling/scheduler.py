@@ -28,6 +28,7 @@ from router.kvcache.overlap_estimate import OverlapEstimate
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.prompt.prompt import Prompt
 from router.prompt.usage import NO_USAGE, Usage
+from router.scheduling.conversations import Conversations
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.feedback import count_preloaded, learn_from_answer, predicted_tokens
@@ -71,7 +72,8 @@ class Scheduler:
         self.on_swap: list[Callable[[PolicySet], None]] = []  # called after every swap
         self.experiment: RunningExperiment | None = None  # results of the experiment, if there is one
         self.make_experiment: Callable[[ExperimentConfig], RunningExperiment] = RunningExperiment
-        self.view_builder = ViewBuilder(fleet, indexer, self.peers, selector, secret)
+        self.conversations = Conversations()
+        self.view_builder = ViewBuilder(fleet, indexer, self.peers, selector, secret, self.conversations)
         self.swap(selector.policy_set)
 
     def swap(self, policy_set: PolicySet) -> None:
@@ -101,7 +103,7 @@ class Scheduler:
         if (member := self.fleet.get(instance)) is None:
             return []
         for target in member.targets.values():  # it may come back with fewer
-            self.indexer.leave(target.id)
+            self._leave(target.id)
         self.peers.add(member.config)
         self.fleet.mark_ready(instance, cards, {source.rank for source in sources})
         streams = {source.rank: source for source in sources}
@@ -114,6 +116,7 @@ class Scheduler:
         member = self.fleet.get(instance)
         for target in () if member is None else member.targets.values():
             self.indexer.clear(target.id)
+            self.conversations.forget_answers(target.id)
         return member is not None
 
     def distrust(self, instance: str) -> Sequence[Target]:
@@ -128,7 +131,7 @@ class Scheduler:
         """Remove an instance and everything known of its caches."""
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
-                self.indexer.leave(target.id)
+                self._leave(target.id)
                 self.preloads.forget(target.id)
         self.peers.remove(instance)
         self.fleet.leave(instance)
@@ -139,13 +142,19 @@ class Scheduler:
         for target in joined:
             self._index(target, None)
         for target in left:
-            self.indexer.leave(target.id)
+            self._leave(target.id)
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
                 if (size := self.view_builder.block_tokens(target)) and target.capacity_tokens is not None:
-                    self.indexer.set_capacity(target.id, target.capacity_tokens // size)
+                    gpu_blocks = page[target.rank].cache_blocks if target.rank in page else None
+                    self.indexer.set_capacity(target.id, target.capacity_tokens // size, gpu_blocks)
+
+    def _leave(self, target: TargetId) -> None:
+        self.indexer.leave(target)
+        self.conversations.forget_answers(target)
 
     def _index(self, target: Target, stream: EventEndpoint | None) -> None:
+        target.events = stream
         self.indexer.join(
             target.id,
             target.instance.base or "",
@@ -190,17 +199,16 @@ class Scheduler:
         if not answering:
             return None
         panic = not answering[0].breaker.allows(now, record.sender)  # then it holds for all of them
+        blind = (known is None or not known.complete) and self._needs_cache(policy)
+        last = self.conversations.last_answer(prompt, now) if blind else None
         listed = answering
-        if len(answering) > SMALL and not self.peers:
+        if last is None and len(answering) > SMALL and not self.peers:
             orders = merge_orders(self.selector.policy_set.orders, policy.orders)  # shadows read the same view
             if orders is not None:
                 few = self.view_builder.shortlist(orders, answering, prompt, known, pool_hit, record.number, now)
                 listed = answering if few is None else few
-        estimates: Mapping[TargetId, OverlapEstimate] = {}
-        matched_at = now
-        if known is not None:
-            estimates = self.view_builder.estimates(known, [*listed, *feeding])
-            matched_at = self._clock.now()
+        estimates = self.view_builder.estimates(known, [*listed, *feeding], last)
+        matched_at = now if known is None else self._clock.now()
         overlaps = {target: estimate.overlap for target, estimate in estimates.items()}
         rows = self._row_builder(policy, overlaps, now)
         view = self.view_builder.build(
@@ -212,7 +220,10 @@ class Scheduler:
             else choose_pair(self.selector, policy, view, lambda id: rows(self.view_builder.peers_for(id, feeding)))
         )
         ticket = self._book(record, prompt, known, choice, estimates, handed, now)
-        ticket.attempt.panic = panic
+        if blind:
+            ticket.conversation = self.conversations.identify(prompt)
+        ticket.attempt.down = ticket.target.instance.is_slow
+        ticket.attempt.panic = panic or ticket.attempt.down
         if known is not None:
             record.stages.match_ms = ticket.attempt.match_ms = (matched_at - now) * 1e3
         self.selector.picked(choice.answer)
@@ -227,9 +238,11 @@ class Scheduler:
         """Return a function from targets to rows. Rows are kept between decisions, and shadows read the view of the
         deciding policy: so the rows have what any active policy needs, not this one alone.
         """
-        needs_cache = self.selector.policy_set.needs_cache or policy.needs_cache
-        count_held = self.view_builder.held_tokens if needs_cache else None
+        count_held = self.view_builder.held_tokens if self._needs_cache(policy) else None
         return lambda targets: self.fleet.row_cache.rows(targets, overlaps, now, count_held)
+
+    def _needs_cache(self, policy: Policy) -> bool:
+        return self.selector.policy_set.needs_cache or policy.needs_cache
 
     def assign_policy(self, record: Record, unit: bytes | None) -> None:
         """Set the policy that decides for a request to its end. `unit` is None outside of an experiment."""
@@ -249,29 +262,6 @@ class Scheduler:
         if self.experiment is not None and record.arm is not None:
             self.experiment.end_request(record)
 
-    def explain(
-        self,
-        record: Record,
-        prompt: Prompt,
-        served: ServedModel | None,
-        known: TokenizedPrompt | None,
-        only: TargetId | None = None,
-    ) -> Decision | None:
-        """Return what `admit` would choose now, for a whole request and without the pool; None if no target could serve
-        it. Books, counts and learns nothing.
-        """
-        now = self._clock.now()
-        candidates = self.view_builder.candidates(record, prompt.model, (), only, now)
-        answering = [target for target in candidates if not self.peers.is_prefill_only(target)]
-        if not answering:
-            return None
-        overlaps = {
-            target: estimate.overlap for target, estimate in self.view_builder.estimates(known, answering).items()
-        }
-        candidates_now = self.fleet.row_cache.rows(answering, overlaps, now, self.view_builder.held_tokens)
-        view = self.view_builder.build(record, prompt, served, known, None, candidates_now, now)
-        return self.selector.explain(view, record.policy or self.selector.policy_set.policy)
-
     def settle_prefill(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = NO_USAGE) -> None:
         """Settle a pair's prefill half; `end` is its end. Only the first call counts."""
         half = ticket.prefill
@@ -289,6 +279,8 @@ class Scheduler:
             (self.indexer.on_first_byte if end == "ok" else self.indexer.on_failure)(half.sent_prompt)
         ttft_ms = duration_ms if end == "ok" else None  # its answer is one token long
         if end == "ok":
+            half.target.instance.delivered = True
+        if end == "ok" and not ticket.record.several_answers:
             learn_from_answer(half, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
         if leg.decision.learners:
             self.selector.finished(leg.decision, build_outcome(end, status, ttft_ms, duration_ms, usage))
@@ -317,11 +309,17 @@ class Scheduler:
         usage = Usage(record.prompt_tokens, record.cached_tokens, record.output_tokens)
         if self.preloads:
             count_preloaded(self.preloads, ticket, usage)
-        alone = ticket.end == "ok" and attempt.continued_tokens is None  # else the counts are of several engines
+        alone = ticket.end == "ok" and not record.several_answers  # else the counts are a sibling's, or of all
+        alone = alone and attempt.continued_tokens is None  # else they are of several engines
         if alone and attempt.prefill is None:  # else the prefill was another target's
             # Only a stream shows its prefill: any other answer begins after its last token.
             ttft_ms = ticket.ttft_ms if record.stream else None
             learn_from_answer(ticket, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
+            if ticket.sent_prompt is not None and ticket.sent_prompt.late is not None and usage.cached_tokens:
+                self.indexer.missed.on_answer(ticket.sent_prompt.late, usage.cached_tokens)
+        if alone and ticket.conversation is not None and usage.prompt_tokens is not None:
+            tokens = usage.prompt_tokens + (usage.output_tokens or 0)
+            self.conversations.on_answer(ticket.conversation, ticket.target.id, tokens, now)
         if ticket.end == "ok" and usage.output_tokens is not None:
             self.fleet.answer_lengths.observe(record.model, usage.output_tokens)
         if ticket.end == "ok":

@@ -47,6 +47,7 @@ class Ticket(TargetBooking):
     end: AttemptEnd = "client_gone"  # the end of a request that is cancelled without another
     status: int | None = None
     ttft_ms: float | None = None
+    conversation: bytes | None = None  # of a prompt that is not known to its end, where it can be identified
 
     @property
     def has_prefilled(self) -> bool:
@@ -77,4 +78,4 @@ def uncached_tokens(tokens: int, estimate: OverlapEstimate | None, pool_hit: Poo
     """Return what a target has to compute of a prompt. An engine loads all that the pool has, cheap or not."""
     overlap = estimate.overlap if estimate is not None else None
     held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0
-    return tokens - max(held, pool_hit.tokens if pool_hit is not None else 0)
+    return max(0, tokens - max(held, pool_hit.tokens if pool_hit is not None else 0))

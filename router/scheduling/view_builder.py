@@ -16,8 +16,8 @@ from router.kvcache.events import Key, TargetId
 from router.kvcache.indexer import KvIndexer
 from router.kvcache.overlap_estimate import NO_OVERLAP, OverlapEstimate
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.conversation_id import conversation_digest
 from router.prompt.prompt import Prompt
+from router.scheduling.conversations import Conversations, LastAnswer
 from router.scheduling.policy.policy import Orders
 from router.scheduling.policy.record import Record
 from router.scheduling.prefill_peers import PrefillPeers
@@ -28,6 +28,8 @@ from scorers.streams import answer_tokens
 
 NO_MODEL = ServedModel("", None)  # of requests about a stored response
 NO_ANSWER = 0, None, None  # of a session before its first answer
+SENT_NOTHING = Overlap(0, 0, 0, 0, "approximate", None)
+NOT_SENT = OverlapEstimate(SENT_NOTHING, None, None, 0)
 
 CLIENTS_KNOWN = 10_000  # whose pseudonyms are not derived anew
 
@@ -35,11 +37,20 @@ CLIENTS_KNOWN = 10_000  # whose pseudonyms are not derived anew
 class ViewBuilder:
     """Builds views. Pseudonyms depend on `secret`."""
 
-    def __init__(self, fleet: Fleet, indexer: KvIndexer, peers: PrefillPeers, selector: Selector, secret: int) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        indexer: KvIndexer,
+        peers: PrefillPeers,
+        selector: Selector,
+        secret: int,
+        conversations: Conversations,
+    ) -> None:
         self._fleet = fleet
         self._indexer = indexer
         self._peers = peers
         self._selector = selector
+        self._conversations = conversations
         self._secret = secret.to_bytes(8, "little")
         self._clients: dict[str, str] = {}  # pseudonyms of clients by name
         self.names_sessions = False  # in every view, whether or not a policy reads them
@@ -147,14 +158,27 @@ class ViewBuilder:
         """Return how many tokens a target holds in all, as far as the index knows."""
         return self._indexer.held_tokens(target.id, self.block_tokens(target), target.overlap_accuracy.trusted)
 
-    def estimates(self, known: TokenizedPrompt | None, candidates: Sequence[Target]) -> dict[TargetId, OverlapEstimate]:
-        """Return the overlap estimates of the candidates; empty if the prompt has no keys."""
-        if known is None or not known.keys:
-            return {}
-        self._update_block_sizes()
-        sizes = {target.id: target.block_tokens for target in candidates}
-        distrusted = frozenset([target.id for target in candidates if not target.overlap_accuracy.trusted])
-        return self._indexer.estimate_overlaps(known, sizes, distrusted)
+    def estimates(
+        self, known: TokenizedPrompt | None, candidates: Sequence[Target], last: LastAnswer | None = None
+    ) -> dict[TargetId, OverlapEstimate]:
+        """Return the overlap estimates of the candidates; empty if nothing is known of the prompt. `last`, the last
+        answer of the conversation of a prompt that is not known to its end: its target is expected to hold that.
+        """
+        estimates: dict[TargetId, OverlapEstimate] = {}
+        if known is not None and known.keys:
+            self._update_block_sizes()
+            sizes = {target.id: target.block_tokens for target in candidates}
+            distrusted = frozenset([target.id for target in candidates if not target.overlap_accuracy.trusted])
+            estimates = self._indexer.estimate_overlaps(known, sizes, distrusted)
+        if last is None:
+            return estimates
+        estimates = estimates or {target.id: NOT_SENT for target in candidates}
+        if (estimate := estimates.get(last.target)) is not None:
+            overlap = estimate.overlap if estimate.overlap is not None else SENT_NOTHING
+            tokens = max(last.tokens, overlap.expected_tokens)
+            overlap = overlap._replace(expected_tokens=tokens, source="approximate")
+            estimates[last.target] = estimate._replace(overlap=overlap)
+        return estimates
 
     def build(
         self,
@@ -190,7 +214,7 @@ class ViewBuilder:
             session,
             last_target,
             pool_hit,
-            self._fleet.busy,
+            self._fleet.occupancy.busy,
             candidates,
             turn,
             now,
@@ -211,17 +235,17 @@ class ViewBuilder:
             session_turn,
             idle_s,
             after_tool_call,
-            self._fleet.live_share,
+            self._fleet.occupancy.live_share,
         )
 
     def _lineage(self, prompt: Prompt) -> tuple[str | None, str | None, str | None]:
         """Return pseudonyms of a request's session, its parent and its program. Where the client names none, the
-        conversation's own beginning is the session.
+        conversation is the session.
         """
         if prompt.session is None:
-            digest = conversation_digest(prompt)
-            opening = None if digest is None else self._digest(digest, b"opening")
-            return opening, None, opening
+            name = self._conversations.identify(prompt)
+            conversation = None if name is None else self._digest(name, b"opening")
+            return conversation, None, conversation
         session = self.session_pseudonym(prompt.session)
         parent = None if prompt.parent is None else self.session_pseudonym(prompt.parent)
         if prompt.program is None or prompt.program == prompt.session:

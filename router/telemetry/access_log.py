@@ -43,9 +43,22 @@ def log_request(record: Record) -> None:
     )
 
 
-def log_unrecorded(path: str, sender: str, refusal: RequestRefused | None) -> None:
-    """Log a request that was refused before it had a record, or whose client left before (`refusal` None)."""
-    status, error = (None, "client_gone") if refusal is None else (refusal.status, refusal.code or refusal.kind)
+def log_refused(path: str, sender: str, refusal: RequestRefused) -> None:
+    """Log a request that was refused before it had a record."""
+    _log_unrecorded(path, sender, refusal.status, refusal.code or refusal.kind)
+
+
+def log_disconnect(path: str, sender: str) -> None:
+    """Log a request whose client left before it had a record."""
+    _log_unrecorded(path, sender, None, "client_gone")
+
+
+def log_own_answer(path: str, sender: str) -> None:
+    """Log a request that the router answered by itself."""
+    _log_unrecorded(path, sender, 200, None)
+
+
+def _log_unrecorded(path: str, sender: str, status: int | None, error: str | None) -> None:
     _log({"path": quote_name(path), "status": status, "error": error, "client": sender})
 
 

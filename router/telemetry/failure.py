@@ -25,4 +25,4 @@ def failure_reason(record: Record) -> str | None:
         return "no_target"
     if record.status >= 400:
         return "engine_5xx" if record.status >= 500 else "engine_4xx"
-    return None
+    return "engine_4xx" if record.attempts[-1].end == "rejected" else None  # inside a stream

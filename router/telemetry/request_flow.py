@@ -20,6 +20,7 @@ import msgspec
 
 from router.clock import Clock
 from router.scheduling.policy.record import Attempt, Record
+from router.scheduling.policy.timeline import is_blind
 from router.telemetry.recent_records import RecentRecords
 
 BUCKET_S = 5
@@ -40,6 +41,7 @@ class FlowBucket(msgspec.Struct, array_like=True):
     placed: int = 0
     ended: int = 0
     failed: int = 0
+    blind: int = 0  # placed without the ids of their prompts
     returning: int = 0  # of sessions that had a target
     stayed: int = 0  # of those, sent to it again
     prompt_tokens: int = 0  # of answers whose cached tokens the engine reported
@@ -132,6 +134,7 @@ class RequestFlow:
             self._since_s = record.at_wall_s
         bucket = self._bucket(record)
         bucket.placed += 1
+        bucket.blind += is_blind(record.tokens_from)
         if record.attempts:
             attempt = record.attempts[0]
             last = attempt.decision.view.last_target

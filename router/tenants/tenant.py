@@ -25,6 +25,11 @@ class ServiceClass:
         every = "*" in config.models
         self._models = None if every else re.compile("|".join(map(translate, config.models)) or NONE)
 
+    @property
+    def allows_all(self) -> bool:
+        """Its tenants may use every model."""
+        return self._models is None
+
     def allows(self, model: str) -> bool:
         """Return whether its tenants may use a model, by the name that the client gives it."""
         return self._models is None or self._models.match(model) is not None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -59,12 +60,22 @@ class RawClient:
         return self.writer.transport.is_closing()
 
 
-async def dial(url: str, source: str = HOSTILE, **options: Any) -> RawClient:
-    """Connect to the router at `url` from `source`."""
+async def dial(url: str, source: str = HOSTILE, *, buffered: bool = True, **options: Any) -> RawClient:
+    """Connect to the router at `url` from `source`. If not `buffered`, the kernels at both ends hold some 100 KB for
+    the connection; by default, loopback's large segments make it megabytes.
+    """
     parts = urlsplit(url)
-    return RawClient(
-        *await asyncio.open_connection(parts.hostname, parts.port, local_addr=(source, 0), limit=4 * MB, **options)
-    )
+    with ExitStack() as on_failure:
+        own = on_failure.enter_context(socket.socket())
+        own.setblocking(False)
+        if not buffered:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)
+        own.bind((source, 0))
+        await asyncio.get_running_loop().sock_connect(own, (parts.hostname, parts.port))
+        streams = await asyncio.open_connection(sock=own, limit=4 * MB, **options)
+        on_failure.pop_all()  # it is the transport's now
+    return RawClient(*streams)
 
 
 @asynccontextmanager

@@ -210,9 +210,9 @@ def speed_phases(rng: Rng, instances: int) -> tuple[InstanceFailure, ...]:
     return tuple(phases)
 
 
-def compared(size: Size, seeds: Sequence[int], folder: Path) -> list[Row]:
-    """The means over the seeds. Takes some minutes for each."""
-    policies, clock, chosen = load_policies(_settings()), SystemClock(), default_arms(POLICY)
+def compared(size: Size, seeds: Sequence[int], folder: Path, arms: Sequence[BenchArm] | None = None) -> list[Row]:
+    """The means over the seeds, of all default arms unless some are named. Takes minutes for each seed and arm."""
+    policies, clock, chosen = load_policies(_settings()), SystemClock(), arms or default_arms(POLICY)
     theirs: dict[str, list[Shares]] = {arm.name: [] for arm in chosen}
     ours: dict[str, list[list[Shares]]] = {arm.name: [] for arm in chosen}
     for seed in seeds:

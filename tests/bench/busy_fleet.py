@@ -111,7 +111,7 @@ class BusyFleet:
             number=number, seed=0x5EED, model="qwen3-32b", adapter=None, prompt_tokens=session.tokens,
             prefix=session.keys[0], session=session.name, last_target=next(reversed(session.held)),
             pool=PoolHit(session.tokens // 2 // BLOCK * BLOCK, dice.uniform(0, 0.02), session.tokens // 4),
-            busy=self._fleet.busy, rows=build_rows(self._targets, overlaps, now), turn=number, now_s=now,
+            busy=self._fleet.occupancy.busy, rows=build_rows(self._targets, overlaps, now), turn=number, now_s=now,
             nominal=self._targets[0].latency_model.speed(now),
             prefixes=tuple(session.keys[(1 << i) - 1] for i in range(7)),
         )  # fmt: skip

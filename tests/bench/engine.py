@@ -14,18 +14,25 @@ import argparse
 import asyncio
 import json
 import time
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import httptools
 import uvloop
 import zmq
 
+from router.config.schema import TokenizerSource
+from router.prompt.api.parse import ReadOptions, read_prompt
+from router.prompt.prompt import Chat, Text
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
+from router.testbed.emulator.vocabulary import DATA
 from tests.bench import answers
 from tests.bench.answers import MODEL as MODEL
 
 SPACING_MS = 4.0
 CHAT, RENDER = b"/v1/chat/completions", b"/v1/chat/completions/render"
+RENDERS = (RENDER, b"/v1/completions/render")
+UNCHANGED = ReadOptions(strip_fields=frozenset(), inject_usage=False)
 
 
 class Publishers:
@@ -59,6 +66,19 @@ class Settings:
         self.spacing_s = spacing_ms / 1000
         self.render_at = render_at
         self.publishers = publishers
+
+
+@cache
+def tokenizer() -> LocalTokenizer:
+    return load(TokenizerSource(path=str(DATA)), "the benchmark's backend", time.time)
+
+
+def rendered(path: bytes, body: bytes) -> bytes:
+    """Return the prompt of a request as `/render` has it: with this the router proves its tokenizer."""
+    prompt = read_prompt(path.removesuffix(b"/render").decode(), "application/json", body, UNCHANGED)
+    assert isinstance(prompt.source, Chat | Text)
+    one = {"token_ids": list(tokenizer().tokenize(prompt.source))}
+    return json.dumps(one if path == RENDER else [one]).encode()
 
 
 class Engine(asyncio.Protocol):
@@ -101,6 +121,8 @@ class Engine(asyncio.Protocol):
             self._chat(body, seen_ns)
         elif self._url == RENDER and self._settings.render_at is not None:
             self._passing_on = asyncio.get_running_loop().create_task(self._render(body, self._settings.render_at))
+        elif self._url in RENDERS:
+            self._answer(rendered(self._url, body))
         elif self._url == b"/publish":
             self._settings.publishers.publish(body)
             self._answer(b"{}")

@@ -189,6 +189,7 @@ NOT_RUN = {
     "docs/get-started/your-fleet.md": 2,
     "docs/measurements/autoscaling.md": 1,
     "docs/measurements/cache-layers.md": 2,
+    "docs/measurements/rollouts.md": 1,  # two minutes
     "docs/measurements/several-routers.md": 1,
     "docs/operate/tenants.md": 2,  # a configuration of its own; test_tenants.py runs it
     "docs/operate/upgrades.md": 3,  # restarts engines

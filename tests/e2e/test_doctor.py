@@ -131,6 +131,20 @@ async def test_promises_that_are_not_kept(router: Start) -> None:
     assert "delivers less than its events promise" in found["routers.targets"]
 
 
+async def test_a_replay_endpoint_that_does_not_answer_the_router(router: Start) -> None:
+    async with engine() as a, router([a], index={"replay_timeout_s": 0.05}) as running:
+        (target,) = [instance.targets[0] for instance in running.core.fleet]
+        await a_flood(a, 0)
+        a.faults(silent_replays=True, drop_events=1.0)
+        await a_flood(a, 1)
+        a.faults(drop_events=0.0)
+        await a_flood(a, 2)
+        await eventually(lambda: running.core.indexer.sequencer(target.id).replay_silent)
+        found = named(await look(running, passive=True))
+        endpoint = a.sources()["0"]["replay_endpoint"]
+    assert f"replay requests to {endpoint} are not answered to the router" in found["routers.targets"]
+
+
 async def a_flood(one: FakeEngine, n: int) -> None:
     """Fill the engine's cache with something else, behind the router's back."""
     async with httpx.AsyncClient(base_url=one.url) as client:

@@ -147,11 +147,6 @@ async def test_a_template_of_the_clients_is_not_rendered_here(routed: Any) -> No
         ("GET", "/openapi.json"),
         ("GET", "/docs"),
         ("GET", "/"),
-        ("GET", CHAT),
-        ("PUT", CHAT),
-        ("OPTIONS", CHAT),
-        ("POST", "/v1/models"),
-        ("GET", "/v1/models/warm-tiny"),
         ("POST", f"/{CHAT}"),
         ("POST", f"{CHAT}/"),
         ("POST", "/V1/chat/completions"),
@@ -165,9 +160,6 @@ async def test_a_template_of_the_clients_is_not_rendered_here(routed: Any) -> No
         ("POST", "/v1/chat/completions%20"),
         ("GET", "/v1/responses/../models"),
         ("GET", "/v1/responses/a%2Fb"),
-        ("GET", "/v1/responses/resp_1/cancel"),
-        ("DELETE", "/v1/responses/resp_1"),
-        ("POST", "/v1/responses/resp_1"),
         ("POST", "/v1/responses/resp_1/cancel/"),
     ],
 )
@@ -208,7 +200,8 @@ async def test_the_list_can_be_extended(router: Any) -> None:
         assert len(a.seen("/reset_prefix_cache")) == 1
         version = await r.http.get("/version")
         assert (version.status_code, version.json()) == (200, {"version": "0.32.0"})
-        assert (await r.http.get("/reset_prefix_cache")).status_code == 404
+        wrong = await r.http.get("/reset_prefix_cache")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         assert (await r.record(version))["endpoint"] == "/version"
 
 

@@ -241,7 +241,45 @@ async def test_a_response_is_known_while_it_is_still_being_made(router: Any) -> 
 async def test_remembered_responses_are_bounded(router: Any) -> None:
     async with engine() as a, router([a], limits={"responses_kept": 2}) as r:
         ids = [(await r.post("/v1/responses", first_body("/v1/responses"))).json()["id"] for _ in range(3)]
-        assert [(await r.http.get(f"/v1/responses/{id}")).status_code for id in ids] == [404, 200, 200]
+        assert [stored.id for stored in r.core.responses()] == ids[1:]
+        assert (await r.http.get(f"/v1/responses/{ids[0]}")).status_code == 200  # its engine was queried for it
+        assert [stored.id for stored in r.core.responses()] == [ids[2], ids[0]]
+
+
+async def test_a_response_from_before_a_restart_is_found_at_its_engine(router: Any) -> None:
+    async with engine() as a, engine() as b:
+        async with router([a, b]) as first:
+            made = await first.post("/v1/responses", first_body("/v1/responses", instructions="Be brief. " * 1000))
+            id, target = made.json()["id"], made.headers["x-warmroute-target"]
+        async with router([a, b]) as second:
+            followed = first_body("/v1/responses", previous_response_id=id)
+            answers = [
+                await second.http.post("/v1/responses", json=followed),
+                await second.http.get(f"/v1/responses/{id}"),
+                await second.http.post(f"/v1/responses/{id}/cancel"),
+            ]
+            assert [answer.status_code for answer in answers] == [200, 200, 400]
+            assert {answer.headers["x-warmroute-target"] for answer in answers} == {target}
+
+
+async def test_engines_are_queried_for_an_unknown_response_once(router: Any) -> None:
+    async with engine() as a, engine() as b, router([a, b]) as r:
+        for _ in range(3):
+            unknown = await r.http.get("/v1/responses/resp_nobody")
+            assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_response")
+        assert [len(fake.seen("/v1/responses/resp_nobody")) for fake in (a, b)] == [1, 1]
+        assert (await r.http.get("/v1/responses/..%2fhealth")).status_code == 404
+        assert not any("health" in one.path for fake in (a, b) for one in fake.seen("/v1/responses/..%2fhealth"))
+
+
+async def test_a_silent_engine_does_not_hide_a_response(router: Any) -> None:
+    async with engine() as a, engine() as b:
+        async with router([a]) as first:
+            id = (await first.post("/v1/responses", first_body("/v1/responses"))).json()["id"]
+        async with router([a, b]) as second:
+            b.faults(hang=["/v1/responses"])
+            async with asyncio.timeout(10.0):
+                assert (await second.http.get(f"/v1/responses/{id}")).status_code == 200
 
 
 async def test_a_tenant_that_stores_without_end_loses_its_own(router: Any, tmp_path: Path) -> None:
@@ -249,7 +287,8 @@ async def test_a_tenant_that_stores_without_end_loses_its_own(router: Any, tmp_p
     names = ("modest", "greedy")
     keys.write_text("".join(f"{hashlib.sha256(name.encode()).hexdigest()} {name}\n" for name in names))
     limits = {"responses_kept": 3}
-    async with engine() as a, router([a], limits=limits, clients={"keys_file": str(keys)}) as r:
+    clients = {"keys_file": str(keys), "isolation": "tenant"}  # else a forgotten one is found at its engine
+    async with engine() as a, router([a], limits=limits, clients=clients) as r:
         ids: dict[str, list[str]] = {name: [] for name in names}
         for name in ("modest", *["greedy"] * 4):
             headers = {"x-api-key": name}

@@ -106,12 +106,9 @@ async def test_a_prompt_that_is_missing_or_of_the_wrong_type(routed: Any, path: 
 
 
 @pytest.mark.parametrize("path", BY_CACHE)
-@pytest.mark.parametrize("model", ["missing", None, "", 5, ["warm-tiny"]])
-async def test_a_model_that_is_missing_or_of_the_wrong_type(routed: Any, path: str, model: Any) -> None:
-    body = RIGHT[path] | {"model": model}
-    if model == "missing":
-        del body["model"]
-    error = refusal(await routed.post(path, body), path, 400)
+@pytest.mark.parametrize("model", [5, ["warm-tiny"], {}, True])
+async def test_a_model_of_the_wrong_type(routed: Any, path: str, model: Any) -> None:
+    error = refusal(await routed.post(path, RIGHT[path] | {"model": model}), path, 400)
     assert "model" in error["message"]
     assert error.get("param", "model") == "model"
 
@@ -119,10 +116,10 @@ async def test_a_model_that_is_missing_or_of_the_wrong_type(routed: Any, path: s
 @pytest.mark.parametrize(
     ("path", "field", "value"),
     [
-        (CHAT, "stream", "yes"),
+        (CHAT, "stream", "maybe"),
         (CHAT, "stream_options", [1]),
         (CHAT, "cache_salt", 5),
-        (COMPLETIONS, "stream", "yes"),
+        (COMPLETIONS, "stream", "maybe"),
         (COMPLETIONS, "prompt", [1, "two"]),
         (RESPONSES, "previous_response_id", 7),
         (MESSAGES, "stream", 3),

@@ -12,9 +12,11 @@ import json
 import os
 import re
 import signal
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import count
 from typing import Any
 
 import httpx
@@ -23,11 +25,12 @@ import pytest
 from router.config.sections.listeners import LimitsConfig
 from router.fleet.instance import InstanceState, Target
 from router.fleet.load import LoadBook
-from router.testbed.emulator.options import EngineOptions
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Tier
+from router.testbed.emulator.options import EngineFaults, EngineOptions
 from router.testbed.emulator.supervisor import EmbeddedFleet, EmulatedEngine
 from tests.e2e.chats import PATH, Chat, ask, beside, chats, crowd, kept, promises
 from tests.e2e.conftest import MODEL, Router
-from tests.fakes.engines import INSTANT, FakeEngine, engine, eventually
+from tests.fakes.engines import INSTANT, FakeEngine, engine, eventually, is_proof
 
 QUICK_HEALTH = {"interval_s": 0.1, "timeout_s": 0.5, "failures": 2}
 EVERYTHING = {"drop_events": 0.2, "duplicate_events": 0.2, "reorder_events": 0.2}
@@ -144,9 +147,64 @@ async def test_disturbed_streams_heal(router, faults, shows, wire) -> None:
         if shows == "gaps":
             assert sum(book(r, one).replays for one in fleet) > sum(replays)
         assert all(book(r, one).restarts == 0 and not book(r, one).joined_late for one in fleet)
+        await r.hear()
         for one in fleet:  # no copy too many, none too few
             assert blocks(r, target(r, one).id) == one.gauges().cached_blocks
         await settled_down(r)
+
+
+async def test_a_silent_replay_endpoint_does_not_blind_the_router_for_a_busy_engine(router) -> None:
+    """While a replay is waited for, the engine publishes more than is kept for so long."""
+    async with engines(1, blocks=300_000, faults=EngineFaults(silent_replays=True)) as (fake,):
+        publisher = fake.server.cores.all[0].publisher
+        assert publisher is not None
+
+        async def be_busy() -> None:
+            """Announce a prompt of 12,000 tokens after the other, and that the engine evicts it."""
+            for number in count():
+                hashes, tokens = [EngineHash(number * 1000 + n) for n in range(750)], array("I", range(12_000))
+                stored = BlocksStored(hashes, None, tokens, 16, Tier.GPU, 0, None, str(number), None)
+                publisher.publish([stored, BlocksRemoved(hashes, Tier.GPU, 0)])
+                await asyncio.sleep(0.01)
+
+        async def compute(r: Router, first: int) -> dict[str, Any]:
+            body = {"model": MODEL, "prompt": [first, *range(12_000)], "max_tokens": 1}
+            return await r.record((await r.post("/v1/completions", body)).raise_for_status())
+
+        async with router([fake], wait=False, index={"replay_timeout_s": 0.2}) as r:
+            busy = asyncio.create_task(be_busy())
+            await eventually(lambda: any(one.state is InstanceState.READY for one in r.core.fleet))
+            await eventually(lambda: book(r, fake).replay_silent and book(r, fake).trusted)
+            for number in range(3):
+                await compute(r, number)
+                told = publisher._sequence
+                await eventually(lambda told=told: book(r, fake).last_seq >= told - 1)
+                again = await compute(r, number)
+                assert again["attempts"][-1]["predicted_tokens"] == again["cached_tokens"] == 12_000
+            assert book(r, fake).replays == 2
+            (shown,) = (await r.instances()).values()
+            stream = shown["targets"][0]["stream"]
+            assert (stream["replay_silent"], stream["joined_late"]) == (True, True)
+            assert stream["replay_endpoint"] == publisher.replay_endpoint
+            busy.cancel()
+
+
+async def test_what_no_gpu_can_hold_is_forgotten(router) -> None:
+    """Blocks of a process that is gone, of which no number shows that another one announces the next ones."""
+    async with engines(1, blocks=64) as (fake,), router([fake]) as r:
+        publisher = fake.server.cores.all[0].publisher
+        assert publisher is not None
+        hashes = [EngineHash(number) for number in range(50)]
+        publisher.publish([BlocksStored(hashes, None, array("I", range(800)), 16, Tier.GPU, 0, None, None, None)])
+        body = {"model": MODEL, "max_tokens": 1}
+        await r.post("/v1/completions", body | {"prompt": [*range(100), *range(480)]})
+        await r.hear()
+        (shown,) = (await r.instances()).values()
+        stream = shown["targets"][0]["stream"]
+        assert (stream["overfull"], stream["joined_late"]) == (1, True)
+        assert await r.metric("warmroute_stream_overfull_total") == 1
+        record = await r.record(await r.post("/v1/completions", body | {"prompt": list(range(801))}))
+        assert record["attempts"][-1]["predicted_tokens"] == 0, "800 were believed"
 
 
 async def test_what_was_sent_bridges_late_events(router) -> None:
@@ -397,9 +455,12 @@ class Mortal:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while not (head := await reader.readuntil(b"\r\n\r\n")).startswith(b"POST /v1/chat/completions "):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"content-length: (\d+)", head)
-                await reader.readexactly(int(length[1]) if length else 0)
+                asked = await reader.readexactly(int(length[1]) if length else 0)
+                if head.startswith(b"POST /v1/chat/completions ") and not is_proof(head, asked):
+                    break
                 card = {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
                 body = json.dumps(card).encode() if b"/v1/models" in head else b""
                 status = b"200 OK" if body or b"/health" in head else b"404 Not Found"

@@ -18,6 +18,7 @@ from router.control.live.feed import MAX_UNSENT, MAX_VIEWERS, Viewer
 from tests.e2e.conftest import MODEL, Json, RouterClient
 from tests.e2e.workers import Clients, all_up, say
 from tests.fakes.engines import engine, eventually
+from tests.files import replace
 
 
 class Feed:
@@ -98,7 +99,7 @@ async def test_switches_joins_and_leaves_are_marked(router, tmp_path: Path) -> N
             await r.admin.post("/admin/activate", json={"policy": "random"})
             await feed.until(lambda: feed.router["policies"]["active"] == "random")
             assert [mark["kind"] for mark in feed.marks if "instance" not in mark] == ["start", "switch"]
-            listed.write_text(json.dumps([{"url": b.url}]))
+            replace(listed, json.dumps([{"url": b.url}]))
             await feed.until(lambda: feed.targets.keys() == {f"{b.address}/0"})
             moves = [(mark["kind"], mark["instance"]) for mark in feed.marks if "instance" in mark]
             assert ("join", b.address) in moves

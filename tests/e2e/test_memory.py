@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import MODEL, Router
-from tests.fakes.engines import engine, eventually
+from tests.fakes.engines import engine, eventually, is_proof
 
 MB = 1024 * 1024
 PIECE = b"data: " + b"x" * 65_526 + b"\n\n"  # 64 KiB
@@ -32,7 +32,11 @@ class Flood:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                if head.startswith(b"POST"):
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or b"0")
+                body = await reader.readexactly(length)
+                if is_proof(head, body):
+                    writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                elif head.startswith(b"POST"):
                     await self._flood(writer)
                 else:
                     card = {"object": "list", "data": [{"id": MODEL, "object": "model"}]}

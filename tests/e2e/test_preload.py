@@ -13,6 +13,7 @@ from router.testbed.emulator.mooncake_master import MasterOptions, MooncakeMaste
 from tests.e2e.chats import ask
 from tests.e2e.conftest import Json, Router
 from tests.fakes.engines import FakeEngine, engine, eventually
+from tests.files import replace
 
 PATH = "/v1/completions"
 SYSTEM = {"role": "system", "content": " ".join(f"rule {n}" for n in range(300))}
@@ -28,7 +29,7 @@ async def agents(router: Router, count: int, first: int = 0, **fields: Any) -> l
 
 
 async def join(router: Router, listed: Any, *fakes: FakeEngine) -> None:
-    listed.write_text(json.dumps([{"name": fake.server.options.name, "url": fake.url} for fake in fakes]))
+    replace(listed, json.dumps([{"name": fake.server.options.name, "url": fake.url} for fake in fakes]))
     name = fakes[-1].server.options.name
     await eventually(lambda: getattr(router.core.fleet.get(name), "state", None) is InstanceState.READY)
 

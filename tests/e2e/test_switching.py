@@ -19,6 +19,7 @@ import httpx
 from tests.e2e.chats import PATH, beside
 from tests.e2e.conftest import MODEL, WARM, Json, RouterClient, RouterProcess
 from tests.fakes.engines import FakeEngine, engine
+from tests.files import replace
 
 CALM = "scorers: [{name: least_requests}]"
 TURNS = "scorers: [{name: round_robin}]"
@@ -96,13 +97,6 @@ def config_of(fleet_config: Any, *fakes: FakeEngine, folder: Path, **sections: A
     (folder / "turns.yaml").write_text(TURNS)
     config: Json = fleet_config(fakes, policies_dir=str(folder), **sections)
     return config
-
-
-def replace(file: Path, text: str) -> None:
-    """As editors and deployers do: a new file is moved over the old one."""
-    fresh = file.with_name(f".{file.name}.new")
-    fresh.write_text(text)
-    fresh.rename(file)
 
 
 # -- files

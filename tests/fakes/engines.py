@@ -22,7 +22,12 @@ from router.testbed.emulator.server import EmulatedServer
 from router.testbed.emulator.supervisor import EmbeddedFleet, EmulatedEngine
 from router.testbed.simulator.engine_types import EngineGauges
 
-INSTANT: dict[str, Any] = {"prefill_tokens_per_s": 0, "decode_ms_per_token": 0, "answer_tokens": 16}
+INSTANT: dict[str, Any] = {
+    "prefill_tokens_per_s": 0,
+    "decode_ms_per_token": 0,
+    "answer_tokens": 16,
+    "scale_out": True,  # token ids are proved by /render: engines see no chat that no client sent
+}
 
 
 class FakeEngine:
@@ -83,6 +88,11 @@ async def engine_process(**options: Any) -> AsyncIterator[Callable[[], EmulatedE
     """Yield a function that returns the current process: its pid changes when it is killed and restarted."""
     async with EmbeddedFleet([EngineOptions(**(INSTANT | options))]) as fleet:
         yield lambda: fleet.members[0]
+
+
+def is_proof(head: bytes, body: bytes) -> bool:
+    """Return whether a request is the router's own, by which it proves token ids: for engines that are scripts."""
+    return b"/render " in head or body.endswith(b'"max_tokens":1,"temperature":0,"return_token_ids":true}')
 
 
 async def eventually(condition: Callable[[], object], deadline_s: float = 20.0) -> None:

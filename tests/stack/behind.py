@@ -83,7 +83,7 @@ class Behind:
         file = folder / f"{name}.yaml"
         file.write_text(json.dumps(config))  # JSON is YAML
         self.child = Child(name, [sys.executable, "-m", "router", "serve", "--config", str(file)], folder)
-        self.http = httpx.Client(timeout=60.0)
+        self.http = httpx.Client(timeout=180.0)
         self.admin = httpx.Client(timeout=10.0)
 
     def close(self) -> int | None:
@@ -92,11 +92,11 @@ class Behind:
         self.admin.close()
         return self.child.stop()
 
-    def wait(self) -> None:
-        """Wait until it is ready and receives the events of all engines."""
+    def wait(self, *, hear: bool = True) -> None:
+        """Wait until it is ready and, to `hear`, receives the events of all engines."""
         self.child.wait(self._listening, READY_S)
         self.child.wait(self._ready, READY_S)
-        for engine in self.engines:
+        for engine in self.engines if hear else ():
             self.hear(engine)
 
     def _listening(self) -> bool:

@@ -53,7 +53,7 @@ class Engine:
         self.stack = stack
         self.name = name
         self.url = stack.server(name).url
-        self.http = httpx.Client(base_url=self.url, timeout=60.0)
+        self.http = httpx.Client(base_url=self.url, timeout=180.0)
         self._zmq = zmq.Context()
         self._ear: zmq.Socket[bytes] | None = None
         self._marks = 0

@@ -13,7 +13,7 @@ import yaml
 from router.testbed.local_stack.install import Models
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long]
 
 DONE_S = 240.0
 

@@ -153,6 +153,7 @@ def read_pieces(router: Behind, path: str, body: Json) -> tuple[list[str], list[
     return texts, [finish for finish in finishes if finish], size, router._record(record)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_by_text_the_first_part_is_kept_and_the_answer_completed(cuttable: tuple[Behind, Cut], path: str) -> None:
     router, cut = cuttable

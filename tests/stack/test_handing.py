@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.bench.handed import measure, summary
 from tests.stack.behind import Asked, Behind
 from tests.stack.bodies import CHAT, CHAT_TOOL, CHATS, HELLO, SYSTEM, Body, Json
 from tests.stack.children import until
@@ -117,10 +116,3 @@ def test_an_engine_refuses_ids_that_are_none_of_its_own_by_the_parameter_s_name(
     answer = engines[0].http.post(CHAT, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "kv_transfer_params.prompt_token_ids"
-
-
-def test_a_warm_turn_through_the_router_is_faster_than_without_one(capsys: pytest.CaptureFixture[str]) -> None:
-    ratios = measure(3)
-    with capsys.disabled():
-        print(f"\n{summary(ratios)}")
-    assert sorted(ratios)[1] < 1.0

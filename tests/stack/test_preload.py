@@ -23,7 +23,7 @@ from tests.stack.engines import BLOCK_TOKENS, MODEL, Engine
 from tests.stack.over_store import OverStore, Store, engines_over_store, reset
 from tests.stack.prompts import prose, user
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.long]
 
 TOKEN_BYTES = 8 * 1024  # of KV, of the middle model
 ROUNDS = 2

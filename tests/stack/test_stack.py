@@ -53,7 +53,7 @@ class Command:
     def __init__(self, file: Path, folder: Path) -> None:
         settings = yaml.safe_load(file.read_text())
         self.child = Child("stack", [sys.executable, "-m", "router", "stack", "--config", str(file)], folder)
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{settings['listen']['port']}", timeout=60.0)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{settings['listen']['port']}", timeout=180.0)
         self.admin = httpx.Client(base_url=f"http://127.0.0.1:{settings['admin']['port']}", timeout=10.0)
 
     def ready(self) -> bool:
@@ -162,6 +162,7 @@ def test_a_child_that_dies_ends_everything(configured: Configured, tmp_path: Pat
         assert "17" in last
 
 
+@pytest.mark.long
 def test_a_killed_engine_ends_the_command(configured: Configured, tmp_path: Path) -> None:
     with running(configured(engines=1), tmp_path) as command:
         command.child.wait(command.ready, READY_S)
@@ -173,6 +174,7 @@ def test_a_killed_engine_ends_the_command(configured: Configured, tmp_path: Path
         assert alive(processes) == set()
 
 
+@pytest.mark.long
 def test_nothing_outlives_a_command_that_is_killed(configured: Configured, tmp_path: Path) -> None:
     with running(configured(engines=1), tmp_path) as command:
         log = tmp_path / "logs" / "engine-0.log"

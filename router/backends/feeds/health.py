@@ -7,7 +7,8 @@
               are seen within half a second, and a restarted engine is found soon
 
 The registry (`fleet/fleet.py`) holds the state; this module decides only when to probe. `suspect` brings a probe
-forward when a request could not connect.
+forward when a request could not connect. A probe without an answer in time is reported as such: an engine that is busy
+is not gone, and one that delivers answers meanwhile is well.
 
 Cost. A probe is a small request, 0.2 ms or less. All probes together stay under `PROBES_PER_S`, by a longer interval
 when there are many instances: 200 are probed every 4 s, for 1 % of a core. That is enough, because an instance in use
@@ -19,11 +20,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from router.backends.feeds.jitter import Jitter
-from router.backends.fetch import ANSWER_BYTES, Fetch, HttpAnswer
+from router.backends.fetch import ANSWER_BYTES, HttpAnswer, NoAnswer, ProbeFetch
 from router.backends.vllm.info import ModelList, read_event_sources, read_models
 from router.clock import Clock
 from router.config import schema
@@ -52,8 +53,18 @@ class HealthRegistry(Protocol):
     def probe_ok(self, instance: str, now: float) -> bool:
         """Record a successful probe. Return True if the instance is joining: the caller then reads what it serves."""
 
-    def probe_failed(self, instance: str, now: float) -> None:
-        """Record a failed probe."""
+    def probing(self, instance: str) -> None:
+        """Record that a probe begins."""
+
+    def probe_failed(self, instance: str, now: float, *, late: bool) -> None:
+        """Record a failed probe. `late`: the instance was reached and did not answer in time."""
+
+
+class _Problem(NamedTuple):
+    """A problem that a probe found. `late`: an answer that did not come in time, and nothing else."""
+
+    detail: str
+    late: bool = False
 
 
 class _ProbeState:
@@ -76,7 +87,7 @@ class HealthProbe:
     """Probes all watched instances."""
 
     def __init__(
-        self, registry: HealthRegistry, fetch: Fetch, tasks: Tasks, clock: Clock, config: schema.HealthConfig
+        self, registry: HealthRegistry, fetch: ProbeFetch, tasks: Tasks, clock: Clock, config: schema.HealthConfig
     ) -> None:
         self._registry = registry
         self._fetch = fetch
@@ -105,7 +116,7 @@ class HealthProbe:
             state.due_at = self._clock.now()
 
     def trouble(self, instance: str) -> str | None:
-        """Return why the instance is not ready, for operators; `None` when there is no problem."""
+        """Return what the last probe of the instance found wrong, for operators; `None` when there is no problem."""
         state = self._states.get(instance)
         return None if state is None else state.trouble
 
@@ -125,28 +136,29 @@ class HealthProbe:
 
     async def _probe(self, instance: str, state: _ProbeState) -> None:
         self.probes += 1
+        self._registry.probing(instance)
         try:
-            trouble = await self._check(instance, state)
+            problem = await self._check(instance, state)
         finally:
             state.probing = False
         if not self._is_current(instance, state):
             return
-        state.trouble = trouble
-        if trouble is None:
+        state.trouble = None if problem is None else problem.detail
+        if problem is None:
             state.failures = 0
             return
-        self._registry.probe_failed(instance, self._clock.now())
+        self._registry.probe_failed(instance, self._clock.now(), late=problem.late)
         retry_s = FIRST_RETRY_S * 2.0 ** min(state.failures, 20)
         state.failures += 1
         state.due_at = self._clock.now() + min(retry_s, self._pause_s())
 
-    async def _check(self, instance: str, state: _ProbeState) -> str | None:
+    async def _check(self, instance: str, state: _ProbeState) -> _Problem | None:
         """Probe the instance once. Return the problem, if there is one."""
         answer = await self._get(instance, "/health")
-        if answer is None:
-            return "GET /health: no answer"
+        if not isinstance(answer, HttpAnswer):
+            return _find_silence("/health", answer)
         if answer.status != 200:
-            return f"GET /health: {answer.status}"
+            return _Problem(f"GET /health: {answer.status}")
         if not self._is_current(instance, state):
             return None
         now = self._clock.now()
@@ -155,15 +167,15 @@ class HealthProbe:
             return await self._introduce(instance, state, joining)
         return None
 
-    async def _introduce(self, instance: str, state: _ProbeState, joining: bool) -> str | None:
+    async def _introduce(self, instance: str, state: _ProbeState, joining: bool) -> _Problem | None:
         """Read what the instance serves and tell the registry what is new. Return the problem, if there is one."""
         answer = await self._get(instance, "/v1/models")
-        if answer is None:
-            return "GET /v1/models: no answer"
+        if not isinstance(answer, HttpAnswer):
+            return _find_silence("/v1/models", answer)
         models = read_models(answer.body) if answer.status == 200 else None
         if models is None or not models.cards:
             hint = ": is api_key_env right?" if answer.status in (401, 403) else ""
-            return f"GET /v1/models: {answer.status} and no list of models{hint}"
+            return _Problem(f"GET /v1/models: {answer.status} and no list of models{hint}")
         sources = await self._sources(instance, state)
         if not self._is_current(instance, state):
             return None
@@ -186,15 +198,17 @@ class HealthProbe:
         if setting != "auto":
             return [EventEndpoint(s.rank, s.endpoint, s.replay_endpoint, s.topic) for s in setting]
         answer = await self._get(instance, "/kv_event_sources")
-        if answer is not None and answer.status == 404:
+        if not isinstance(answer, HttpAnswer):
+            return state.sources
+        if answer.status == 404:
             return []
         host = urlsplit(state.config.url).hostname or ""
-        sources = read_event_sources(answer.body, host) if answer is not None and answer.status == 200 else None
+        sources = read_event_sources(answer.body, host) if answer.status == 200 else None
         return state.sources if sources is None else sources  # None: the answer could not be read
 
-    async def _get(self, instance: str, path: str) -> HttpAnswer | None:
-        answer = await self._fetch(instance, "GET", path, timeout_s=self._config.timeout_s)
-        if answer is not None and answer.oversized:
+    async def _get(self, instance: str, path: str) -> HttpAnswer | NoAnswer:
+        answer = await self._fetch(instance, path, timeout_s=self._config.timeout_s)
+        if isinstance(answer, HttpAnswer) and answer.oversized:
             self._registry.over_limit(instance, OverLimit("answer", f"GET {path}: more than {ANSWER_BYTES:,} bytes"))
         return answer
 
@@ -205,3 +219,8 @@ class HealthProbe:
     def _pause_s(self) -> float:
         """Return the configured interval, or a longer one to keep all probes together under `PROBES_PER_S`."""
         return self._jitter.around(max(self._config.interval_s, len(self._states) / PROBES_PER_S))
+
+
+def _find_silence(path: str, reason: NoAnswer) -> _Problem:
+    late = reason == "late"
+    return _Problem(f"GET {path}: no answer{' in time' if late else ''}", late)

@@ -26,7 +26,7 @@ from router.clock import Clock
 from router.fleet.engine_facts import EventEndpoint
 from router.fleet.engine_limits import OverLimit
 from router.kvcache.events import EventBatch, TargetId
-from router.kvcache.indexer import IndexLimit
+from router.kvcache.instance_bounds import IndexLimit
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.feeds.kv_events")
@@ -161,6 +161,8 @@ class _Stream:
         self._decoding: LargeBatch | None = None
         self._decoding_replay = False  # it is of the running replay
         self._replay: ZmtpSocket | None = None
+        self._replay_answered = False  # the running one, with anything
+        self._replay_silent = False  # the last one: logged once
         self._replay_timer: asyncio.TimerHandle | None = None
         self._live = ZmtpSocket(
             "SUB", source.endpoint, subscription(source.topic), intake, self._callbacks(self._on_open), tasks
@@ -208,9 +210,11 @@ class _Stream:
             case LargeBatch():
                 self._decoding, self._decoding_replay = message, replayed
             case EventBatch():
+                self._replay_answered = self._replay_answered or replayed
                 handle = self._handler.on_replayed if replayed else self._handler.on_batch
                 self._start_replay(handle(self._target, message))
             case ReplayEnd():
+                self._replay_answered = True
                 self._end_replay(True)
             case MalformedMessage(reason):
                 self._handler.on_malformed(self._target, reason)
@@ -226,6 +230,8 @@ class _Stream:
         self._reader.add(self)
 
     def _on_open(self) -> None:
+        if not self._decoding_replay:
+            self._decoding = None  # from the connection before: what comes first shows which process this is
         self._start_replay(self._handler.on_connected(self._target))
 
     def _on_excess(self, over: OverLimit) -> None:
@@ -237,6 +243,7 @@ class _Stream:
         if start_seq is None or self._live.closed:  # the handler may have unsubscribed during its call
             return
         self._close_replay()
+        self._replay_answered = False
         self._replay_timer = asyncio.get_running_loop().call_later(self._replay_timeout_s, self._end_replay, False)
         endpoint = self._source.replay_endpoint
         if endpoint is None:  # the timeout ends the replay
@@ -249,8 +256,19 @@ class _Stream:
 
     def _end_replay(self, complete: bool) -> None:
         self._close_replay()
+        if self._replay_answered == self._replay_silent:
+            self._log_silence(not self._replay_answered)
         self._start_replay(self._handler.on_replay_end(self._target, complete))
         self._reader.add(self)  # live batches that waited for the replay
+
+    def _log_silence(self, silent: bool) -> None:
+        self._replay_silent = silent
+        endpoint = self._source.replay_endpoint
+        if silent:
+            what = "%s: no KV event replay from %s within %g s: missed events stay missed, and hits with them"
+            log.warning(what, self._target, endpoint, self._replay_timeout_s)
+        else:
+            log.info("%s: KV event replays from %s are answered again", self._target, endpoint)
 
     def _close_replay(self) -> None:
         if self._replay_timer is not None:

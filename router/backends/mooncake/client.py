@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from router.backends.fetch import Fetch
 from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence
-from router.backends.mooncake.digest_cache import DigestCache, budget_for
 from router.backends.mooncake.hash_detection import HashDetection
 from router.backends.mooncake.key_check import KeyCheck
 from router.backends.mooncake.keys import KeyForm
@@ -30,6 +29,7 @@ from router.backends.mooncake.query import StoreClient, can_query
 from router.backends.mooncake.report import ModelReport, PoolReport, Unknown
 from router.clock import Clock
 from router.config.sections import kv_store
+from router.kvcache.digest_cache import DigestCache, budget_for
 from router.kvcache.engine_hashes import Digest, EngineChain
 from router.kvcache.events import BlocksPooled, BlocksStored, EngineHash, Key
 from router.kvcache.memory_budget import MemoryBudget
@@ -38,8 +38,6 @@ from router.tasks import Tasks
 from scorers.contract import PoolHit
 
 log = logging.getLogger("warmroute.pool")
-
-SLICE_TOKENS = 4_000  # hashed at once, 0.5 to 2.5 ms, before yielding to the event loop
 
 
 class _Model:
@@ -163,12 +161,10 @@ class MooncakeStore:
         self, chain: EngineChain, keys: Sequence[Key], ids: array[int], block_tokens: int, origin: HashInputs
     ) -> list[Digest]:
         """Return the digests of `keys`. New ones are computed in slices, each of which finds the one before cached."""
-        cached = self._digests.count_cached(chain, keys, origin.adapter)
-        blocks = max(1, SLICE_TOKENS // block_tokens)
-        for end in range(cached + blocks, len(keys), blocks):
-            self._digests.digests(chain, keys[:end], ids, block_tokens, origin.adapter, origin.salt)
+        hashed = chain, keys, ids, block_tokens, origin.adapter, origin.salt
+        for _ in self._digests.hash_in_slices(*hashed):
             await asyncio.sleep(0)
-        return self._digests.digests(chain, keys, ids, block_tokens, origin.adapter, origin.salt)
+        return self._digests.digests(*hashed)
 
     # events
 

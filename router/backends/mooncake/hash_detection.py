@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 from router.config.sections.kv_store import HashAlgo, PoolModelConfig
-from router.kvcache.engine_hashes import DEFAULT_SEED, EngineChain
+from router.kvcache.engine_hashes import DEFAULT_SEED, SEEDS, EngineChain, fits, is_comparable, list_chains
 from router.kvcache.events import BlocksStored
 
 State = Literal["waiting", "proved", "refuted"]
 
 AGREE = 4  # first blocks in a row that must agree after a disagreement
-SEEDS = (None, "0", "1", "42", "123", "1234", "random")  # usual values of PYTHONHASHSEED
 
 
 class HashDetection:
@@ -52,8 +51,8 @@ class HashDetection:
 
     def observe(self, event: BlocksStored) -> None:
         """Take in blocks that an engine stored from token 0 on, with any adapter or salt. A few us once settled."""
-        if event.adapter is not None or not event.hashes or (event.extras is not None and event.extras[0]):
-            return  # the event lacks hashed values: an adapter's path, media
+        if not is_comparable(event):
+            return
         alike = self._block_tokens in (None, event.block_tokens)
         fitting = [chain for chain in self._fitting if alike and fits(chain, event)]
         if fitting:
@@ -139,17 +138,7 @@ class HashDetection:
 def list_candidates(config: PoolModelConfig) -> Iterator[EngineChain]:
     """Yield all chains that are tried, the configured and likeliest ones first."""
     algos = sorted(get_args(HashAlgo), key=lambda algo: algo != config.hash_algo)
-    for seed in dict.fromkeys((config.hash_seed, *SEEDS)):
-        for algo in algos:
-            for tagged in (True, False):
-                if (chain := EngineChain.from_config(algo, seed, tagged)) is not None:
-                    yield chain
-
-
-def fits(chain: EngineChain, event: BlocksStored) -> bool:
-    """Return whether `chain` gives the hash under which an engine stored a prompt's first block."""
-    first = chain.chain(None, event.token_ids[: event.block_tokens], event.block_tokens, salt=event.salt)
-    return [chain.event_hash(digest) for digest in first] == event.hashes[:1]
+    return list_chains(algos, dict.fromkeys((config.hash_seed, *SEEDS)))
 
 
 def _seeded(chain: EngineChain) -> str:

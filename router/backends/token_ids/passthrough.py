@@ -1,8 +1,9 @@
 """Token-id pass-through: decides which prompts go to engines with their token ids, which spares engines the tokenising.
 
 A prompt qualifies if it was tokenised here, whole, by a trusted tokenizer (`prompt/tokenization/tokenization.py`), if
-nothing in the request needs the engine to render it (`backends/vllm/token_ids.py`), and if the instance accepts ids
-(`support.py`).
+nothing in the request needs the engine to render it (`backends/vllm/token_ids.py`), if the instance accepts ids
+(`support.py`), and if it proved that it generates from the same ids (`prompt/tokenization/trust.py`): of texts that
+spell special tokens, too, or the prompt has no such text.
 
 An engine that gets ids reports *our* count, so such prompts cannot reveal wrong rendering: every answer would agree.
 Hence a shape of chat (`shape_of`) is passed only after an engine's own count agreed with ours on a prompt of that
@@ -19,8 +20,8 @@ it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
 
 from router.backends.token_ids.support import InstanceSupport, TokenIdSupport
 from router.backends.vllm.token_ids import refuses_ids
@@ -30,7 +31,7 @@ from router.prompt.prompt import Chat, Endpoint, Prompt, UnknownIds
 CHECK_EVERY = 64
 MAX_SHAPES = 256  # per model; the least recently seen are verified again
 
-Reason = Literal["distrusted", "unproven", "length", "prompt_text", "check", "refused"]
+Reason = Literal["distrusted", "unproven", "special_text", "length", "prompt_text", "check", "refused"]
 Shape = int  # a hash: short whatever the client sent, and not to be guessed, as CPython seeds the hashes of strings
 
 MAX_WORD_CHARS = 64  # longer values of template variables do not distinguish shapes
@@ -60,14 +61,22 @@ class PassthroughReport(NamedTuple):
     not_sent: Mapping[str, int]  # attempts that could have had them and went without, by `Reason`
 
 
-class TokenIdPassthrough:
-    """Decides for each attempt. `is_trusted` returns whether the local tokenizer of a base model is trusted; `on`
-    False: nothing is tried or passed.
-    """
+class ProvedIds(Protocol):
+    """Which ids are known to be what an engine generates from (`prompt/tokenization/tokenization.py`)."""
 
-    def __init__(self, support: TokenIdSupport, is_trusted: Callable[[str], bool], *, on: bool) -> None:
+    def source(self, model: str, endpoint: Endpoint) -> str | None:
+        """Return whose ids are used for prompts of `endpoint`: "local" are passed."""
+
+    def passes(self, model: str, instance: str, tokens: TokenizedPrompt) -> bool:
+        """Return whether a chat may go to `instance` with its ids."""
+
+
+class TokenIdPassthrough:
+    """Decides for each attempt. `on` False: nothing is tried or passed."""
+
+    def __init__(self, support: TokenIdSupport, proved: ProvedIds, *, on: bool) -> None:
         self._support = support
-        self._is_trusted = is_trusted
+        self._proved = proved
         self._on = on
         self._shapes: dict[str, dict[Shape, int]] = {}  # by model and shape: prompts sent with ids since the last check
         self._sent: Counter[str] = Counter()
@@ -107,12 +116,13 @@ class TokenIdPassthrough:
             return None
         shape = shape_of(source, adapter)
         accepting = [engine for engine in engines if self._support.accepts(engine.instance)]
-        fitting = frozenset(engine.instance for engine in accepting if fits(tokens, engine.context_tokens))
+        proved = [engine for engine in accepting if self._proved.passes(model, engine.instance, tokens)]
+        fitting = frozenset([engine.instance for engine in proved if fits(tokens, engine.context_tokens)])
         reason: Reason
-        if not self._is_trusted(model):
+        if self._proved.source(model, prompt.endpoint) != "local":
             reason = "distrusted"
         elif not fitting:
-            reason = "length" if accepting else "unproven"
+            reason = "length" if proved else self._why_unproved(model, accepting, tokens)
         elif prompt.returns_prompt_text:
             reason = "prompt_text"
         elif self._is_check(model, shape):
@@ -121,7 +131,14 @@ class TokenIdPassthrough:
             self._sent[model] += 1
             return PassthroughOffer(model, shape, tokens, fitting)
         self._not_sent[reason] += 1
+        if reason == "special_text":  # the engine's count may differ, and says nothing about its shape
+            return None
         return PassthroughOffer(model, shape, tokens, frozenset())
+
+    def _why_unproved(self, model: str, accepting: list[PassthroughTarget], tokens: TokenizedPrompt) -> Reason:
+        plain = tokens._replace(special_text=False)
+        passes = any(self._proved.passes(model, engine.instance, plain) for engine in accepting)
+        return "special_text" if passes else "unproven"
 
     def _is_check(self, model: str, shape: Shape) -> bool:
         """Return whether this prompt goes without ids as a check, and mark its shape as the most recently seen."""

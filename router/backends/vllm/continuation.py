@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from router.backends.vllm.disaggregation import PARAMS
-from router.prompt.body_rewrite import open_body
+from router.prompt.body_rewrite import UNREADABLE, open_body
 from router.prompt.prompt import Endpoint
 
 _MOST, _LEAST = ("max_tokens", "max_completion_tokens"), "min_tokens"
@@ -64,7 +64,7 @@ def text_continuation_body(endpoint: Endpoint, body: bytes, text: bytes, tokens:
     )
     if open_already or len(text) < _SHORTEST_BYTES:
         return "no_token_ids"
-    messages = msgspec.json.decode(members["messages"], type=list[Raw])
+    messages = msgspec.json.decode(members["messages"], type=list[Raw])  # was read as an array
     members["messages"] = Raw(msgspec.json.encode([*messages, Raw(b'{"role":"assistant","content":"%b"}' % text)]))
     members["add_generation_prompt"], members["continue_final_message"] = Raw(b"false"), Raw(b"true")
     return msgspec.json.encode(members)
@@ -94,4 +94,8 @@ def _number(field: Raw | None) -> int | None:
 
 
 def _value(field: Raw | None) -> Any:
-    return None if field is None else msgspec.json.decode(field)
+    """Return a field's value; None where it is missing or cannot be read, which the engine has refused already."""
+    try:
+        return None if field is None else msgspec.json.decode(field)
+    except UNREADABLE:
+        return None

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
+from router.errors import BadRequest
 from router.fleet.engine_limits import MAX_RANKS, NAME_CHARS
 from router.prompt.body_rewrite import open_body
 from router.prompt.prompt import Endpoint
@@ -69,12 +70,14 @@ def can_split(endpoint: Endpoint, body: bytes) -> bool:
     """Return whether one transfer of KV serves the whole request.
 
     The transfer is for one engine request: several prompts or sequences, beams, and the rounds of a server-side tool
-    would request it again and wait for KV that was already given away. Raises BadRequest for a body that is no JSON
-    object.
+    would request it again and wait for KV that was already given away. Nor is a body split that cannot be taken apart.
     """
     if endpoint not in _SET:
         return False
-    members = open_body(body, ()).members
+    try:
+        members = open_body(body, ()).members
+    except BadRequest:
+        return False
     return (
         not any(_value_start(members, name) not in _NO for name in _WHOLE_IF)
         and not any(_value_start(members, name) != b"null" for name in _WHOLE_IF_GIVEN)

@@ -29,6 +29,26 @@ class _Tokenized(msgspec.Struct):
     tokens: list[int]
 
 
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+
+
+class _Choice(msgspec.Struct):
+    prompt_token_ids: list[int] | None = None  # of a completion
+
+
+class _Answered(msgspec.Struct):
+    usage: _Usage | None = None
+    prompt_token_ids: list[int] | None = None  # of a chat
+    choices: list[_Choice] = []
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[int]
+
+
+_ANSWERED = msgspec.json.Decoder(_Answered)
+_RENDERED = msgspec.json.Decoder(_Rendered | list[_Rendered])
 _TOKENIZED = msgspec.json.Decoder(_Tokenized)  # typed: a million ids are checked in C
 
 
@@ -103,6 +123,39 @@ def read_tokenize(body: bytes) -> array[int] | None:
         return array("I", _TOKENIZED.decode(body).tokens)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
         return None
+
+
+def read_answered_prompt(body: bytes) -> tuple[array[int] | None, int | None]:
+    """Return the prompt's token ids and their number from a whole answer that was asked for with `return_token_ids`;
+    None for each that is missing: engines before 0.10.2 name no ids.
+    """
+    try:
+        answer = _ANSWERED.decode(body)
+        ids = answer.prompt_token_ids
+        if ids is None and answer.choices:
+            ids = answer.choices[0].prompt_token_ids
+        count = None if answer.usage is None else answer.usage.prompt_tokens
+        return None if ids is None else array("I", ids), count
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+        return None, None
+
+
+def read_rendered_prompt(body: bytes) -> array[int] | None:
+    """Return the prompt's token ids from `/v1/chat/completions/render`, or of one prompt from that of completions;
+    None if it cannot be read.
+    """
+    try:
+        answer = _RENDERED.decode(body)
+        rendered = answer if isinstance(answer, list) else [answer]
+        return array("I", rendered[0].token_ids) if len(rendered) == 1 else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+        return None
+
+
+def read_sleeping(body: bytes) -> bool:
+    """Return whether `GET /is_sleeping` (development mode only) says that the engine sleeps."""
+    answer = _json(body)
+    return isinstance(answer, dict) and answer.get("is_sleeping") is True
 
 
 def read_detokenize(body: bytes) -> str | None:

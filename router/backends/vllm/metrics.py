@@ -96,6 +96,7 @@ def _read(page: _Page) -> dict[int, Gauges]:
             _names(lora.get(b"waiting_lora_adapters")),
             loads.get(rank),
             _count(generated.get(rank)),
+            _number(caches.get(rank, {}).get(b"num_gpu_blocks"), MAX_CAPACITY_TOKENS),
         )
         for rank in ranks
     }

@@ -187,3 +187,6 @@ class EdgeConfig(Section):
     """top-level JSON fields that are removed from client requests"""
     strip_headers: list[str] = ["x-data-parallel-rank", "x-vllm-priority"]
     """headers that are removed from client requests; x-warmroute-* are always removed"""
+    cors_origins: list[str] = []
+    """origins whose pages may use the router in a browser (CORS), such as `https://chat.example.org`; `*`: any; []:
+    none, as vLLM's own default, and answers of engines keep the headers that their engine sets"""

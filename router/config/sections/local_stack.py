@@ -60,4 +60,4 @@ class LocalStackConfig(Section):
     logs_dir: PathName | None = None
     """folder of the logs, one file per process; null: `stack-logs` in the current folder"""
     start_timeout_s: Seconds = 180.0
-    """longest time until everything is ready, seconds; after it the start has failed"""
+    """longest time until everything is ready, seconds; what is not ready by then is started again, once"""

@@ -23,7 +23,7 @@ from router.control.status import Status
 from router.errors import NotFound, TooLarge, quote_name
 from router.proxy.asgi import read_body
 from router.request.error_body import InvalidRequest
-from router.request.public_api import CACHE_ROUTED, LOAD_ROUTED
+from router.request.public_paths import CACHE_ROUTED, LOAD_ROUTED
 from router.telemetry.record_query import RecordQuery
 
 HTML, JSON = "text/html", "application/json"

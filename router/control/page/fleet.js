@@ -20,6 +20,7 @@ export function troubles(cell) {
     const found = [];
     const add = (condition, level, text) => condition && found.push({ level, text });
     add(cell.state === "down", "bad", `down${cell.trouble ? `: ${cell.trouble}` : ""}`);
+    add(cell.panic, "bad", "served all the same: no other engine can answer (panic)");
     add(cell.state === "joining", "warn", `joining${cell.trouble ? `: ${cell.trouble}` : ""}`);
     add(cell.state === "draining", "off", cell.drained ? "drained by an operator" : "draining: its source says so");
     add(cell.breaker === "open", "bad", "breaker open: requests failed");
@@ -29,6 +30,7 @@ export function troubles(cell) {
     add(cell.distrust, "warn", `not trusted: ${cell.distrust}`);
     add(cell.stream === "lost", "warn", "its events were lost");
     add(cell.stream === "replaying", "warn", "its events are replayed");
+    add(cell.unplaced, "warn", `joined late: ${plural(cell.unplaced, "cached block")} of prompts that are not known yet`);
     add(cell.lag_ms > 2000, "warn", `events ${duration(cell.lag_ms)} late`);
     add(cell.pairable === false, "warn", "no decode engine can fetch from it yet");
     return found.sort((a, b) => RANK[b.level] - RANK[a.level]);

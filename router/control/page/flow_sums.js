@@ -6,6 +6,7 @@ const SUMMED = [
     "placed",
     "ended",
     "failed",
+    "blind",
     "returning",
     "stayed",
     "prompt",

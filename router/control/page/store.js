@@ -2,7 +2,7 @@
 
 const KEPT_POINTS = 900; // of each target's history, one per picture
 const TRIM = 300;
-const FLOW_FIELDS = ["start", "lane", "placed", "ended", "failed", "returning", "stayed", "prompt", "delivered",
+const FLOW_FIELDS = ["start", "lane", "placed", "ended", "failed", "blind", "returning", "stayed", "prompt", "delivered",
   "promisedPrompt", "predicted", "compared", "pool", "ttft", "own"]; // prettier-ignore
 const TARGET_FIELDS = [
     "target",

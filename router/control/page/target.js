@@ -121,6 +121,7 @@ function Facts({ cell, detail, flow }) {
                   ? "none"
                   : undefined,
         ],
+        ["blocks of unknown prompts", cell.joined_late ? count(cell.unplaced) : null],
         ["events late by", cell.lag_ms === null ? undefined : duration(cell.lag_ms)],
         ["breaker", cell.breaker],
         ["tokenizer", tokenizer(detail)],

@@ -7,6 +7,7 @@ import { lastSeconds, quantile } from "./flow_sums.js";
 const LATE_MS = 100; // of the event loop: a first token may wait as long
 const LAG_MS = 2000;
 const RECENT_S = 900;
+const BLIND_SHARE = 0.05; // of requests, placed without the ids of their prompts
 
 const verdict = (name, view, problems, fine) => {
     const level = problems.some((p) => p.level === "bad") ? "bad" : problems.length ? "warn" : (fine.level ?? "ok");
@@ -22,7 +23,7 @@ const verdict = (name, view, problems, fine) => {
 
 export function verdicts(store) {
     const cells = [...store.targets].map(([id, cell]) => ({ id, ...cell }));
-    return [engines(store, cells), events(cells), pool(store), policy(store), router(store)];
+    return [engines(store, cells), events(store, cells), pool(store), policy(store), router(store)];
 }
 
 function engines(store, cells) {
@@ -46,7 +47,7 @@ function engines(store, cells) {
     });
 }
 
-function events(cells) {
+function events(store, cells) {
     const joined = cells.filter((cell) => cell.state === "ready" || cell.state === "draining");
     const streams = joined.filter((cell) => cell.stream);
     const problems = [];
@@ -73,6 +74,17 @@ function events(cells) {
         "bad",
         "hits caches that the index does not know",
     );
+    list(
+        streams.filter((cell) => cell.unplaced),
+        "warn",
+        "joined late: cached prompts that are not known yet",
+    );
+    const sum = lastSeconds(store, 300);
+    if (sum && sum.blind > BLIND_SHARE * sum.placed)
+        problems.push({
+            level: "warn",
+            text: `${share(sum.blind / sum.placed)} of requests placed without token ids`,
+        });
     if (off && streams.length) problems.push({ level: "warn", text: `${plural(off, "target")} without events` });
     if (!streams.length)
         return verdict("Events", "fleet", problems, {

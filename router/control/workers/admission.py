@@ -120,7 +120,7 @@ class SyncedAdmission:
         return AdmissionAsked(
             number,
             served.base,
-            derive_session(prompt),
+            derive_session(prompt, self._scheduler.conversations),
             None if known is None else len(known.ids),
             known is not None,
             None if known is None else sample_prefix(known),

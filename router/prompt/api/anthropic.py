@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from router.prompt.api.field_values import is_present, require, text_of, value
+from router.prompt.api.field_values import is_present, require, short_value, text_of, value
 from router.prompt.api.fields import BodyFields, Part
 from router.prompt.api.openai import ChatRequest, chat_prompt, template_kwargs, template_tool, unknown_ids
 from router.prompt.prompt import PromptFields
@@ -30,6 +30,7 @@ class MessagesFields(BodyFields):
     messages: Part = UNSET
     system: Part = UNSET
     tools: Part = UNSET
+    tool_choice: Part = UNSET
     thinking: Part = UNSET
     output_config: Part = UNSET
     chat_template_kwargs: Part = UNSET
@@ -55,7 +56,9 @@ def read_messages(fields: MessagesFields) -> PromptFields:
         tools = _tools(value(fields.tools, "tools"))
     except _Refused as refused:
         return unknown_ids(str(refused))
-    return chat_prompt(ChatRequest(chat, tools, kwargs), anthropic=True)
+    choice = short_value(fields.tool_choice)
+    declined = isinstance(choice, dict) and choice.get("type") == "none"
+    return chat_prompt(ChatRequest(chat, tools, kwargs, tools_declined=declined), anthropic=True)
 
 
 def _effort(fields: MessagesFields) -> str | None:

@@ -27,6 +27,7 @@ from msgspec import UNSET, Raw
 
 from router.prompt.answer_tail import STOP_CHARS, StopStrings
 from router.prompt.api.fields import Part
+from router.prompt.body_rewrite import UNREADABLE
 from router.prompt.prompt import Endpoint
 
 Uncontinuable = Literal[
@@ -126,7 +127,7 @@ def _decode(field: Any) -> Any:
     """Return the value of a field; None if it is missing, or not valid."""
     try:
         return msgspec.json.decode(field) if isinstance(field, Raw) else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

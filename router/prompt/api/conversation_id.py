@@ -1,109 +1,221 @@
-"""Identifies conversations without a session id: a digest of how they begin, which every turn sends again.
+"""Reads how far a conversation without a session id has come: digests of what every turn sends again.
 
-    chats, messages, responses   system prompt and all content up to the end of the first user message
-    completions                  the first 2,048 characters, or the first 512 token ids
+    chats, messages, responses   one for each turn: the system prompt and all content up to its end
+    completions                  one: of the first 2,048 characters, or the first 512 token ids
 
-Conversations that begin alike share a digest, and a completion shorter than that changes it by growing: enough to keep
-turns together, not to tell users apart. Differences between turns without meaning are ignored: cache breakpoints, one
-text or a list with one text in it, and a billing line.
+A turn ends where an answer follows, or with the last message; the first one has a user's message. So the last digest of
+a request is among those of the next one, unless the client changed its history. `scheduling/conversations.py` makes one
+conversation of them.
 
-Reads the forwarded body, only its first part and only on demand: the prompt may never have been read otherwise
-(`Prompt.source` may be unread). Malformed content is left to the engine to refuse. How much is read is bounded, as this
-happens on the event loop: `MAX_MESSAGES`, `MAX_ITEM_BYTES`.
+Differences between turns without meaning are ignored: cache breakpoints, one text or a list with one text in it, a
+billing line, and reasoning, which clients drop from earlier answers. Of answers only the content counts, not the calls
+of tools, whose results follow.
+
+Reads the forwarded body, and only on demand: the prompt may never have been read otherwise (`Prompt.source` may be
+unread). Texts are hashed as JSON, and not decoded. Malformed content is left to the engine to refuse. How much is read
+is bounded, as this happens on the event loop: `MAX_MESSAGES`, `MAX_BYTES`. Further turns count as the last one that was
+read. The hash is a fast one: who makes two conversations collide gains no more than who gives both one name.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from hashlib import blake2b
-from typing import Any
 
 import msgspec
 from msgspec import Raw
+from xxhash import xxh3_128
 
 from router.prompt.api.anthropic import BILLING
+from router.prompt.body_rewrite import UNREADABLE
 from router.prompt.prompt import Endpoint, Prompt
 
-DIGEST_BYTES = 16
 TEXT_CHARACTERS = 2048
 IDS = 512
-MAX_MESSAGES = 200  # up to the first of a user
-MAX_ITEM_BYTES = 1024 * 1024  # of a longer message or prompt the first part stands for all of it, as it was sent
-NOT_READABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MAX_MESSAGES = 512
+MAX_BYTES = 1024 * 1024  # of messages, of a system prompt and of a prompt; what begins before counts to there
 
 
-class _Parts(msgspec.Struct):
-    """Members that a body of the four endpoints may begin with."""
+class _Message(msgspec.Struct, gc=False):
+    """Members of a message, or of an item of a response's input."""
 
-    messages: Raw = Raw(b"")
+    role: Raw = Raw(b"")
+    type: Raw = Raw(b"")
+    content: Raw = Raw(b"")
+    output: Raw = Raw(b"")  # of a tool
+
+
+class _ChatBody(msgspec.Struct, gc=False):
+    """Members of a chat's body, read in one pass."""
+
+    messages: list[_Message] = []
     system: Raw = Raw(b"")
-    prompt: Raw = Raw(b"")
+
+
+class _ResponsesBody(msgspec.Struct, gc=False):
+    """Members of a body of `/v1/responses`."""
+
     input: Raw = Raw(b"")
     instructions: Raw = Raw(b"")
-    previous_response_id: Any = None
+    previous_response_id: Raw = Raw(b"null")
 
 
-_PARTS = msgspec.json.Decoder(_Parts)
+class _CompletionBody(msgspec.Struct, gc=False):
+    """The member of a completion's body that counts."""
+
+    prompt: Raw = Raw(b"")
+
+
+_CHAT = msgspec.json.Decoder(_ChatBody)
+_RESPONSES = msgspec.json.Decoder(_ResponsesBody)
+_COMPLETION = msgspec.json.Decoder(_CompletionBody)
+_MESSAGES = msgspec.json.Decoder(list[_Message])
 _ITEMS: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
+_MEMBERS: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
 _ID_LIST = re.compile(rb"\[\s*\d")
+_USER, _ASSISTANT, _NULL, _REASONING = b'"user"', b'"assistant"', b"null", b'"reasoning"'
+_THOUGHTS = (_REASONING, b'"thinking"', b'"redacted_thinking"')
+_BILLING = b'"' + BILLING.encode()
 
 
-def conversation_digest(prompt: Prompt) -> bytes | None:
-    """Return 16 bytes that stay the same on every turn of a conversation; `None` if it cannot be identified.
+def read_turns(prompt: Prompt) -> list[bytes]:
+    """Return a digest (16 bytes) for each turn so far, the present one last; none where a conversation cannot be
+    identified.
 
     That is so before the first user message, where the beginning is stored by the engine (`previous_response_id`), and
     at endpoints without conversations.
     """
     read = _READERS.get(prompt.endpoint)
     if read is None:
-        return None
+        return []
     try:
-        pieces = read(_PARTS.decode(prompt.body))
-    except NOT_READABLE:
-        return None
-    if pieces is None:
-        return None
-    digest = blake2b(digest_size=DIGEST_BYTES)
-    for piece in pieces:
-        digest.update(b"%d:" % len(piece))  # keeps different sequences of pieces from giving the same bytes
-        digest.update(piece)
-    return digest.digest()
+        return read(prompt.body)
+    except UNREADABLE:
+        return []
 
 
-def _responses(parts: _Parts) -> list[bytes] | None:
-    if parts.previous_response_id is not None:
-        return None
-    if bytes(memoryview(parts.input)[:1]) == b'"':
-        return [*_read_texts(parts.instructions), b"user", *_read_texts(parts.input)]
-    return _to_first_user(parts.input, parts.instructions)
+def _chat(body: bytes) -> list[bytes]:
+    return _read_messages(_CHAT.decode(body).messages, xxh3_128())
 
 
-def _completion(parts: _Parts) -> list[bytes] | None:
-    """Return the pieces of a completion; the first one of several prompts."""
-    prompt = parts.prompt
-    head = bytes(memoryview(prompt)[:64])
+def _messages(body: bytes) -> list[bytes]:
+    parts = _CHAT.decode(body)
+    return _read_messages(parts.messages, _begin(parts.system))
+
+
+def _responses(body: bytes) -> list[bytes]:
+    parts = _RESPONSES.decode(body)
+    if bytes(parts.previous_response_id) != _NULL:
+        return []
+    digest = _begin(parts.instructions)
+    if _raw(parts.input, 1) == b'"':
+        return _read_messages([_Message(Raw(_USER), content=parts.input)], digest)
+    return _read_messages(_MESSAGES.decode(parts.input), digest)
+
+
+def _begin(system: Raw) -> xxh3_128:
+    """Return the hash of a system prompt."""
+    digest = xxh3_128()
+    if len(memoryview(system)) > MAX_BYTES:
+        _add(digest, _raw(system, MAX_BYTES))
+    else:
+        _add_content(digest, bytes(system))
+    return digest
+
+
+def _read_messages(messages: list[_Message], digest: xxh3_128) -> list[bytes]:
+    """Add messages to a hash, and return its digest at the end of each turn."""
+    ends: list[bytes] = []
+    begun = has_user = False  # `begun`: the client's side has added something since the last answer
+    left = MAX_BYTES
+    for message in messages[:MAX_MESSAGES]:
+        role, kind, content = bytes(message.role), bytes(message.type), message.content
+        if kind == _REASONING:
+            continue
+        if role == _ASSISTANT or (not role and not kind.endswith(b'_output"')):
+            if begun and has_user:
+                ends.append(digest.digest())
+            begun = False
+        else:
+            begun = True
+            has_user = has_user or role == _USER
+            if not role:
+                content = message.output
+        _add(digest, role or kind)
+        if (size := len(memoryview(content))) > left:
+            _add(digest, _raw(content, left))
+            return [*ends, digest.digest()]
+        left -= size
+        _add_content(digest, bytes(content))
+    if begun and has_user:
+        ends.append(digest.digest())
+    return ends
+
+
+def _add(digest: xxh3_128, piece: bytes) -> None:
+    """Add a piece, with what keeps different sequences of pieces from being the same bytes."""
+    digest.update(b"%d:" % len(piece))
+    digest.update(piece)
+
+
+def _add_content(digest: xxh3_128, content: bytes) -> None:
+    """Add the texts of a message's content, and its other parts but for thoughts."""
+    if content.startswith(b'"'):
+        _add_text(digest, content)
+    elif content.startswith(b"["):
+        for part in _ITEMS.decode(content):
+            _add_part(digest, bytes(part))
+    else:
+        _add_part(digest, content)
+
+
+def _add_part(digest: xxh3_128, part: bytes) -> None:
+    if part.startswith(b'"'):
+        _add_text(digest, part)
+    elif part.startswith(b"{"):
+        members = _MEMBERS.decode(part)
+        text = bytes(members.get("text", b""))
+        if text.startswith(b'"'):
+            _add_text(digest, text)
+        elif bytes(members.get("type", b"")) not in _THOUGHTS:
+            for name in sorted(members.keys() - {"cache_control"}):
+                _add(digest, name.encode())
+                _add(digest, bytes(members[name]))
+
+
+def _add_text(digest: xxh3_128, text: bytes) -> None:
+    """Add a text, which is JSON."""
+    if text.startswith(_BILLING):
+        text = msgspec.json.encode(msgspec.json.decode(text, type=str).partition("\n")[2])
+    if text != b'""':
+        _add(digest, text)
+
+
+def _completion(body: bytes) -> list[bytes]:
+    """Return the digest of a completion; of the first one of several prompts."""
+    prompt = _COMPLETION.decode(body).prompt
+    head = _raw(prompt, 64)
     if head.startswith(b"[") and not _ID_LIST.match(head):
-        items = _ITEMS.decode(prompt) if len(memoryview(prompt)) <= MAX_ITEM_BYTES else None
+        items = _ITEMS.decode(prompt) if len(memoryview(prompt)) <= MAX_BYTES else None
         if not items:
-            return None
-        prompt, head = items[0], bytes(memoryview(items[0])[:64])
+            return []
+        prompt, head = items[0], _raw(items[0], 64)
     if head.startswith(b'"'):
-        text = _first_characters(prompt)
-        return [b"text", text.encode()] if text else None
-    return [b"ids", _first_ids(prompt)] if _ID_LIST.match(head) else None
+        kind, content = b"text", _first_characters(prompt).encode()
+    else:
+        kind, content = b"ids", _first_ids(prompt) if _ID_LIST.match(head) else b""
+    return [xxh3_128(kind + b":" + content).digest()] if content else []
 
 
 def _first_characters(text: Raw) -> str:
     """Return the first characters of a JSON string, cut before parsing. A character has at most 12 bytes (two escapes),
     and may not be cut in two.
     """
-    raw = bytes(memoryview(text)[: 1 + 12 * TEXT_CHARACTERS])
+    raw = _raw(text, 1 + 12 * TEXT_CHARACTERS)
     if len(raw) < len(memoryview(text)):
         for end in range(len(raw), len(raw) - 12, -1):
-            with suppress(*NOT_READABLE):
+            with suppress(*UNREADABLE):
                 return msgspec.json.decode(raw[:end] + b'"', type=str)[:TEXT_CHARACTERS]
     return msgspec.json.decode(raw, type=str)[:TEXT_CHARACTERS]
 
@@ -112,56 +224,20 @@ def _first_ids(ids: Raw) -> bytes:
     """Return the first ids as JSON, cut before parsing: 80,000 ids take two milliseconds. An id and its comma have at
     most 12 bytes; if more space between them makes that too short, more is read.
     """
-    pieces = bytes(memoryview(ids)[1 : 1 + 12 * IDS]).split(b",", IDS)
+    pieces = _raw(ids, 1 + 12 * IDS)[1:].split(b",", IDS)
     if len(pieces) <= IDS:
-        pieces = _beginning(ids)[1:].rstrip(b"] \t\r\n").split(b",")
+        pieces = _raw(ids, MAX_BYTES)[1:].rstrip(b"] \t\r\n").split(b",")
     return b",".join(piece.strip() for piece in pieces[:IDS])
 
 
-def _to_first_user(items: Raw, system: Raw | None = None) -> list[bytes] | None:
-    """Return roles and texts up to the first user message; `None` if there is none."""
-    pieces = [] if system is None else list(_read_texts(system))
-    for item in _ITEMS.decode(items)[:MAX_MESSAGES]:
-        if len(memoryview(item)) > MAX_ITEM_BYTES:
-            return [*pieces, _beginning(item)]
-        message = msgspec.json.decode(item)
-        if not isinstance(message, dict):
-            return None
-        role = message.get("role")
-        pieces.append(str(role).encode())
-        pieces += _texts(message.get("content"))
-        if role == "user":
-            return pieces
-    return None
+def _raw(part: Raw, limit: int) -> bytes:
+    """Return the first bytes of a part of the body."""
+    return bytes(memoryview(part)[:limit])
 
 
-def _read_texts(system: Raw) -> Iterable[bytes]:
-    if len(memoryview(system)) > MAX_ITEM_BYTES:
-        return (_beginning(system),)
-    return _texts(msgspec.json.decode(system)) if len(memoryview(system)) else ()
-
-
-def _beginning(item: Raw) -> bytes:
-    return bytes(memoryview(item)[:MAX_ITEM_BYTES])
-
-
-def _texts(content: Any) -> Iterator[bytes]:
-    """Yield the texts of a message's content, and its other parts as JSON."""
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) else part
-        if isinstance(text, str):
-            if text.startswith(BILLING):
-                text = text.partition("\n")[2]
-            if text:
-                yield text.encode()
-        elif isinstance(part, dict):
-            kept = {name: value for name, value in part.items() if name != "cache_control"}
-            yield json.dumps(kept, sort_keys=True).encode()
-
-
-_READERS: dict[Endpoint, Callable[[_Parts], list[bytes] | None]] = {
-    Endpoint.CHAT: lambda parts: _to_first_user(parts.messages),
+_READERS: dict[Endpoint, Callable[[bytes], list[bytes]]] = {
+    Endpoint.CHAT: _chat,
     Endpoint.COMPLETIONS: _completion,
     Endpoint.RESPONSES: _responses,
-    Endpoint.MESSAGES: lambda parts: _to_first_user(parts.messages, parts.system),
+    Endpoint.MESSAGES: _messages,
 }

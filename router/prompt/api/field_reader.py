@@ -1,18 +1,23 @@
-"""Reads the fields of a body in one parse, and detects those that clients may not set."""
+"""Reads the fields of a body in one parse, and detects those that clients may not set.
+
+Engines read bodies with pydantic, which converts: 1 and "yes" are true, true and "7" are numbers. So they are here, in
+a second parse of bodies that are refused without it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
+from router.prompt.api.field_values import short_value
 from router.prompt.api.fields import BodyFields, Part
-from router.prompt.body_rewrite import not_json
+from router.prompt.body_rewrite import UNREADABLE, as_flag, not_json, open_body
 
 F = TypeVar("F", bound=BodyFields)
 _FIELD_OF = re.compile(r"\$\.(\w+)")
@@ -29,6 +34,10 @@ class FieldReader(Generic[F]):
         unread = [(f"strip_{i}", name) for i, name in enumerate(sorted(strip))]
         members = [(attribute, Part, msgspec.field(name=name, default=UNSET)) for attribute, name in unread]
         own = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+        kinds = {name: get_args(field.type) or (field.type,) for name, field in own.items()}
+        self._converts: dict[str, Callable[[object], bytes | None]]
+        self._converts = {name: _as_flag for name, types in kinds.items() if bool in types}
+        self._converts |= {name: _as_number for name, types in kinds.items() if int in types}
         # A name that is read here too is detected if the field is UNSET without it; otherwise every body counts as one
         # that has it.
         both = [own[name] for _, name in unread if name in own]
@@ -53,11 +62,27 @@ class FieldReader(Generic[F]):
         try:
             return cast(F, self._decoder.decode(raw))
         except msgspec.ValidationError as error:
+            if (relaxed := self._read_relaxed(raw)) is not None:
+                return relaxed
             if (field := _FIELD_OF.search(str(error))) is None:
                 raise not_json(error) from None
             raise BadRequest(f"`{field[1]}`: {error}", param=field[1]) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise not_json(error) from None
+
+    def _read_relaxed(self, raw: bytes) -> F | None:
+        """Return the fields of a body in which flags and numbers have a type that engines convert; None if that is not
+        what is wrong with it.
+        """
+        changes: dict[str, Raw] = {}
+        members = open_body(raw, ()).members
+        for name, convert in self._converts.items():
+            if name in members and (converted := convert(short_value(members[name]))) is not None:
+                changes[name] = Raw(converted)
+        try:
+            return cast(F, self._decoder.decode(msgspec.json.encode({**members, **changes}))) if changes else None
+        except UNREADABLE:
+            return None
 
     def _read_whole(self, raw: bytes) -> F | None:
         """Return the fields of a body that has only fields which are known here; None for every other one."""
@@ -65,7 +90,7 @@ class FieldReader(Generic[F]):
             return None
         try:
             return cast(F, self._whole_decoder.decode(raw))
-        except msgspec.ValidationError:  # or as in `read`
+        except UNREADABLE:  # other fields, or as in `read`, which finds out why
             return None
 
     def read_checked(self, fields: F) -> dict[str, Any] | None:
@@ -86,3 +111,19 @@ class FieldReader(Generic[F]):
             if getattr(fields, attribute) is not UNSET:
                 return True
         return self._blind
+
+
+def _as_flag(value: object) -> bytes | None:
+    """Return a flag as engines read it, in JSON; None for what they refuse."""
+    flag = as_flag(value)
+    return None if flag is None else b"true" if flag else b"false"
+
+
+def _as_number(value: object) -> bytes | None:
+    """Return a whole number as engines read it, in JSON; None for what they refuse."""
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return b"%d" % int(value)
+    try:
+        return b"%d" % int(value) if isinstance(value, str) else None
+    except ValueError:
+        return None

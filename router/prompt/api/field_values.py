@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
 from router.prompt.api.fields import Part
+from router.prompt.body_rewrite import UNREADABLE
 
 SHORT_BYTES: Final = 16 * 1024
 LARGEST: Final = 2**53  # larger numbers are not exact in every JSON reader and are taken for mistakes
@@ -44,7 +45,7 @@ def value(part: Part, name: str) -> Any:
         return None
     try:
         return msgspec.json.decode(part)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _read_as_python(part, name)
 
 
@@ -63,7 +64,7 @@ def short_value(part: Part) -> Any:
         return None
     try:
         return msgspec.json.decode(part)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

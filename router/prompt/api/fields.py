@@ -20,8 +20,10 @@ class BodyFields(msgspec.Struct):
     stream: bool | None = False
     cache_salt: str | UnsetType | None = UNSET
     session_id: Part = UNSET
+    prompt_cache_key: Part = UNSET
     user: Part = UNSET
     metadata: Part = UNSET
+    safety_identifier: Part = UNSET
     vllm_xargs: Part = UNSET
     priority: Part = UNSET
     max_tokens: Part = UNSET

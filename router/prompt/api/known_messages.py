@@ -18,6 +18,8 @@ from router.errors import BadRequest
 from router.prompt.api.field_values import value
 from router.prompt.api.fields import Part
 from router.prompt.api.messages import has_media, normalise
+from router.prompt.body_rewrite import UNREADABLE
+from router.prompt.common_prefix import common_length
 from router.prompt.known_prompt import FindKnown, ReadMessages
 
 LEAST_BYTES = 16 * 1024  # shorter arrays are read in 0.1 ms
@@ -33,28 +35,15 @@ def read_messages(part: Part, find: FindKnown) -> ReadMessages | None:
     read = find(bytes(part))
     known = read.known
     if known is not None:
-        count = bisect_right(known.ends, _common_bytes(known.raw, read.raw))
+        whole = read.raw.startswith(known.raw)  # mostly: a next turn
+        count = bisect_right(known.ends, len(known.raw) if whole else common_length(known.raw, read.raw))
         read.ends, read.messages = known.ends[:count], known.messages[:count]
         read.sizes = known.sizes[:count]
         read.known_messages = count
     try:
         return read if _read_rest(read) else None
-    except (BadRequest, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (BadRequest, *UNREADABLE):
         return None
-
-
-def _common_bytes(one: bytes, other: bytes) -> int:
-    """Return the length of what both begin with."""
-    if other.startswith(one):
-        return len(one)
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _read_rest(read: ReadMessages) -> bool:

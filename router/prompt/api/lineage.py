@@ -10,16 +10,21 @@ request names tells all three; rows are never mixed, so that a gateway's names d
     3  x-claude-code-session-id, -agent-id           -parent-agent-id, the session  x-claude-code-session-id
     4  thread-id, session-id                         x-codex-parent-thread-id       session-id
     5  vllm_xargs.agentic_context: program_id        parent_program_id              task_id, root_program_id
-    6  session_id, user, metadata.user_id (body)     none                           the session
+    6  session_id, conversation, prompt_cache_key,   none                           the session
+       user, metadata.user_id, safety_identifier
 
 Where a row names no program it is the parent, and without a parent the session itself. Rows 1 and 2 name only the
 direct parent: a family with sub-agents of sub-agents counts as several. An agent's id of Claude Code is unique in its
-session only, so both make the name.
+session only, so both make the name. Row 6 is of the body, and its first name counts: those of conversations come before
+those of users. `conversation` (a name, or an object with an `id`) is of `/v1/responses` only. A `prompt_cache_key` may
+be a whole family's: Codex gives its sub-agents that of their parent, and row 4 tells them apart.
 
 Sources: 1 https://github.com/anomalyco/opencode/pull/12932, 2 https://docs.nvidia.com/dynamo/dev/agents/session-i-ds,
 3 https://code.claude.com/docs/en/llm-gateway-protocol and https://github.com/anthropics/claude-code/issues/49205,
 4 https://github.com/ai-dynamo/dynamo/pull/12331 (Codex: threads of one run share its session-id),
-5 https://github.com/vllm-project/router/pull/286, where a "program" is what is called a session here.
+5 https://github.com/vllm-project/router/pull/286, where a "program" is what is called a session here,
+6 https://platform.openai.com/docs/guides/prompt-caching: `prompt_cache_key` takes the place of `user` for caching, and
+`safety_identifier` for telling users apart.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ import msgspec
 
 from router.prompt.api.field_values import SHORT_BYTES, short_value, text_of
 from router.prompt.api.fields import Part
+from router.prompt.body_rewrite import UNREADABLE
 
 SESSION, PARENT = b"x-session-id", b"x-parent-session-id"
 DYNAMO_SESSION, DYNAMO_PARENT = b"x-dynamo-session-id", b"x-dynamo-parent-session-id"
@@ -77,7 +83,7 @@ def read_context_lineage(xargs: Part) -> Lineage | None:
     if isinstance(context, str) and len(context) <= SHORT_BYTES:
         try:
             context = msgspec.json.decode(context)
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             return None
     if (name := as_name(_member(context, "program_id"))) is None:
         return None

@@ -42,6 +42,46 @@ def has_media(messages: list[Message]) -> bool:
     return any(part["type"] == MEDIA for message in messages for part in message["content"])
 
 
+def find_image(messages: list[Any]) -> int:
+    """Return the number of the first message with media, of messages that were normalised; the last one's if none."""
+    return next((n for n, message in enumerate(messages) if any(map(_is_media, _parts(message)))), len(messages) - 1)
+
+
+def replace_images(messages: list[Any], part: Message) -> list[Any] | None:
+    """Return messages that were normalised with `part` in the place of each image; `None` if there are other media."""
+    replaced = []
+    for message in messages:
+        if media := [one for one in _parts(message) if _is_media(one)]:
+            if not all(map(_is_image, media)):
+                return None
+            message = message | {"content": [part if _is_media(one) else one for one in message["content"]]}
+        replaced.append(message)
+    return replaced
+
+
+def _parts(message: Message) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def _is_media(part: Any) -> bool:
+    """Return whether a content part, of a type that is a string or missing, becomes `MEDIA`."""
+    return isinstance(part, dict) and _modality(part) is not None
+
+
+def _is_image(part: Message) -> bool:
+    return _modality(part) == "image"
+
+
+def _modality(part: Message) -> str | None:
+    """Return the type under which templates see a part that is no text; `None` for one that is."""
+    kind = part.get("type")
+    keys = sorted(_MEDIA_KEYS.intersection(part)) if kind is None else [kind] if kind in _MEDIA_KEYS else []
+    if not keys:
+        return None
+    return "image" if keys[0] in _IMAGE_KEYS else "audio" if "audio" in keys[0] else "video"
+
+
 def _message(message: Any, validated: bool) -> Message | None:
     if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         return None
@@ -105,9 +145,8 @@ def _part(part: Any) -> Message | None:
         return {"type": "text", "text": text} | {k: v for k, v in part.items() if k not in _KNOWN_PART_KEYS}
     if plain and kind == "tool_reference":
         return {"type": "tool_reference", "name": part["name"]} if isinstance(part.get("name"), str) else None
-    if kind in _MEDIA_KEYS or (kind is None and not _MEDIA_KEYS.isdisjoint(part)):
-        return {"type": MEDIA}
-    return None
+    modality = _modality(part)
+    return None if modality is None else {"type": MEDIA, "modality": modality}
 
 
 def _keep_after_billing(normal: Message, part: Any) -> bool:

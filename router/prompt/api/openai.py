@@ -14,10 +14,11 @@ import msgspec
 from msgspec import UNSET
 
 from router.errors import BadRequest
-from router.prompt.api.field_values import is_present, require, starts_with, value
+from router.prompt.api.field_values import is_present, require, short_value, starts_with, value
 from router.prompt.api.fields import BodyFields, Part
 from router.prompt.api.known_messages import read_messages
 from router.prompt.api.messages import has_media, normalise
+from router.prompt.body_rewrite import UNREADABLE
 from router.prompt.known_prompt import FindKnown, ReadMessages
 from router.prompt.prompt import Chat, Ids, PromptFields, Text, UnknownIds
 
@@ -27,18 +28,32 @@ _TEXTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[str])
 _TOKEN_LISTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[list[TokenId]])
 MAX_VARIABLES = 64
 _HF_ARGUMENTS = {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "conversation"}
-_NOT_VARIABLES = _HF_ARGUMENTS | {
-    *("tokenizer_kwargs", "return_assistant_tokens_mask"),
-    *("add_generation_prompt", "continue_final_message", "messages"),
-}  # parameters of Hugging Face's function or of the request itself, never template variables
+JINJA_GLOBALS = frozenset(("range", "dict", "lipsum", "cycler", "joiner", "namespace"))  # engines drop these variables
+_NOT_VARIABLES = (
+    _HF_ARGUMENTS
+    | JINJA_GLOBALS
+    | {
+        *("tokenizer_kwargs", "return_assistant_tokens_mask"),
+        *("add_generation_prompt", "continue_final_message", "messages"),
+    }
+)  # parameters of Hugging Face's function or of the request itself, never template variables
 
 
-class ChatFields(BodyFields):
+class _AnswerFields(BodyFields):
+    """Fields by which one prompt gets several answers."""
+
+    n: Part = UNSET
+    best_of: Part = UNSET
+    use_beam_search: Part = UNSET
+
+
+class ChatFields(_AnswerFields):
     """Fields of a chat completion's body."""
 
     stream_options: Part = UNSET
     messages: Part = UNSET
     tools: Part = UNSET
+    tool_choice: Part = UNSET
     chat_template: Part = UNSET
     chat_template_kwargs: Part = UNSET
     documents: Part = UNSET
@@ -52,7 +67,7 @@ class ChatFields(BodyFields):
     return_prompt_text: Part = UNSET
 
 
-class CompletionFields(BodyFields):
+class CompletionFields(_AnswerFields):
     """Fields of a completion's body."""
 
     stream_options: Part = UNSET
@@ -63,7 +78,15 @@ class CompletionFields(BodyFields):
     truncate_prompt_tokens: int | None = None
     prompt_logprobs: int | None = None
     logprobs: int | None = None
-    echo: bool = False
+    echo: bool | None = False
+
+
+def has_several_answers(fields: ChatFields | CompletionFields) -> bool:
+    """Return whether the engine computes several answers to the prompt, each with the blocks of the others."""
+    if fields.n is UNSET and fields.best_of is UNSET and fields.use_beam_search is UNSET:
+        return False
+    counts = short_value(fields.n), short_value(fields.best_of)
+    return any(count not in (None, 1, "1") for count in counts) or bool(short_value(fields.use_beam_search))
 
 
 def check_chat(fields: ChatFields) -> None:
@@ -90,7 +113,9 @@ def read_chat(fields: ChatFields, find: FindKnown | None = None) -> PromptFields
     tools = template_tools(value(fields.tools, "tools"))
     read = None if find is None else read_messages(fields.messages, find)
     messages = value(fields.messages, "messages") if read is None else []
-    request = ChatRequest(messages, tools, kwargs, fields.add_generation_prompt, fields.continue_final_message, read)
+    declined = short_value(fields.tool_choice) == "none"
+    ends = fields.add_generation_prompt, fields.continue_final_message
+    request = ChatRequest(messages, tools, kwargs, *ends, read=read, tools_declined=declined)
     return chat_prompt(request, add_special_tokens=fields.add_special_tokens)
 
 
@@ -125,6 +150,7 @@ class ChatRequest(NamedTuple):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     read: ReadMessages | None = None  # in place of `messages`
+    tools_declined: bool = False
 
 
 def chat_prompt(
@@ -149,6 +175,7 @@ def chat_prompt(
         has_media=read is None and has_media(messages),
         anthropic=anthropic,
         read=read,
+        tools_declined=request.tools_declined and request.tools is not None,
     )
     if read is not None:
         return PromptFields(source, {})
@@ -180,10 +207,12 @@ def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = 
 
 
 def template_tools(tools: Any) -> list[dict[str, Any]] | UnknownIds | None:
-    """Return tools as the template sees them: known fields in a fixed order, `None` for missing ones."""
+    """Return tools as the template sees them: known fields in a fixed order, `None` for missing ones. No tools are not
+    the same as an empty list, which vLLM takes before some version, passes to the template, and has refused since.
+    """
     if tools is None:
         return None
-    if not isinstance(tools, list) or not tools:
+    if not isinstance(tools, list):
         return UnknownIds("tools")
     converted = []
     for tool in tools:
@@ -222,6 +251,6 @@ def _prompts(part: Part) -> list[Any]:
     for decoder in (_TOKEN_IDS, _TEXTS, _TOKEN_LISTS):
         try:
             return decoder.decode(part)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             continue
     raise BadRequest("`prompt` must be a string, token ids, or an array of either", param="prompt")

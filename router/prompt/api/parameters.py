@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequest
+from router.prompt.body_rewrite import UNREADABLE
 from router.prompt.prompt import Endpoint
 
 NULL = b"null"
@@ -85,5 +86,5 @@ def _is_given(members: Mapping[str, Raw], name: str) -> bool:
 def _read_length(name: str, raw: Raw) -> int:
     try:
         return msgspec.json.decode(raw, type=int)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         raise BadRequest(f"`{name}` must be a whole number", param=name) from None

@@ -33,6 +33,7 @@ from router.prompt.api.openai import (
     CompletionFields,
     check_chat,
     check_completion,
+    has_several_answers,
     read_chat,
     read_completion,
     unknown_ids,
@@ -40,6 +41,7 @@ from router.prompt.api.openai import (
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
 from router.prompt.api.size_limits import LARGE_BODY_BYTES, check_elements, exceeds
 from router.prompt.body_rewrite import SALT, AnswerRequest, Asked, ask_engine, open_body, set_salt
+from router.prompt.form_data import edit_fields, is_form, open_form, read_delimiter, read_text
 from router.prompt.known_prompt import FindKnown
 from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
 from router.tenants.isolation import CacheScope
@@ -48,7 +50,8 @@ CHAT: Final = Endpoint.CHAT  # Python 3.11 runs code of its own at each look at 
 TTFT, TPOT = b"x-slo-ttft-ms", b"x-slo-tpot-ms"
 LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
 CONTINUE = b"x-warmroute-continue"  # `off`: the client does not want the answer carried on by another engine
-SALTED_OTHERS = frozenset(("/v1/embeddings", "/v1/rerank", "/v1/score"))  # engines compute and cache their prompts
+RERANK: Final = ("/v1/rerank", "/rerank", "/v2/rerank")  # vLLM's names for one endpoint
+SALTED_OTHERS: Final = frozenset(("/v1/embeddings", *RERANK, "/v1/score"))  # engines compute and cache their prompts
 NAMES: Final = SESSION_HEADERS | {TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT, CONTINUE}
 
 
@@ -140,6 +143,8 @@ def read_prompt(
     the prompt's salt, and the names in it, are its own.
     """
     format_ = _FORMATS.get(path)
+    if format_ is None and is_form(content_type) and body:
+        return _read_form(path, content_type or "", body, options, headers.lineage, scope)
     if len(body) > LARGE_BODY_BYTES:
         check_elements(body, has_ids=format_ is None or format_.endpoint is Endpoint.COMPLETIONS)
     if format_ is None:
@@ -150,8 +155,6 @@ def read_prompt(
     if reader.has_forbidden(fields):
         body = open_body(body, options.strip_fields).raw
         fields = reader.read(body)
-    if not fields.model:
-        raise BadRequest("`model` is missing", param="model")
     format_.check(fields)
     stream = bool(fields.stream)
     uncontinuable, stop = _read_continuation(format_.endpoint, reader, fields, options, headers)
@@ -164,13 +167,14 @@ def read_prompt(
     return Prompt(
         endpoint=format_.endpoint,
         path=path,
-        model=fields.model,
+        model=fields.model or None,
         body=asking.raw,
         source=unread if prompt_fields is None else prompt_fields.source,
         stream=stream,
         hide_usage=asking.hide_usage,
         hide_ids=asking.hide_ids,
         has_tools=isinstance(fields, ChatFields) and is_present(fields.tools),
+        several_answers=isinstance(fields, ChatFields | CompletionFields) and has_several_answers(fields),
         stop=stop,
         uncontinuable=uncontinuable,
         salt=salt,
@@ -264,13 +268,19 @@ def _read_lineage(fields: BodyFields) -> Lineage | None:
     """Return what the body says of its session; None if it names none."""
     if fields.vllm_xargs is not UNSET and (lineage := read_context_lineage(fields.vllm_xargs)) is not None:
         return lineage
-    for part in (fields.session_id, fields.user):
-        if part is not UNSET and (name := as_name(short_value(part))) is not None:
-            return make_lineage(name)
-    if fields.metadata is UNSET:
-        return None
-    metadata = short_value(fields.metadata)
-    name = as_name(metadata.get("user_id")) if isinstance(metadata, dict) else None
+    name = None if fields.session_id is UNSET else as_name(short_value(fields.session_id))
+    if name is None and isinstance(fields, ResponsesFields) and fields.conversation is not UNSET:
+        conversation = short_value(fields.conversation)
+        name = as_name(conversation.get("id") if isinstance(conversation, dict) else conversation)
+    if name is None and fields.prompt_cache_key is not UNSET:
+        name = as_name(short_value(fields.prompt_cache_key))
+    if name is None and fields.user is not UNSET:
+        name = as_name(short_value(fields.user))
+    if name is None and fields.metadata is not UNSET:
+        metadata = short_value(fields.metadata)
+        name = as_name(metadata.get("user_id")) if isinstance(metadata, dict) else None
+    if name is None and fields.safety_identifier is not UNSET:
+        name = as_name(short_value(fields.safety_identifier))
     return None if name is None else make_lineage(name)
 
 
@@ -300,7 +310,33 @@ def _read_other(
     return Prompt(Endpoint.OTHER, path, fields.model, body, source, session=session, parent=parent, program=program)
 
 
+def _read_form(
+    path: str, content_type: str, body: bytes, options: ReadOptions, named: Lineage | None, scope: CacheScope | None
+) -> Prompt:
+    """Read a form, as which audio is uploaded; it is placed by load."""
+    form = open_form(body, read_delimiter(content_type))
+    model = read_text(body, form, "model")
+    body = edit_fields(body, form, dict.fromkeys(options.strip_fields))
+    session, parent, program = _find_lineage(BodyFields(), named, scope) or (None, None, None)
+    return Prompt(
+        Endpoint.OTHER,
+        path,
+        model,
+        body,
+        UnknownIds("endpoint"),
+        session=session,
+        parent=parent,
+        program=program,
+        delimiter=form.delimiter,
+    )
+
+
 def _lenient(members: Mapping[str, Raw]) -> BodyFields:
     """Return `BodyFields` with values of any type: these endpoints leave validation to the engine."""
-    model, *names = (members.get(name, UNSET) for name in ("model", "session_id", "user", "metadata"))
-    return BodyFields(text_of(short_value(model)), False, None, *names)
+    fields = BodyFields(text_of(short_value(members.get("model", UNSET))))
+    fields.session_id = members.get("session_id", UNSET)
+    fields.prompt_cache_key = members.get("prompt_cache_key", UNSET)
+    fields.user = members.get("user", UNSET)
+    fields.metadata = members.get("metadata", UNSET)
+    fields.safety_identifier = members.get("safety_identifier", UNSET)
+    return fields

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from router.prompt.api.field_values import is_present, require, starts_with, value
+from router.prompt.api.field_values import is_present, require, short_value, starts_with, value
 from router.prompt.api.fields import BodyFields, Part
 from router.prompt.api.openai import ChatRequest, chat_prompt, template_kwargs, template_tool, unknown_ids
 from router.prompt.prompt import PromptFields, UnknownIds
@@ -37,9 +37,11 @@ class ResponsesFields(BodyFields):
     input: Part = UNSET
     instructions: str | None = None
     tools: Part = UNSET
+    tool_choice: Part = UNSET
     reasoning: Part = UNSET
     chat_template_kwargs: Part = UNSET
     previous_response_id: str | None = None
+    conversation: Part = UNSET
     previous_input_messages: Part = UNSET
 
 
@@ -72,7 +74,8 @@ def read_responses(fields: ResponsesFields) -> PromptFields:
         unfinished = last.get("status") in ("in_progress", "incomplete")
         continued = unfinished and last.get("type", "message") in ("message", "reasoning")
     tools = _tools(value(fields.tools, "tools"))
-    request = ChatRequest(messages, tools, kwargs, not continued, continued)
+    declined = short_value(fields.tool_choice) == "none"
+    request = ChatRequest(messages, tools, kwargs, not continued, continued, tools_declined=declined)
     return chat_prompt(request, add_special_tokens=True, validated=False)
 
 

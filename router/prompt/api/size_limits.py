@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from router.errors import BadRequest
+from router.prompt.body_rewrite import UNREADABLE
 
 LARGE_BODY_BYTES = 512 * 1024  # parsing a shorter one takes some milliseconds, whatever it holds
 SMALL_BODY_BYTES = 64 * 1024  # converting and rendering the messages of a shorter one takes 20 ms at most
@@ -39,7 +40,6 @@ class _Item(msgspec.Struct):
 
 
 _ITEM = msgspec.json.Decoder(_Item)
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def reads_slowly(body: bytes) -> bool:
@@ -98,7 +98,7 @@ def _media_bytes(items: Raw, depth: int = 1) -> int:
             if _length(item) >= LARGE_BYTES and memoryview(item)[0] == ord("{"):
                 part = _ITEM.decode(item)
                 total += _length(item) if part.type in _MEDIA else _media_bytes(part.content, depth + 1)
-    except _UNREADABLE:
+    except UNREADABLE:
         pass  # left to the engine to refuse
     return total
 

@@ -25,6 +25,7 @@ import jinja2.runtime
 import jinja2.sandbox
 import msgspec
 
+from router.prompt.common_prefix import common_length
 from router.prompt.known_prompt import ReadMessages
 from router.prompt.prompt import MEDIA, Chat
 from router.prompt.tokenization.content_format import iterates_content
@@ -89,7 +90,14 @@ class ChatTemplate:
         if chat.continue_final_message and not chat.has_media:
             return [self._render_continued(messages, tools, values, chat.add_generation_prompt)]
         chunks = self._generate(messages, tools, values, chat.add_generation_prompt)
-        return [_before_media("".join(chunks))] if chat.has_media else chunks
+        if not chat.has_media:
+            return chunks
+        shown = None
+        if self.content_format == "openai":  # a template may print images first, or other things beside them
+            seen = [_show_media(message) for message in chat.messages]
+            continued = chat._replace(messages=seen, has_media=False, continue_final_message=False, read=None)
+            shown = self.render(continued, variables)
+        return [_before_media("".join(chunks), shown)]
 
     def _flatten_all(self, messages: list[Message], read: ReadMessages | None) -> list[Message]:
         """Return the messages with content in the form the template takes; those of a remembered prompt were."""
@@ -234,11 +242,21 @@ def _cut_at_media(parts: list[Message], content_format: str) -> Any:
     return [*known, {"type": "text", "text": _MEDIA_MARK}]
 
 
-def _before_media(text: str) -> str:
-    """Return the text up to the last word before the mark: that word's own tokens may extend into what follows."""
+def _show_media(message: Message) -> Message:
+    """Return the message with media as the engine passes them to a template that takes parts."""
+    parts = [{"type": part["modality"]} if part["type"] == MEDIA else part for part in message["content"]]
+    return message | {"content": parts}
+
+
+def _before_media(text: str, shown: str | None) -> str:
+    """Return the text up to the last word before the mark: that word's own tokens may extend into what follows.
+    `shown`: the text of the same chat with media, which the engine's begins like.
+    """
     known, found, _ = text.partition(_MEDIA_MARK)
     if not found:
         raise UnrenderableChat("the template does not print the part where media stand")
+    if shown is not None:
+        known = known[: common_length(known, shown)]
     for i in range(len(known) - 1, 0, -1):
         if known[i].isspace() and not known[i - 1].isspace():
             return known[:i]

@@ -48,6 +48,7 @@ class PreparedPrompt(NamedTuple):
     names: list[Name]  # of all segments
     known: list[CachedSegment]  # the first segments
     text: NamedText | None = None  # to be remembered
+    special_text: bool = True  # as of a `TokenizedPrompt`
 
 
 class _Result(NamedTuple):
@@ -148,6 +149,7 @@ class IncrementalTokenizer:
             tokens_ms=(self._clock.now() - prompt.begun_s - keys_s) * 1000,
             keys_ms=keys_s * 1000,
             json_ids=tuple(prefix.json_ids),
+            special_text=prompt.special_text,
         )
         return _Result(tokens, segments)
 

@@ -26,10 +26,12 @@ from tokenizers import Tokenizer
 
 from router.config.schema import TokenizerSource
 from router.errors import ConfigError
+from router.prompt.api.openai import JINJA_GLOBALS
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Text
 from router.prompt.tokenization.chat_template import ChatTemplate, UnrenderableChat
 from router.prompt.tokenization.probes import AGENT
+from router.prompt.tokenization.renderer import JINJA, Renderer, choose_renderer
 from router.prompt.tokenization.segments import (
     LEAST_BYTES,
     Segmenter,
@@ -37,6 +39,7 @@ from router.prompt.tokenization.segments import (
     find_difference,
     find_special_ids,
 )
+from router.prompt.tokenization.special_text import SpecialTextFinder
 
 log = logging.getLogger("warmroute.tokens")
 
@@ -60,17 +63,24 @@ class LocalTokenizer:
         templates: dict[str, ChatTemplate],
         variables: dict[str, Any],
         least_bytes: int = LEAST_BYTES,
+        renderer: Renderer = JINJA,
     ) -> None:
         """`templates` by name ("default", "tool_use"; empty: chats cannot be rendered); `variables` are passed to all
-        of them; `least_bytes` is the minimum size of a segment.
+        of them; `least_bytes` is the minimum size of a segment; `renderer`: how the engine renders chats.
         """
+        self.renderer = renderer
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._templates = templates
         self._variables = variables
         self._segmenter: Segmenter | None = None
-        self.whole_prompt_reason = self._set_up_segmenter(least_bytes)  # why prompts are not segmented; None: they are
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        self.special_text = SpecialTextFinder(special)
+        typical = self._render_typical_chat()
+        self.chat_tokens = [token for token in special if token in typical]  # that the template prints
+        # why prompts are not segmented; None: they are
+        self.whole_prompt_reason = self._set_up_segmenter(typical, least_bytes)
 
     def tokenize(self, source: Chat | Text) -> array[int]:
         """Return the token ids; for a chat with media, those certain to come first. Raises UnrenderableChat."""
@@ -139,10 +149,10 @@ class LocalTokenizer:
         before = next((i for i in range(len(ids) - len(bare) + 1) if ids[i : i + len(bare)] == bare), 0)
         return ids[: before + len(bare)]
 
-    def _set_up_segmenter(self, least_bytes: int) -> str | None:
+    def _set_up_segmenter(self, typical_chat: str, least_bytes: int) -> str | None:
         """Choose a delimiter and verify that segmenting is exact, or return why prompts are tokenised whole."""
         added = list(self._tokenizer.get_added_tokens_decoder().values())
-        delimiter = choose_delimiter(added, self._render_typical_chat())
+        delimiter = choose_delimiter(added, typical_chat)
         if delimiter is None:
             return "no special token that chats hold can be cut at"
         segmenter = Segmenter(delimiter.encode(), *find_special_ids(self._encode), least_bytes)
@@ -183,8 +193,13 @@ def load(
         templates = {name: ChatTemplate(text, wall) for name, text in texts.items()}
     except (OSError, jinja2.TemplateSyntaxError) as error:
         raise ConfigError(f"{where}: chat template: {error}") from None
-    special = _special_tokens(_settings(folder / "special_tokens_map.json", where) | config)
-    local = LocalTokenizer(tokenizer, templates, special | source.template_kwargs, least_bytes)
+    if "added_tokens_decoder" in config:  # as transformers reads them; without it the older file takes precedence
+        special = _special_tokens(config)
+    else:
+        special = _special_tokens(config | _settings(folder / "special_tokens_map.json", where))
+    defaults = {name: value for name, value in source.template_kwargs.items() if name not in JINJA_GLOBALS}
+    renderer = choose_renderer(_settings(folder / "config.json", where), [file.name for file in folder.iterdir()])
+    local = LocalTokenizer(tokenizer, templates, special | defaults, least_bytes, renderer)
     if local.whole_prompt_reason is not None:
         reason = local.whole_prompt_reason
         log.warning("%s: every turn tokenises the whole prompt, because segments are not exact: %s", where, reason)

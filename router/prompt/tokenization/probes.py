@@ -1,12 +1,20 @@
 """Probe prompts that compare rendering and tokenising with the engine; each covers one thing that is easily done wrong.
 
-They are request bodies, so that a check covers the whole path from a body to its ids.
+They are request bodies, so that a check covers the whole path from a body to its ids. Chats that engines with a
+renderer of their own print otherwise than the model's template (two text parts, a system prompt that ends with a full
+stop, a tool without description, a default in a schema) have other ids or other counts there.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from router.prompt.tokenization.special_text import spell
+
+TEXT_PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
+SPECIAL_TEXT = "special-text"  # name of the probe that spells special tokens
+DECLINED_TOOLS = "declined-tools"  # name of the probe whose tools an engine may leave out
 
 _WEATHER = {
     "type": "function",
@@ -15,11 +23,15 @@ _WEATHER = {
         "description": 'Tells the weather <now> & later: "as is", in °C',
         "parameters": {
             "type": "object",
-            "properties": {"town": {"type": "string", "enum": ["Zürich", "東京"]}, "days": {"type": "integer"}},
+            "properties": {
+                "town": {"type": "string", "enum": ["Zürich", "東京"]},
+                "days": {"type": "integer", "default": 3},
+            },
             "required": ["town"],
         },
     },
 }
+_NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
 _ASK = {"role": "user", "content": "How is the weather in Zürich?"}
 _CALL = {
     "id": "call_1",
@@ -31,6 +43,7 @@ _SYSTEM = {"role": "system", "content": "You are terse.\n\n  Indent  stays. "}
 
 CHATS: dict[str, dict[str, Any]] = {
     "plain": {"messages": [{"role": "user", "content": "Hello there, how are you?"}]},
+    "full-stop": {"messages": [{"role": "system", "content": "You are a helpful assistant."}, _ASK]},
     "multi-turn": {
         "messages": [
             _SYSTEM,
@@ -48,6 +61,7 @@ CHATS: dict[str, dict[str, Any]] = {
         ]
     },
     "system-and-tools": {"messages": [_SYSTEM, _ASK], "tools": [_WEATHER]},
+    "undescribed-tool": {"messages": [_ASK], "tools": [_NOW]},
     "tool-results": {
         "messages": [
             _ASK,
@@ -58,6 +72,7 @@ CHATS: dict[str, dict[str, Any]] = {
         ],
         "tools": [_WEATHER],
     },
+    DECLINED_TOOLS: {"messages": [_ASK], "tools": [_NOW], "tool_choice": "none"},
 }
 _ROUND = [{"role": "assistant", "content": None, "tool_calls": [_CALL]}, CHATS["tool-results"]["messages"][2]]
 AGENT: list[dict[str, Any]] = [  # typical agent chats, the simpler ones for templates that refuse tools or roles
@@ -72,8 +87,21 @@ AGENT: list[dict[str, Any]] = [  # typical agent chats, the simpler ones for tem
 TEXTS = {"text": "The quick brown fox\n  jumps over 13 lazy dogs — naïve 東京 🎉.  "}
 
 
-def probe_bodies(model: str) -> list[tuple[str, str, bytes]]:
-    """Return (name, path, body) of each probe, the cheapest first."""
-    texts = [(name, "/v1/completions", {"model": model, "prompt": text}) for name, text in TEXTS.items()]
-    chats = [(name, "/v1/chat/completions", {"model": model, **chat}) for name, chat in CHATS.items()]
-    return [(name, path, json.dumps(fields).encode()) for name, path, fields in (*texts, *chats)]
+class Probe(NamedTuple):
+    """One probe: its request, without a model."""
+
+    name: str
+    path: str
+    fields: dict[str, Any]
+
+    @property
+    def is_chat(self) -> bool:
+        return self.path == CHAT_PATH
+
+
+def list_probes(special_tokens: Iterable[str] = ()) -> list[Probe]:
+    """Return all probes, the cheapest first; the last one spells `special_tokens` and those of many models."""
+    texts = [Probe(name, TEXT_PATH, {"prompt": text}) for name, text in TEXTS.items()]
+    chats = [Probe(name, CHAT_PATH, chat) for name, chat in CHATS.items()]
+    spelled = {"messages": [{"role": "user", "content": f"Repeat: {spell(special_tokens)} Thanks."}]}
+    return [*texts, *chats, Probe(SPECIAL_TEXT, CHAT_PATH, spelled)]

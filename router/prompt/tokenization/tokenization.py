@@ -6,8 +6,8 @@
 
 Short prompts are tokenised on the event loop, long new text in a thread, since 80,000 tokens take a tenth of a second,
 in which no stream may stall. Failures are values: a prompt whose ids cannot be found is `UnknownIds` and is routed by
-load. `TokenizerAccuracy` decides whether the local tokenizer is trusted; every mismatch is logged and counted, and the
-engine's tokenizer is used from then on.
+load. `ModelTrust` decides whose ids are used (`trust.py`); every mismatch is logged and counted, and the next source is
+used from then on, or none.
 """
 
 from __future__ import annotations
@@ -15,109 +15,52 @@ from __future__ import annotations
 import logging
 import secrets
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 from router.clock import Clock
 from router.config.schema import TokensConfig as Settings
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.api.size_limits import reads_slowly
-from router.prompt.prompt import Chat, Ids, Prompt, PromptFields, Text, UnknownIds, Unread
-from router.prompt.tokenization.chat_template import UnrenderableChat
+from router.prompt.prompt import Chat, Endpoint, Ids, Prompt, PromptFields, UnknownIds, Unread
 from router.prompt.tokenization.incremental import IncrementalTokenizer, KeyInputs, PreparedPrompt
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.prefix_cache import CachedSegment, Prefix, PrefixCache
-from router.prompt.tokenization.probes import probe_bodies
 from router.prompt.tokenization.prompt_memory import PromptMemory
+from router.prompt.tokenization.proof import ProofRun, Verdict, leave_out_tools
+from router.prompt.tokenization.remote_ids import RemoteTokenizer, find_remote_ids
+from router.prompt.tokenization.special_text import may_spell_special
 from router.prompt.tokenization.threads import TokenizerThreads
+from router.prompt.tokenization.trust import ANSWER, ModelTrust, Source
 
 log = logging.getLogger("warmroute.tokens")
 
-AGREEING = 20  # prompts in a row that end the distrust after a wrong count
-PROOF_TIMEOUT_S = 5.0
+COMPLETIONS: Final = Endpoint.COMPLETIONS  # Python 3.11 runs code of its own at each look at a member of an Enum
 BYTES_PER_TOKEN = 16  # text has 3 to 5; so only what cannot fit is called too long, and runs of spaces may be long
 ASSUMED_CONTEXT_TOKENS = 131_072  # where no instance reports its own
 MAX_CONTEXT_TOKENS = 1_048_576  # whatever an instance reports
 KEPT_BYTES = 16 * 1024  # body size up to which dropping a prompt's text takes more time than it is worth
 
-RemoteFailure = Literal["tokenizer_silent", "tokenizer_refused", "tokenizer_busy"]
-"""Reason why an engine returned no token ids."""
-
 
 class TokenizationReport(NamedTuple):
-    """State of a model with a local tokenizer, for the admin API and metrics; all other models ask their engines."""
+    """State of a model's token ids, for the admin API and metrics: of models with a local tokenizer, and of all others
+    that were proved at an instance or refuted.
+    """
 
-    source: Literal["local", "remote"]  # the tokenizer in use
+    source: Literal["local", "remote", "unknown"]  # whose ids are used for chats
+    renderer: str  # how the engine renders chats, as far as the tokenizer's folder shows it
+    trouble: str | None  # why no chat has ids; None: they have
     proofs: int
     mismatches: int
+    proved: dict[str, Literal["ids", "counts"]]  # by instance: what agreed, of the source used for chats
     refuted: dict[str, str]  # by instance: the first probe that differed
-    must_agree: int
-    incremental: bool  # False: the whole prompt is tokenised on every turn
+    incremental: bool | None  # False: the whole prompt is tokenised on every turn; None: no local tokenizer
     whole_because: str | None
     remembered_tokens: int  # prompt tokens found in the cache since the start
     tokenised_tokens: int  # prompt tokens tokenised since the start
-
-
-@dataclass(slots=True)
-class TokenizerAccuracy:
-    """Trust in one model's local tokenizer. `proofs` and `mismatches` only count up; they are metrics.
-
-    Two events end its use at once: a probe whose ids differ from the engine's, and an answer whose `prompt_tokens` is
-    not our count. A later check of the same instance in which every probe agrees clears the first. The second happened
-    on a real prompt that no probe covered, so it is graver: it is cleared only when `AGREEING` prompts in a row were
-    tokenised both here and by the engine, with the same ids.
-    """
-
-    proofs: int = 0
-    mismatches: int = 0
-    refuted: dict[str, str] = field(default_factory=dict)  # by instance: the first probe that differed
-    must_agree: int = 0  # prompts that must still agree after a wrong count
-
-    @property
-    def trusted(self) -> bool:
-        """Return whether the router's own tokenizer is used."""
-        return not self.refuted and self.must_agree == 0
-
-    def record_agreement(self, instance: str) -> None:
-        """Record that every probe agreed at `instance`."""
-        self.proofs += 1
-        self.refuted.pop(instance, None)
-
-    def record_mismatch(self, instance: str, probe: str) -> None:
-        """Record that `probe` gave other ids at `instance`."""
-        self.mismatches += 1
-        self.refuted[instance] = probe
-
-    def record_miscount(self) -> None:
-        """Record an answer whose prompt_tokens is not our count."""
-        self.mismatches += 1
-        self.must_agree = AGREEING
-
-    def record_comparison(self, same: bool) -> None:
-        """Record a prompt tokenised both here and by the engine, after a wrong count."""
-        self.must_agree = max(0, self.must_agree - 1) if same else AGREEING
-
-
-class RemoteTokenizer(Protocol):
-    """Token ids from an engine (`router.backends.remote_tokenizer`); a string says why there are none."""
-
-    async def tokenize(
-        self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
-    ) -> array[int] | RemoteFailure:
-        """Return the ids of `fields` (a `Prompt.remote_fields`) from one of `instances`, in rotation."""
-
-    async def tokenize_at(
-        self, instance: str, fields: dict[str, Any], model: str, timeout_s: float
-    ) -> array[int] | RemoteFailure:
-        """Return the ids from this instance, without the limit on requests in flight."""
-
-    async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
-        """Return the text of `ids` from one of `instances`; None if it does not answer."""
 
 
 class _ReadPrompt(NamedTuple):
@@ -145,7 +88,11 @@ class Tokenization:
         self._keyring = keyring
         self._remote = remote
         self._clock = clock
-        self._accuracy: dict[str, TokenizerAccuracy] = {model: TokenizerAccuracy() for model in locals_}
+        self._trust = {model: ModelTrust(local.renderer, has_local=True) for model, local in locals_.items()}
+        self._untrusted: set[str] = set()  # models of which it was logged that chats have no ids
+        self.on_miscount: Callable[[str, str], bool] = lambda instance, model: (
+            True
+        )  # see `backends/token_ids/proofs.py`
         self._threads = TokenizerThreads(settings.threads)
         self.memory = budget or MemoryBudget(settings.memory_bytes)
         prefix_cache = PrefixCache(self.memory, secrets.token_bytes(64))
@@ -156,10 +103,22 @@ class Tokenization:
         """Return the local tokenizer of a base model, trusted or not."""
         return self._locals.get(model)
 
-    def uses_remote(self, model: str) -> bool:
-        """Return whether `tokenize` asks an engine: there is no local tokenizer, or it is not trusted."""
-        accuracy = self._accuracy.get(model)
-        return accuracy is None or not accuracy.trusted
+    def source(self, model: str, endpoint: Endpoint) -> Source | None:
+        """Return whose ids `tokenize` uses for prompts of `endpoint`: the local tokenizer's or an engine's; None:
+        nobody's are right.
+        """
+        trust = self._trust.get(model)
+        return "remote" if trust is None else trust.source(chat=endpoint is not COMPLETIONS)
+
+    def renders(self, model: str) -> LocalTokenizer | None:
+        """Return the local tokenizer of a base model if engines may render chats as its template does."""
+        local = self._locals.get(model)
+        return None if local is None or local.renderer.template == "never" else local
+
+    def passes(self, model: str, instance: str, tokens: TokenizedPrompt) -> bool:
+        """Return whether a chat may go to `instance` with its ids: they are known to be what it generates from."""
+        trust = self._trust.get(model)
+        return trust is not None and trust.passes(instance, special_text=tokens.special_text)
 
     async def tokenize(
         self,
@@ -181,9 +140,13 @@ class Tokenization:
         source, begun_s = prompt.source, self._clock.now()
         if isinstance(source, UnknownIds):
             return source
+        whose = self.source(model, prompt.endpoint)
+        if whose is None and prompt.endpoint is not COMPLETIONS and not isinstance(source, Ids):
+            prompt.source = UnknownIds("renderer")
+            return prompt.source
         chain = KeyInputs(model, adapter, prompt.salt, frozenset(block_sizes))
         limit_tokens = min(context_tokens or ASSUMED_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
-        work = partial(self._prepare, prompt, chain, limit_tokens, begun_s)
+        work = partial(self._prepare, prompt, whose, chain, limit_tokens, begun_s)
         ready = await self._threads.run(work, self._left_s(begun_s)) if reads_slowly(prompt.body) else work()
         if isinstance(ready, UnknownIds):
             prompt.source = ready
@@ -201,26 +164,43 @@ class Tokenization:
             prompt.source, prompt.remote_fields = ready.fields.outline()
         return tokens
 
-    def _prepare(self, prompt: Prompt, chain: KeyInputs, limit_tokens: int, begun_s: float) -> _ReadPrompt | UnknownIds:
+    def _prepare(
+        self, prompt: Prompt, whose: Source | None, chain: KeyInputs, limit_tokens: int, begun_s: float
+    ) -> _ReadPrompt | UnknownIds:
         """Return the prompt read from its body and, for the local tokenizer, rendered. May run in any thread."""
         limit_bytes = BYTES_PER_TOKEN * limit_tokens
-        fields = self._read(prompt, chain, limit_bytes)
+        local = self._locals[chain.model] if whose == "local" else None
+        fields = self.fit_tools(self._read(prompt, local, chain, limit_bytes), chain.model)
         source = fields.source
         if isinstance(source, UnknownIds):
             return source
         if isinstance(source, Ids):
             return UnknownIds("too_long") if len(source.ids) > limit_tokens else _ReadPrompt(fields, None)
-        if self.uses_remote(chain.model):
-            return _ReadPrompt(fields, None)
-        prepared = self._incremental.prepare(self._locals[chain.model], source, chain, limit_bytes, begun_s)
-        return prepared if isinstance(prepared, UnknownIds) else _ReadPrompt(fields, prepared)
+        if local is None:
+            return UnknownIds("untrusted") if whose is None else _ReadPrompt(fields, None)
+        prepared = self._incremental.prepare(local, source, chain, limit_bytes, begun_s)
+        if isinstance(prepared, UnknownIds):
+            return prepared
+        if isinstance(source, Chat) and not self._trust[chain.model].local_chats.covers_special_text:
+            prepared = prepared._replace(special_text=local.special_text.find(source))
+        return _ReadPrompt(fields, prepared)
 
-    def _read(self, prompt: Prompt, chain: KeyInputs, limit_bytes: int) -> PromptFields:
+    def fit_tools(self, fields: PromptFields, model: str) -> PromptFields:
+        """Return a prompt without the tools that its client declines where engines leave those out; without ids where
+        some engines do.
+        """
+        source = fields.source
+        if not isinstance(source, Chat) or not source.tools_declined or (trust := self._trust.get(model)) is None:
+            return fields
+        if (leaves_out := trust.leaves_out_tools) is None:
+            return PromptFields(UnknownIds("tools"), {})
+        return leave_out_tools(source, fields.remote_fields) if leaves_out else fields
+
+    def _read(self, prompt: Prompt, local: LocalTokenizer | None, chain: KeyInputs, limit_bytes: int) -> PromptFields:
         """Return the prompt's fields; for the local tokenizer, messages that are remembered are not read again."""
         source = prompt.source
         if not isinstance(source, Unread):
             return PromptFields(source, prompt.remote_fields)
-        local = None if self.uses_remote(chain.model) else self._locals[chain.model]
         if local is None or local.delimiter_bytes is None:
             return source.read(limit_bytes)
         return source.read(limit_bytes, partial(self._prompt_memory.find, _owner(chain)))
@@ -234,61 +214,131 @@ class Tokenization:
         """Return the text of some ids of a base model, which may begin and end inside a character; None if nobody here
         knows it and no instance answers.
         """
-        if (local := self._locals.get(model)) is not None and not self.uses_remote(model):
+        if (local := self._locals.get(model)) is not None and self.source(model, COMPLETIONS) == "local":
             return local.decode(ids)
         return await self._remote.detokenize(ids, model, instances)
 
-    def check_count(self, model: str, tokens: TokenizedPrompt | UnknownIds | None, prompt_tokens: int | None) -> bool:
-        """Compare an answer's `prompt_tokens` with our count; on a difference return False and stop trusting ours."""
+    def check_count(
+        self,
+        model: str,
+        prompt: Prompt,
+        tokens: TokenizedPrompt | UnknownIds | None,
+        prompt_tokens: int | None,
+        instance: str,
+    ) -> bool:
+        """Compare the `prompt_tokens` of an answer of `instance` with our count; on a difference return False, and stop
+        trusting the ids' source until a new proof there, unless one holds that followed an earlier difference.
+        """
         if prompt_tokens is None or not isinstance(tokens, TokenizedPrompt):
             return True
-        if not tokens.complete or tokens.source != "local" or (counted := len(tokens.ids)) == prompt_tokens:
+        if not tokens.complete or tokens.source == "given" or (counted := len(tokens.ids)) == prompt_tokens:
             return True
-        self._accuracy[model].record_miscount()
-        message = "tokens of %s: local tokenizer counted %d prompt tokens, the engine %d; using the engine's tokenizer"
-        log.warning(message, model, counted, prompt_tokens)
+        chat = prompt.endpoint is not COMPLETIONS
+        trust = self._trust_in(model)
+        if instance in trust.miscounting:
+            return True
+        source = trust.of(tokens.source, chat=chat)
+        if chat and not source.covers_special_text and may_spell_special(prompt.body):
+            return False  # known to differ, and anybody may send it
+        trust.mismatches += 1
+        if not self.on_miscount(instance, model):
+            return False
+        source.record_mismatch(instance, ANSWER)
+        whose = "the local tokenizer" if tokens.source == "local" else "/tokenize"
+        message = "tokens of %s: %s counted %d prompt tokens, %s %d: not used before a new proof there"
+        log.warning(message, model, whose, counted, instance, prompt_tokens)
+        self._log_trouble(model, trust)
         return False
 
-    async def verify(self, instance: str, model: str) -> bool | None:
-        """Compare our ids with those of `instance` on every probe. `None`: no local tokenizer, or no answer."""
-        if (local := self._locals.get(model)) is None:
+    def begin(self, instance: str, model: str) -> None:
+        """Start anew with an instance that joins: nothing is proved there."""
+        self._trust_in(model).begin(instance)
+
+    async def verify(self, instance: str, model: str, *, generates: bool = True) -> bool | None:
+        """Compare ids with those that `instance` generates from, on every probe. Return whether the best source is
+        right; None: the instance did not answer, or refused every chat. `generates` False: send no request that
+        generates, and believe its `/tokenize`.
+        """
+        trust = self._trust_in(model)
+        self._log_trouble(model, trust)
+        proof = ProofRun(self._locals.get(model), self._remote, instance, model, generates=generates)
+        verdicts = await proof.run(trust)
+        for verdict in verdicts:
+            self._apply(verdict, instance, model, trust)
+        self._log_trouble(model, trust)
+        if proof.leaves_out_tools is not None:
+            trust.leaving_tools[instance] = proof.leaves_out_tools
+        if proof.counts_otherwise and instance not in trust.miscounting:
+            trust.miscounting.add(instance)
+            log.warning(
+                "tokens of %s: prompt_tokens of %s is not the number of its prompts' ids: not compared", model, instance
+            )
+        if proof.silent:
+            log.warning("tokens of %s: %s did not answer a proof: not complete there", model, instance)
             return None
-        accuracy = self._accuracy[model]
-        options = ReadOptions(strip_fields=frozenset(), inject_usage=False)
-        for name, path, body in probe_bodies(model):
-            prompt = read_prompt(path, "application/json", body, options)
-            theirs = await self._remote.tokenize_at(instance, prompt.remote_fields, model, PROOF_TIMEOUT_S)
-            if theirs == "tokenizer_silent":
-                log.warning("tokens of %s: %s did not answer probe %r: not verified there", model, instance, name)
-                return None
-            if theirs != _tokenize_or_refuse(local, prompt):
-                accuracy.record_mismatch(instance, name)
-                log.warning("tokens of %s: probe %r differs at %s; using engines' tokenizer", model, name, instance)
-                return False
-        accuracy.record_agreement(instance)
-        return True
+        chats = [verdict for verdict in verdicts if verdict.chat]
+        if any(verdict.proved is not None for verdict in chats):
+            trust.proofs += 1
+        first = next((v for v in verdicts if v.proved is not None or v.differing is not None), None)
+        differs = any(verdict.differing is not None for verdict in verdicts)
+        return None if first is None else not differs
+
+    def _apply(self, verdict: Verdict, instance: str, model: str, trust: ModelTrust) -> None:
+        """Record what a proof found of one source."""
+        source = trust.of(verdict.source, chat=verdict.chat)
+        if verdict.proved is not None:
+            source.record_proof(instance, verdict.proved)
+        if verdict.differing is not None:
+            if instance not in source.refuted:  # what is known is neither counted nor logged with each new proof
+                trust.mismatches += 1
+                whose = "the local tokenizer" if verdict.source == "local" else "/tokenize"
+                log.warning("tokens of %s: %s differs at %s in probe %r", model, whose, instance, verdict.differing)
+            source.record_mismatch(instance, verdict.differing)
+
+    def _trust_in(self, model: str) -> ModelTrust:
+        """Return the trust in a model's ids, which may be new: of a base model that an engine serves."""
+        trust = self._trust.get(model)
+        if trust is None:
+            trust = self._trust[model] = ModelTrust(has_local=False)
+        return trust
+
+    def _log_trouble(self, model: str, trust: ModelTrust) -> None:
+        """Log once that the chats of a model have no ids, and once that they have them again."""
+        why = trust.explain()
+        if why is not None and model not in self._untrusted:
+            self._untrusted.add(model)
+            log.warning("tokens of %s: chats are placed without token ids, by session and load: %s", model, why)
+        elif why is None and model in self._untrusted:
+            self._untrusted.discard(model)
+            log.info("tokens of %s: chats are placed by their token ids again", model)
 
     def forget(self, instance: str) -> None:
-        """Drop the mismatches of an instance that has left."""
-        for accuracy in self._accuracy.values():
-            accuracy.refuted.pop(instance, None)
+        """Drop what an instance that has left proved and refuted."""
+        for model, trust in self._trust.items():
+            trust.forget(instance)
+            self._log_trouble(model, trust)
 
     def report(self) -> dict[str, TokenizationReport]:
-        """Return the state of each model with a local tokenizer."""
-        return {
-            model: TokenizationReport(
-                source="local" if accuracy.trusted else "remote",
-                proofs=accuracy.proofs,
-                mismatches=accuracy.mismatches,
-                refuted=dict(accuracy.refuted),
-                must_agree=accuracy.must_agree,
-                incremental=self._locals[model].whole_prompt_reason is None,
-                whole_because=self._locals[model].whole_prompt_reason,
-                remembered_tokens=self._incremental.cached_tokens[model],
-                tokenised_tokens=self._incremental.encoded_tokens[model],
-            )
-            for model, accuracy in self._accuracy.items()
-        }
+        """Return the state of each model with a local tokenizer, or that was proved at an instance."""
+        return {model: self._report(model, trust) for model, trust in self._trust.items()}
+
+    def _report(self, model: str, trust: ModelTrust) -> TokenizationReport:
+        local = self._locals.get(model)
+        source = trust.source(chat=True)
+        proved = trust.of(source or "remote", chat=True).proved
+        return TokenizationReport(
+            source=source or "unknown",
+            renderer=trust.renderer.name,
+            trouble=trust.explain(),
+            proofs=trust.proofs,
+            mismatches=trust.mismatches,
+            proved={instance: "ids" if one.by_ids else "counts" for instance, one in proved.items()},
+            refuted=trust.refuted(),
+            incremental=None if local is None else local.whole_prompt_reason is None,
+            whole_because=None if local is None else local.whole_prompt_reason,
+            remembered_tokens=self._incremental.cached_tokens[model],
+            tokenised_tokens=self._incremental.encoded_tokens[model],
+        )
 
     def close(self) -> None:
         """Stop the worker threads."""
@@ -297,26 +347,23 @@ class Tokenization:
     async def _tokenize_remotely(
         self, prompt: Prompt, chain: KeyInputs, instances: Sequence[str], begun_s: float
     ) -> TokenizedPrompt | UnknownIds:
-        if isinstance(prompt.source, Chat) and prompt.source.has_media:
-            return UnknownIds("media")  # the engine would load all media, and its placeholder ids match no block
-        model = prompt.model or chain.model
-        ids = await self._remote.tokenize(prompt.remote_fields, model, instances, self._left_s(begun_s))
-        if isinstance(ids, str):
-            return UnknownIds(ids)
-        self._compare(chain.model, prompt, ids)
-        return await self._add_keys(ids, "remote", chain, begun_s)
-
-    def _compare(self, model: str, prompt: Prompt, theirs: array[int]) -> None:
-        """Tokenise short prompts here as well after a wrong count, until enough of them agree."""
-        accuracy = self._accuracy.get(model)
-        if accuracy is not None and accuracy.must_agree and len(prompt.body) <= self._settings.inline_chars:
-            accuracy.record_comparison(_tokenize_or_refuse(self._locals[model], prompt) == theirs)
+        left_s = partial(self._left_s, begun_s)
+        found = await find_remote_ids(self._remote, prompt, chain.model, instances, left_s)
+        if isinstance(found, UnknownIds):
+            return found
+        return await self._add_keys(found.ids, "remote", chain, begun_s, complete=found.complete)
 
     async def _add_keys(
-        self, ids: Sequence[int], how: Literal["given", "remote"], chain: KeyInputs, begun_s: float
+        self,
+        ids: Sequence[int],
+        how: Literal["given", "remote"],
+        chain: KeyInputs,
+        begun_s: float,
+        *,
+        complete: bool = True,
     ) -> TokenizedPrompt | UnknownIds:
         """Compute the keys of ids made elsewhere; not cached, since there is no text to name them by."""
-        work = partial(self._build, ids, how, chain, begun_s)
+        work = partial(self._build, ids, how, chain, begun_s, complete)
         if len(ids) * 4 <= self._settings.inline_chars:  # an id costs as much as 4 characters
             return work()
         return await self._threads.run(work, self._left_s(begun_s))
@@ -325,14 +372,14 @@ class Tokenization:
         return self._settings.budget_ms / 1000 - (self._clock.now() - begun_s)
 
     def _build(
-        self, ids: Sequence[int], how: Literal["given", "remote"], chain: KeyInputs, begun_s: float
+        self, ids: Sequence[int], how: Literal["given", "remote"], chain: KeyInputs, begun_s: float, complete: bool
     ) -> TokenizedPrompt:
         made_s = self._clock.now()
         prefix = Prefix(self._keyring, self._keyring.root(*chain[:3]), chain.block_sizes)
         prefix.add(CachedSegment(array("I", ids)))
         return TokenizedPrompt(
             ids=prefix.ids,
-            complete=True,
+            complete=complete,
             source=how,
             keys=prefix.keys,
             tokens_ms=(made_s - begun_s) * 1000,
@@ -343,13 +390,3 @@ class Tokenization:
 def _owner(chain: KeyInputs) -> bytes:
     """Return whose prompts may be compared: no owner is a prefix of another one."""
     return repr(chain[:3]).encode() + b"\0"
-
-
-def _tokenize_or_refuse(local: LocalTokenizer, prompt: Prompt) -> array[int] | str:
-    """Return our ids, or the reason that stands for an engine's refusal to render: in a check both may refuse."""
-    if not isinstance(prompt.source, Chat | Text):
-        return "unreadable"
-    try:
-        return local.tokenize(prompt.source)
-    except UnrenderableChat:
-        return "tokenizer_refused"

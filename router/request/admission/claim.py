@@ -31,6 +31,6 @@ def cap_priority(prompt: Prompt, tenant: Tenant | None) -> None:
     highest = None if tenant is None else tenant.service_class.config.highest_priority
     if highest is None or (prompt.priority is not None and prompt.priority >= highest):
         return
-    if prompt.priority is not None or "priority" in open_body(prompt.body, ()).members:
+    if prompt.priority is not None or (prompt.is_object and "priority" in open_body(prompt.body, ()).members):
         prompt.priority = highest
         prompt.body = set_members(prompt.body, {"priority": Raw(b"%d" % highest)})

@@ -178,7 +178,7 @@ class ModelAdmission:
         if now - self._measured_at > MEASURE_INTERVAL_S:
             self._measured_at = now
             self._fleet = self._measure(now)
-        self.controller.set_fleet(self._fleet._replace(busy=self._scheduler.fleet.busy, loads=self._loads))
+        self.controller.set_fleet(self._fleet._replace(busy=self._scheduler.fleet.occupancy.busy, loads=self._loads))
 
     def _measure(self, now: float) -> FleetMemory:
         """Add up the healthy instances. One that has not reported its size counts as empty until its first poll."""

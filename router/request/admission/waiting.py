@@ -22,7 +22,6 @@ from router.config.sections.listeners import AdmissionConfig
 from router.errors import TooBusy
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.conversation_id import DIGEST_BYTES, conversation_digest
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.admission.claim import derive_claim
 from router.request.admission.computed_prompt import ComputedPrompt
@@ -33,6 +32,7 @@ from router.request.admission.rules import build_rule
 from router.request.admission.shared_prefixes import PromptPrefix, sample_prefix
 from router.request.admission.verdicts import KnownProgram, Queued
 from router.request.experiment_unit import window_unit
+from router.scheduling.conversations import Conversations
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.scheduler import Scheduler
 from router.tenants.tenant import Tenant
@@ -42,6 +42,7 @@ from scorers.registry import load_registry
 log = logging.getLogger("warmroute.admission")
 
 MIN_PAUSE_S = 0.001  # between two timer runs: loops and clocks differ by less
+SESSION_BYTES = 16  # as names of conversations
 RELEASED_AT_ONCE = 32  # requests per turn of the event loop, which each takes some hundred microseconds to place
 NO_LEASE: Final = NoLease()
 
@@ -174,7 +175,8 @@ class AdmissionQueues:
         prefix = None if known is None else sample_prefix(known)
         prompt_tokens = None if known is None else len(known.ids)
         claim = derive_claim(prompt, tenant, self.clock.now() if arrived_s is None else arrived_s)
-        return await queue.acquire(derive_session(prompt), prompt_tokens, known, prefix=prefix, claim=claim)
+        session = derive_session(prompt, self._scheduler.conversations)
+        return await queue.acquire(session, prompt_tokens, known, prefix=prefix, claim=claim)
 
     def queue_of(self, model: str) -> AdmissionQueue | None:
         """Return the queue of a base model that instances serve; `None` while admission control is off."""
@@ -366,10 +368,8 @@ def leaves_context(prompt: Prompt) -> bool:
     return prompt.endpoint is not Endpoint.OTHER and (prompt.previous_response_id is None or prompt.session is not None)
 
 
-def derive_session(prompt: Prompt) -> bytes | None:
-    """Return a digest of what the client calls its session, or else of how its conversation opens; `None` without
-    either.
-    """
+def derive_session(prompt: Prompt, conversations: Conversations) -> bytes | None:
+    """Return a digest of what the client calls its session, or else its conversation's name; `None` without either."""
     if prompt.session is None:
-        return conversation_digest(prompt)
-    return blake2b(prompt.session.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
+        return conversations.identify(prompt)
+    return blake2b(prompt.session.encode(errors="surrogatepass"), digest_size=SESSION_BYTES).digest()

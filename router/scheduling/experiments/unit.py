@@ -39,7 +39,9 @@ def client_left(record: Record) -> bool:
 
 def is_counted(record: Record) -> bool:
     """Return whether the request counts: not if the client made a mistake, which says nothing about the arm."""
-    return record.status is None or record.status < 400 or has_failed(record)
+    if record.status is None or has_failed(record):
+        return True
+    return record.status < 400 and _end(record) != "rejected"
 
 
 def first_byte_ms(record: Record) -> float:

@@ -40,9 +40,11 @@ AttemptEnd = Literal[
     broken       the engine failed after the first byte of its answer
     continued    the same, and the answer was carried on: by the next attempt, or by the router if only its end lacked
     client_gone  the client disconnected
-    cut          a gateway ended the exchange before the answer was whole: the engine failed, or the client left
+    cut          a gateway ended the exchange before the answer was whole: the engine failed, or the client left; or the
+                 router stopped, and its grace time was over
     deadline     no byte of an answer within `limits.first_byte_timeout_s`
-    rejected     the prefill engine of a pair found fault with the request (4xx), or the engine carried no answer on
+    rejected     the prefill engine of a pair found fault with the request (4xx), or the engine did so inside a stream,
+                 or it carried no answer on
     prefill      the prefill half of a pair failed; its own end is in `PrefillRecord.end`
 """
 
@@ -84,7 +86,8 @@ class Attempt(msgspec.Struct, gc=False):
     continued_tokens: int | None = None  # of the answer that earlier attempts had sent when this one carried it on
     continued_by: Literal["ids", "text"] | None = None  # how it got them; by text they may be more
     served: str | None = None  # the endpoint that answered, where a gateway says so and it is another one
-    panic: bool = False  # no target that could answer had a closed breaker, so breakers were ignored
+    panic: bool = False  # no target that could answer was up with a closed breaker, so what kept them out was ignored
+    down: bool = False  # the target's health probes timed out, which was ignored
     start_ms: float | None = None  # when its choice began, after the request's arrival
     match_ms: float | None = None  # of the choice; None if the index was not asked
     decide_ms: float | None = None  # of the choice, after that
@@ -118,6 +121,7 @@ class Record(msgspec.Struct, gc=False):
     tokens_from: str  # given | local | remote | or why they are unknown
     prompt_tokens_counted: int | None  # by us, before sending
     stages: Stages
+    several_answers: bool = False  # to one prompt: counts of cached tokens say nothing of what was there before
     client: str | None = None  # the name of its API key
     sender: str | None = None  # that name, else the client's address; None: unknown
     policy: Policy | None = None  # the one that decided, as it was then

@@ -14,7 +14,8 @@ from router.scheduling.policy.rationale import describe_omitted, explain_choice
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from router.scheduling.policy.timeline import build_timeline, compare_promise
 
-PANIC = "panic: the breakers of all targets that could answer are open, so they are ignored"
+OPEN_BREAKERS = "panic: the breakers of all targets that could answer are open, so they are ignored"
+SLOW_PROBES = "panic: the health probes of all engines that could answer time out, which is ignored"
 LINEAGE = "session", "parent", "program"  # pseudonyms, of the first attempt's view
 OMITTED = frozenset({"arrived_s", "unit", "blocks"})
 
@@ -42,13 +43,15 @@ def describe_record(record: Record, *, in_full: bool = True) -> dict[str, Any]:
 
 
 def _explain_attempt(attempt: Attempt) -> str:
-    return f"{PANIC}; {explain_choice(attempt.decision)}" if attempt.panic else explain_choice(attempt.decision)
+    why = explain_choice(attempt.decision)
+    return f"{SLOW_PROBES if attempt.down else OPEN_BREAKERS}; {why}" if attempt.panic else why
 
 
 def _describe_attempt(attempt: Attempt, policy: Policy | None) -> dict[str, Any]:
     return {
         **_describe_choice(attempt, policy),
         "panic": attempt.panic,
+        "down": attempt.down,
         "continued_tokens": attempt.continued_tokens,
         "continued_by": attempt.continued_by,
         "served": attempt.served,

@@ -19,6 +19,14 @@ from scorers.expected_ttft import ExpectedTtft
 
 YARDSTICK = ExpectedTtft()
 UNTOKENIZED = frozenset({"endpoint", "no_model", "not_needed"})  # values of `tokens_from`: no ids were wanted
+WITH_IDS = frozenset({"given", "local", "remote"})
+
+
+def is_blind(tokens_from: str) -> bool:
+    """Return whether a prompt was placed without the ids that could have found it in a cache, given a record's
+    `tokens_from`.
+    """
+    return tokens_from not in WITH_IDS and tokens_from not in UNTOKENIZED
 
 
 class StageTime(NamedTuple):

@@ -127,7 +127,11 @@ class RecordEncoder:
     def _attempt(self, attempt: Attempt) -> LoggedChoice:
         prefill = None if attempt.prefill is None else self._leg(attempt.prefill)
         return LoggedChoice(
-            *self._choice(attempt), pool_tokens=attempt.pool_tokens, prefill=prefill, panic=attempt.panic
+            *self._choice(attempt),
+            pool_tokens=attempt.pool_tokens,
+            prefill=prefill,
+            panic=attempt.panic,
+            down=attempt.down,
         )
 
     def _leg(self, leg: PrefillRecord) -> LoggedChoice:

@@ -71,7 +71,8 @@ class LoggedChoice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     duration_ms: float | None = None  # of a prefill half
     cached_tokens: int | None = None  # delivered there
     prefill: LoggedChoice | None = None  # the prefill half of a pair
-    panic: bool = False  # as in `Attempt`
+    panic: bool = False  # this and the next as in `Attempt`
+    down: bool = False
 
 
 class LoggedShadow(msgspec.Struct, frozen=True, gc=False):

@@ -16,12 +16,16 @@ from router.errors import (
     BadRequest,
     DeadlineExceeded,
     Forbidden,
+    InternalError,
+    MethodNotAllowed,
     NoTarget,
     NotFound,
     RequestRefused,
     TooBusy,
     TooLarge,
     Unauthorized,
+    UnsupportedCoding,
+    UpgradeRequired,
 )
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.failure import ENDS, failure_reason
@@ -37,13 +41,18 @@ MAX_MODELS = 256  # adapters come and go; their counters stay
 MAX_ENDPOINTS = 64
 MAX_TOKEN_SOURCES = 32
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.__struct_fields__)
+INTERNAL = "internal_error"
 REASONS: dict[type[RequestRefused], str] = {
     BadRequest: "bad_request",
     Unauthorized: "unauthorized",
     Forbidden: "forbidden",
     NotFound: "not_found",
+    MethodNotAllowed: "method_not_allowed",
     TooLarge: "too_large",
+    UnsupportedCoding: "unsupported_coding",
+    UpgradeRequired: "upgrade_required",
     TooBusy: "too_busy",
+    InternalError: INTERNAL,
     BadGateway: "bad_gateway",
     NoTarget: "no_target",
     DeadlineExceeded: "deadline",
@@ -170,6 +179,19 @@ class Metrics:
         self._requests[endpoint, OTHER, f"{refusal.status // 100}xx"] += 1
         self._errors[endpoint, REASONS.get(type(refusal), OTHER)] += 1
 
+    def on_own_answer(self, endpoint: str) -> None:
+        """Count a request that the router answered by itself, without a record."""
+        self._requests[self._endpoint(endpoint), OTHER, "2xx"] += 1
+
+    def on_unfit(self, status: int) -> None:
+        """Count a request that a connection refused: no valid HTTP, or too slow."""
+        self._requests[OTHER, OTHER, f"{status // 100}xx"] += 1
+        self._errors[OTHER, "unfit"] += 1
+
+    def on_crash(self, endpoint: str) -> None:
+        """Count a request with a record that ended in an exception which nobody expected."""
+        self._errors[self._endpoint(endpoint), INTERNAL] += 1
+
     def on_disconnect(self, endpoint: str) -> None:
         """Count a client that disconnected before its request had a record."""
         endpoint = self._endpoint(endpoint)
@@ -221,7 +243,7 @@ class Metrics:
         self._broken = self._counter("broken_answers_total", broken, "outcome")
         self._broken[("continued",)] += 0
         self._halves = self._counter("prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
-        panics = "attempts for which breakers were ignored, as no target that could answer had a closed one (panic)"
+        panics = "attempts for which breakers or late health probes were ignored, as all targets had those (panic)"
         self._panics = self._counter("panic_attempts_total", panics, "model")
         self._poisonous = self._counter("poison_requests_total", "requests on which two engines died")
         self._poisonous[()] += 0  # a series from the start: `increase` of a rule does not see a series begin

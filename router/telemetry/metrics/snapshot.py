@@ -22,7 +22,7 @@ TIERS = ("gpu", "cpu", "disk")
 INSTANCE_STATES = ("joining", "ready", "draining", "down")
 BREAKER_STATES = ("closed", "open", "half_open")
 STREAM_STATES = ("off", "new", "replaying", "live", "lost")
-TOKENIZER_SOURCES = ("local", "remote")
+TOKENIZER_SOURCES = ("local", "remote", "unknown")
 LINKS = ("cpu", "disk", "pool", "pool_disk", "peer")
 POOL_NAMES = ("waiting", "proved", "refuted")
 ROLES = ("active", "arm", "shadow")
@@ -41,6 +41,7 @@ class TargetState(NamedTuple):
     gauges: Gauges  # as last reported by the engine
     speed: Speed
     index_stats: IndexStats
+    recalled_blocks: int  # learned by other evidence than their events
     stream_state: str  # one of STREAM_STATES
     trusted: bool
     lag_s: float | None
@@ -48,7 +49,9 @@ class TargetState(NamedTuple):
     events: int
     gaps: int
     replays: int
+    replay_silent: bool
     restarts: int
+    overfull: int
     malformed: int
     skipped: Mapping[str, int]  # by reason
 

@@ -42,7 +42,7 @@ from router.testbed.doctor.listener import EventListener
 from router.testbed.doctor.probe import EngineProber
 from router.testbed.doctor.router_answers import ask_router, scrape
 from router.testbed.doctor.subject import ExaminedEngine, MasterAnswers, Subject, TokenizerProof
-from router.testbed.doctor.survey import EngineSurvey, read_starts, survey_engine
+from router.testbed.doctor.survey import read_starts, survey_engine
 
 T = TypeVar("T")
 
@@ -229,7 +229,7 @@ async def _examine(
         return
     async with turn:
         end_s = work.clock.now() + PROBE_TIMEOUT_S
-        question = _prove(engine, survey, survey.model, tokenization)
+        question = _prove(engine, survey.model, tokenization, generates=not work.subject.passive)
         engine.proof = await _within(work, f"{engine.name} (tokenizer)", PROVE_TIMEOUT_S, question)
         if not work.subject.passive:
             client = work.clients.get(engine.name)
@@ -238,15 +238,23 @@ async def _examine(
 
 
 async def _prove(
-    engine: ExaminedEngine, survey: EngineSurvey, model: str, tokenization: Tokenization
+    engine: ExaminedEngine, model: str, tokenization: Tokenization, *, generates: bool
 ) -> TokenizerProof | None:
-    """Compare our ids with the engine's; None: no tokenizer is configured for its model."""
-    if tokenization.local_tokenizer(model) is None:
+    """Compare ids with the engine's; None: no tokenizer is configured for its model, and it may not be sent prompts."""
+    local = tokenization.local_tokenizer(model) is not None
+    if not local and not generates:
         return None
-    agrees = await tokenization.verify(engine.name, model)
+    agrees = await tokenization.verify(engine.name, model, generates=generates)
+    report = tokenization.report()[model]
+    if report.trouble is not None and (engine.name in report.refuted or not report.refuted):
+        return TokenizerProof(1, no_ids=report.trouble)
     if agrees is None:
-        return TokenizerProof(0, engine_fails="POST /tokenize is not answered")
-    differing = tokenization.report()[model].refuted.get(engine.name)
+        return (
+            TokenizerProof(0, engine_fails="its token ids were not answered, or it refused every chat")
+            if local
+            else None
+        )
+    differing = report.refuted.get(engine.name)
     return TokenizerProof(1, differing, differing is not None and differing not in TEXTS)
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from router.backends.mooncake.hash_detection import fits, list_candidates
+from router.backends.mooncake.hash_detection import list_candidates
 from router.config.sections.kv_store import PoolModelConfig
-from router.kvcache.engine_hashes import Digest, EngineChain
+from router.kvcache.engine_hashes import Digest, EngineChain, fits
 from router.kvcache.events import BlocksStored
 from router.testbed.doctor.subject import ExaminedEngine
 

@@ -20,7 +20,7 @@ from router.fleet.engine_limits import OverLimit
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import BlocksPooled, BlocksStored, EngineHash, EventBatch, Key, TargetId
 from router.kvcache.index import BlockIndex
-from router.kvcache.indexer import IndexLimit
+from router.kvcache.instance_bounds import IndexLimit
 from router.tasks import Tasks
 from router.testbed.doctor.subject import StreamProbe
 

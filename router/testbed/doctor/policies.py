@@ -189,7 +189,8 @@ def _with_load(number: int, idle: int) -> View:
 
 
 def _row(i: int, overlap: Overlap, load: Load) -> Row:
-    return Row(f"e{i}/0", f"e{i}", 0, BLOCK_TOKENS, 65_536, overlap, load, PRIOR, overlap.gpu_tokens)
+    held_tokens = HELD.gpu_tokens  # of all: free memory decides ties, and would tell apart what the policy cannot
+    return Row(f"e{i}/0", f"e{i}", 0, BLOCK_TOKENS, 65_536, overlap, load, PRIOR, held_tokens)
 
 
 def _view(number: int, *rows: Row) -> View:

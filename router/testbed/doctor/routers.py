@@ -34,10 +34,8 @@ def check_instances(subject: Subject) -> Iterator[FleetFinding]:
             yield FleetFinding("warning", "is draining in the router", why, change, at)
         elif one["state"] != "ready":
             reason = one.get("trouble") or "its health probes fail"
-            why, change = (
-                "it gets no requests",
-                "see engines.reachable; the router must reach it, not only this machine",
-            )
+            why = "it is served all the same: no other can answer" if one.get("panic") else "it gets no requests"
+            change = "see engines.reachable; the router must reach it, not only this machine"
             yield FleetFinding("fault", f"is {one['state']} in the router: {reason}", why, change, at)
         if one.get("distrusted"):
             change = "restart it, or look who writes to its ports; see docs/operate/security.md"
@@ -59,6 +57,19 @@ def check_targets(subject: Subject) -> Iterator[FleetFinding]:
                 why = "the router guesses from what it sent there, and loses hits"
                 change = "see events.reachable, events.arriving; the router must reach the ports"
                 yield FleetFinding("fault", f"its event stream is {stream['state']} in the router", why, change, at)
+            if stream is not None and stream["joined_late"] and (unplaced := stream.get("keyless_blocks")):
+                yield FleetFinding(
+                    "warning",
+                    f"caches {unplaced} blocks after prompts that the router never saw announced",
+                    "the router joined late: hits there are found only as requests show them",
+                    "index.snapshot_file, and engines with more buffer_steps, so that a restart misses nothing",
+                    at,
+                )
+            if stream is not None and stream["replay_silent"]:
+                what = f"replay requests to {stream['replay_endpoint']} are not answered to the router"
+                why = "one lost message, or a restart of the router, makes it forget everything that the engine holds"
+                change = "open that port between router and engine, or mend replay_endpoint"
+                yield FleetFinding("fault", what, why, change, at)
             if promises.get("alarm"):
                 change = "see tokens.agree, events.arriving and hits.agree"
                 yield FleetFinding("fault", str(promises["alarm"]), "its hits are not used", change, at)

@@ -64,12 +64,13 @@ class EngineProbe(NamedTuple):
 
 
 class TokenizerProof(NamedTuple):
-    """The configured tokenizer against one engine's, on real texts."""
+    """The configured tokenizer, or the engine's `/tokenize`, against what one engine generates from."""
 
     compared: int
     differing: str | None = None  # the first text with other ids
     is_chat: bool = False  # that text is a chat: the template may be at fault
     engine_fails: str | None = None  # why nothing could be compared
+    no_ids: str | None = None  # why no source has the ids of chats
 
 
 @dataclass

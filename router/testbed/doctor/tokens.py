@@ -1,4 +1,5 @@
-"""Token ids: whether the configured tokenizers and chat templates give the engines' own ids, proved on real texts.
+"""Token ids: whether the configured tokenizers and chat templates give the ids that engines generate from, proved on
+real texts.
 
 A tokenizer that differs in one token makes every block after it another block, and nothing fails: hits are simply not
 found. The router proves its tokenizers too, when an engine joins, and then asks engines instead, which costs time.
@@ -9,12 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from router.scheduling.policy.timeline import is_blind
 from router.testbed.doctor.check import Check
 from router.testbed.doctor.finding import FleetFinding
 from router.testbed.doctor.subject import Subject
 
+COSTS_HITS = "chats are placed by their session and by load: later turns of chats without a session hit by chance only"
+NAME_SESSIONS = (
+    "clients: name the session of each chat (docs/operate/long-prompts.md); nothing else makes its ids known"
+)
 COSTS_TIME = "the router asks engines for the ids of every prompt: a round trip each, and none when they are slow"
 LATE_SHARE = 0.02
+BLIND_SHARE = 0.05
 MIN_RECORDS = 50
 
 
@@ -46,7 +53,11 @@ def check_agree(subject: Subject) -> Iterator[FleetFinding]:
         proof, model = engine.proof, engine.model or ""
         if proof is None:
             continue
-        if proof.engine_fails is not None:
+        if proof.no_ids is not None:
+            yield FleetFinding(
+                "warning", f"chats of {model}: {proof.no_ids}", COSTS_HITS, NAME_SESSIONS, (engine.name,)
+            )
+        elif proof.engine_fails is not None:
             yield FleetFinding(
                 "unchecked", proof.engine_fails, "the tokenizer is not proved there", "look whether it is overloaded",
                 (engine.name,),
@@ -75,7 +86,7 @@ def check_counts(subject: Subject) -> Iterator[FleetFinding]:
     """Prompts of every kind have as many tokens as the engine counts."""
     answered = [(engine, kind) for engine in subject.usable for kind in engine.answered_kinds]
     for engine, kind in answered:
-        if kind.unknown is not None and kind.unknown != "media":
+        if kind.unknown is not None and kind.unknown not in ("media", "renderer"):  # which tokens.agree explains
             yield FleetFinding(
                 "fault",
                 f"the ids of a prompt ({kind.kind}) cannot be found: {kind.unknown}",
@@ -100,12 +111,16 @@ def check_in_use(subject: Subject) -> Iterator[FleetFinding]:
         for one in router.instances:
             tokenizer = one.get("tokenizer") or {}
             refuted = (tokenizer.get("refuted") or {}).get(one["id"])
-            if refuted is not None:
+            if (trouble := tokenizer.get("trouble")) is not None:
+                what = f"the router has no ids of chats: {trouble}"
+                yield FleetFinding("warning", what, COSTS_HITS, NAME_SESSIONS, (str(one["id"]),))
+            elif refuted is not None:
                 what = f"the router found other ids there: {refuted}"
                 change = "see tokens.agree"
                 yield FleetFinding("fault", what, COSTS_TIME, change, (str(one["id"]),), subject.place("tokenizers"))
         found = Counter(record.get("tokens_from") for record in router.records)
         total = sum(found.values())
+        blind = {str(why): n for why, n in found.items() if is_blind(str(why))}
         late = {str(why): n for why, n in found.items() if why in ("late", "tokenizer_busy", "tokenizer_silent")}
         if total >= MIN_RECORDS and sum(late.values()) > LATE_SHARE * total:
             share = 100 * sum(late.values()) / total
@@ -116,6 +131,16 @@ def check_in_use(subject: Subject) -> Iterator[FleetFinding]:
                 "tokens.budget_ms: more; or tokenizers: a local tokenizer for each model",
                 (router.url,),
                 subject.place("tokens", "budget_ms"),
+            )
+        elif total >= MIN_RECORDS and sum(blind.values()) > BLIND_SHARE * total:
+            share = 100 * sum(blind.values()) / total
+            reasons = ", ".join(f"{why} {n}" for why, n in sorted(blind.items(), key=lambda one: -one[1]))
+            yield FleetFinding(
+                "warning",
+                f"{share:.0f} % of the last {total} prompts were placed without ids: {reasons}",
+                COSTS_HITS,
+                NAME_SESSIONS,
+                (router.url,),
             )
 
 

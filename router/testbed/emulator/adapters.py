@@ -10,8 +10,8 @@ entrypoints/serve/lora, entrypoints/openai/models/serving.py). A path that begin
 from __future__ import annotations
 
 from router.errors import BadRequest, NotFound
-from router.testbed.emulator.generate import read_json
 from router.testbed.emulator.http_server import HttpExchange
+from router.testbed.emulator.request_schema import read_json
 
 MISSING = "/missing"
 

@@ -1,4 +1,8 @@
-"""The ASGI application of one emulated engine: routes, authentication, and the shape of errors.
+"""The ASGI application of one emulated engine: routes, authentication, cross-origin requests, and the shape of errors.
+
+Refusals have the forms of a real engine (vLLM 0.32): `{"detail": ...}` from its web framework (unknown paths, wrong
+methods with `Allow`, unreadable bodies), `{"error": ...}` from its schema and its own code, the latter in Anthropic's
+form under `/v1/messages`. A path with a slash too many is redirected; a WebSocket is refused with 403 on every path.
 
 Beside vLLM's own endpoints it has these, which need no API key and are not affected by faults:
 
@@ -23,6 +27,7 @@ from router.clock import Clock
 from router.errors import BadRequest, NotFound, RequestRefused
 from router.tasks import Tasks
 from router.testbed.emulator.adapters import AdapterEndpoints
+from router.testbed.emulator.cors import CorsPolicy, is_preflight
 from router.testbed.emulator.engine_cores import EngineCores, EngineFailed
 from router.testbed.emulator.generate import SHAPES, GenerateEndpoints
 from router.testbed.emulator.http_server import ClientLeft, HttpExchange, Message, Receive, Send
@@ -30,6 +35,8 @@ from router.testbed.emulator.kv_connectors import KvConnectors
 from router.testbed.emulator.metrics import render_metrics
 from router.testbed.emulator.options import EngineOptions
 from router.testbed.emulator.other_endpoints import OtherEndpoints
+from router.testbed.emulator.request_params import CHAT, COMPLETIONS
+from router.testbed.emulator.request_schema import SchemaRefused, UnreadableBody
 from router.testbed.emulator.vocabulary import Vocabulary
 
 log = logging.getLogger("warmroute.engine")
@@ -37,6 +44,8 @@ log = logging.getLogger("warmroute.engine")
 AUTHENTICATED_PATHS = ("/v1", "/v2", "/inference")
 REQUEST_LOG_SIZE = 256  # requests stored for /emulate/last
 Handler = Callable[[HttpExchange], Awaitable[None]]
+UNREADABLE = "There was an error parsing the body"
+AUDIO = ("/v1/audio/transcriptions", "/v1/audio/translations")
 
 
 class EmulatorApp:
@@ -59,18 +68,24 @@ class EmulatorApp:
         self.requests: deque[HttpExchange] = deque(maxlen=REQUEST_LOG_SIZE)
         self._generate = GenerateEndpoints(options, vocabulary, cores, connectors, clock, tasks)
         self._key_digest = _digest(options.api_key) if options.api_key else None
+        self._cors = CorsPolicy(options.allowed_origins)
         other = OtherEndpoints(options, vocabulary, self._generate.params_reader, clock, cores.adapters)
         self._routes: dict[tuple[str, str], Handler] = {("POST", path): self._generate for path in SHAPES} | {
             ("POST", "/v1/messages/count_tokens"): other.count_tokens,
             ("POST", "/v1/embeddings"): other.embeddings,
-            ("POST", "/v1/rerank"): other.rerank,
+            **{("POST", path): other.rerank for path in ("/v1/rerank", "/rerank", "/v2/rerank")},
             ("POST", "/v1/score"): other.score,
+            **{("POST", path): other.transcribe for path in AUDIO if options.transcribes},
             ("POST", "/tokenize"): other.tokenize,
+            ("POST", CHAT + "/render"): other.render_chat,
+            ("POST", COMPLETIONS + "/render"): other.render_completion,
+            ("GET", "/is_sleeping"): self._is_sleeping,
             ("POST", "/detokenize"): other.detokenize,
             ("GET", "/v1/models"): other.models,
             ("GET", "/version"): other.version,
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
+            ("POST", "/ping"): self._health,
             ("GET", "/load"): _serve_json(lambda: {"server_load": self._generate.in_flight}),
             ("GET", "/metrics"): self._metrics,
             ("GET", "/kv_event_sources"): _serve_json(cores.sources),
@@ -92,7 +107,7 @@ class EmulatorApp:
             await exchange.read()
             if not exchange.path.startswith("/emulate/"):
                 self.requests.append(exchange)
-                if self._cores.faults.freeze:
+                if self._cores.faults.freeze or exchange.path.startswith(self._cores.faults.hang):
                     await exchange.wait_closed()
                     return
             await self._handle(exchange)
@@ -100,13 +115,27 @@ class EmulatorApp:
             return
 
     async def _handle(self, exchange: HttpExchange) -> None:
+        if is_preflight(exchange.method, exchange.headers):
+            answer = self._cors.preflight(exchange.headers)
+            exchange.answer_headers = answer.headers
+            await exchange.send_body(answer.body, "text/plain; charset=utf-8", answer.status)
+            return
+        if exchange.headers.get("upgrade", "").lower() == "websocket":
+            exchange.answer_headers = [(b"connection", b"close")]
+            await exchange.send_body(b"", "text/plain; charset=utf-8", 403)
+            return
+        exchange.answer_headers = self._cors.headers(exchange.headers.get("origin"))
         if exchange.path.startswith(AUTHENTICATED_PATHS) and not self._is_authorized(exchange):
             await exchange.send_json({"error": "Unauthorized"}, 401)
             return
         try:
             await self._route(exchange)(exchange)
+        except SchemaRefused as refused:
+            await exchange.send_json(_error(refused.message, "Bad Request", refused.param, 400), 400)
+        except UnreadableBody:
+            await exchange.send_json({"detail": UNREADABLE}, 400)
         except RequestRefused as refused:
-            kind = type(refused).__name__ + "Error"
+            kind = "invalid_request_error" if refused.param == "response_id" else f"{type(refused).__name__}Error"
             await _send_error(exchange, refused.message, kind, refused.param, refused.status)
         except EngineFailed as failure:
             await _send_error(exchange, str(failure), "InternalServerError", None, 500)
@@ -119,12 +148,35 @@ class EmulatorApp:
         handler = self._routes.get((exchange.method, exchange.path))
         if handler is not None:
             return handler
-        if exchange.path.startswith("/v1/responses/"):
-            if exchange.method == "GET":
-                return _serve_json(lambda: self._generate.responses.get(exchange.path.rpartition("/")[2]))
-            if exchange.path.endswith("/cancel"):
-                return _serve_json(lambda: self._generate.cancel(exchange.path.split("/")[3]))
-        raise NotFound("Not Found")
+        path = exchange.path
+        methods = sorted(method for method, known in self._routes if known == path)
+        if path.startswith("/v1/responses/"):
+            id, _, rest = path.removeprefix("/v1/responses/").partition("/")
+            if not rest:
+                methods = ["GET"]
+                handler = _serve_json(lambda: self._generate.responses.get(id))
+            elif rest == "cancel":
+                methods = ["POST"]
+                handler = _serve_json(lambda: self._generate.cancel(id))
+        if handler is not None and exchange.method in methods:
+            return handler
+        return self._unrouted(methods)
+
+    def _unrouted(self, methods: list[str]) -> Handler:
+        """Answer 405 for a path with other `methods`, 307 for a known one with a slash behind it, else 404."""
+
+        async def answer(exchange: HttpExchange) -> None:
+            if methods:
+                exchange.answer_headers.append((b"allow", ", ".join(methods).encode()))
+                await exchange.send_json({"detail": "Method Not Allowed"}, 405)
+            elif exchange.path.endswith("/") and any(path == exchange.path[:-1] for _, path in self._routes):
+                location = f"{exchange.scheme}://{exchange.headers.get('host', '')}{exchange.path[:-1]}"
+                exchange.answer_headers.append((b"location", location.encode("latin-1")))
+                await exchange.send_body(b"", None, 307)
+            else:
+                await exchange.send_json({"detail": "Not Found"}, 404)
+
+        return answer
 
     def _is_authorized(self, exchange: HttpExchange) -> bool:
         if self._key_digest is None:
@@ -135,7 +187,12 @@ class EmulatorApp:
     # -- endpoints of vLLM
 
     async def _health(self, exchange: HttpExchange) -> None:
-        await exchange.send_body(b"", "text/plain", 503 if self._cores.faults.unhealthy else 200)
+        await exchange.send_body(b"", None, 503 if self._cores.faults.unhealthy else 200)
+
+    async def _is_sleeping(self, exchange: HttpExchange) -> None:
+        if not self._cores.faults.asleep:
+            raise NotFound("Not Found")  # as outside of development mode
+        await exchange.send_json({"is_sleeping": True})
 
     async def _metrics(self, exchange: HttpExchange) -> None:
         gauges = [core.engine.gauges() for core in self._cores.all]
@@ -183,9 +240,16 @@ def _describe_request(exchange: HttpExchange) -> dict[str, object]:
 
 
 async def _send_error(exchange: HttpExchange, message: str, kind: str, param: str | None, status: int) -> None:
-    """Answer with vLLM's error shape."""
-    error = {"message": message, "type": kind, "param": param, "code": status}
-    await exchange.send_json({"error": error}, status)
+    """Answer with the error shape of vLLM's own code: Anthropic's, with vLLM's types, for Anthropic's endpoints."""
+    if exchange.path.startswith("/v1/messages"):
+        error: dict[str, object] = {"type": "error", "error": {"type": kind, "message": message}}
+    else:
+        error = _error(message, kind, param, status)
+    await exchange.send_json(error, status)
+
+
+def _error(message: str, kind: str, param: str | None, status: int) -> dict[str, object]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 def _digest(key: str) -> bytes:

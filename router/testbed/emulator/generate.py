@@ -6,6 +6,7 @@ are cut before the first byte or inside the answer.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,6 @@ from router.testbed.emulator.answer_shape import (
     AnswerUsage,
     ChoiceText,
     TokenPiece,
-    sse_data,
 )
 from router.testbed.emulator.disaggregation import DecodeParams
 from router.testbed.emulator.engine_cores import EngineCores, EngineFailed, RequestGone, TokenStream
@@ -39,7 +39,9 @@ from router.testbed.emulator.request_params import (
     RequestParams,
     RequestParamsReader,
 )
+from router.testbed.emulator.request_schema import read_body
 from router.testbed.emulator.responses import ResponseShape, StoredResponses, input_items
+from router.testbed.emulator.sampling_limits import find_late_refusal
 from router.testbed.emulator.vocabulary import Vocabulary
 from router.testbed.rng import Rng
 from router.testbed.simulator.engine_types import SequenceOutput
@@ -100,7 +102,7 @@ class GenerateEndpoints:
     async def __call__(self, exchange: HttpExchange) -> None:
         """Answer one request. Raises RequestRefused or EngineFailed for what is to be answered as an error."""
         self._inject_errors()
-        raw, body = exchange.body, read_json(exchange)
+        raw, body = read_body(exchange, self._options.model)
         if self._cores.faults.no_ids:
             body.pop("return_token_ids", None)
         rank = self._read_rank(exchange)
@@ -109,11 +111,17 @@ class GenerateEndpoints:
             raw = msgspec.json.encode(body)
         id = exchange.headers.get("x-request-id") or uuid.uuid4().hex[:16]
         params = self.params_reader.read(exchange.path, raw, body)
+        late = find_late_refusal(exchange.path, body, self._vocabulary.size)
+        if late is not None and not params.stream:
+            raise late
         params = await self._connectors.find(params, f"{id}-{uuid.uuid4().hex[:8]}", self._cores.all[rank])
-        stream = self._submit(params, rank)
-        self._connectors.begin(params, stream)
         facts = AnswerFacts(id, int(self._clock.wall()), params, self._options.cached_tokens)
         shape = SHAPES[exchange.path](facts)
+        if late is not None:
+            await _refuse_late(exchange, shape, late)
+            return
+        stream = self._submit(params, rank)
+        self._connectors.begin(params, stream)
         if isinstance(shape, ResponseShape) and body.get("background"):
             await exchange.send_json(self._start_background(shape, params, stream))
             return
@@ -126,9 +134,7 @@ class GenerateEndpoints:
         except EngineFailed as failure:
             if not exchange.started:
                 raise
-            error = {"message": str(failure), "type": "InternalServerError", "param": None, "code": 500}
-            await exchange.write(sse_data({"error": error}) + DONE)
-            await exchange.finish_stream()
+            await _end_with_error(exchange, str(failure), "InternalServerError", None, 500)
         finally:
             self.in_flight -= 1
             stream.close()
@@ -242,14 +248,20 @@ class GenerateEndpoints:
             raise EngineFailed("The engine failed: fault error_rate.")
 
 
-def read_json(exchange: HttpExchange) -> dict[str, Any]:
-    """Return the body as an object. Raises BadRequest when it is not a JSON object."""
-    if not exchange.headers.get("content-type", "").startswith("application/json"):
-        raise BadRequest("Unsupported Media Type: Only 'application/json' is allowed")
-    try:
-        return msgspec.json.decode(exchange.body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"The body is not a JSON object: {error}") from None
+async def _refuse_late(exchange: HttpExchange, shape: AnswerShape, refusal: BadRequest) -> None:
+    """Answer a stream that the engine core refuses after its beginning was sent."""
+    await exchange.start_stream()
+    if isinstance(shape, ResponseShape):  # vLLM's own failure to report it
+        await exchange.write(shape.greeting())
+        await exchange.abort()
+        return
+    await _end_with_error(exchange, refusal.message, "BadRequestError", refusal.param, refusal.status)
+
+
+async def _end_with_error(exchange: HttpExchange, message: str, kind: str, param: str | None, status: int) -> None:
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    await exchange.write(b"data: " + json.dumps({"error": error}).encode() + b"\n\n" + DONE)
+    await exchange.finish_stream()
 
 
 async def _abandon_when_closed(exchange: HttpExchange, stream: TokenStream) -> None:

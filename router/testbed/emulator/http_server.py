@@ -31,8 +31,9 @@ class ClientLeft(Exception):
     """The client disconnected before its request was read."""
 
 
-def _headers(body: bytes, content_type: str) -> list[tuple[bytes, bytes]]:
-    return [(b"content-length", str(len(body)).encode()), (b"content-type", content_type.encode())]
+def _headers(body: bytes, content_type: str | None) -> list[tuple[bytes, bytes]]:
+    headers = [(b"content-length", str(len(body)).encode())]
+    return headers if content_type is None else [*headers, (b"content-type", content_type.encode())]
 
 
 class HttpExchange:
@@ -41,10 +42,12 @@ class HttpExchange:
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.scheme: str = scope["scheme"]
         self.query: str = scope["query_string"].decode("latin-1")
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.body = b""
         self.started = False  # the answer's head was sent
+        self.answer_headers: list[tuple[bytes, bytes]] = []  # added to those of the answer
         self._abort: Callable[[], None] = scope["extensions"][ABORT]
         self._receive = receive
         self._send = send
@@ -81,8 +84,8 @@ class HttpExchange:
         await self._send({"type": "http.response.body", "body": body[:cut_after_bytes], "more_body": True})
         await self.abort()
 
-    async def send_body(self, body: bytes, content_type: str, status: int = 200) -> None:
-        """Answer with a body of known length."""
+    async def send_body(self, body: bytes, content_type: str | None, status: int = 200) -> None:
+        """Answer with a body of known length; an empty one has no type."""
         await self._start(status, _headers(body, content_type))
         await self._send({"type": "http.response.body", "body": body})
 
@@ -100,6 +103,7 @@ class HttpExchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
+        headers = [*headers, *self.answer_headers]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 

@@ -29,9 +29,15 @@ class EngineFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     error_rate: Probability = 0.0  # of generating requests: 500
     refuse: bool = False  # generating requests: 503, as with a full queue
     unhealthy: bool = False  # GET /health: 503
+    hang: tuple[str, ...] = ()  # paths that begin so: no answer, as of a front end that is too busy
     freeze: bool = False  # accept connections and requests, answer none, step and publish nothing
     refuse_ids: bool = False  # chats that carry token ids: 400
     ignore_ids: bool = False  # token ids of chats are not read, as by engines before 0.32
+    renders: Literal["as_tokenized", "same_count", "other_count", "special_as_text"] = "as_tokenized"  # chats that
+    # generate, against /tokenize: alike; other ids, as many or one more; spellings of special tokens stay text
+    tokenize_refuses_calls: bool = False  # POST /tokenize: 400 for chats with tool calls in their history
+    refuses_chats: bool = False  # chats: 400, as by a model without a template
+    asleep: bool = False  # GET /is_sleeping says so, as in development mode; requests are still answered
     no_ids: bool = False  # no answer names token ids, as of engines before 0.10.2
     silent_replays: bool = False  # replay requests are taken and not answered
     slow: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on every step's duration
@@ -55,8 +61,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str = "warm-tiny"
     tokenizer: str | None = None  # model directory; default: the one that ships
     chat_template: str | None = None  # file, instead of the model's own
+    exclude_tools: bool = False  # --exclude-tools-when-tool-choice-none
+    images: bool = False  # a multimodal model
+    transcribes: bool = False  # a speech model: of another one there are no audio endpoints
     prefix_caching: bool = True
     loras: tuple[str, ...] = ()  # adapter names, or name=path
+    scale_out: bool = False  # --enable-scale-out: prompts can be rendered without generating
     runtime_loras: bool = False  # VLLM_ALLOW_RUNTIME_LORA_UPDATING: more can be loaded while it runs
     block_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
     blocks: Annotated[int, msgspec.Meta(ge=1)] = 4096  # per rank
@@ -92,6 +102,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     topic: str = ""
     cached_tokens: bool = True  # vLLM's --enable-prompt-tokens-details
     api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()  # of browsers; "*": all
     cert_file: str | None = None
     key_file: str | None = None
     seed: int = 0

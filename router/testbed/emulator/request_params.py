@@ -9,27 +9,33 @@ must be called.
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import xxhash
 
 from router.clock import Clock
 from router.errors import BadRequest, NotFound
 from router.prompt.api.messages import has_media, normalise
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Chat, Ids, Source, Text, UnknownIds
+from router.prompt.prompt import MEDIA, Chat, Ids, Source, Text, UnknownIds
 from router.prompt.tokenization.chat_template import ChatTemplate, UnrenderableChat
 from router.testbed.emulator.disaggregation import DecodeParams, PrefillParams
 from router.testbed.emulator.options import EngineFaults, EngineOptions
-from router.testbed.emulator.vocabulary import Vocabulary
+from router.testbed.emulator.sampling_limits import MAX_TOKENS, check_limits
+from router.testbed.emulator.vocabulary import SPECIAL, Vocabulary
 from router.testbed.simulator.engine_types import SequenceRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 READ_UNCHANGED = ReadOptions(strip_fields=frozenset(), inject_usage=False)
-MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the endpoints' names for it
 MAX_CHOICES = 64
+IMAGE_TOKENS = 20
+MARKS = ("\ue000", "\ue001", "\ue002")  # in the place of special tokens: private use characters
 IDS_PARAMETER = "kv_transfer_params.prompt_token_ids"
 IDS_VERSION = (0, 32)  # of vLLM, the first that reads token ids of chats
 SCALARS: dict[str, Any] = {"string": "warm", "integer": 1, "number": 1.5, "boolean": True, "null": None}
@@ -78,20 +84,23 @@ class RequestParamsReader:
 
     def read(self, path: str, raw: bytes, body: Body) -> RequestParams:
         """Read a request; `body` is `raw`, decoded. Raises BadRequest or NotFound where the engine would refuse it."""
-        adapter = self.read_adapter(body.get("model"))
-        prompts = self.read_prompts(path, raw, body)
+        adapter = self.read_adapter(body["model"])
+        check_limits(path, body, self._options.context_tokens)
+        prompts = self.read_prompts(path, raw, body, generates=True)
         if any(ids and not 0 <= min(ids) <= max(ids) < 2**32 for ids in prompts):
             raise BadRequest("Token ids are out of vocabulary.", param="prompt")
         tool = _read_forced_tool(body)
         script = None if tool is None else self._vocabulary.encode(tool.arguments)
-        copies = body.get("n") or 1
-        if not 1 <= copies <= MAX_CHOICES:
-            raise BadRequest(f"n must be between 1 and {MAX_CHOICES}, got {copies}.", param="n")
+        copies: int = 1 if body.get("n") is None else body["n"]
+        if copies < 1:
+            raise BadRequest(f"n must be at least 1, got {copies}.")
+        if copies > MAX_CHOICES:
+            raise BadRequest(f"n must be at most {MAX_CHOICES}, got {copies}.")
         sequences = [self._sequence(ids, body, adapter, script, copy) for ids in prompts for copy in range(copies)]
         stream_options = body.get("stream_options") or {}
         include_usage = bool(stream_options.get("include_usage"))
         return RequestParams(
-            model=body["model"],
+            model=body.get("model") or self._options.model,
             body=body,
             sequences=sequences,
             prompt_tokens=sum(len(prompt) for prompt in prompts),
@@ -102,15 +111,19 @@ class RequestParamsReader:
         )
 
     def read_adapter(self, model: object) -> str | None:
-        """Return the LoRA adapter of that name, `None` for the base model. Raises NotFound for any other name."""
-        if model == self._options.model:
+        """Return the LoRA adapter of that name, `None` for the base model, which needs no name. Raises NotFound for any
+        other one.
+        """
+        if not model or model == self._options.model:
             return None
         if model not in self._adapters:
-            raise NotFound(f"The model `{model}` does not exist.", param="model")
+            raise NotFound(f"The model `{model}` does not exist. Valid aliases: {self._options.model}.", param="model")
         return str(model)
 
-    def read_prompts(self, path: str, raw: bytes, body: Body) -> list[list[int]]:
-        """Return the token ids of every prompt. Raises BadRequest for a prompt that cannot be read or rendered."""
+    def read_prompts(self, path: str, raw: bytes, body: Body, *, generates: bool = False) -> list[list[int]]:
+        """Return the token ids of every prompt, as a request that `generates` has them or as /tokenize. Raises
+        BadRequest for a prompt that cannot be read or rendered.
+        """
         if path == CHAT and (ids := read_prompt_token_ids(self._options, self._faults(), body)) is not None:
             return [ids]
         if path == COMPLETIONS and isinstance(body.get("prompt"), list):
@@ -120,27 +133,75 @@ class RequestParamsReader:
                 return [p if isinstance(p, list) else self._vocabulary.encode(p, special=special) for p in several]
         source = read_prompt(path, None, raw, READ_UNCHANGED).source
         assert isinstance(source, Source)
-        return [self._token_ids(source)]
+        if generates and self._options.exclude_tools and isinstance(source, Chat) and source.tools_declined:
+            source = source._replace(tools=None)
+        if isinstance(source, Chat) and source.has_media and self._options.images and path == CHAT:
+            return [self._ids_with_images(source, list_images(body["messages"]))]
+        return [self._token_ids(source, generates)]
 
-    def _token_ids(self, source: Source) -> list[int]:
+    def refuses_calls(self, messages: list[Any]) -> bool:
+        """Return whether /tokenize refuses a chat for the tool calls in its history."""
+        return self._faults().tokenize_refuses_calls and any(message.get("tool_calls") for message in messages)
+
+    def _token_ids(self, source: Source, generates: bool) -> list[int]:
         match source:
             case Ids(ids):
                 return list(ids)
             case Text(text, special):
                 return self._vocabulary.encode(text, special=special)
             case Chat():
-                return self._chat_ids(source)
+                return self._generated_ids(source) if generates else self._chat_ids(source)
             case UnknownIds(reason):
                 raise BadRequest(f"the emulated engine cannot read this prompt: {reason}")
 
+    def _generated_ids(self, chat: Chat) -> list[int]:
+        """Return the ids that generation uses, which `faults.renders` may make others than /tokenize returns."""
+        if self._faults().refuses_chats:
+            raise BadRequest("the model has no chat template", param="messages")
+        renders = self._faults().renders
+        if renders == "special_as_text":
+            return self._encode_special_as_text(chat)
+        ids = self._chat_ids(chat)
+        if renders == "same_count":
+            return [ids[1], ids[0], *ids[2:]]
+        return [ids[0], *ids] if renders == "other_count" else ids
+
+    def _encode_special_as_text(self, chat: Chat) -> list[int]:
+        """Return ids in which only the template's special tokens are special: those in texts are marked meanwhile."""
+        marked = [_replace_special(message, SPECIAL, MARKS) for message in chat.messages]
+        text = self._template.render(chat._replace(messages=marked), self._variables)
+        ids: list[int] = []
+        for piece in re.split("(" + "|".join(map(re.escape, SPECIAL)) + ")", text):
+            plain = _replace_special(piece, MARKS, SPECIAL)
+            ids += self._vocabulary.encode(piece) if piece in SPECIAL else self._vocabulary.encode_text(plain)
+        return ids
+
     def _chat_ids(self, chat: Chat) -> list[int]:
+        if not chat.messages:
+            raise BadRequest("Cannot apply chat template to an empty conversation. Provide at least one message.")
         if chat.has_media:
-            raise BadRequest(f"{self._options.model} is not a multimodal model", param="messages")
+            raise BadRequest(f"{self._options.model} is not a multimodal model")
         try:
             text = self._template.render(chat, self._variables)
         except UnrenderableChat as refusal:
             raise BadRequest(str(refusal), param="messages") from None
         return self._vocabulary.encode(text, special=chat.add_special_tokens)
+
+    def _ids_with_images(self, chat: Chat, images: list[bytes]) -> list[int]:
+        """Return the ids of a chat with images. Each takes `IMAGE_TOKENS` of its own, in the place of vLLM's
+        placeholders with the image's identity among the extra keys of their blocks; in front of its message's text
+        where the template takes one string, as there.
+        """
+        in_front = self._template.content_format == "string"
+        messages = [_mark_images(message, in_front) for message in chat.messages]
+        text = self._template.render(chat._replace(messages=messages, has_media=False), self._variables)
+        ids: list[int] = []
+        for piece, image in zip_longest(text.split(MARKS[0]), images):
+            ids += self._vocabulary.encode(piece)
+            if image is not None:
+                seed = xxhash.xxh3_64_intdigest(image)
+                ids += [self._vocabulary.size + (seed + n) % 2**30 for n in range(IMAGE_TOKENS)]
+        return ids
 
     def _sequence(
         self, prompt: list[int], body: Body, adapter: str | None, script: list[int] | None, copy: int
@@ -148,8 +209,13 @@ class RequestParamsReader:
         context, left = self._options.context_tokens, self._options.context_tokens - len(prompt)
         limits = [body[name] for name in MAX_TOKENS if body.get(name) is not None]
         max_tokens: int = limits[0] if limits else max(1, left)
-        if max_tokens < 1:
-            raise BadRequest(f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
+        if left < 0:
+            raise BadRequest(
+                f"This model's maximum context length is {context} tokens. However, your prompt contains at least "
+                f"{context + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce "
+                f"the length of the input prompt. (parameter=input_tokens, value={context + 1})",
+                param="input_tokens",
+            )
         if max_tokens > left:
             raise BadRequest(
                 f"This model's maximum context length is {context} tokens. However, you requested {max_tokens} output "
@@ -167,6 +233,34 @@ class RequestParamsReader:
             seed=(body.get("seed") or 0) + copy,
             greedy=body.get("temperature") == 0,
         )
+
+
+def list_images(messages: list[Any]) -> list[bytes]:
+    """Return what stands for each image of a chat, in order. Raises BadRequest for an image that is an address: nothing
+    is fetched here.
+    """
+    parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+    images = [part["image_url"]["url"] for part in parts if isinstance(part, dict) and part["type"] == "image_url"]
+    if any(not image.startswith("data:image/") for image in images):
+        raise BadRequest("the image cannot be fetched", param="messages")
+    return [image.encode() for image in images]
+
+
+def _mark_images(message: dict[str, Any], in_front: bool) -> dict[str, Any]:
+    mark = {"type": "text", "text": MARKS[0]}
+    parts = [mark if part["type"] == MEDIA else part for part in message["content"]]
+    return message | {"content": sorted(parts, key=lambda part: part is not mark) if in_front else parts}
+
+
+def _replace_special(value: Any, olds: Sequence[str], news: Sequence[str]) -> Any:
+    """Return a JSON value in whose strings `olds` are replaced by `news`."""
+    if isinstance(value, str):
+        for old, new in zip(olds, news, strict=True):
+            value = value.replace(old, new)
+        return value
+    if isinstance(value, dict):
+        return {name: _replace_special(member, olds, news) for name, member in value.items()}
+    return [_replace_special(member, olds, news) for member in value] if isinstance(value, list) else value
 
 
 def read_prompt_token_ids(options: EngineOptions, faults: EngineFaults, body: Body) -> list[int] | None:

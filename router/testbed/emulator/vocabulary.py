@@ -32,12 +32,21 @@ class Vocabulary:
         self.config: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
         self.end_token = self._tokenizer.token_to_id(self.config["eos_token"]) or 0
         self._texts = [self._tokenizer.decode([id]) for id in range(self._tokenizer.get_vocab_size())]
+        self.size = len(self._texts)
         self.words = [id for id, text in enumerate(self._texts) if text[:1] == " " and _is_word(text[1:])]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of `text`; `special` adds the post-processor's tokens, like a begin-of-text token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the token ids of `text` in which spellings of special tokens are ordinary text."""
+        self._tokenizer.encode_special_tokens = True
+        try:
+            return self.encode(text)
+        finally:
+            self._tokenizer.encode_special_tokens = False
 
     def text(self, token: int) -> str:
         """Text of one token; special tokens and unknown ids have none."""

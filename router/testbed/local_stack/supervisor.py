@@ -181,8 +181,12 @@ class RunningStack:
         return ports
 
     def _wait(self, processes: Iterable[StackProcess]) -> None:
+        """Wait until all are ready. One that hangs is started again, once: vLLM over Mooncake hangs in few of a
+        thousand starts.
+        """
         start_s = self._clock.now()
         left = list(processes)
+        restarted: set[str] = set()
         while left:
             self._report_wait("waiting for " + ", ".join(process.name for process in left))
             for process in left.copy():
@@ -193,12 +197,22 @@ class RunningStack:
                     took_s = self._clock.now() - start_s
                     self._report(f"  {process.name} is ready after {took_s:.0f} s (pid {process.pid})")
             if left and self._clock.now() - start_s > self.config.start_timeout_s:
-                slow = left[0]
-                raise StackFailed(
-                    f"{slow.name} is not ready after {self.config.start_timeout_s:g} s (stack.start_timeout_s): "
-                    f"{slow.last_error()}; full log: {slow.log}"
-                )
+                for process in left:
+                    hung = self._describe_hang(process)
+                    if process.name in restarted:
+                        raise StackFailed(hung)
+                    self._report(f"  {hung}: starting it again")
+                    process.kill()
+                    process.start()
+                restarted.update(process.name for process in left)
+                start_s = self._clock.now()
             time.sleep(POLL_INTERVAL_S if left else 0)
+
+    def _describe_hang(self, process: StackProcess) -> str:
+        return (
+            f"{process.name} is not ready after {self.config.start_timeout_s:g} s (stack.start_timeout_s): "
+            f"{process.last_error()}; full log: {process.log}"
+        )
 
     def _stop(self) -> None:
         """Stop the engines first: an engine that has lost its master does not end in time."""

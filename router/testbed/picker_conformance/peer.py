@@ -67,8 +67,8 @@ class PickerPeer:
         return RequestVector(body, headers=self.credentials + headers, metadata=metadata or {})
 
     def get(self, metadata: MetadataFields | None = None, path: str | None = None) -> RequestVector:
-        """Return a request without a body, for the description of the model where no other path is given."""
-        path = path or f"/v1/models/{self.fleet.model}"
+        """Return a request without a body; the default path is none that a picker may answer by itself."""
+        path = path or "/version"
         return RequestVector(None, method="GET", path=path, headers=self.credentials, metadata=metadata or {})
 
     def within(self, endpoints: list[str] | str) -> RequestVector:

@@ -19,6 +19,7 @@ from router.proxy.client_exchange import ClientExchange
 from router.proxy.engine_connection import EngineConnection
 from router.proxy.listener import configure_server
 from tests.abuse.fuzz.pieces import split
+from tests.router.proxy.connections import BareHandler
 
 TURNS = 5  # of the loop after each piece
 BODY_BYTES = 1 << 20
@@ -67,10 +68,11 @@ class RecordingTransport(asyncio.Transport):
         pass
 
 
-class _Echo:
+class _Echo(BareHandler):
     """Reads every body, and answers with its length; some paths answer early, in pieces or by breaking off."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[Request] = []
 
     async def answer(self, call: ClientExchange) -> None:

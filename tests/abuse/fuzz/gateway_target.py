@@ -15,7 +15,7 @@ from router.picker.grpc_stream import GrpcHandler, GrpcStream
 from router.picker.http2 import GrpcConnection
 from router.picker.messages import Choice
 from router.picker.names import ACCESS_LOG, EXT_PROC
-from router.proxy.call import ClientDisconnected
+from router.proxy.call import ClientDisconnected, Headers
 from router.proxy.client_address import TrustedProxies
 from router.tasks import Tasks
 from tests.abuse.fuzz.connection_targets import BODY_BYTES, Loop, RecordingTransport, running_loop
@@ -52,6 +52,9 @@ class _Picker:
                 return
             await call.choose(Choice(ENDPOINT, "key", [], [], body), [], _Watch())
 
+    def on_crash(self, call: PickerExchange) -> tuple[int, Headers, bytes]:
+        return 500, [], b"crashed"
+
     def hold(self, bytes_: int) -> None:
         pass
 
@@ -72,7 +75,7 @@ def _serve(running: Loop, pieces: list[bytes]) -> bytes:
     """Return what a gateway's bytes are answered with."""
     calls, connections, tasks = set[ExtProcCall](), set[GrpcConnection](), Tasks("gateway")
     log = AnswerLog(running.loop.time)
-    context = ExchangeContext(_Picker().answer, TrustedProxies([]), tasks, calls, BOUNDS)
+    context = ExchangeContext(_Picker(), TrustedProxies([]), tasks, calls, BOUNDS)
     services: dict[bytes, Callable[[GrpcStream], GrpcHandler]] = {
         f"/{EXT_PROC}/Process".encode(): lambda stream: ExtProcCall(context, stream),
         f"/{ACCESS_LOG}/StreamAccessLogs".encode(): lambda stream: AccessLogCall(log, stream),

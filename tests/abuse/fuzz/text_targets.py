@@ -17,7 +17,7 @@ from router.config.validation_errors import translate_errors
 from router.config.yaml_source import parse
 from router.errors import MAX_COMPLAINTS, MAX_LINE_CHARS, BadRequest, ConfigError
 from router.fleet.engine_limits import OverLimit
-from router.prompt.api.conversation_id import conversation_digest
+from router.prompt.api.conversation_id import read_turns
 from router.prompt.api.parse import ReadOptions, read_prompt, read_request_headers
 from router.prompt.prompt import Endpoint
 from router.prompt.usage import HideUsage, UsageTail
@@ -67,7 +67,7 @@ def read_body(data: bytes) -> None:
         prompt = read_prompt(path, "application/json", body, reader, headers)
     except BadRequest:
         return
-    conversation_digest(prompt)
+    read_turns(prompt)
     if prompt.endpoint is not Endpoint.OTHER:
         with suppress(BadRequest):  # a key that nobody reads may not be UTF-8
             disaggregation.can_split(prompt.endpoint, prompt.body)

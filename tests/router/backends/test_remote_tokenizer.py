@@ -29,7 +29,7 @@ class Engine:
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
-        self.asked.append((instance, method, path, json.loads(body)))
+        self.asked.append((instance, method, path, json.loads(body or b"{}")))
         self.waiting += 1
         self.most_waiting = max(self.waiting, self.most_waiting)
         if self.waiting == IN_FLIGHT:
@@ -86,3 +86,71 @@ async def test_questions_are_bounded_and_waiting_for_a_turn_as_well() -> None:
     engine.open.set()
     assert all(isinstance(ids, array) for ids in await asyncio.gather(*first))
     assert isinstance(await remote.tokenize({}, "m", ["a"], 1.0), array)
+
+
+IDS = array("I", [5, 6, 7])
+
+
+@pytest.mark.parametrize(
+    ("answer", "generated"),
+    [
+        (b'{"usage":{"prompt_tokens":3},"prompt_token_ids":[5,6,7],"choices":[{}]}', (IDS, 3)),
+        (b'{"usage":{"prompt_tokens":3},"choices":[{"prompt_token_ids":[5,6,7]}]}', (IDS, 3)),
+        (b'{"usage":{"prompt_tokens":3},"choices":[{"text":"x"}]}', (None, 3)),
+        (b'{"choices":[]}', (None, None)),
+        (b'{"prompt_token_ids":[-1]}', (None, None)),
+        (b'{"prompt_token_ids":["a"]}', (None, None)),
+        (b"nonsense", (None, None)),
+        (b"[" * 100_000, (None, None)),
+    ],
+)
+async def test_the_prompt_that_an_answer_was_generated_from(answer: bytes, generated: object) -> None:
+    engine = Engine(HttpAnswer(200, answer))
+    assert await EngineTokenizer(engine).generate_at("a", "/v1/chat/completions", b'{"x":1}', 1.0) == generated
+    assert engine.asked == [("a", "POST", "/v1/chat/completions", {"x": 1})]
+
+
+@pytest.mark.parametrize(
+    ("answer", "trouble"),
+    [
+        (None, "tokenizer_silent"),
+        (HttpAnswer(503, b""), "tokenizer_silent"),
+        (HttpAnswer(429, b""), "tokenizer_silent"),
+        (HttpAnswer(400, b""), "tokenizer_refused"),
+    ],
+)
+async def test_no_answer_that_generates(answer: HttpAnswer | None, trouble: str) -> None:
+    assert await EngineTokenizer(Engine(answer)).generate_at("a", "/v1/completions", b"{}", 1.0) == trouble
+
+
+@pytest.mark.parametrize(
+    ("answer", "rendered"),
+    [
+        (HttpAnswer(200, b'{"token_ids":[5,6,7],"features":null}'), (IDS, 3)),
+        (HttpAnswer(200, b'[{"token_ids":[5,6,7]}]'), (IDS, 3)),
+        (HttpAnswer(200, b'[{"token_ids":[5]},{"token_ids":[6]}]'), None),
+        (HttpAnswer(200, b"[]"), None),
+        (HttpAnswer(200, b'{"token_ids":null}'), None),
+        (HttpAnswer(403, b'{"token_ids":[5,6,7]}'), None),
+        (HttpAnswer(404, b""), None),
+        (None, None),
+    ],
+)
+async def test_the_prompt_that_would_be_generated_from(answer: HttpAnswer | None, rendered: object) -> None:
+    engine = Engine(answer)
+    assert await EngineTokenizer(engine).render_at("a", "/v1/completions", b"{}", 1.0) == rendered
+    assert engine.asked == [("a", "POST", "/v1/completions/render", {})]
+
+
+@pytest.mark.parametrize(
+    ("answer", "asleep"),
+    [
+        (HttpAnswer(200, b'{"is_sleeping":true}'), True),
+        (HttpAnswer(200, b'{"is_sleeping":false}'), False),
+        (HttpAnswer(200, b"true"), False),
+        (HttpAnswer(404, b'{"is_sleeping":true}'), False),
+        (None, False),
+    ],
+)
+async def test_sleeping_engines(answer: HttpAnswer | None, asleep: bool) -> None:
+    assert await EngineTokenizer(Engine(answer)).is_asleep("a", 1.0) is asleep

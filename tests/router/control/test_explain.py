@@ -128,7 +128,9 @@ class House:
         prompt = read_prompt(asked.path, None, asked.body, ReadOptions(), RequestHeaders(lineage))
         record = Record(f"r-{number}", number, 1000.0, 5000.0, asked.path, "m", True, "given", None, Stages())
         experiment = self.core.selector.policy_set.experiment
-        unit = experiment and derive_unit(experiment, prompt, asked.client, record.id, record.at_wall_s)
+        unit = experiment and derive_unit(
+            experiment, prompt, self.core.conversations, asked.client, record.id, record.at_wall_s
+        )
         self.core.assign_policy(record, unit)
         if asked.policy is not None:
             record.policy = self.policies[asked.policy]
@@ -240,8 +242,8 @@ async def test_an_engine_is_asked_for_ids_past_the_room_that_keeps_count() -> No
 
 async def test_media_and_refusals_are_reasons() -> None:
     house = House()
-    image = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
-    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}]}
+    sound = {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hear"}, sound]}]}
     told = await house.explain.explain(about(path="/v1/chat/completions", body=chat))
     assert told["tokens"] == {"from": "media", "prompt_tokens": None, "leading_tokens": None}
     assert (house.asked, told["overlap"]) == ([], None)
@@ -277,10 +279,16 @@ async def test_a_request_that_may_be_split_is_explained_as_a_whole() -> None:
 # refusals
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": "x"}', b'{"model": 3, "prompt": "x"}'])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "m"}', b'{"model": 3, "prompt": "x"}'])
 async def test_a_body_that_the_route_refuses(body: bytes) -> None:
     with pytest.raises(BadRequest):
         await House().explain.explain(ExplainRequest(COMPLETIONS, body))
+
+
+async def test_a_body_without_a_model_is_for_the_only_one() -> None:
+    house = House()
+    told = await house.explain.explain(ExplainRequest(COMPLETIONS, b'{"prompt": "x"}'))
+    assert told["model"] == "m"
 
 
 async def test_an_unknown_model_and_a_fleet_that_cannot() -> None:

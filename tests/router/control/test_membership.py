@@ -16,7 +16,7 @@ from router.backends.discovery.merge import MergedSources
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
-from router.backends.fetch import HttpAnswer
+from router.backends.fetch import HttpAnswer, NoAnswer
 from router.clock import ManualClock
 from router.config import schema
 from router.control.membership import CHANGES_PER_TURN, Membership
@@ -31,7 +31,13 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import judge_end
 from router.tasks import Tasks
-from router.wiring import build_configured_policies, build_scheduler, build_token_id_passthrough, build_tokenization
+from router.wiring import (
+    build_configured_policies,
+    build_scheduler,
+    build_token_id_passthrough,
+    build_tokenization,
+    build_tokenizer_proofs,
+)
 from tests.fakes.caches import Cache
 from tests.fakes.engines import eventually
 from tests.paths import TOKENIZER
@@ -71,9 +77,10 @@ class House:
         self.upstreams = Upstreams(connect_timeout_s=0.2, keepalive_s=1.0)
         self.tokens = build_tokenization(settings, keyring, self.upstreams, self.clock)
         self.handing = build_token_id_passthrough(settings, self.tokens, self.upstreams, self.tasks)
-        self.members = Membership(self.core, self.upstreams, self.tokens, self.handing, self.tasks)
+        proofs = build_tokenizer_proofs(self.tokens, self.tasks, self.clock)
+        self.members = Membership(self.core, self.upstreams, proofs, self.handing)
         fleet = settings.fleet
-        self.health = HealthProbe(self.members, self.silent, self.tasks, self.clock, fleet.health)
+        self.health = HealthProbe(self.members, self.unanswered, self.tasks, self.clock, fleet.health)
         self.polls = MetricsPoller(self.members, self.silent, self.tasks, self.clock, fleet.metrics)
         self.events = KvEventSubscriber(self.core.indexer, self.members, self.tasks, self.clock, 5.0)
         self.members.health, self.members.polls, self.members.events = self.health, self.polls, self.events
@@ -82,6 +89,9 @@ class House:
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         return None
+
+    async def unanswered(self, instance: str, path: str, *, timeout_s: float) -> HttpAnswer | NoAnswer:
+        return "failed"
 
     async def close(self) -> None:
         await self.events.close()
@@ -157,7 +167,7 @@ async def test_who_is_gone_leaves_every_room(house: House) -> None:
 
 async def test_what_it_said_against_our_tokenizer_goes_with_it(house: House) -> None:
     await house.members.update_source("config", listed(instance("a")))
-    house.tokens._accuracy["warm-tiny"].record_mismatch("a", "a probe")
+    house.tokens._trust["warm-tiny"].local_chats.record_mismatch("a", "a probe")
     assert house.tokens.report()["warm-tiny"].source == "remote"
     await house.members.update_source("config", listed())
     assert house.tokens.report()["warm-tiny"].source == "local"
@@ -355,7 +365,7 @@ async def test_joining_again_with_fewer_ranks_hangs_up_on_the_others(house: Hous
 async def test_a_newcomers_tokenizer_is_proved(house: House, caplog: pytest.LogCaptureFixture) -> None:
     await house.members.update_source("config", listed(instance("a")))
     house.members.joined("a", [CARD], [])
-    await eventually(lambda: "a did not answer probe" in caplog.text)
+    await eventually(lambda: "a did not answer a proof" in caplog.text)
 
 
 async def test_adapters_come_and_go_while_it_runs(house: House) -> None:
@@ -370,9 +380,9 @@ async def test_probes_bring_it_down_with_a_word_why(house: House, caplog: pytest
     assert house.members.probe_ok("a", 0.0), "it is joining: ask who it is"
     house.members.joined("a", [CARD], [])
     assert not house.members.probe_ok("a", 1.0)
-    house.members.probe_failed("a", 2.0)
+    house.members.probe_failed("a", 2.0, late=False)
     assert "down" not in caplog.text
-    house.members.probe_failed("a", 3.0)
+    house.members.probe_failed("a", 3.0, late=False)
     assert "instance a is down: probes fail" in caplog.text
 
 

@@ -12,7 +12,7 @@ import pytest
 from router.backends.discovery.discovery import StaticDiscovery
 from router.backends.discovery.file import FileDiscovery
 from router.backends.feeds.health import HealthProbe
-from router.backends.fetch import HttpAnswer
+from router.backends.fetch import HttpAnswer, NoAnswer
 from router.backends.kv_store import NoKvStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.token_ids.passthrough import TokenIdPassthrough
@@ -63,7 +63,7 @@ class RouterParts:
         self.cache.wall_s = 4998.0
         self.core.indexer.on_batch(TargetId("a/0"), self.cache.batch(self.cache.stored(IDS), skipped={"group": 1}))
         self.ring = RecentRecords(10)
-        health = HealthProbe(None, self.silent, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
+        health = HealthProbe(None, self.unanswered, Tasks("test"), self.clock, config.fleet.health)  # type: ignore[arg-type]
         self.sources = {"config": StaticDiscovery([]), "file": FileDiscovery("fleet.yaml", 1.0, self.clock)}
         takers = TokenIdSupport(self.tokens.local_tokenizer, self.silent, Tasks("test"))
         self.takers = takers._results
@@ -89,6 +89,9 @@ class RouterParts:
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         return None
+
+    async def unanswered(self, instance: str, path: str, *, timeout_s: float) -> HttpAnswer | NoAnswer:
+        return "failed"
 
     def request(self, session: str | None = None) -> Record:
         number = self.core.selector.next_number()
@@ -133,8 +136,10 @@ def test_a_target_with_its_load_speed_promises_and_stream(router: RouterParts) -
     assert stream.pop("bytes") > 0
     assert stream == {
         "state": "live", "joined_late": False, "turned_over": False, "last_seq": 0, "silent_s": 0.5, "lag_s": 1.0,
-        "events": 1, "gaps": 0, "replays": 0, "restarts": 0, "duplicates": 0, "malformed": 0, "skipped": {"group": 1},
+        "events": 1, "gaps": 0, "replays": 0, "replay_endpoint": None, "replay_silent": False,
+        "restarts": 0, "duplicates": 0, "malformed": 0, "overfull": 0, "skipped": {"group": 1},
         "blocks": {"gpu": 5, "cpu": 0, "disk": 0}, "orphans": 0,
+            "keyless_blocks": 0, "recalled_blocks": 0,
     }  # fmt: skip
 
 

@@ -127,6 +127,91 @@ def test_one_that_never_answered_is_down_too() -> None:
     assert fleet.record_probe_success("a", 1.0)
 
 
+def bring_down(fleet: Fleet, name: str, *late: bool) -> None:
+    """Fail as many probes."""
+    for each in late:
+        fleet.begin_probe(name)
+        fleet.record_probe_failure(name, 0.0, late=each)
+
+
+def test_where_no_other_is_ready_those_down_by_late_probes_alone_are_served() -> None:
+    fleet = fleet_of("a", "b", "c")
+    bring_down(fleet, "a", True, True)
+    assert ids(fleet) == ["b/0", "c/0"], "there are others"
+    bring_down(fleet, "b", False, True)
+    bring_down(fleet, "c", True, True)
+    assert ids(fleet) == ["a/0", "c/0"]
+    assert [each.id for each in fleet if fleet.in_panic(each)] == ["a", "c"]
+    assert fleet.can_answer("m")
+    assert [card.id for card in fleet.models()] == ["m"]
+    assert fleet.nominal_speed("m", 0.0) is not None
+    fleet.apply_metrics("a", {0: page(3)}, 1.0)
+    assert target(fleet, "a/0").load_book.gauges.running == 3
+    fleet.apply_metrics("b", {0: page(3)}, 1.0)
+    assert target(fleet, "b/0").load_book.gauges.running is None
+    fleet.drain("c")
+    assert ids(fleet) == ["a/0"]
+    fleet.drain("c", False)
+    fleet.set_accepting("a", False)
+    assert ids(fleet) == ["c/0"]
+    fleet.set_accepting("a", True)
+    bring_down(fleet, "a", False)
+    assert ids(fleet) == ["c/0"], "it was not reached meanwhile"
+    bring_down(fleet, "a", True, True)
+    assert ids(fleet) == ["c/0"], "so it may be another process"
+    assert fleet.record_probe_success("c", 5.0)
+    assert ids(fleet) == ["c/0"], "while it is asked what it serves"
+    bring_down(fleet, "c", True, True)
+    assert ids(fleet) == ["c/0"]
+    fleet.mark_ready("b", [M], [0])
+    assert ids(fleet) == ["b/0"]
+    assert not any(fleet.in_panic(each) for each in fleet)
+
+
+def test_one_that_never_was_ready_and_one_that_was_down_otherwise_are_not_served() -> None:
+    fleet = Fleet(schema.FleetConfig())
+    fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
+    bring_down(fleet, "a", True, True)
+    assert not instance(fleet, "a").may_serve
+    fleet.mark_ready("a", [M], [0])
+    bring_down(fleet, "a", False, False, True)
+    assert ids(fleet) == []
+
+
+def test_an_adapter_that_only_a_slow_engine_has_is_served_there() -> None:
+    fleet = fleet_of("a", "b")
+    fleet.set_models("a", [M, LORA])
+    bring_down(fleet, "a", True, True)
+    assert (ids(fleet, "lora-a"), ids(fleet)) == (["a/0"], ["b/0"])
+
+
+def test_slow_engines_that_answer_join_prefill_engines_that_are_ready() -> None:
+    fleet = Fleet(schema.FleetConfig())
+    transfer = schema.TransferProtocol(protocol="nixl")
+    for name, role in (("p", "prefill"), ("q", "prefill"), ("d", "decode"), ("e", "decode")):
+        fleet.join(schema.InstanceConfig(url=f"http://{name}:1", name=name, role=role, transfer=transfer))  # type: ignore[arg-type]
+        fleet.mark_ready(name, [M], [0])
+    bring_down(fleet, "q", True, True)
+    bring_down(fleet, "d", True, True)
+    assert ids(fleet) == ["p/0", "e/0"], "a prompt can do without the prefill engines"
+    bring_down(fleet, "e", True, True)
+    assert ids(fleet) == ["p/0", "q/0", "d/0", "e/0"]
+
+
+def test_a_late_probe_of_one_that_delivers_is_no_failure() -> None:
+    fleet = fleet_of("a")
+    for _ in range(5):
+        fleet.begin_probe("a")
+        instance(fleet, "a").delivered = True
+        assert not fleet.record_probe_failure("a", 0.0, late=True)
+    assert instance(fleet, "a").failures == 0
+    bring_down(fleet, "a", True)
+    assert instance(fleet, "a").failures == 1, "nothing since the probe began"
+    instance(fleet, "a").delivered = True
+    assert fleet.record_probe_failure("a", 0.0, late=False), "it said itself that it is not well"
+    assert not instance(fleet, "a").is_slow
+
+
 def test_draining_finishes_what_it_has_and_outlives_a_restart() -> None:
     fleet = fleet_of("a", "b")
     booking = target(fleet, "a/0").book(10, 10)
@@ -431,16 +516,16 @@ def test_only_lone_prefills_teach_speed() -> None:
 
 def test_busy_is_unknown_before_anybody_looked_and_then_averages_over_twenty_seconds() -> None:
     fleet = fleet_of("a", "b", "c", "d")
-    assert fleet.busy is None
+    assert fleet.occupancy.busy is None
     fleet.on_arrival(0.0)
-    assert fleet.busy == 0.0
+    assert fleet.occupancy.busy == 0.0
     bookings = [target(fleet, f"{name}/0").book(10, 10) for name in ("a", "b")]
     fleet.on_arrival(20.0)
-    assert fleet.busy == pytest.approx(0.5 * (1 - 0.36788), abs=1e-4)  # e^-1 of the old is left
+    assert fleet.occupancy.busy == pytest.approx(0.5 * (1 - 0.36788), abs=1e-4)  # e^-1 of the old is left
     for booking in bookings:
         booking.on_first_byte()
     fleet.on_arrival(1e6)
-    assert fleet.busy == pytest.approx(0.0)
+    assert fleet.occupancy.busy == pytest.approx(0.0)
 
 
 def test_busy_is_a_share_of_ready_instances_not_of_ranks() -> None:
@@ -450,7 +535,7 @@ def test_busy_is_a_share_of_ready_instances_not_of_ranks() -> None:
     for rank in (0, 1):
         target(fleet, f"a/{rank}").book(10, 10)
     fleet.on_arrival(0.0)
-    assert fleet.busy == 0.5
+    assert fleet.occupancy.busy == 0.5
 
 
 def test_the_live_share_is_the_mean_of_the_targets_whose_memory_is_known() -> None:
@@ -460,14 +545,14 @@ def test_the_live_share_is_the_mean_of_the_targets_whose_memory_is_known() -> No
     target(fleet, "a/0").book(10, 800)
     target(fleet, "b/0").book(10, 5000)  # more than there is: all of it
     fleet.on_arrival(0.0)
-    assert fleet.live_share == 0.75
+    assert fleet.occupancy.live_share == 0.75
 
 
 def test_without_a_known_capacity_the_live_share_is_unknown() -> None:
     fleet = fleet_of("a")
     target(fleet, "a/0").book(10, 500)
     fleet.on_arrival(0.0)
-    assert fleet.live_share is None
+    assert fleet.occupancy.live_share is None
 
 
 def test_a_burst_of_arrivals_looks_once() -> None:
@@ -475,25 +560,25 @@ def test_a_burst_of_arrivals_looks_once() -> None:
     fleet.on_arrival(10.0)
     target(fleet, "a/0").book(10, 10)
     fleet.on_arrival(10.01)
-    assert fleet.busy == 0.0
+    assert fleet.occupancy.busy == 0.0
     fleet.on_arrival(10.06)
-    assert 0.0 < (fleet.busy or 0.0) < 0.01
+    assert 0.0 < (fleet.occupancy.busy or 0.0) < 0.01
 
 
 def test_an_empty_fleet_is_not_busy_but_unknown() -> None:
     fleet = Fleet(schema.FleetConfig())
     fleet.on_arrival(0.0)
-    assert fleet.busy is None
+    assert fleet.occupancy.busy is None
 
 
 def test_busy_is_shown_to_four_digits_and_averaged_in_full() -> None:
     fleet = fleet_of("a", "b", "c")
     target(fleet, "a/0").book(10, 10)
     fleet.on_arrival(0.0)
-    assert fleet.busy == 0.3333
+    assert fleet.occupancy.busy == 0.3333
     for i in range(1, 1001):
         fleet.on_arrival(i * 0.06)
-    assert fleet.busy == 0.3333, "rounding errors of a thousand looks would have added up"
+    assert fleet.occupancy.busy == 0.3333, "rounding errors of a thousand looks would have added up"
 
 
 # the typical instance
@@ -540,11 +625,59 @@ def test_the_typical_instance_is_looked_at_anew_each_second_and_when_somebody_co
     assert fleet.nominal_speed("m", 13.0) is None
 
 
+def priced(fleet: Fleet, now: float = 0.0, model: str = "m") -> dict[str, float]:
+    """Milliseconds of 1000 tokens at each candidate."""
+    return {each.id: each.build_row(now).speed.prefill_ms(1000, 0) for each in fleet.candidates(model, (), now)}
+
+
+def test_unmeasured_targets_are_priced_as_their_measured_peers_from_the_first_sample_on() -> None:
+    fleet = fleet_of("a", "b", "c", cards=[M, LORA])
+    fleet.join(schema.InstanceConfig(url="http://z:8000", name="z"))
+    fleet.mark_ready("z", [OTHER], [0])
+    assert len(set(priced(fleet).values())) == 1
+    first = target(fleet, "a/0")
+    first.observe_prefill(first.book(1000, 1000), 1000, 0, 777.0, 0.0)
+    assert priced(fleet)["a/0"] == pytest.approx(777.0, rel=0.15)
+    assert len(set(priced(fleet).values())) == 1, "to the last digit"
+    assert priced(fleet, model="lora-a") == priced(fleet)
+    assert priced(fleet, model="other")["z/0"] < 400.0, "another model"
+    fleet.join(schema.InstanceConfig(url="http://d:8000", name="d"))
+    fleet.mark_ready("d", [M], [0])
+    assert len(set(priced(fleet).values())) == 1, "and who comes later"
+    rows = [each.build_row(0.0) for each in fleet.candidates("m", (), 0.0)]
+    assert [row.speed.samples for row in rows] == [1, 0, 0, 0]
+
+
+def test_peers_have_the_same_role() -> None:
+    fleet = Fleet(schema.FleetConfig())
+    transfer = schema.TransferProtocol(protocol="nixl")
+    for name, role in (("p", "prefill"), ("q", "prefill"), ("d", "decode"), ("e", "decode")):
+        fleet.join(schema.InstanceConfig(url=f"http://{name}:1", name=name, role=role, transfer=transfer))  # type: ignore[arg-type]
+        fleet.mark_ready(name, [M], [0])
+    first = target(fleet, "p/0")
+    first.observe_prefill(first.book(1000, 1000), 1000, 0, 777.0, 0.0)
+    found = priced(fleet)
+    assert found["p/0"] == found["q/0"] == pytest.approx(777.0, rel=0.15)
+    assert found["d/0"] == found["e/0"] < 400.0
+
+
+def test_a_value_that_is_hardly_another_one_is_not_handed_out() -> None:
+    fleet = fleet_of("a", "b")
+    first = target(fleet, "a/0")
+    for second in range(30):
+        first.latency_model.observe_prefill(1000, 0, 500.0, 2.0 * second)
+        priced(fleet, 2.0 * second)
+    fleet.columns("m", 60.0)
+    first.latency_model.observe_prefill(1000, 0, 502.0, 61.0)
+    priced(fleet, 62.0)
+    assert not fleet.row_cache.changed_targets
+
+
 def test_names_that_nobody_serves_are_not_remembered() -> None:
     fleet = fleet_of("a")
     for i in range(100):
         assert fleet.nominal_speed(f"guess-{i}", 0.0) is None
-    assert len(fleet._nominal) == 0
+    assert not fleet._nominal._known
 
 
 # who may get a request is kept between requests

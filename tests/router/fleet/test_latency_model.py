@@ -368,12 +368,53 @@ def test_a_link_without_a_sample_is_taken_to_be_as_fast_as_elsewhere() -> None:
         other.observe_fetch("pool", 10_000 + 1000 * number, 10, 10_000 + 1000 * number, 900.0, float(number))
     learnt = other.speed(20.0).pool
     assert learnt is not None
-    assert here.assume_links(other.speed(20.0))
+    assert here.assume(other.speed(20.0))
     assert here.speed(20.0).pool == learnt._replace(samples=0, age_s=None)
     assert here.speed(20.0).cpu == Transfer(PRIOR.cpu.base_ms, PRIOR.cpu.us_per_token, 0, None), "nobody knows it"
-    assert not here.assume_links(other.speed(20.0)), "it is so already"
+    assert not here.assume(other.speed(20.0)), "it is so already"
     here.observe_fetch("pool", 10_000, 10, 10_000, 300.0, 21.0)
     own = here.speed(23.0).pool
     assert own is not None
     assert own.samples == 1
-    assert not here.assume_links(other.speed(23.0)), "what was seen here counts"
+    assert not here.assume(other.speed(23.0)), "what was seen here counts"
+
+
+def peers(base_ms: float, samples: int = 9, decode: Decode | None = None) -> Speed:
+    return Speed(base_ms, 100.0, 0.0, samples, 1.0, None, None, None, decode=decode)
+
+
+def test_what_was_not_measured_is_as_fast_as_its_peers() -> None:
+    model = LatencyModel(PRIOR)
+    step = Decode(3.0, 1.0, 1.0, 5, 1.0)
+    assert model.assume(peers(77.0, decode=step))
+    speed = model.speed(1.0)
+    assert (speed[:5], speed.decode) == ((77.0, 100.0, 0.0, 0, None), step._replace(samples=0, age_s=None))
+    assert model.own(1.0)[:3] == (PRIOR.base_ms, PRIOR.us_per_token, PRIOR.ns_per_token_context)
+
+
+def test_peers_without_samples_change_nothing() -> None:
+    model = LatencyModel(PRIOR)
+    model.assume(peers(77.0, samples=0))
+    assert model.speed(1.0).base_ms == PRIOR.base_ms
+
+
+def test_its_own_samples_count_once_they_tell_it_from_its_peers() -> None:
+    twin, slow = LatencyModel(PRIOR), LatencyModel(PRIOR)
+    typical = peers(20.0)
+    for model in (twin, slow):
+        model.assume(typical)
+    for n in range(6):
+        twin.observe_prefill(1000, 0, 120.0 + (-1) ** n * 8, float(n))
+        slow.observe_prefill(1000, 0, 300.0, float(n))
+    assert twin.speed(6.0)[:3] == typical[:3]
+    assert twin.speed(6.0).samples == 6
+    assert slow.speed(6.0).prefill_ms(1000, 0) == pytest.approx(300.0, rel=0.1)
+
+
+def test_a_fit_from_another_router_counts_from_the_start() -> None:
+    known, new = LatencyModel(PRIOR), LatencyModel(PRIOR)
+    for n in range(20):
+        known.observe_prefill(1000, 0, 300.0, float(n))
+    new.restore([fit.save(20.0) for fit in known.fits], 20.0)
+    new.assume(peers(20.0))
+    assert new.speed(20.0)[:3] == known.speed(20.0)[:3]

@@ -29,6 +29,7 @@ class Reader:
         self.known: list[Event] = []
         self.forgets = 0
         self.asked: int | None = None
+        self.now = 0.0
 
     def take(self, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -43,11 +44,11 @@ class Reader:
                     self.asked = start_seq
 
     def connect(self) -> None:
-        self.take(self.book.on_connected(0.0))
+        self.take(self.book.on_connected(self.now))
 
     def live(self, *batches: EventBatch) -> None:
         for one in batches:
-            self.take(self.book.on_live(one, 0.0, 1000.0))
+            self.take(self.book.on_live(one, self.now, 1000.0))
 
     def replay(self, *batches: EventBatch, complete: bool = True) -> None:
         """The engine's buffer holds `batches`; the replay that was asked for runs until another replaces it, or to its
@@ -57,10 +58,10 @@ class Reader:
         start, self.asked = self.asked, None
         for one in batches:
             if one.seq >= start:
-                self.take(self.book.on_replayed(one, 0.0))
+                self.take(self.book.on_replayed(one, self.now))
                 if self.asked is not None:
                     return
-        self.take(self.book.on_replay_end(complete, 0.0))
+        self.take(self.book.on_replay_end(complete, self.now))
 
     def knows(self, *batches: EventBatch) -> bool:
         return self.known == [event for one in batches for event in one.events]
@@ -244,6 +245,92 @@ def test_a_silent_replay_endpoint_at_the_start_means_joined_late() -> None:
     assert reader.book.joined_late
 
 
+def large(*batches: EventBatch) -> list[EventBatch]:
+    """The same, so large that a fifth one does not fit where they wait for a replay."""
+    return [one._replace(size_bytes=event_sequencer.MAX_HELD_BYTES // 4) for one in batches]
+
+
+def silenced() -> Reader:
+    """A reader that joined a busy engine late, and whose two requests for a replay were not answered."""
+    reader = Reader()
+    reader.connect()
+    for seq in (100, 110):
+        reader.live(*large(*process(seq + 10, start=seq)))
+        reader.replay(complete=False)
+    assert reader.asked is None
+    assert reader.book.replay_silent
+    return reader
+
+
+def test_a_busy_engine_whose_replay_endpoint_is_silent_is_followed_without_it() -> None:
+    reader = silenced()
+    reader.live(*large(*process(200, start=120)))
+    assert reader.settled, "batches dropped while they waited are no reason to wait again"
+    assert reader.knows(*large(*process(200, start=120)))
+    assert reader.book.joined_late
+    assert reader.book.replays == 2
+
+
+def test_a_silent_replay_endpoint_is_tried_again_after_a_while_and_less_and_less_often() -> None:
+    reader = silenced()
+    seq, pause_s = 120, event_sequencer.FIRST_PAUSE_S
+    for _ in range(8):
+        reader.now += pause_s - 1.0
+        reader.live(batch(seq))
+        assert reader.settled, "a gap, and too early"
+        reader.now += 1.0
+        reader.live(batch(seq + 2))
+        assert reader.asked is not None
+        reader.replay(complete=False)  # once is enough now
+        assert reader.settled
+        assert reader.knows(batch(seq + 2))
+        seq, pause_s = seq + 10, min(2 * pause_s, event_sequencer.LONGEST_PAUSE_S)
+    assert pause_s == event_sequencer.LONGEST_PAUSE_S
+
+
+def test_a_replay_endpoint_that_answers_again_is_used_as_before() -> None:
+    reader = silenced()
+    reader.now += event_sequencer.FIRST_PAUSE_S
+    reader.live(batch(150))
+    reader.replay(*process(151))
+    assert not reader.book.replay_silent
+    assert reader.settled
+    reader.live(batch(152))
+    reader.replay(complete=False)
+    assert reader.asked == 150, "one silence is not two"
+    reader.replay(*process(153, start=150))
+    assert reader.settled
+    assert not reader.book.replay_silent
+
+
+def test_a_reconnect_tries_a_silent_replay_endpoint_once() -> None:
+    reader = silenced()
+    reader.live(batch(120))
+    reader.connect()
+    assert reader.asked == 120
+    reader.live(batch(121, born=3.0))
+    reader.replay(complete=False)
+    assert reader.settled
+    assert reader.knows(batch(121, born=3.0)), "it may be another process"
+    reader.live(batch(130, born=3.0))
+    assert reader.settled, "a gap, and no more attempts for a while"
+    reader.connect()
+    reader.replay(*process(9, born=500.0))
+    reader.replay(*process(9, born=500.0))
+    assert reader.settled
+    assert reader.knows(*process(9, born=500.0))
+    assert not reader.book.joined_late
+
+
+def test_a_replay_that_answers_a_little_is_no_silence() -> None:
+    reader = Reader()
+    reader.connect()
+    for start in range(0, 50, 10):
+        reader.replay(*process(start + 11, start=start), complete=False)
+        assert reader.asked == start + 10
+    assert not reader.book.replay_silent
+
+
 def test_duplicates_change_nothing() -> None:
     reader = following(4)
     reader.live(batch(3), batch(1))
@@ -353,6 +440,47 @@ def test_without_replay_a_reconnect_is_doubted_until_the_next_batch() -> None:
     reader.live(batch(3))
     assert reader.settled
     assert reader.knows(*process(4))
+
+
+@pytest.mark.parametrize("born", [500.0, 3.0])  # its clock goes on, or is wrong
+@pytest.mark.parametrize(("first", "late"), [(0, False), (2, True)])
+def test_without_replay_a_low_number_after_a_reconnect_is_a_new_process(born: float, first: int, late: bool) -> None:
+    reader = Reader(replayable=False)
+    reader.connect()
+    reader.live(*process(3))
+    reader.connect()
+    reader.live(*process(9, born, start=first))
+    assert reader.settled
+    assert reader.knows(*process(9, born, start=first))
+    assert (reader.book.restarts, reader.book.joined_late, reader.book.duplicates) == (1, late, 0)
+
+
+def test_without_replay_a_clock_that_falls_at_a_reconnect_is_a_new_process_whatever_its_numbers() -> None:
+    reader = Reader(replayable=False)
+    reader.connect()
+    reader.live(*process(3))
+    reader.connect()
+    reader.live(batch(3, born=3.0))
+    assert reader.knows(batch(3, born=3.0))
+    assert (reader.book.restarts, reader.book.joined_late) == (1, True)
+
+
+def test_without_a_reconnect_a_low_number_with_an_old_clock_is_a_duplicate() -> None:
+    reader = Reader(replayable=False)
+    reader.connect()
+    reader.live(*process(3))
+    reader.connect()
+    reader.live(batch(3), batch(1))
+    assert reader.knows(*process(4))
+    assert (reader.book.restarts, reader.book.duplicates) == (0, 1)
+
+
+def test_a_resumed_book_without_replays_finds_out_a_process_with_an_earlier_clock() -> None:
+    reader = resumed(4, replayable=False)
+    reader.connect()
+    reader.live(batch(0, born=3.0))
+    assert reader.knows(batch(0, born=3.0))
+    assert reader.book.restarts == 1
 
 
 def resumed(count: int, replayable: bool = True) -> Reader:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from router.clock import ManualClock
 from router.kvcache.events import BlocksPooled, BlocksStored, EngineHash, EventBatch, TargetId, Tier
 from router.kvcache.index import BlockIndex
-from router.kvcache.indexer import APPLY_BLOCKS, MEASURE_BLOCKS, KvIndexer, SentPrompt
-from router.kvcache.overlap_estimate import OverlapEstimate
+from router.kvcache.indexer import APPLY_BLOCKS, KvIndexer, SentPrompt
+from router.kvcache.instance_bounds import MEASURE_BLOCKS
+from router.kvcache.overlap_estimate import NO_OVERLAP, OverlapEstimate
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 from scorers.contract import Overlap
 from tests.fakes.caches import RING, Cache, prompt_of
@@ -84,10 +85,21 @@ def test_forgetting_takes_everything_with_it(house: House) -> None:
     house.knowledge.on_batch(A, cache.batch(cache.stored(IDS[:8])))
     house.knowledge.on_first_byte(house.send(A, prompt_of([7] * 9), believed=False))
     house.send(A)
+    cache.restart()
+    house.knowledge.on_batch(A, cache.batch())
+    assert house.belief(A) == OverlapEstimate(NO_OVERLAP._replace(age_s=0.0), 0, 4, 0)
+    assert tokens(house.overlap(A, prompt_of([7] * 9), believed=False)) == (0, 0, 0, 0)
+
+
+def test_after_a_gap_what_was_held_is_likely_and_no_more(house: House) -> None:
+    cache = house.join(A)
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS[:8])))
     cache.seq += 1
     house.knowledge.on_batch(A, cache.batch())  # a gap, and no replay to close it
-    assert house.belief(A) == OverlapEstimate(None, 0, 4, 0)
-    assert tokens(house.overlap(A, prompt_of([7] * 9), believed=False)) == (0, 0, 0, 0)
+    assert house.belief(A) == OverlapEstimate(Overlap(8, 8, 8, 8, "approximate", 0.0), 0, 4, 2)
+    assert house.belief(A, prompt_of([7] * 9)).overlap is None
+    house.clock.advance(APPROXIMATE_TTL_S)
+    assert house.belief(A).overlap is None
 
 
 def test_forgetting_begins_the_turnover_again(house: House) -> None:
@@ -335,7 +347,7 @@ def test_an_instance_may_take_so_many_bytes_over_all_its_ranks() -> None:
     assert indexer.over_bounds(ranks[1]) is None
     for target in ranks:
         indexer.leave(target)
-    assert not indexer._instance_bytes
+    assert not indexer._bounds._instance_bytes
 
 
 def test_a_target_may_hold_so_many_times_its_cache() -> None:
@@ -408,7 +420,7 @@ def check(belief: OverlapEstimate, length: int) -> None:
         if overlap.source == "events":
             assert belief.indexed_tokens == disk
         else:
-            assert gpu == disk
+            assert gpu == disk or belief.indexed_tokens == disk, "only events of a late stream know other tiers"
 
 
 @given(STEPS, LENGTHS)
@@ -449,3 +461,84 @@ def test_nobody_need_witness() -> None:
     pooled = BlocksPooled(cache.hashes(IDS)[:1], None, array("I", IDS[:4]), 4)
     knowledge.on_batch(A, cache.batch(cache.stored(IDS), pooled))
     assert tokens(knowledge.estimate_overlaps(PROMPT, {A: 4}, frozenset())[A].overlap) == (16, 16, 16, 16)
+
+
+def test_a_process_whose_numbers_go_on_is_found_out_by_the_size_of_its_cache(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a replay endpoint. What the process before it held is believed until both do not fit the GPU."""
+    cache, knowledge = house.join(A), house.knowledge
+    knowledge.set_capacity(A, 6, 6)
+    knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
+    knowledge.on_connected(A)
+    other = list(range(500, 516))
+    knowledge.on_batch(A, cache.batch(cache.stored(other[:8])))
+    assert house.overlap(A).gpu_tokens == 16, "nothing shows that these are gone"
+    knowledge.on_batch(A, cache.batch(cache.stored(other, start=2)))
+    stream = knowledge.describe_stream(A)
+    assert stream is not None
+    assert stream.sequencer is not None
+    assert (stream.overfull, stream.sequencer.joined_late, stream.turned_over) == (1, True, False)
+    assert caplog.messages == ["a/0: its events leave more than the 6 blocks of its GPU: forgotten"]
+    assert house.belief(A).overlap is None, "unknown"
+    knowledge.on_batch(A, cache.batch(cache.stored(other)))
+    assert house.overlap(A, prompt_of([*other, 0])).gpu_tokens == 16
+    assert len(caplog.messages) == 1
+
+
+def test_blocks_that_wait_for_their_parents_take_room_too(house: House) -> None:
+    cache, knowledge = house.join(A), house.knowledge
+    knowledge.set_capacity(A, 6, 6)
+    for first in range(7):
+        ids = list(range(first * 50, first * 50 + 8))
+        knowledge.on_batch(A, cache.batch(cache.stored(ids, start=1)))
+    stream = knowledge.describe_stream(A)
+    assert stream is not None
+    assert (stream.overfull, stream.stats.orphans) == (1, 0)
+
+
+def test_a_gpu_may_have_more_blocks_than_its_tokens_make(house: House) -> None:
+    """Groups of a hybrid model share them: the page says how many blocks, and how many tokens fit."""
+    cache, knowledge = house.join(A), house.knowledge
+    knowledge.set_capacity(A, 2, 6)
+    knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
+    assert house.overlap(A).gpu_tokens == 16
+
+
+def test_entries_inside_blocks_are_counted_and_do_not_turn_a_cache_over(house: House) -> None:
+    cache, small = late(house, capacity_blocks=4), Cache(2)
+    house.knowledge.on_batch(A, cache.batch(cache.stored(IDS[:8])))
+    for first in (300, 400, 500):
+        house.knowledge.on_batch(A, cache.batch(small.stored([first, first + 1])))
+    stream = house.knowledge.describe_stream(A)
+    assert stream is not None
+    assert (dict(stream.skipped), stream.turned_over) == ({"partial": 3}, False)
+    assert house.knowledge.block_tokens(A) == 4
+    assert house.overlap(A).gpu_tokens == 8
+    house.knowledge.clear(A)
+    told = house.knowledge.describe_stream(A)
+    assert told is not None
+    assert told.skipped["partial"] == 3, "a counter does not fall"
+
+
+def test_full_reports_leave_no_phantoms_and_do_not_turn_a_cache_over(house: House) -> None:
+    """`kv_cache_report_mode: full`: what is held is announced again with each hit, and removed once."""
+    cache, knowledge = house.join(A), house.knowledge
+    knowledge.set_capacity(A, 4, 4)
+    for _ in range(3):
+        knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
+    knowledge.on_batch(A, cache.batch(cache.removed(IDS, start=1)))
+    assert house.overlap(A).gpu_tokens == 4
+    stream = knowledge.describe_stream(A)
+    assert stream is not None
+    assert (stream.overfull, stream.stats.blocks) == (0, (1, 0, 0))
+
+
+def test_full_reports_of_a_stream_joined_late_do_not_turn_its_cache_over(house: House) -> None:
+    cache = late(house, capacity_blocks=9)
+    house.knowledge.set_capacity(A, 9, 5)
+    for _ in range(8):
+        house.knowledge.on_batch(A, cache.batch(cache.stored(IDS)))
+    stream = house.knowledge.describe_stream(A)
+    assert stream is not None
+    assert not stream.turned_over

@@ -79,3 +79,70 @@ def test_hashes_are_known_by_sixty_bits(shelf: TargetBlocks) -> None:
     assert [number in names for number in range(4)] == [True, True, True, False]
     assert sorted(array("Q", names.save()[0])) == [0, 1, 2]
     assert max(PROMPT) <= SHORT
+
+
+def sized(size: int, *numbers: int, start: int = 0, group: int = 0) -> BlocksStored:
+    """Blocks of `size` tokens with these hashes, the first one of them after `start` tokens."""
+    tokens = list(range(start, start + size * len(numbers)))
+    hashes = [EngineHash(number) for number in numbers]
+    return BlocksStored(hashes, EngineHash(9999) if start else None, tokens, size, Tier.GPU, group, None, None, None)
+
+
+@pytest.mark.parametrize("start", [0, 8, 12], ids=["of the first block", "after a block", "of an unannounced parent"])
+def test_an_entry_inside_a_block_is_skipped(shelf: TargetBlocks, start: int) -> None:
+    shelf.store(sized(8, 1, 9999))
+    assert shelf.store(sized(2, 50, start=start)) == []
+    assert (shelf.block_tokens, shelf.orphans, shelf.keyed_blocks) == (8, 0, 2)
+    assert (shelf.partial, shelf.uncounted, shelf.contiguous) == (1, 1, True)
+    shelf.remove(BlocksRemoved([EngineHash(50)], Tier.GPU, 0))
+    assert (shelf.keyed_blocks, shelf.contiguous) == (2, True)
+    assert shelf.store(sized(8, 3, start=16)), "a block of one event is no such entry"
+
+
+def test_an_entry_that_comes_before_any_block_makes_way_for_the_size_of_one(shelf: TargetBlocks) -> None:
+    shelf.store(sized(2, 50))
+    assert shelf.block_tokens == 2
+    assert len(shelf.store(sized(8, 1))) == 1
+    assert shelf.block_tokens == 8
+    shelf.store(sized(2, 51, start=8))
+    assert (shelf.block_tokens, shelf.partial) == (8, 1)
+
+
+def test_smaller_blocks_in_a_row_are_another_size(shelf: TargetBlocks) -> None:
+    """Of an engine that was started anew, unnoticed: an entry inside a block comes alone."""
+    shelf.store(sized(8, 1, 2))
+    assert len(shelf.store(sized(2, 50, 51))) == 2
+    assert shelf.block_tokens == 2
+    shelf.store(sized(2, 52))
+    assert (shelf.keyed_blocks, shelf.partial) == (5, 0)
+
+
+def test_a_group_of_smaller_blocks_has_no_partial_entries_for_that(shelf: TargetBlocks) -> None:
+    shelf.store(sized(8, 1))
+    assert len(shelf.store(sized(2, 2, group=1))) == 1
+    assert (shelf.partial, shelf.block_tokens) == (0, 8)
+
+
+def test_copies_that_a_gpu_has_no_room_for_are_none(shelf: TargetBlocks) -> None:
+    """As with `kv_cache_report_mode: full`: the engine announces again what it holds."""
+    shelf.store(stored(0, 4))
+    assert shelf.fits(7)
+    shelf.store(stored(0, 2))
+    assert shelf.counts_copies
+    assert not shelf.fits(4)
+    assert shelf.fits(7)
+    assert not shelf.counts_copies
+    shelf.remove(removed(2))
+    shelf.store(stored(0, 1))
+    assert shelf.uncounted == 2
+    shelf.remove(removed(1, 0))
+    assert shelf.keyed_blocks == 2
+    assert shelf.blocks == [2, 0, 0]
+
+
+def test_what_a_gpu_has_room_for_may_be_copies(shelf: TargetBlocks) -> None:
+    shelf.store(stored(0, 4))
+    shelf.store(stored(4, 4))
+    assert shelf.fits(6)
+    shelf.remove(removed(4))
+    assert shelf.keyed_blocks == 5

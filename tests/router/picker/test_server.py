@@ -24,6 +24,7 @@ from router.picker.exchange import PickerExchange
 from router.picker.health import PickerHealth
 from router.picker.names import EXT_PROC
 from router.picker.server import PickerServer, read_bounds
+from router.proxy.call import Headers
 from router.proxy.client_address import TrustedProxies
 from router.proxy.listening_sockets import ListeningSockets
 from tests.paths import ROOT
@@ -40,8 +41,14 @@ class Readiness:
     stopping = False
 
 
-async def answer_nothing(exchange: PickerExchange) -> None:
-    raise AssertionError("there is no request")
+class NoRequests:
+    """A handler that is never called."""
+
+    async def answer(self, exchange: PickerExchange) -> None:
+        raise AssertionError("there is no request")
+
+    def on_crash(self, exchange: PickerExchange) -> tuple[int, Headers, bytes]:
+        raise AssertionError("there is no request")
 
 
 def build(ready: Readiness | None = None, sockets: ListeningSockets | None = None, **settings: Any) -> PickerServer:
@@ -50,7 +57,7 @@ def build(ready: Readiness | None = None, sockets: ListeningSockets | None = Non
     health = PickerHealth(lambda: ready.reason, lambda: ready.stopping)
     bounds = read_bounds(LimitsConfig(), ListenConfig())
     log = AnswerLog(time.monotonic)
-    return PickerServer(config, bounds, TrustedProxies([]), answer_nothing, log, health, NOW_S, sockets)
+    return PickerServer(config, bounds, TrustedProxies([]), NoRequests(), log, health, NOW_S, sockets)
 
 
 @asynccontextmanager

@@ -17,14 +17,17 @@ import pytest
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
 from router.config.sections.listeners import LimitsConfig, ListenConfig, TlsConfig
 from router.errors import RequestRefused
+from router.prompt.broken_stream import end_broken_stream
 from router.prompt.prompt import Endpoint
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.proxy.disaggregated import PrefillLeg, PrefillResult, relay_after, relay_beside
+from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.headers import HeaderRules
 from router.proxy.listener import HttpListener, configure_server
 from router.proxy.relay import OutgoingRequest, RelayEnd, relay
 from router.proxy.upstreams import UpstreamRequest, Upstreams, UpstreamTimeouts
 from router.request.concurrency import ConcurrencyLimiter
+from tests.router.proxy.connections import BareHandler
 
 PATIENCE_S = 5.0
 
@@ -128,14 +131,18 @@ class Watch:
     def can_continue(self) -> bool:
         return False
 
+    def end_broken(self, failure: ExchangeFailure, last: bytes) -> bytes:
+        return end_broken_stream(Endpoint.CHAT, "engine_failed", failure.value, last=last)
+
     def on_prefill_end(self, result: PrefillResult) -> None:
         self.halves.append(result)
 
 
-class Front:
+class Front(BareHandler):
     """A listener with a request path of its own: limiter, body, one relay. Keeps how each request ended."""
 
     def __init__(self, limits: LimitsConfig, instance: str, hides: bytes) -> None:
+        super().__init__()
         self.limits = limits
         self.timeouts = UpstreamTimeouts(limits.first_byte_timeout_s, limits.idle_timeout_s)
         self.instance = instance

@@ -23,6 +23,21 @@ class Transport:
         return None
 
 
+class BareHandler:
+    """What handlers of tests have in common: they keep what the connection reports."""
+
+    def __init__(self) -> None:
+        self.crashed: list[str] = []  # paths
+        self.unfit: list[int] = []  # statuses
+
+    def on_unfit(self, status: int) -> None:
+        self.unfit.append(status)
+
+    def on_crash(self, exchange: ClientExchange) -> tuple[int, Headers, bytes]:
+        self.crashed.append(exchange.path)
+        return 500, [(b"content-type", b"text/x-crash")], b"crashed"
+
+
 class Connection:
     """Keeps what was done with it; `end`: how it ended."""
 

@@ -18,12 +18,14 @@ from router.proxy.call import ClientDisconnected
 from router.proxy.client_exchange import ClientExchange
 from router.proxy.fair_share import Shortage
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
+from tests.router.proxy.connections import BareHandler
 
 
-class Slow:
+class Slow(BareHandler):
     """Answers on demand."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun = asyncio.Event()
         self.proceed = asyncio.Event()
         self.gone = False
@@ -123,7 +125,7 @@ async def test_two_listeners_share_a_loop():
 # a port that several processes share
 
 
-class Greeting:
+class Greeting(BareHandler):
     """Answers at once."""
 
     async def answer(self, call: ClientExchange) -> None:

@@ -89,8 +89,10 @@ async def test_the_answer_comes_back_as_it_was(house):
     assert await front.end() == RelayFinished(422, pytest.approx(0, abs=1))
 
 
-@pytest.mark.parametrize("coding", [b"gzip", b"GZip, br", b" identity, zstd"])
-async def test_a_compressed_answer_passes_unread(house, coding):
+@pytest.mark.parametrize(
+    ("coding", "compressed"), [(b"gzip", b"gzip"), (b"GZip, br", b"gzip, br"), (b" identity, zstd", b"zstd")]
+)
+async def test_a_compressed_answer_passes_unread(house, coding, compressed):
     """Even a stream whose last chunk is to be hidden: what is inside cannot be told."""
 
     async def script(peer):
@@ -105,7 +107,7 @@ async def test_a_compressed_answer_passes_unread(house, coding):
     assert body == b"gz usage"
     assert b"content-encoding: " + coding.strip() in head
     (watch,) = front.watches
-    assert watch.encodings == [coding.strip().lower()]
+    assert watch.encodings == [compressed]
 
 
 async def test_a_compressed_stream_that_breaks_gets_no_event_added(house):

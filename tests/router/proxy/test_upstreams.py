@@ -54,9 +54,27 @@ async def test_fetch_gives_none_for_silence_death_and_strangers(house, upstreams
     upstreams.add("silent", url(await house.engine(silent)))
     upstreams.add("dies", url(await house.engine(dies)))
     upstreams.add("closed", "http://127.0.0.1:1")
-    for instance in ("silent", "dies", "closed", "unknown"):
+
+    async def stops(peer):
+        await peer.message()
+        peer.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nab")
+        await peer.rest()
+
+    upstreams.add("stops", url(await house.engine(stops)))
+    for instance in ("silent", "stops", "dies", "closed", "unknown"):
         assert await upstreams.fetch(instance, "GET", "/", timeout_s=0.05) is None
     assert upstreams.idle("silent") == 0
+    reasons = {name: await upstreams.probe(name, "/", timeout_s=0.05) for name in ("silent", "stops", "dies", "closed")}
+    assert reasons == {"silent": "late", "stops": "late", "dies": "failed", "closed": "failed"}
+
+
+async def test_a_connection_that_comes_too_late_is_no_late_answer(upstreams, monkeypatch):
+    async def never(*args, **options):
+        await asyncio.get_running_loop().create_future()
+
+    upstreams.add("e", "http://127.0.0.1:1")
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
+    assert await upstreams.probe("e", "/", timeout_s=0.05) == "failed"
 
 
 async def test_fetch_is_bounded(house, upstreams):

@@ -9,11 +9,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from router import errors
-from router.request.error_body import encode_error, install_error_handlers
+from router.request.error_body import encode_error, install_error_handlers, speaks_anthropic
 
 
 def test_openai_shape_names_everything() -> None:
-    answer = encode_error(errors.BadRequest("model is missing", param="model", code="missing"), "/v1/chat/completions")
+    answer = encode_error(errors.BadRequest("model is missing", param="model", code="missing"))
     assert answer.status == 400
     assert json.loads(answer.body) == {
         "error": {"message": "model is missing", "type": "invalid_request_error", "param": "model", "code": "missing"}
@@ -22,7 +22,7 @@ def test_openai_shape_names_everything() -> None:
 
 
 def test_anthropic_shape_on_messages() -> None:
-    answer = encode_error(errors.NotFound("no such model"), "/v1/messages")
+    answer = encode_error(errors.NotFound("no such model"), anthropic=True)
     assert json.loads(answer.body) == {
         "type": "error",
         "error": {"type": "not_found_error", "message": "no such model"},
@@ -43,7 +43,7 @@ def test_anthropic_shape_on_messages() -> None:
     ],
 )
 def test_every_refusal_has_an_anthropic_type(refused: type[errors.RequestRefused], status: int, kind: str) -> None:
-    answer = encode_error(refused("x"), "/v1/messages/count_tokens")
+    answer = encode_error(refused("x"), anthropic=True)
     assert (answer.status, json.loads(answer.body)["error"]["type"]) == (status, kind)
 
 
@@ -55,6 +55,21 @@ def test_unauthorized_says_how() -> None:
     assert (b"www-authenticate", b"Bearer") in encode_error(errors.Unauthorized("who?")).headers
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "anthropic"),
+    [
+        ("/v1/messages", {}, True),
+        ("/v1/messages/count_tokens", {}, True),
+        ("/v1/models", {b"anthropic-version": b"2023-06-01"}, True),
+        ("/nowhere", {b"anthropic-version": b""}, True),
+        ("/v1/chat/completions", {b"x-api-key": b"k"}, False),
+        ("/v1/models", {}, False),
+    ],
+)
+def test_whose_dialect_it_is(path: str, fields: dict[bytes, bytes], anthropic: bool) -> None:
+    assert speaks_anthropic(path, fields) is anthropic
+
+
 def app() -> TestClient:
     app = FastAPI()
     install_error_handlers(app)
@@ -63,7 +78,17 @@ def app() -> TestClient:
     async def number(n: int) -> int:
         raise errors.TooBusy("full", retry_after_s=1)
 
-    return TestClient(app)
+    @app.get("/crash")
+    async def crash() -> int:
+        raise ZeroDivisionError
+
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def test_an_exception_inside_fastapi_has_the_same_shape() -> None:
+    answer = app().get("/crash")
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/json")
+    assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == ("server_error", "internal_error")
 
 
 def test_refusals_inside_fastapi() -> None:

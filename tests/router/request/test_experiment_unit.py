@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from router.config.sections.experiment import ExperimentConfig, Unit
 from router.prompt.api.lineage import make_lineage
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.prompt import Prompt
 from router.request.experiment_unit import derive_unit
+from router.scheduling.conversations import Conversations
 
 SKIMMING = ReadOptions(frozenset(), inject_usage=True, want_source=False)
 
@@ -39,9 +41,10 @@ def unit(
     record: str = "r-1",
     at_s: float = 0.0,
     window_s: float = 600.0,
+    conversations: Conversations | None = None,
 ) -> bytes:
     experiment = ExperimentConfig(unit=kind, arms={"one": 100}, window_s=window_s)
-    return derive_unit(experiment, prompt, client, record, at_s)
+    return derive_unit(experiment, prompt, conversations or Conversations(), client, record, at_s)
 
 
 def test_a_session_keeps_its_unit_whatever_it_says() -> None:
@@ -58,10 +61,22 @@ def test_a_program_keeps_its_unit_with_all_its_sub_agents() -> None:
     assert unit("user", root) == unit("user", child, record="r-2"), "a family has one user"
 
 
-def test_without_a_name_the_conversations_beginning_is_its_name() -> None:
-    first, later = a_prompt(say="sort this"), a_prompt(say="sort this", turns=3)
-    assert unit("session", first) == unit("session", later, record="r-2")
-    assert unit("session", first) != unit("session", a_prompt(say="mend that")), "though the system prompt is shared"
+def test_without_a_name_the_conversation_is_the_unit() -> None:
+    """In a process that has seen its turns, and in others."""
+    one_process = Conversations()
+    for conversations in (one_process, one_process, None):
+        first, later = a_prompt(say="sort this"), a_prompt(say="sort this", turns=3)
+        assert unit("session", first, conversations=one_process) == unit(
+            "session", later, record="r-2", conversations=conversations
+        )
+    other = a_prompt(say="mend that")
+    assert unit("session", a_prompt(say="sort this")) != unit("session", other), "though the system prompt is shared"
+
+
+def test_a_named_request_is_in_no_conversation() -> None:
+    prompt = a_prompt("s")
+    unit("session", prompt)
+    assert prompt.conversation is UNSET, "not read"
 
 
 def test_users_and_keys_are_units_and_a_request_without_one_is_its_own() -> None:

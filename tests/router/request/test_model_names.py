@@ -95,3 +95,21 @@ async def test_a_prompt_for_a_fallback_is_read_anew_and_keeps_what_the_router_as
     assert isinstance(other.source, Unread)
     assert other.hide_usage
     assert json.loads(other.body)["stream_options"] == {"include_usage": True}
+
+
+async def test_a_form_changes_in_its_model_alone() -> None:
+    form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nchat\r\n--b--\r\n'
+    kind = "multipart/form-data; boundary=b"
+    scheduler = Scheduler.__new__(Scheduler)
+    aliases = {"chat": AliasConfig.model_validate({"to": "llama", "caps": {"max_tokens": 3}})}
+    names = ModelNames(ModelAliases(aliases, Fleet(FleetConfig())), scheduler, ManualClock(), "run")
+
+    async def again(changed: bytes) -> Prompt:
+        raise AssertionError("nothing but the model changes in a form")
+
+    read_ = read_prompt("/v1/audio/transcriptions", kind, form, OPTIONS)
+    prompt, choice = await names.resolve(read_, form, None, again)
+    assert choice is not None
+    assert (prompt.model, prompt.body) == ("llama", form.replace(b"chat", b"llama"))
+    other = await names.fall_back(prompt, choice._replace(model="qwen"))
+    assert (other.model, other.body, other.source) == ("qwen", form.replace(b"chat", b"qwen"), prompt.source)

@@ -20,7 +20,8 @@ from router.fleet.fleet import Fleet
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.request.metering import Meter
 from router.request.ops_api import MetricsAccess, metrics_app, ops_app
-from router.request.public_api import LOAD_ROUTED, PublicApi, RequestApi
+from router.request.public_api import PublicApi, RequestApi
+from router.request.public_paths import LOAD_ROUTED, PATHS, PublicPath
 from router.request.services import Services
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.metrics.prometheus import Metrics
@@ -85,7 +86,7 @@ class Api:
         self.came: list[tuple[str, ...]] = []
         self.outcome: Exception | None = None
         self.recorded = False
-        fleet = Fleet(schema.FleetConfig())
+        self.fleet = fleet = Fleet(schema.FleetConfig())
         fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
         fleet.mark_ready("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
         self.metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
@@ -134,8 +135,28 @@ async def test_what_is_on_the_list_comes_in_by_post_only(path: str) -> None:
     assert (await api.ask("POST", path)).status == 200
     assert api.came == [("route", path)]
     for method in ("GET", "PUT", "DELETE", "HEAD", "OPTIONS"):
-        assert (await api.ask(method, path)).status == 404
+        answer = await api.ask(method, path)
+        assert (answer.status, answer.headers[b"allow"]) == (405, b"POST")
     assert len(api.came) == 1
+    assert api.counted("warmroute_errors_total") == {(path, "method_not_allowed"): 5}
+
+
+@pytest.mark.parametrize("entry", [entry for entry in PATHS if entry.placed != "operation"])
+@pytest.mark.parametrize(
+    "method", ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "get"]
+)
+async def test_every_path_takes_its_methods_and_no_other(entry: PublicPath, method: str) -> None:
+    path = entry.path.replace("{id}", "resp_1").replace("{model}", "m")
+    api = Api()
+    answer = await api.ask(method, path)
+    if method in entry.methods:
+        assert answer.status == 200
+        return
+    assert (answer.status, answer.headers[b"allow"]) == (405, ", ".join(entry.methods).encode())
+    if method != "HEAD":
+        assert answer.json["error"]["message"] == f"{path} takes {' and '.join(entry.methods)}, not {method}"
+    assert api.came == []
+    assert api.counted("warmroute_requests_total") == {(entry.path, "other", "4xx"): 1}
 
 
 @pytest.mark.parametrize(
@@ -154,11 +175,21 @@ async def test_what_is_not_on_the_list_is_404(method: str, path: str) -> None:
 
 
 async def test_what_the_operator_adds_to_the_list_comes_in() -> None:
-    api = Api(extra_endpoints=[{"path": "/v2/rerank"}, {"path": "/version", "method": "GET"}])
-    assert (await api.ask("POST", "/v2/rerank")).status == 200
-    assert (await api.ask("GET", "/version")).status == 200
-    assert (await api.ask("POST", "/version")).status == 404
-    assert api.came == [("route", "/v2/rerank"), ("route", "/version")]
+    api = Api(
+        extra_endpoints=[
+            {"path": "/classify"},
+            {"path": "/version", "method": "GET"},
+            {"path": "/v1/embeddings", "method": "GET"},
+            {"path": "/v1/models", "method": "POST"},
+        ]
+    )
+    came = [("POST", "/classify"), ("GET", "/version"), ("GET", "/v1/embeddings"), ("POST", "/v1/embeddings")]
+    for method, path in [*came, ("POST", "/v1/models")]:
+        assert (await api.ask(method, path)).status == 200
+    assert api.came == [("route", path) for _, path in [*came, ("POST", "/v1/models")]]
+    assert (await api.ask("POST", "/version")).headers[b"allow"] == b"GET"
+    assert (await api.ask("PUT", "/v1/embeddings")).headers[b"allow"] == b"POST, GET"
+    assert (await api.ask("GET", "/v1/models")).json["object"] == "list"
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
@@ -173,9 +204,9 @@ async def test_operations_need_no_key(path: str) -> None:
     [
         ("GET", "/v1/responses/resp_1-a", "resp_1-a"),
         ("POST", "/v1/responses/resp_1/cancel", "resp_1"),
-        ("POST", "/v1/responses/resp_1", None),
-        ("GET", "/v1/responses/resp_1/cancel", None),
-        ("DELETE", "/v1/responses/resp_1", None),
+        ("DELETE", "/v1/responses/resp_1", "resp_1"),
+        ("GET", "/v1/responses/resp_1/input_items", "resp_1"),
+        ("GET", "/v1/responses/resp_1/output_items", None),
         ("GET", "/v1/responses/", None),
         ("GET", "/v1/responses/a/b", None),
         ("GET", "/v1/responses/..", None),
@@ -200,7 +231,117 @@ async def test_models_are_the_fleets() -> None:
         ("m", "model", 1_700_000_000),
         ("lora", "model", 1_700_000_000),
     ]
-    assert (await api.ask("POST", "/v1/models")).status == 404
+    assert api.counted("warmroute_requests_total") == {("/v1/models", "other", "2xx"): 1}
+
+
+async def test_one_model() -> None:
+    api = Api()
+    answer = await api.ask("GET", "/v1/models/lora")
+    assert (answer.status, answer.headers[b"content-type"]) == (200, b"application/json")
+    (card,) = [card for card in (await api.ask("GET", "/v1/models")).json["data"] if card["id"] == "lora"]
+    assert answer.json == card
+    for name in ("other", "Lora", "lora/", "org/lora", "lora\n", "a" * 512):
+        answer = await api.ask("GET", f"/v1/models/{name}")
+        assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found"), name
+        assert answer.json["error"]["param"] == "model"
+    for path in ("/v1/models/", "/v1/models/" + "a" * 513):
+        assert (await api.ask("GET", path)).json["error"]["code"] == "unknown_path"
+
+
+async def test_a_models_name_may_have_slashes() -> None:
+    api = Api()
+    api.fleet.mark_ready("a", [ModelCard("org/m:1", None, None, None)], [0])
+    assert (await api.ask("GET", "/v1/models/org/m:1")).json["id"] == "org/m:1"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m"])
+async def test_a_head_is_the_answer_without_its_body(path: str) -> None:
+    api = Api()
+    head, whole = await api.ask("HEAD", path), await api.ask("GET", path)
+    assert (head.status, head.headers, head.body) == (200, whole.headers, b"")
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+async def test_a_websocket_is_told_to_use_post(path: str) -> None:
+    """So that Codex, which tries one first, goes on over HTTP."""
+    api = Api()
+    answer = await api.ask("GET", path, sec_websocket_key="dGhlIHNhbXBsZSBub25jZQ==")
+    assert (answer.status, answer.headers[b"upgrade"], answer.headers[b"connection"]) == (426, b"HTTP/1.1", b"upgrade")
+    assert "POST" in answer.json["error"]["message"]
+    assert (await api.ask("POST", path, sec_websocket_key="x")).status == 200
+    assert (await api.ask("GET", "/v1/models", sec_websocket_key="x")).status == 200
+    assert (await api.ask("GET", "/nowhere", sec_websocket_key="x")).status == 404
+
+
+# pages of other origins
+
+
+async def test_a_preflight_needs_no_key_and_no_engine() -> None:
+    api = Api(tenants=some_tenants(), cors_origins=["*"])
+    asked = {"origin": "https://a.example", "access_control_request_method": "POST"}
+    for path in ("/v1/chat/completions", "/v1/models", "/nowhere"):
+        answer = await api.ask("OPTIONS", path, **asked, access_control_request_headers="authorization, x-a")
+        assert (answer.status, answer.body) == (200, b"")
+        assert answer.headers[b"access-control-allow-origin"] == b"*"
+        assert b"POST" in answer.headers[b"access-control-allow-methods"].split(b", ")
+        assert answer.headers[b"access-control-allow-headers"] == b"authorization, x-a"
+        assert answer.headers[b"access-control-max-age"] == b"600"
+    assert api.came == []
+    assert sum(api.counted("warmroute_requests_total").values()) == 3
+    assert (await api.ask("OPTIONS", "/v1/models", origin="https://a.example")).status == 401  # no preflight
+    assert (await api.ask("OPTIONS", "/v1/models", access_control_request_method="GET")).status == 401
+
+
+async def test_pages_may_read_every_answer() -> None:
+    api = Api(cors_origins=["*"])
+    for method, path in (("GET", "/v1/models"), ("GET", "/nowhere"), ("PUT", "/v1/models")):
+        answer = await api.ask(method, path, origin="https://a.example")
+        assert answer.headers[b"access-control-allow-origin"] == b"*", path
+        assert b"access-control-allow-origin" not in (await api.ask(method, path)).headers
+    api.outcome = NoTarget("nobody")
+    answer = await api.ask("POST", "/v1/completions", origin="https://a.example")
+    assert (answer.status, answer.headers[b"access-control-allow-origin"]) == (503, b"*")
+    api.outcome = None
+    answer = await api.ask("POST", "/v1/completions", origin="https://a.example")
+    assert (answer.status, answer.headers[b"access-control-allow-origin"]) == (200, b"*")
+
+
+async def test_the_operator_may_list_origins() -> None:
+    api = Api(cors_origins=["https://a.example", "http://b.example:3000"])
+    asked = {"access_control_request_method": "POST"}
+    answer = await api.ask("OPTIONS", "/v1/completions", origin="http://b.example:3000", **asked)
+    assert (answer.status, answer.headers[b"access-control-allow-origin"]) == (200, b"http://b.example:3000")
+    assert answer.headers[b"vary"] == b"origin"
+    answer = await api.ask("OPTIONS", "/v1/completions", origin="https://b.example:3000", **asked)
+    assert (answer.status, answer.json["error"]["code"]) == (400, "origin_not_allowed")
+    answer = await api.ask("GET", "/v1/models", origin="null")
+    assert (answer.status, b"access-control-allow-origin" in answer.headers) == (200, False)
+
+
+async def test_by_default_no_page_may() -> None:
+    api = Api()
+    asked = {"origin": "https://a.example", "access_control_request_method": "POST"}
+    assert (await api.ask("OPTIONS", "/v1/completions", **asked)).status == 405
+    answer = await api.ask("GET", "/v1/models", origin="https://a.example")
+    assert b"access-control-allow-origin" not in answer.headers
+
+
+# a fault of the router's own
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+async def test_a_crash_is_counted_and_has_the_clients_form(recorded: bool) -> None:
+    api = Api()
+    api.outcome, api.recorded = ZeroDivisionError(), recorded
+    for path, kind in (("/v1/completions", "server_error"), ("/v1/messages", "api_error")):
+        exchange = an_exchange(path=path)
+        with pytest.raises(ZeroDivisionError):
+            await api.api.answer(exchange)
+        exchange.answer(*api.api.on_crash(exchange))
+        answer = Answer(sent(exchange))
+        assert (answer.status, answer.json["error"]["type"]) == (500, kind)
+        assert api.counted("warmroute_errors_total")[path, "internal_error"] == 1
+        assert ((path, "other", "5xx") in api.counted("warmroute_requests_total")) is not recorded
 
 
 @pytest.mark.parametrize(
@@ -242,6 +383,8 @@ async def test_models_are_those_that_the_tenant_may_use() -> None:
     api = Api(tenants=some_tenants({"default": {"models": ["lo*"]}}))
     answer = await api.ask("GET", "/v1/models", x_api_key=KEY)
     assert [card["id"] for card in answer.json["data"]] == ["lora"]
+    assert (await api.ask("GET", "/v1/models/lora", x_api_key=KEY)).status == 200
+    assert (await api.ask("GET", "/v1/models/m", x_api_key=KEY)).json["error"]["code"] == "model_not_found"
 
 
 async def test_a_refusal_speaks_the_clients_dialect() -> None:
@@ -250,10 +393,12 @@ async def test_a_refusal_speaks_the_clients_dialect() -> None:
     answer = await api.ask("POST", "/v1/messages")
     assert (answer.status, answer.headers[b"retry-after"]) == (429, b"3")
     assert answer.json["type"] == "error"
+    assert (await api.ask("GET", "/v1/models/x", anthropic_version="2023-06-01")).json["type"] == "error"
     assert (await api.ask("POST", "/v1/completions")).json["error"]["message"] == "full"
     assert api.counted("warmroute_errors_total") == {
         ("/v1/messages", "too_busy"): 1,
         ("/v1/completions", "too_busy"): 1,
+        ("/v1/models/{model}", "not_found"): 1,
     }
 
 
@@ -278,6 +423,16 @@ def client(why_not: str | None = None) -> TestClient:
     return TestClient(
         ops_app(lambda: why_not, MetricsAccess(Metrics(lambda: RouterSnapshot(), lambda model: True).scrape))
     )
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+def test_operations_take_get_and_head(path: str) -> None:
+    head, whole = client().head(path), client().get(path)
+    assert (head.status_code, head.headers["content-type"]) == (200, whole.headers["content-type"])
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        answer = client().request(method, path)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
+        assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 def test_health_does_not_care_about_engines() -> None:

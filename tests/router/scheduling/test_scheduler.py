@@ -478,6 +478,23 @@ def test_a_request_that_met_an_emptied_cache_says_nothing_of_its_stream() -> Non
     assert not house.core.forget_cache("zz")
 
 
+def test_several_answers_to_one_prompt_hit_each_other_and_teach_nothing() -> None:
+    """The engine's count of cached tokens is a sibling's, which found what the first one had just computed."""
+    house = House(count=1)
+    target = house.target("a/0")
+    for cached in [36] * 10:
+        record = house.record()
+        record.several_answers = True
+        house.answer(house.admit(record=record), cached=cached)
+    house.stored("a/0")
+    record = house.record()
+    record.several_answers = True
+    house.answer(house.admit(record=record), cached=0)
+    accuracy = target.overlap_accuracy
+    assert (accuracy.confirmed, accuracy.overestimated, accuracy.underestimated, accuracy.alarm) == (0, 0, 0, None)
+    assert target.latency_model.speed(house.clock.now()).samples == 0
+
+
 def test_an_answer_that_says_nothing_of_the_cache_teaches_nothing() -> None:
     house = House(count=1)
     house.stored("a/0")

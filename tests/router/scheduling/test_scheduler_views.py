@@ -14,6 +14,7 @@ from router.config import schema
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.explanation import explain
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
@@ -251,7 +252,9 @@ def test_explaining_changes_nothing(steps: Sequence[tuple[bool, str, str]], aske
         seen: list[tuple[Any, ...]] = []
         for ends, name, session in steps:
             for _ in range(questions):
-                told = house.core.explain(record_for(house, name), a_prompt(session=session), served, KNOWN)
+                told = explain(
+                    house.core, record_for(house, name), a_prompt(session=session), served, KNOWN, house.clock.now()
+                )
                 assert told is not None
             ticket = house.core.admit(record := record_for(house, name), a_prompt(session=session), served, KNOWN)
             assert ticket is not None
@@ -285,7 +288,7 @@ def test_what_is_explained_is_what_then_happens() -> None:
     for arm in HALVES:
         record = house.open(units_of(arm, 1)[0])
         prompt = a_prompt(session="s")
-        told = house.core.explain(record, prompt, house.core.fleet.resolve("m"), KNOWN)
+        told = explain(house.core, record, prompt, house.core.fleet.resolve("m"), KNOWN, house.clock.now())
         ticket = house.core.admit(record, prompt, house.core.fleet.resolve("m"), KNOWN)
         assert told is not None
         assert ticket is not None
@@ -294,7 +297,7 @@ def test_what_is_explained_is_what_then_happens() -> None:
 
 def test_explaining_needs_somebody_who_could_serve() -> None:
     house = Trying(count=0)
-    assert house.core.explain(house.record(), a_prompt(), None, None) is None
+    assert explain(house.core, house.record(), a_prompt(), None, None, house.clock.now()) is None
     house.join("a")
     served = house.core.fleet.resolve("m")
-    assert house.core.explain(house.record(), a_prompt(), served, None, TargetId("gone/0")) is None
+    assert explain(house.core, house.record(), a_prompt(), served, None, house.clock.now(), TargetId("gone/0")) is None

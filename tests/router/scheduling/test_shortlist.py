@@ -137,7 +137,7 @@ def test_the_choice_costs_no_more_than_the_best_of_all(
         if i == len(story) // 2:  # what is kept between looks must not be old at the next
             narrowed(house.core, policy)
         done(house, number, what, one, other)
-    house.core.fleet.busy = busy
+    house.core.fleet.occupancy.busy = busy
     few = narrowed(house.core, policy, pool)
     assume(few is not None)
     assert few is not None

@@ -79,6 +79,14 @@ async def test_what_is_older_than_the_window_is_forgotten() -> None:
     assert bucket.start_s > WALL + WINDOW_S
 
 
+async def test_requests_without_the_ids_of_their_prompts_are_blind() -> None:
+    watched = Watched()
+    for source in ("local", "remote", "given", "not_needed", "media", "late"):
+        watched.add(tokens_from=source)
+    (bucket,) = (await watched.flow.update()).buckets
+    assert (bucket.placed, bucket.blind) == (6, 2)
+
+
 async def test_what_is_unknown_is_not_counted_as_nothing() -> None:
     watched = Watched()
     record = watched.add(cached_tokens=None)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from router.backends.feeds.health import HealthProbe
-from router.backends.fetch import HttpAnswer
+from router.backends.fetch import HttpAnswer, NoAnswer
 from router.clock import ManualClock
 from router.config import schema
 from router.fleet.engine_facts import EventEndpoint, ModelCard
@@ -28,7 +28,7 @@ def sources(**endpoints: str) -> HttpAnswer:
 
 
 OK = HttpAnswer(200, b"")
-WELL: dict[str, HttpAnswer | None] = {
+WELL: dict[str, HttpAnswer | NoAnswer] = {
     "/health": OK,
     "/v1/models": models("m"),
     "/kv_event_sources": sources(r0="tcp://*:5557"),
@@ -37,13 +37,13 @@ ENDPOINT = EventEndpoint(0, "tcp://a:5557", None, "")
 
 
 class Scene:
-    """One fleet, scripted engines: `engines[name][path]` is the answer, None no answer."""
+    """One fleet, scripted engines: `engines[name][path]` is the answer, else why there is none."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(100.0)
         self.tasks = Tasks("test")
         self.fleet = Fleet(schema.FleetConfig())
-        self.engines: dict[str, dict[str, HttpAnswer | None]] = {}
+        self.engines: dict[str, dict[str, HttpAnswer | NoAnswer]] = {}
         self.asked: list[tuple[float, str, str]] = []
         self.joins: list[tuple[str, list[str], list[EventEndpoint]]] = []
         self.changes: list[tuple[str, list[str]]] = []
@@ -52,7 +52,7 @@ class Scene:
         self.gate.set()
         self.health = HealthProbe(self, self.fetch, self.tasks, self.clock, schema.HealthConfig())
 
-    def watch(self, name: str, kv_events: object = "auto", **answers: HttpAnswer | None) -> None:
+    def watch(self, name: str, kv_events: object = "auto", **answers: HttpAnswer | NoAnswer) -> None:
         self.engines[name] = WELL | {"/" + path: answer for path, answer in answers.items()}
         config = schema.InstanceConfig(url=f"http://{name}:8000", name=name, kv_events=kv_events)  # type: ignore[arg-type]
         self.fleet.join(config)
@@ -72,13 +72,14 @@ class Scene:
     def probe_ok(self, instance: str, now: float) -> bool:
         return self.fleet.record_probe_success(instance, now)
 
-    def probe_failed(self, instance: str, now: float) -> None:
-        self.fleet.record_probe_failure(instance, now)
+    def probing(self, instance: str) -> None:
+        self.fleet.begin_probe(instance)
 
-    async def fetch(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
-    ) -> HttpAnswer | None:
-        assert (method, body, timeout_s) == ("GET", b"", 2.0)
+    def probe_failed(self, instance: str, now: float, *, late: bool) -> None:
+        self.fleet.record_probe_failure(instance, now, late=late)
+
+    async def fetch(self, instance: str, path: str, *, timeout_s: float) -> HttpAnswer | NoAnswer:
+        assert timeout_s == 2.0
         self.asked.append((self.clock.now(), instance, path))
         await self.gate.wait()
         return self.engines[instance][path]
@@ -129,8 +130,10 @@ async def test_a_ready_one_is_asked_every_two_seconds_whether_it_is_well(scene: 
     assert len(scene.joins) == 1
 
 
-@pytest.mark.parametrize("answer", [None, HttpAnswer(503, b""), HttpAnswer(500, b"")])
-async def test_it_goes_down_within_a_second_of_the_first_failed_probe(scene: Scene, answer: HttpAnswer | None) -> None:
+@pytest.mark.parametrize("answer", ["late", "failed", HttpAnswer(503, b""), HttpAnswer(500, b"")])
+async def test_it_goes_down_within_a_second_of_the_first_failed_probe(
+    scene: Scene, answer: HttpAnswer | NoAnswer
+) -> None:
     scene.watch("a")
     await scene.run_for(0.05)
     scene.engines["a"]["/health"] = answer
@@ -144,7 +147,7 @@ async def test_it_goes_down_within_a_second_of_the_first_failed_probe(scene: Sce
 
 
 async def test_a_down_one_is_asked_ever_less_often_and_joins_anew_when_it_is_back(scene: Scene) -> None:
-    scene.watch("a", health=None)
+    scene.watch("a", health="failed")
     await scene.run_for(15.0)
     assert scene.state("a") is InstanceState.DOWN
     gaps = [b - a for a, b in zip(scene.probes("a"), scene.probes("a")[1:], strict=False)]
@@ -160,7 +163,7 @@ async def test_a_down_one_is_asked_ever_less_often_and_joins_anew_when_it_is_bac
 async def test_suspicion_brings_the_next_probe_forward(scene: Scene) -> None:
     scene.watch("a")
     await scene.run_for(0.1)
-    scene.engines["a"]["/health"] = None
+    scene.engines["a"]["/health"] = "failed"
     scene.health.suspect("a")
     scene.health.suspect("nobody")
     await scene.run_for(0.4)
@@ -199,7 +202,7 @@ async def test_suspicion_during_a_probe_asks_once_more_after_it(scene: Scene) ->
     ],
 )
 async def test_where_events_come_from(
-    scene: Scene, kv_events: object, answer: HttpAnswer | None, expected: list[EventEndpoint]
+    scene: Scene, kv_events: object, answer: HttpAnswer | NoAnswer, expected: list[EventEndpoint]
 ) -> None:
     scene.watch("a", kv_events, kv_event_sources=answer)
     await scene.run_for(0.05)
@@ -211,14 +214,15 @@ async def test_where_events_come_from(
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (None, "no answer"),
+        ("failed", "no answer"),
+        ("late", "no answer in time"),
         (HttpAnswer(401, b"{}"), "api_key_env"),
         (HttpAnswer(200, b"?"), "no list"),
         (models(), "no list"),
     ],
 )
 async def test_one_that_does_not_say_what_it_serves_stays_joining_and_says_why(
-    scene: Scene, answer: HttpAnswer | None, says: str
+    scene: Scene, answer: HttpAnswer | NoAnswer, says: str
 ) -> None:
     scene.watch("a")
     scene.engines["a"]["/v1/models"] = answer
@@ -248,8 +252,8 @@ async def test_events_that_moved_mean_a_new_process(scene: Scene) -> None:
     assert scene.joins[1:] == [("a", ["m"], [EventEndpoint(0, "tcp://a:6000", None, "")])]
 
 
-@pytest.mark.parametrize("answer", [None, HttpAnswer(500, b""), HttpAnswer(200, b"?")])
-async def test_a_question_that_went_unanswered_changes_nothing(scene: Scene, answer: HttpAnswer | None) -> None:
+@pytest.mark.parametrize("answer", ["late", "failed", HttpAnswer(500, b""), HttpAnswer(200, b"?")])
+async def test_a_question_that_went_unanswered_changes_nothing(scene: Scene, answer: HttpAnswer | NoAnswer) -> None:
     scene.watch("a")
     await scene.run_for(5.0)
     scene.engines["a"]["/kv_event_sources"] = answer

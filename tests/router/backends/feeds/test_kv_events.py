@@ -296,6 +296,40 @@ async def test_an_engine_that_is_not_there_yet(engine: Engine) -> None:
         await until(lambda: listener.caught_up(engine))
 
 
+async def test_a_silent_replay_endpoint_is_logged_once_and_once_when_it_answers_again(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "warmroute.feeds.kv_events")
+    endpoint = engine.source.replay_endpoint
+    async with feed(listener := Listener(), replay_timeout_s=0.05) as events:
+        engine.answers = False
+        events.subscribe(T, engine.source)
+        await engine.subscribed()
+        await until(lambda: T in listener.books and listener.books[T].state == "lost")
+        assert [f"e/0: no KV event replay from {endpoint} within 0.05 s" in line for line in caplog.messages] == [True]
+        await engine.restart()
+        engine.answers = True
+        await until(lambda: listener.connects == 2 and listener.caught_up(engine))
+        assert caplog.messages[1:] == [f"e/0: KV event replays from {endpoint} are answered again"]
+
+
+async def test_without_replays_a_restart_is_seen_in_its_numbers(engine: Engine) -> None:
+    """Whatever its clock: that of the second process is far behind."""
+    engine.life = 5
+    async with feed(listener := Listener()) as events:
+        listener.books[T], listener.known[T] = EventSequencer(replayable=False), []
+        events.subscribe(T, engine.source._replace(replay_endpoint=None))
+        await engine.subscribed()
+        await engine.publish(5)
+        await until(lambda: listener.caught_up(engine))
+        engine.life = 0
+        await engine.restart()
+        await engine.subscribed()
+        await engine.publish(3)
+        await until(lambda: listener.caught_up(engine))
+        assert listener.books[T].restarts == 1
+
+
 @pytest.mark.parametrize("without", [False, True], ids=["silent", "none"])
 async def test_without_an_answer_a_replay_times_out(engine: Engine, without: bool) -> None:
     engine.answers = False

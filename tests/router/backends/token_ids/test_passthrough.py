@@ -19,7 +19,7 @@ from router.backends.token_ids.passthrough import (
 from router.backends.token_ids.support import InstanceSupport
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.prompt import Prompt, UnknownIds
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 
 A, B = PassthroughTarget("a", 100), PassthroughTarget("b", 100)
 IDS = TokenizedPrompt(array("I", [1, 2, 3]), True, "local", {}, 0.0, 0.0, (b"1,2", b"3"))
@@ -47,7 +47,14 @@ class Scene:
     def __init__(self, *, on: bool = True) -> None:
         self.takers = Takers("a", "b")
         self.believed = True
-        self.handing = TokenIdPassthrough(self.takers, lambda model: self.believed, on=on)  # type: ignore[arg-type]
+        self.proved = {"a": True, "b": True}  # whether the proof covered texts that spell special tokens
+        self.handing = TokenIdPassthrough(self.takers, self, on=on)  # type: ignore[arg-type]
+
+    def source(self, model: str, endpoint: Endpoint) -> str | None:
+        return "local" if self.believed else None
+
+    def passes(self, model: str, instance: str, tokens: TokenizedPrompt) -> bool:
+        return instance in self.proved and (self.proved[instance] or not tokens.special_text)
 
     def offer(
         self, prompt: Prompt | None = None, known: Any = IDS, *engines: PassthroughTarget
@@ -170,6 +177,21 @@ def test_a_tokenizer_that_is_not_believed_hands_nothing(scene: Scene) -> None:
     assert scene.unhanded["distrusted"] == 1
 
 
+def test_only_instances_that_proved_the_ids_get_them(scene: Scene) -> None:
+    del scene.proved["a"]
+    assert scene.handed(None, IDS, A, B) == ["b"]
+    assert scene.handed() == []
+    assert scene.unhanded == {"check": 1, "unproven": 1}
+
+
+def test_a_text_that_spells_special_tokens_goes_only_where_the_proof_covered_it(scene: Scene) -> None:
+    scene.proved["a"] = False
+    assert scene.handed(None, IDS, A, B) == ["b"]
+    assert scene.handed() == []
+    assert scene.unhanded == {"check": 1, "special_text": 1}
+    assert scene.handed(None, IDS._replace(special_text=False)) == ["a"]
+
+
 def test_what_quotes_the_prompt_is_rendered_by_the_engine(scene: Scene) -> None:
     assert scene.handed(chat(return_prompt_text=True)) == []
     assert scene.unhanded["prompt_text"] == 1
@@ -204,8 +226,8 @@ def test_off_is_off() -> None:
 def test_instances_are_told_of_only_while_it_is_on() -> None:
     told: list[str] = []
     takers: Any = SimpleNamespace(on_joined=lambda *which: told.append(which), forget=lambda which: told.append(which))
-    handing = TokenIdPassthrough(takers, lambda model: True, on=True)
+    handing = TokenIdPassthrough(takers, Scene(), on=True)
     handing.on_joined("a", "m")
     handing.forget("a")
-    TokenIdPassthrough(takers, lambda model: True, on=False).on_joined("b", "m")
+    TokenIdPassthrough(takers, Scene(), on=False).on_joined("b", "m")
     assert told == [("a", "m"), "a"]

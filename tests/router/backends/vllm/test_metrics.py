@@ -32,6 +32,7 @@ def test_a_recorded_page_of_0_32() -> None:
         waiting_adapters=None,
         pool_loads=PoolTransferCounts(operations=7, blocks=189, seconds=0.17991625199988448),
         output_tokens=160,
+        cache_blocks=600,
     )
     # 189 blocks of 128 tokens: the very 24192 that the page counts as external_prefix_cache_hits
     assert b'external_prefix_cache_hits_total{engine="0",model_name="m"} 24192.0' in RECORDED
@@ -76,7 +77,7 @@ vllm:num_requests_waiting{model_name="m"} 0.0
 vllm:gpu_cache_usage_perc{model_name="m"} 0.5
 vllm:cache_config_info{block_size="16",num_gpu_blocks="100",num_gpu_blocks_override="None"} 1.0
 """
-    assert only(page) == Gauges(1, 0, 0.5, 16, 1600, None, None)
+    assert only(page) == Gauges(1, 0, 0.5, 16, 1600, None, None, cache_blocks=100)
 
 
 def test_the_new_usage_wins_where_both_are_there() -> None:

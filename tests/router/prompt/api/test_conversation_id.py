@@ -1,22 +1,22 @@
-"""The name of a conversation: the same on every turn, another for another."""
+"""The turns of a conversation: the same digests on every turn, others for another."""
 
 from __future__ import annotations
 
 import json
-from hashlib import blake2b
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_128
 
 from router.errors import BadRequest
 from router.prompt.api.conversation_id import (
     IDS,
-    MAX_ITEM_BYTES,
+    MAX_BYTES,
     MAX_MESSAGES,
     TEXT_CHARACTERS,
-    conversation_digest,
+    read_turns,
 )
 from router.prompt.api.parse import ReadOptions, read_prompt
 
@@ -27,8 +27,13 @@ SKIMMING = ReadOptions(want_source=False)
 Message = dict[str, Any]
 
 
+def turns(path: str, **fields: Any) -> list[bytes]:
+    return read_turns(read_prompt(path, None, json.dumps({"model": "m"} | fields).encode(), SKIMMING))
+
+
 def name(path: str, **fields: Any) -> bytes | None:
-    return conversation_digest(read_prompt(path, None, json.dumps({"model": "m"} | fields).encode(), SKIMMING))
+    """Return the digest of the present turn."""
+    return next(reversed(turns(path, **fields)), None)
 
 
 def chat(*messages: Message) -> bytes | None:
@@ -44,29 +49,49 @@ def text(text: str, **more: Any) -> Message:
 
 
 texts = st.text(min_size=1, max_size=30)
-turns = st.lists(
-    st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["assistant", "user"]), texts),
-    max_size=4,
-)
+said = st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["assistant", "user"]), texts)
 
 
-@given(st.lists(texts, max_size=2), texts, turns)
-def test_a_chat_that_goes_on_keeps_its_name(system: list[str], first: str, more: list[Message]) -> None:
+def answer(content: Any) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+@given(st.lists(texts, max_size=2), texts, st.lists(said, max_size=4), texts)
+def test_a_chat_that_goes_on_repeats_its_turns(system: list[str], first: str, more: list[Message], last: str) -> None:
     begin = [{"role": "system", "content": content} for content in system] + [user(first)]
-    begun = chat(*begin)
-    assert begun is not None
-    assert len(begun) == 16
-    assert chat(*begin, *more) == begun
+    before = turns(CHAT, messages=[*begin, *more])
+    assert before
+    assert all(len(turn) == 16 for turn in before)
+    assert turns(CHAT, messages=[*begin, *more, answer("ok"), user(last)])[:-1] == before
 
 
-@given(texts, texts, texts, turns)
-def test_another_first_message_or_system_prompt_is_another_chat(
-    a: str, b: str, system: str, more: list[Message]
-) -> None:
-    one = chat({"role": "system", "content": system}, user(a), *more)
-    assert (one == chat({"role": "system", "content": system}, user(b), *more)) == (a == b)
-    assert (one == chat({"role": "system", "content": system + b}, user(a), *more)) == (b == "")
-    assert one != chat(user(a), *more)
+@given(texts, texts, texts)
+def test_another_message_or_system_prompt_is_another_turn(a: str, b: str, system: str) -> None:
+    one = chat({"role": "system", "content": system}, user(a))
+    assert (one == chat({"role": "system", "content": system}, user(b))) == (a == b)
+    assert one != chat({"role": "system", "content": system + b}, user(a))
+    assert one != chat(user(a))
+    assert (chat(user(a), answer(a), user("x")) == chat(user(a), answer(b), user("x"))) == (a == b)
+
+
+def test_a_turn_ends_where_an_answer_follows() -> None:
+    tool = {"role": "tool", "tool_call_id": "1", "content": "42"}
+    chat_turns = turns(CHAT, messages=[user("a"), user("b"), answer(None), tool, tool, answer("c"), user("d")])
+    assert len(chat_turns) == 3
+    assert chat_turns[0] == chat(user("a"), user("b")) != chat(user("a"))
+    assert turns(CHAT, messages=[user("a"), user("b"), answer("begun")]) == chat_turns[:1], "an answer to go on with"
+    items = [user("a"), {"type": "reasoning", "summary": []}, {"type": "function_call", "name": "f", "arguments": ""}]
+    output = {"type": "function_call_output", "call_id": "1", "output": "42"}
+    called = turns(RESPONSES, input=[*items, output])
+    assert [len(turns(RESPONSES, input=items)), len(called)] == [1, 2]
+    assert called == turns(RESPONSES, input=[items[0], items[2], output]), "reasoning may be left out"
+    assert called[1] != turns(RESPONSES, input=[*items, output | {"output": "43"}])[1]
+
+
+def test_thoughts_may_be_left_out() -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    messages = [user("a"), answer([thought, text("b")]), user("c")]
+    assert turns(MESSAGES, messages=messages) == turns(MESSAGES, messages=[user("a"), answer("b"), user("c")])
 
 
 @pytest.mark.parametrize("character", ["a", "\n", "\u00e9", "\u4e2d", "\U0001f600"])
@@ -74,7 +99,7 @@ def test_another_first_message_or_system_prompt_is_another_chat(
 def test_a_long_completion_is_cut_between_two_characters(character: str, ascii_: bool) -> None:
     def named(prompt: str) -> bytes | None:
         body = json.dumps({"model": "m", "prompt": prompt}, ensure_ascii=ascii_).encode()
-        return conversation_digest(read_prompt(COMPLETIONS, None, body, SKIMMING))
+        return next(iter(read_turns(read_prompt(COMPLETIONS, None, body, SKIMMING))), None)
 
     for shift in range(12):
         begin = "x" * shift + character * TEXT_CHARACTERS
@@ -82,12 +107,22 @@ def test_a_long_completion_is_cut_between_two_characters(character: str, ascii_:
 
 
 def test_how_much_is_read_is_bounded() -> None:
-    long = "a" * (MAX_ITEM_BYTES + 1)
+    long = "a" * (MAX_BYTES + 1)
     assert chat(user(long + "b")) == chat(user(long + "c"), user("d")) != chat(user("b" + long))
-    assert name(MESSAGES, system=long, messages=[user("x")]) is not None
+    half = "a" * (MAX_BYTES // 2)
+    begun = [user(half), answer(half)]
+    assert chat(*begun, user("b")) == chat(*begun, user("c"), answer("d"), user("e"))
+    assert name(MESSAGES, system=long, messages=[user("x")]) != name(MESSAGES, system=long, messages=[user("y")])
     assert name(RESPONSES, input=long) == name(RESPONSES, input=long + "b")
     assert name(COMPLETIONS, prompt=[long, "x"]) is None
-    assert chat(*[{"role": "assistant", "content": ""}] * MAX_MESSAGES, user("x")) is None
+    assert chat(*[answer("")] * MAX_MESSAGES, user("x")) is None
+
+
+def test_turns_beyond_those_that_are_read_count_as_the_last_one() -> None:
+    messages = [message for i in range(MAX_MESSAGES) for message in (user(f"a{i}"), answer(f"b{i}"))]
+    read = turns(CHAT, messages=messages[:MAX_MESSAGES])
+    assert len(read) == MAX_MESSAGES // 2
+    assert turns(CHAT, messages=messages) == read
 
 
 def test_where_one_text_ends_and_the_next_begins_counts() -> None:
@@ -107,7 +142,7 @@ def test_what_clients_change_between_turns_does_not_count() -> None:
     billing = text("x-anthropic-billing-header: cch=1a2b3")
     assert plain is not None
     assert plain == name(MESSAGES, system=[text("be brief", **marked)], messages=[user([text("hi", **marked)])])
-    assert plain == name(MESSAGES, system=[billing, text("be brief")], messages=[user("hi"), user("more")])
+    assert plain == name(MESSAGES, system=[billing, text("be brief")], messages=[user("hi"), answer("more")])
     assert plain == name(MESSAGES, system="x-anthropic-billing-header: 7\nbe brief", messages=[user("hi")])
     assert plain == name(MESSAGES, system="be brief", messages=[user("hi")], max_tokens=9, tools=[])
 
@@ -124,9 +159,9 @@ def test_pictures_count_and_their_breakpoints_do_not() -> None:
 def test_responses_begin_with_a_text_or_a_list() -> None:
     first = name(RESPONSES, instructions="be brief", input="hi")
     item = {"role": "user", "content": [{"type": "input_text", "text": "hi"}]}
-    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ho"}]}
+    ho = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ho"}]}
     assert first is not None
-    assert name(RESPONSES, instructions="be brief", input=[item, answer, user("and?")]) == first
+    assert turns(RESPONSES, instructions="be brief", input=[item, ho, user("and?")])[0] == first
     assert name(RESPONSES, instructions="be brief", input="ho") != first
     assert name(RESPONSES, input="hi") == name(RESPONSES, instructions=None, input="hi") != first
     assert name(RESPONSES, input="hi", previous_response_id="resp_1") is None
@@ -144,7 +179,7 @@ def test_completions_begin_with_2048_characters() -> None:
 def test_completions_of_ids_begin_with_512_of_them(separators: tuple[str, str]) -> None:
     def of(prompt: Any) -> bytes | None:
         body = json.dumps({"model": "m", "prompt": prompt}, separators=separators).encode()
-        return conversation_digest(read_prompt(COMPLETIONS, None, body, SKIMMING))
+        return next(iter(read_turns(read_prompt(COMPLETIONS, None, body, SKIMMING))), None)
 
     ids = [2**32 - 1 - i for i in range(IDS)]
     begun = name(COMPLETIONS, prompt=ids)
@@ -200,6 +235,6 @@ def test_whatever_is_asked_there_is_a_name_or_none(path: str, fields: dict[str, 
     assert found is None or len(found) == 16
 
 
-def test_the_name_is_the_same_in_every_process() -> None:
-    """A digest without a key: arms and sessions of a fleet of routers go by it."""
-    assert chat(user("hi")) == blake2b(b"4:user2:hi", digest_size=16).digest()
+def test_digests_are_the_same_in_every_process() -> None:
+    """They have no key: arms and sessions of a fleet of routers go by them."""
+    assert chat(user("hi")) == xxh3_128(b'6:"user"4:"hi"').digest()

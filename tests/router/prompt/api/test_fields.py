@@ -10,6 +10,7 @@ from hypothesis import given as given_
 from hypothesis import settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
+from pydantic import BaseModel, ValidationError
 
 from router.errors import BadRequest
 from router.prompt.api.field_reader import FieldReader
@@ -136,8 +137,31 @@ def test_checked_fields_are_those_that_the_body_has_and_unknown_ones_are_noticed
         assert reader.read_checked(reader.read(body)) == expected
     assert reader.read(b'{"unknown":1,"model":"m"}').model == "m"
     with pytest.raises(BadRequest, match="`echo`"):
-        reader.read(b'{"echo":"yes"}')
+        reader.read(b'{"echo":"maybe"}')
     assert FieldReader(ChatFields, []).read_checked(reader.read(b"{}")) is None
+
+
+TEXTS = ("yes", "OFF", "t", "7", " 7 ", "7.5", "x", "")
+
+
+class Engine(BaseModel):
+    """The types of these fields at an engine."""
+
+    echo: bool = False
+    truncate_prompt_tokens: int | None = None
+
+
+@pytest.mark.parametrize("name", ["echo", "truncate_prompt_tokens"])
+@pytest.mark.parametrize("value", ["true", "0", "1", "-0", "1.0", "2", "2.0", "1.5", "[]", *map(json.dumps, TEXTS)])
+def test_flags_and_numbers_are_converted_as_pydantic_does(name: str, value: str) -> None:
+    body = f'{{"{name}":{value}}}'.encode()
+    try:
+        expected = getattr(Engine.model_validate_json(body), name)
+    except ValidationError:
+        with pytest.raises(BadRequest, match=f"`{name}`"):
+            FieldReader(ChatFields, []).read(body)
+    else:
+        assert getattr(FieldReader(ChatFields, []).read(body), name) == expected
 
 
 def test_where_a_read_field_cannot_be_watched_every_body_may_have_it() -> None:

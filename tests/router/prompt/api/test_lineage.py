@@ -111,6 +111,59 @@ def test_headers_come_before_the_body_and_context_before_users() -> None:
     assert names(read()) == (None, None, None)
 
 
+BODY_NAMES: list[dict[str, Any]] = [
+    {"session_id": "session"},
+    {"conversation": "conv"},
+    {"prompt_cache_key": "key"},
+    {"user": "user"},
+    {"metadata": {"user_id": "meta"}},
+    {"safety_identifier": "safety"},
+]
+"""Names in bodies, those of conversations before those of users."""
+
+
+def fields_of(path: str) -> dict[str, Any]:
+    return {CHAT: {}, "/v1/responses": {"input": "hi"}, "/v1/completions": {"prompt": "hi"}}.get(path, {})
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/completions", "/v1/messages", "/v1/embeddings"])
+def test_names_of_conversations_come_before_names_of_users(path: str) -> None:
+    texts = ["session", "conv", "key", "user", "meta", "safety"]
+    for first, text in enumerate(texts):
+        fields = {name: value for fields in BODY_NAMES[first:] for name, value in fields.items()}
+        if text == "conv" and path != "/v1/responses":
+            text = "key"  # other endpoints have no conversations
+        assert names(read(None, path, **fields, **fields_of(path))) == (text, None, text)
+
+
+NO_NAMES = [7, 0, True, None, "", [], ["name"], {}, {"id": 7}, {"id": ""}, {"id": None}, {"id": ["name"]}, 1e300]
+
+
+@pytest.mark.parametrize("bad", [*NO_NAMES, "x" * (MAX_CHARACTERS + 1), "x" * 20_000, {"id": "x" * 20_000}])
+@pytest.mark.parametrize("field", ["session_id", "conversation", "prompt_cache_key", "user", "safety_identifier"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/embeddings"])
+def test_what_is_no_name_is_passed_over_and_left_to_the_engine(path: str, field: str, bad: Any) -> None:
+    prompt = read(None, path, **{field: bad}, metadata={"user_id": "meta"}, **fields_of(path))
+    assert names(prompt) == ("meta", None, "meta")
+    assert json.loads(prompt.body)[field] == bad
+
+
+def test_a_conversation_is_a_name_or_an_object_with_an_id() -> None:
+    named = read(None, "/v1/responses", input="hi", conversation={"id": "conv"}, user="user")
+    assert names(named) == ("conv", None, "conv")
+    assert names(read(session_id={"id": "s"}, user="user")) == ("user", None, "user"), "no conversation"
+    assert names(read(prompt_cache_key={"id": "s"})) == (None, None, None)
+
+
+def test_a_sub_agents_headers_name_it_and_its_cache_key_is_its_parents() -> None:
+    """As Codex sends them: the key is the same for all threads of a run."""
+    sub = {b"session-id": b"run", b"thread-id": b"t", b"x-codex-parent-thread-id": b"run"}
+    fields = {"input": "hi", "prompt_cache_key": "run"}
+    assert names(read(sub, "/v1/responses", **fields)) == ("t", "run", "run")
+    assert names(read(None, "/v1/responses", **fields)) == ("run", None, "run")
+    assert names(read(vllm_xargs=context(program_id="s"), prompt_cache_key="run")) == ("s", None, "s")
+
+
 def test_endpoints_that_are_placed_by_load_know_their_session_too() -> None:
     headers = {b"x-session-id": b"s", b"x-parent-session-id": b"p"}
     assert names(read(headers, "/v1/embeddings")) == ("s", "p", "p")

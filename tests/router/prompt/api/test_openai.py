@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from jinja2.defaults import DEFAULT_NAMESPACE
 
 from router.prompt.api.openai import (
+    JINJA_GLOBALS,
     ChatFields,
     CompletionFields,
     PromptFields,
@@ -77,6 +79,21 @@ def test_tools_are_shown_as_the_engine_dumps_them(tool: dict[str, Any], shown: d
     source = chat(tools=[tool], tool_choice="none").source
     assert isinstance(source, Chat)
     assert json.dumps(source.tools) == json.dumps([shown])
+
+
+def test_variables_that_shadow_globals_of_jinja_are_dropped() -> None:
+    assert set(DEFAULT_NAMESPACE) == JINJA_GLOBALS
+    shadowing = dict.fromkeys(JINJA_GLOBALS, 1)
+    source = chat(chat_template_kwargs=shadowing | {"mood": "m", "strftime_now": 2}).source
+    assert isinstance(source, Chat)
+    assert source.template_kwargs == {"mood": "m", "strftime_now": 2}, "the last one is none for vLLM"
+
+
+def test_no_tools_are_not_an_empty_list_of_them() -> None:
+    for tools in ({}, {"tools": None}, {"tools": []}):
+        source = chat(**tools).source
+        assert isinstance(source, Chat)
+        assert source.tools == tools.get("tools")
 
 
 def test_what_the_engine_is_asked() -> None:

@@ -27,6 +27,21 @@ def read(path: str, fields: dict[str, Any], *, header: str | None = None, **opti
     return read_prompt(path, "application/json", json.dumps(fields).encode(), ReadOptions(**options), headers)
 
 
+@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "several"),
+    [
+        ({}, False), ({"n": 1}, False), ({"n": None}, False), ({"n": "1"}, False), ({"best_of": 1}, False),
+        ({"use_beam_search": False}, False), ({"n": 2}, True), ({"n": "3"}, True), ({"n": 4.0}, True),
+        ({"best_of": 2}, True), ({"n": 1, "best_of": 2}, True), ({"use_beam_search": True}, True),
+    ],
+)  # fmt: skip
+def test_whether_a_prompt_has_several_answers(fields: dict[str, Any], several: bool, continues: bool) -> None:
+    chat = read(CHAT, {"messages": USER, "stream": True} | fields, continues=continues)
+    assert chat.several_answers is several
+    assert read(COMPLETIONS, {"prompt": "hi"} | fields, continues=continues).several_answers is several
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "endpoint", "kind"),
     [
@@ -43,6 +58,14 @@ def test_the_four_endpoints(path: str, fields: dict[str, Any], endpoint: Endpoin
     assert json.loads(prompt.body)["unheard_of"] == {"a": [1]}
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("model", [b"", b'"model":null,', b'"model":"",'])
+def test_a_prompt_may_name_no_model(path: str, model: bytes) -> None:
+    body = b'{%b"messages":[],"prompt":"x","input":"x"}' % model
+    prompt = read_prompt(path, None, body, ReadOptions())
+    assert (prompt.model, prompt.body) == (None, body)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -53,14 +76,11 @@ def test_the_four_endpoints(path: str, fields: dict[str, Any], endpoint: Endpoin
         (CHAT, '{"model":"m","messages":[]}'.encode("utf-16"), None),
         (CHAT, b'\xef\xbb\xbf{"model":"m","messages":[]}', None),
         (CHAT, b'{"model":"m","messages":' + b"[" * 100_000, None),
-        (CHAT, b'{"messages":[]}', "model"),
-        (CHAT, b'{"model":"","messages":[]}', "model"),
-        (CHAT, b'{"model":null,"messages":[]}', "model"),
         (CHAT, b'{"model":7,"messages":[]}', "model"),
         (CHAT, b'{"model":"m"}', "messages"),
         (CHAT, b'{"model":"m","messages":null}', "messages"),
         (CHAT, b'{"model":"m","messages":"hi"}', "messages"),
-        (CHAT, b'{"model":"m","messages":[],"stream":"yes"}', "stream"),
+        (CHAT, b'{"model":"m","messages":[],"stream":"maybe"}', "stream"),
         (CHAT, b'{"model":"m","messages":[],"cache_salt":1}', "cache_salt"),
         (CHAT, b'{"model":"m","messages":[],"stream":true,"stream_options":3}', "stream_options"),
         (CHAT, b'{"model":"m","messages":[],"chat_template_kwargs":3}', "chat_template_kwargs"),
@@ -100,7 +120,7 @@ def test_refusals_name_the_field(path: str, body: bytes, param: str | None) -> N
         (COMPLETIONS, {"prompt": []}, "empty"),
         (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}, "previous_response"),
         (CHAT, {"messages": [{"role": "user", "content": 7}]}, "content"),
-        (CHAT, {"messages": USER, "tools": []}, "tools"),
+        (CHAT, {"messages": USER, "tools": {}}, "tools"),
     ],
 )
 def test_what_cannot_be_matched_is_unknown_and_says_why(path: str, fields: dict[str, Any], reason: str) -> None:
@@ -307,8 +327,8 @@ def test_a_prompt_that_cannot_fit_is_not_converted() -> None:
 
 
 def test_other_endpoints_take_anything_that_says_it_is_not_json() -> None:
-    audio = b"--x\r\n\x00\xff"
-    prompt = read_prompt("/v1/audio", "multipart/form-data; boundary=x", audio, ReadOptions())
+    audio = b"\x00\xff"
+    prompt = read_prompt("/v1/audio", "audio/wav", audio, ReadOptions())
     assert (prompt.endpoint, prompt.model, prompt.body) == (Endpoint.OTHER, None, audio)
     assert read_prompt("/x", None, b"", ReadOptions()).model is None
     with pytest.raises(BadRequest):

@@ -128,6 +128,29 @@ def test_before_media_only_what_is_sure(content: str, known: str) -> None:
     assert text == known
 
 
+ALL_IMAGES_FIRST = """{% for m in messages %}{{ m.role }} {% for p in m.content %}{% if p.type == 'image' %}<image>
+{% endif %}{% endfor %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }} {% endif %}{% endfor %}
+{%- endfor %}"""
+NO_SYSTEM_BESIDE_IMAGES = """{% set ns = namespace(images=false) %}{% for m in messages %}{% for p in m.content %}
+{%- if p.type == 'image' %}{% set ns.images = true %}{% endif %}{% endfor %}{% endfor %}start
+{% for m in messages %}{% if m.role != 'system' or not ns.images %}{{ m.role }} {% for p in m.content %}
+{%- if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}
+{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "known"),
+    [
+        (ALL_IMAGES_FIRST, "system be brief user"),  # as LLaVA's
+        (NO_SYSTEM_BESIDE_IMAGES, "start"),  # as Llama 3.2's
+    ],
+)
+def test_before_media_as_the_template_prints_a_chat_with_media(template: str, known: str) -> None:
+    parts = [{"type": "text", "text": "see the picture"}, MEDIA]
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]
+    assert say(template, messages) == known
+
+
 def test_media_that_the_template_does_not_print() -> None:
     with pytest.raises(UnrenderableChat):
         say("{{ messages[0].role }}", [{"role": "user", "content": [MEDIA]}])

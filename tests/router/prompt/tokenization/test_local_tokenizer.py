@@ -6,6 +6,7 @@ import json
 import shutil
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -15,6 +16,7 @@ from router.errors import ConfigError
 from router.prompt.prompt import Chat, Text
 from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
+from router.prompt.tokenization.renderer import HARMONY, JINJA
 
 TOOL = {"type": "function", "function": {"name": "f", "description": None, "parameters": None}}
 
@@ -54,7 +56,7 @@ def test_long_prompts_are_whole_whatever_the_file_says_of_truncation(folder: Pat
 
 def test_a_cut_chat_has_no_end_token(local: LocalTokenizer) -> None:
     cut = chat("one two <media>", special=True)._replace(has_media=True)
-    cut.messages[0]["content"].append({"type": "media"})
+    cut.messages[0]["content"].append({"type": "media", "modality": "image"})
     whole = local.tokenize(cut)
     assert whole[0] == 0
     assert 1 not in whole
@@ -75,6 +77,25 @@ def test_templates_by_name(folder: Path) -> None:
     local = loaded(folder, template_kwargs={"mood": "!"})
     assert local.render(chat()) == "plain <s></s>!"
     assert local.render(chat(tools=[TOOL])) == "tools"
+
+
+@pytest.mark.parametrize(
+    ("config", "printed"),
+    [({}, "<b></s>"), ({"added_tokens_decoder": {}}, "<s></s>")],
+)
+def test_an_older_file_of_special_tokens(folder: Path, config: dict[str, Any], printed: str) -> None:
+    """As in transformers 4 and 5: it takes precedence, unless the newer file lists the added tokens."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("added_tokens_decoder", None)
+    settings["chat_template"] = "{{ bos_token }}{{ eos_token }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | config))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<b>", "lstrip": False}}))
+    assert loaded(folder).render(chat()) == printed
+
+
+def test_variables_of_the_operator_that_shadow_globals_are_dropped(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ range(2) | list }}{{ mood }}")
+    assert loaded(folder, template_kwargs={"range": 1, "mood": "!"}).render(chat()) == "[0, 1]!"
 
 
 def test_where_the_template_comes_from(folder: Path, tmp_path: Path) -> None:
@@ -116,3 +137,13 @@ def test_broken_folders_name_the_key(folder: Path, file: str, content: str | Non
 def test_a_path_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"tokenizers\.m\.path"):
         load(TokenizerSource(), "tokenizers.m", lambda: 0.0)
+
+
+def test_the_renderer_is_the_folder_s(folder: Path) -> None:
+
+    assert loaded(folder).renderer == JINJA
+    (folder / "config.json").write_text('{"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}')
+    assert loaded(folder).renderer == HARMONY
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizers\.m\.path: .*config\.json"):
+        loaded(folder)

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,38 +21,76 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.api.size_limits import LARGE_BODY_BYTES, MANY_QUOTES, SMALL_BODY_BYTES
-from router.prompt.prompt import Chat, Prompt, Text, UnknownIds
+from router.prompt.prompt import Chat, Endpoint, Prompt, Text, UnknownIds
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.renderer import HARMONY
 from router.prompt.tokenization.threads import QUEUED_PER_THREAD
-from router.prompt.tokenization.tokenization import AGREEING, ASSUMED_CONTEXT_TOKENS, KEPT_BYTES, Tokenization
+from router.prompt.tokenization.tokenization import (
+    ASSUMED_CONTEXT_TOKENS,
+    KEPT_BYTES,
+    Tokenization,
+    TokenizationReport,
+)
 
 KEYRING = Keyring(7)
 MEDIA = [{"role": "user", "content": ["one two three", {"type": "image_url", "image_url": {"url": "x"}}]}]
 
 
 class Engine:
-    """A vLLM that tokenises with `local`, unless it is silent or has been told to differ."""
+    """A vLLM that tokenises with `local` and generates from the same ids, unless it is silent or told to differ."""
 
     def __init__(self, local: LocalTokenizer) -> None:
         self.local = local
-        self.asked: list[dict[str, Any]] = []
-        self.silent = False
+        self.asked: list[dict[str, Any]] = []  # of /tokenize
+        self.generated: list[dict[str, Any]] = []
+        self.rendered = 0
+        self.silent = self.asleep = self.renders = False
+        self.uncounted = 0  # ids that `prompt_tokens` leaves out
+        self.names_ids = True  # False: as before vLLM 0.10.2
         self.differs_on: str | None = None  # a word in the question
+        self.generates: Callable[[dict[str, Any], list[int]], list[int] | None] = lambda fields, ids: ids  # None: 400
+        self.refuses: Callable[[dict[str, Any]], bool] = lambda fields: False  # of /tokenize
 
     async def __call__(
         self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
-        fields = json.loads(body)
-        self.asked.append(fields)
         if self.silent:
             return None
+        if path == "/is_sleeping":
+            return HttpAnswer(200, b'{"is_sleeping":true}') if self.asleep else HttpAnswer(404, b"")
+        fields = json.loads(body)
+        if path.endswith("/render"):
+            self.rendered += 1
+            if not self.renders:
+                return HttpAnswer(403, b"")
+        elif path != "/tokenize":
+            self.generated.append(fields)
+        else:
+            self.asked.append(fields)
+            if self.refuses(fields):
+                return HttpAnswer(400, b"")
+        ids: list[int] | None = self.ids(fields)
+        if path == "/tokenize":
+            return HttpAnswer(200, json.dumps({"count": 1, "max_model_len": 1, "tokens": ids}).encode())
+        if (ids := self.generates(fields, ids or [])) is None:
+            return HttpAnswer(400, b"")
+        if path.endswith("/render"):
+            rendered = {"request_id": "r", "token_ids": ids}
+            return HttpAnswer(200, json.dumps([rendered] if "prompt" in fields else rendered).encode())
+        named = ids if self.names_ids else None
+        answer: dict[str, Any] = {"choices": [{"index": 0}], "usage": {"prompt_tokens": len(ids) - self.uncounted}}
+        if "prompt" in fields:
+            answer["choices"][0]["prompt_token_ids"] = named
+        else:
+            answer["prompt_token_ids"] = named
+        return HttpAnswer(200, json.dumps(answer).encode())
+
+    def ids(self, fields: dict[str, Any]) -> list[int]:
         endpoint = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
-        source = read_prompt(endpoint, None, body, ReadOptions()).source
+        source = read_prompt(endpoint, None, json.dumps(fields).encode(), ReadOptions()).source
         assert isinstance(source, Chat | Text)
         ids = list(self.local.tokenize(source))
-        if self.differs_on is not None and self.differs_on in json.dumps(fields):
-            ids.append(1)
-        return HttpAnswer(200, json.dumps({"count": len(ids), "max_model_len": 1, "tokens": ids}).encode())
+        return [*ids, 1] if self.differs_on is not None and self.differs_on in json.dumps(fields) else ids
 
 
 @pytest.fixture
@@ -231,11 +269,29 @@ async def test_the_budget_and_the_queue_are_bounded(
     patient.close()
 
 
+CHATS = 10  # probes
+
+
+def report(tokens: Tokenization, model: str = "m") -> TokenizationReport:
+    return tokens.report()[model]
+
+
 async def test_a_good_proof(tokens: Tokenization, engine: Engine) -> None:
     assert await tokens.verify("a", "m") is True
-    assert len(engine.asked) == 7
-    assert tokens.report()["m"].proofs == 1
-    assert await tokens.verify("a", "stranger") is None
+    assert (len(engine.generated), engine.asked, engine.rendered) == (1 + CHATS, [], 1)
+    assert {body["max_tokens"] for body in engine.generated} == {1}
+    found = report(tokens)
+    assert (found.source, found.proofs, found.mismatches, found.proved) == ("local", 1, 0, {"a": "ids"})
+    assert tokens.passes("m", "a", await known(tokens, prompt()))
+    assert not tokens.passes("m", "b", await known(tokens, prompt()))
+
+
+async def test_where_the_engine_renders_without_generating_it_need_not_generate(
+    tokens: Tokenization, engine: Engine
+) -> None:
+    engine.renders = True
+    assert await tokens.verify("a", "m") is True
+    assert (engine.rendered, engine.generated, report(tokens).proved) == (1 + CHATS, [], {"a": "ids"})
 
 
 async def test_a_differing_probe_is_said_and_sends_us_to_the_engine(
@@ -245,49 +301,183 @@ async def test_a_differing_probe_is_said_and_sends_us_to_the_engine(
     with caplog.at_level(logging.WARNING):
         assert await tokens.verify("a", "m") is False
     assert "'tool-results'" in caplog.text
-    report = tokens.report()["m"]
-    assert (report.source, report.mismatches, report.refuted) == ("remote", 1, {"a": "tool-results"})
-    assert (await known(tokens, prompt())).source == "remote"
+    found = report(tokens)
+    assert (found.source, found.mismatches, found.refuted) == ("remote", 1, {"a": "tool-results"})
+    assert (found.proved, found.trouble) == ({"a": "ids"}, None), "/tokenize was proved at once"
+    chat = {"messages": [{"role": "user", "content": "the fox"}]}
+    assert (await known(tokens, prompt(chat, "/v1/chat/completions"))).source == "remote"
+    assert (await known(tokens, prompt())).source == "local", "the tokenizer is right about texts"
     engine.differs_on = None
     assert await tokens.verify("a", "m") is True
-    assert (await known(tokens, prompt())).source == "local"
+    assert (await known(tokens, prompt(chat, "/v1/chat/completions"))).source == "local"
+
+
+async def test_another_tokenizer_is_right_about_nothing(tokens: Tokenization, engine: Engine) -> None:
+    engine.differs_on = "lazy dogs"
+    assert await tokens.verify("a", "m") is False
+    assert tokens.source("m", Endpoint.COMPLETIONS) == tokens.source("m", Endpoint.CHAT) == "remote"
+    assert report(tokens).refuted == {"a": "text"}
+
+
+def swapped(fields: dict[str, Any], ids: list[int]) -> list[int]:
+    """Chats as other ids, as many: the first two change places."""
+    return [ids[1], ids[0], *ids[2:]] if "messages" in fields else ids
+
+
+def longer(fields: dict[str, Any], ids: list[int]) -> list[int]:
+    return [1, *ids] if "messages" in fields else ids
+
+
+@pytest.mark.parametrize(("renders", "names_ids"), [(swapped, True), (longer, True), (longer, False)])
+@pytest.mark.parametrize("model", ["m", "stranger"])
+async def test_an_engine_that_generates_from_other_ids_than_its_tokenize_returns(
+    tokens: Tokenization, engine: Engine, caplog: pytest.LogCaptureFixture, renders: Any, names_ids: bool, model: str
+) -> None:
+    """Neither is believed, whether there is a local tokenizer or not; chats are placed without ids and say so."""
+    engine.generates, engine.names_ids = renders, names_ids
+    with caplog.at_level(logging.WARNING):
+        assert await tokens.verify("a", model) is False
+        assert await tokens.verify("a", model) is False
+    assert caplog.text.count("chats are placed without token ids") == 1
+    found = report(tokens, model)
+    assert (found.source, found.refuted, found.proved) == ("unknown", {"a": "plain"}, {})
+    assert "generates from other ids than its /tokenize returns" in str(found.trouble)
+    engine.asked.clear()
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        chat = prompt({"messages": [{"role": "user", "content": "the fox"}], "max_tokens": 1}, path)
+        assert await tokens.tokenize(chat, model, None, {16}, ["a"]) == UnknownIds("renderer")
+    assert engine.asked == []
+    texts = await known(tokens, prompt(), model)
+    assert texts.source == ("local" if model == "m" else "remote")
+    assert (await known(tokens, prompt({"prompt": [1, 2, 3]}), model)).source == "given"
+
+
+async def test_equal_counts_of_other_ids_are_not_seen_where_the_engine_names_none_and_nothing_is_passed(
+    tokens: Tokenization, engine: Engine
+) -> None:
+    engine.generates, engine.names_ids = swapped, False
+    assert await tokens.verify("a", "m") is True
+    assert (report(tokens).source, report(tokens).proved) == ("local", {"a": "counts"})
+    assert not tokens.passes("m", "a", await known(tokens, prompt()))
+
+
+def literal(fields: dict[str, Any], ids: list[int]) -> list[int]:
+    """As an engine that keeps the spellings of special tokens in texts as text: they have more tokens."""
+    return [*ids, 1] if "<|im_start|>" in json.dumps(fields.get("messages")) else ids
+
+
+async def test_spellings_of_special_tokens_that_stay_text(tokens: Tokenization, engine: Engine) -> None:
+    """Chats without them are passed; of the others the count is expected to differ, and nobody loses trust by it."""
+    engine.generates = literal
+    assert await tokens.verify("a", "m") is True
+    plain = unread({"messages": [{"role": "user", "content": "the fox"}]}, "/v1/chat/completions")
+    spelled = unread({"messages": [{"role": "user", "content": "the <|im_start|>"}]}, "/v1/chat/completions")
+    for source, passes in ((plain, True), (spelled, False)):
+        answer = await known(tokens, source)
+        assert answer.special_text is not passes
+        assert tokens.passes("m", "a", answer) is passes
+        assert not tokens.check_count("m", source, answer, len(answer.ids) + 1, "a")
+        assert (report(tokens).source == "local") is not passes
+        await tokens.verify("a", "m")
+
+
+async def test_a_refusal_by_tokenize_alone_is_no_mismatch(tokens: Tokenization, engine: Engine) -> None:
+    engine.refuses = lambda fields: "tool_calls" in json.dumps(fields)
+    assert await tokens.verify("a", "stranger") is True
+    found = report(tokens, "stranger")
+    assert (found.source, found.mismatches, found.proved) == ("remote", 0, {"a": "ids"})
+
+
+async def test_an_engine_that_refuses_chats_proves_nothing_about_them(tokens: Tokenization, engine: Engine) -> None:
+    engine.generates = lambda fields, ids: None if "messages" in fields else ids
+    for model, texts in (("m", True), ("stranger", None)):
+        assert await tokens.verify("a", model) is texts
+        assert (report(tokens, model).mismatches, report(tokens, model).proofs) == (0, 0)
+    assert not tokens.passes("m", "a", await known(tokens, prompt()))
 
 
 async def test_what_an_instance_refuted_goes_with_it(tokens: Tokenization, engine: Engine) -> None:
     engine.differs_on = "the"
     await tokens.verify("a", "m")
     tokens.forget("a")
-    assert tokens.report()["m"].source == "local"
+    assert report(tokens).source == "local"
 
 
-async def test_a_silent_engine_proves_nothing(tokens: Tokenization, engine: Engine) -> None:
-    engine.silent = True
+@pytest.mark.parametrize("asleep", [False, True])
+async def test_a_silent_engine_proves_nothing(tokens: Tokenization, engine: Engine, asleep: bool) -> None:
+    engine.silent, engine.asleep = not asleep, asleep
     assert await tokens.verify("a", "m") is None
-    assert tokens.report()["m"] == ("local", 0, 0, {}, 0, True, None, 0, 0)
+    assert report(tokens) == ("local", "jinja", None, 0, 0, {}, {}, True, None, 0, 0)
+    assert not tokens.passes("m", "a", await known(tokens, prompt()))
+    assert engine.generated == []
 
 
-async def test_a_wrong_count_is_said_and_forgiven_only_by_agreement(
+@pytest.mark.parametrize(("model", "endpoint"), [("m", "local"), ("stranger", "remote")])
+async def test_a_wrong_count_is_logged_and_forgiven_only_by_a_proof(
+    tokens: Tokenization, engine: Engine, caplog: pytest.LogCaptureFixture, model: str, endpoint: str
+) -> None:
+    again: list[tuple[str, str]] = []
+    tokens.on_miscount = lambda *where: again.append(where) is None
+    asked = prompt({"messages": [{"role": "user", "content": "the fox"}]}, "/v1/chat/completions")
+    ours = await known(tokens, asked, model)
+    assert ours.source == endpoint
+    assert tokens.check_count(model, asked, ours, len(ours.ids), "a")
+    with caplog.at_level(logging.WARNING):
+        assert not tokens.check_count(model, asked, ours, len(ours.ids) + 1, "a")
+    assert f"counted {len(ours.ids)} prompt tokens, a {len(ours.ids) + 1}" in caplog.text
+    assert again == [("a", model)]
+    assert tokens.source(model, Endpoint.CHAT) == ("remote" if endpoint == "local" else None)
+    assert tokens.source(model, Endpoint.COMPLETIONS) == endpoint
+    for _ in range(20):
+        await tokens.tokenize(asked, model, None, {16}, ["a"])
+        assert tokens.check_count(model, asked, ours, len(ours.ids), "a")
+    assert tokens.source(model, Endpoint.CHAT) == ("remote" if endpoint == "local" else None)
+    assert await tokens.verify("a", model) is True
+    assert tokens.source(model, Endpoint.CHAT) == endpoint
+
+
+async def test_an_engine_whose_counts_are_not_those_of_its_ids_is_not_judged_by_them(
     tokens: Tokenization, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ours = await known(tokens, prompt())
-    assert tokens.check_count("m", ours, len(ours.ids))
+    engine.uncounted = 1
     with caplog.at_level(logging.WARNING):
-        assert not tokens.check_count("m", ours, len(ours.ids) + 1)
-    assert "local tokenizer counted" in caplog.text
+        assert await tokens.verify("a", "m") is True
+        assert await tokens.verify("a", "m") is True
+    assert caplog.text.count("is not the number of its prompts' ids") == 1
+    ours = await known(tokens, prompt())
+    assert tokens.check_count("m", prompt(), ours, len(ours.ids) - 1, "a")
+    assert not tokens.check_count("m", prompt(), ours, len(ours.ids) - 1, "b")
+
+
+async def test_texts_that_are_counted_otherwise_are_proved_as_chats_are(tokens: Tokenization, engine: Engine) -> None:
+    ours = await known(tokens, prompt())
+    assert not tokens.check_count("m", prompt(), ours, 1, "a")
+    theirs = await known(tokens, prompt())
+    assert (theirs.source, tokens.source("m", Endpoint.CHAT)) == ("remote", "local")
+    assert not tokens.check_count("m", prompt(), theirs, 1, "a")
+    assert await tokens.tokenize(prompt(), "m", None, {16}, ["a"]) == UnknownIds("untrusted")
+    assert (await known(tokens, prompt({"prompt": [1, 2, 3]}))).source == "given"
     assert await tokens.verify("a", "m") is True
-    for _ in range(AGREEING):
-        assert (await known(tokens, prompt())).source == "remote"
     assert (await known(tokens, prompt())).source == "local"
 
 
-async def test_a_disagreeing_prompt_starts_the_agreement_anew(tokens: Tokenization, engine: Engine) -> None:
-    ours = await known(tokens, prompt())
-    tokens.check_count("m", ours, 1)
-    await known(tokens, prompt())
-    assert tokens.report()["m"].must_agree == AGREEING - 1
-    engine.differs_on = "fox"
-    await known(tokens, prompt())
-    assert tokens.report()["m"].must_agree == AGREEING
+async def test_a_harmony_model_s_folder_says_that_no_chat_can_be_rendered(
+    local: LocalTokenizer, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "renderer", HARMONY)
+    tokens = Tokenization(Settings(), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())
+    chat = prompt({"messages": [{"role": "user", "content": "the fox"}]}, "/v1/chat/completions")
+    assert await tokens.tokenize(chat, "m", None, {16}, ["a"]) == UnknownIds("renderer")
+    assert (await known(tokens, prompt())).source == "local"
+    with caplog.at_level(logging.WARNING):
+        assert await tokens.verify("a", "m") is True
+    assert {"prompt" in body for body in engine.generated} == {True}, "no chat would prove anything"
+    found = report(tokens)
+    why = "the engine renders chats by code (harmony), which /tokenize does not show"
+    assert (found.source, found.renderer, found.trouble) == ("unknown", "harmony", why)
+    assert caplog.text.count(why) == 1
+    assert tokens.renders("m") is None
+    tokens.close()
 
 
 async def test_counts_that_say_nothing(tokens: Tokenization) -> None:
@@ -296,9 +486,87 @@ async def test_counts_that_say_nothing(tokens: Tokenization) -> None:
     for answer, count in [
         (ours, None),
         (cut, 999),
-        (ours._replace(source="remote"), 999),
+        (ours._replace(source="given"), 999),
         (UnknownIds("x"), 9),
         (None, 9),
     ]:
-        assert tokens.check_count("m", answer, count)
-    assert tokens.report()["m"].source == "local"
+        assert tokens.check_count("m", prompt(), answer, count, "a")
+    assert report(tokens).source == "local"
+
+
+TOOL = {"type": "function", "function": {"name": "now", "description": "d", "parameters": {"type": "object"}}}
+DECLINED = {"messages": [{"role": "user", "content": "the fox"}], "tools": [TOOL], "tool_choice": "none"}
+
+
+def leaving_tools_out(engine: Engine) -> Callable[[dict[str, Any], list[int]], list[int] | None]:
+    """As `--exclude-tools-when-tool-choice-none`, which /tokenize does not know."""
+
+    def generate(fields: dict[str, Any], ids: list[int]) -> list[int] | None:
+        declined = fields.get("tool_choice") == "none"
+        return engine.ids({name: field for name, field in fields.items() if name != "tools"}) if declined else ids
+
+    return generate
+
+
+@pytest.mark.parametrize("model", ["m", "stranger"])
+@pytest.mark.parametrize("leaves_out", [True, False])
+async def test_a_proof_finds_out_whether_declined_tools_are_left_out(
+    tokens: Tokenization, engine: Engine, local: LocalTokenizer, model: str, leaves_out: bool
+) -> None:
+    if leaves_out:
+        engine.generates = leaving_tools_out(engine)
+    assert await tokens.verify("a", model) is True
+    asked = prompt({"model": model, **DECLINED}, "/v1/chat/completions")
+    body = {"model": model, **DECLINED}
+    answer = await tokens.tokenize(asked, model, None, {16}, ["a"])
+    assert isinstance(answer, TokenizedPrompt)
+    assert list(answer.ids) == engine.generates(body, engine.ids(body))
+    assert report(tokens, model).refuted == {}
+    with_tools = await known(tokens, prompt(DECLINED | {"tool_choice": "auto"}, "/v1/chat/completions"), model=model)
+    assert (len(with_tools.ids) > len(answer.ids)) is leaves_out
+
+
+async def test_engines_that_differ_about_declined_tools_cost_those_chats_their_ids(
+    tokens: Tokenization, engine: Engine
+) -> None:
+    assert await tokens.verify("a", "m") is True
+    engine.generates = leaving_tools_out(engine)
+    assert await tokens.verify("b", "m") is True
+    declined = prompt(DECLINED, "/v1/chat/completions")
+    assert await tokens.tokenize(declined, "m", None, {16}, ["a"]) == UnknownIds("tools")
+    await known(tokens, prompt(DECLINED | {"tool_choice": "auto"}, "/v1/chat/completions"))
+    tokens.forget("a")
+    await known(tokens, prompt(DECLINED, "/v1/chat/completions"))
+
+
+async def test_an_engine_with_other_ids_for_declined_tools_is_refuted(tokens: Tokenization, engine: Engine) -> None:
+    engine.generates = lambda fields, ids: [*ids, 1] if fields.get("tool_choice") == "none" else ids
+    assert await tokens.verify("a", "m") is False
+    assert report(tokens).refuted == {"a": "declined-tools"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", DECLINED),
+        ("/v1/responses", {"input": "x", "tools": [TOOL["function"] | {"type": "function"}], "tool_choice": "none"}),
+        (
+            "/v1/messages",
+            {
+                "messages": DECLINED["messages"],
+                "tools": [{"name": "now", "input_schema": {"type": "object"}}],
+                "tool_choice": {"type": "none"},
+            },
+        ),
+    ],
+)
+def test_declined_tools_of_every_endpoint(path: str, fields: dict[str, Any]) -> None:
+    def declines(fields: dict[str, Any]) -> bool:
+        source = read_prompt(path, None, json.dumps({"model": "m", **fields}).encode(), ReadOptions()).source
+        assert isinstance(source, Chat)
+        return source.tools_declined
+
+    assert declines(fields)
+    assert not declines(fields | {"tool_choice": "auto"})
+    assert not declines({name: field for name, field in fields.items() if name != "tool_choice"})
+    assert not declines({name: field for name, field in fields.items() if name != "tools"})

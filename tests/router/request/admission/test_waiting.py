@@ -17,6 +17,7 @@ from router.prompt.prompt import Endpoint, Prompt, Text, UnknownIds
 from router.request.admission.rules import check_arm_rules
 from router.request.admission.waiting import AdmissionQueues, derive_session, leaves_context
 from router.request.experiment_unit import window_unit
+from router.scheduling.conversations import Conversations
 from router.scheduling.policy.record import Record
 from tests.router.scheduling.test_scheduler import House
 
@@ -185,10 +186,11 @@ async def test_a_prompt_of_unknown_length_needs_the_mean() -> None:
 
 
 def test_whose_session_it_is() -> None:
-    assert derive_session(a_prompt("s")) == derive_session(a_prompt("s", Endpoint.CHAT))
-    assert derive_session(a_prompt("s")) != derive_session(a_prompt("t"))
-    assert derive_session(a_prompt(None)) is not None, "its beginning"
-    assert derive_session(a_prompt(None, Endpoint.OTHER)) is None
+    known = Conversations()
+    assert derive_session(a_prompt("s"), known) == derive_session(a_prompt("s", Endpoint.CHAT), known)
+    assert derive_session(a_prompt("s"), known) != derive_session(a_prompt("t"), known)
+    assert derive_session(a_prompt(None), known) is not None, "its conversation"
+    assert derive_session(a_prompt(None, Endpoint.OTHER), known) is None
 
 
 def test_only_what_leaves_a_context_is_counted() -> None:

@@ -63,7 +63,7 @@ def test_a_record_without_an_attempt() -> None:
         "cached_tokens": None, "output_tokens": None, "tool_call": None, "uncontinued": None, "session": None,
         "preloaded_tokens": None, "parent": None, "program": None, "poison": False, "done": False, "target": None,
         "body_ms": None, "prepared_ms": None, "trace_id": None, "alias": None, "model_arm": None, "fallback": None,
-        "revision": None,
+        "revision": None, "several_answers": False,
         "stages": {
             "parse_ms": 0.25, "tokens_ms": None, "keys_ms": None, "pool_ms": None, "match_ms": None, "decide_ms": None,
             "connect_ms": None, "admission_ms": None, "wake_ms": None,

@@ -25,8 +25,9 @@ READY = TargetState(
     target="a/0", instance="a", state="ready", breaker="half_open", requests=3, prefilling=1, live_tokens=900,
     gauges=NO_GAUGES._replace(running=5, waiting=2, kv_usage=0.25),
     speed=Speed(0.0, 90.5, 0.0, 12, None, None, None, Transfer(5.5, 10.25, 3, None)),
-    index_stats=IndexStats((10, 20, 30), 4, 6000, True), stream_state="live", trusted=True, lag_s=0.5,
-    batches=7, events=8, gaps=1, replays=2, restarts=3, malformed=4, skipped={"group": 5},
+    index_stats=IndexStats((10, 20, 30), 4, 6000, True), recalled_blocks=9, stream_state="live",
+    trusted=True, lag_s=0.5, batches=7, events=8, gaps=1, replays=2, replay_silent=True, restarts=3,
+    overfull=2, malformed=4, skipped={"group": 5},
 )  # fmt: skip
 SILENT = READY._replace(
     target="b/0", instance="b", state="down", gauges=NO_GAUGES, lag_s=None, skipped={},
@@ -36,7 +37,15 @@ SILENT = READY._replace(
 
 def a_report(source: str = "local", **fields: int | bool) -> TokenizationReport:
     counts = {"proofs": 0, "mismatches": 0, "incremental": True, "remembered_tokens": 0, "tokenised_tokens": 0} | fields
-    return TokenizationReport(source=source, refuted={}, must_agree=0, whole_because=None, **counts)  # type: ignore[arg-type]
+    return TokenizationReport(  # type: ignore[call-arg]
+        source=source,
+        renderer="jinja",
+        trouble=None,
+        proved={},
+        refuted={},
+        whole_because=None,  # type: ignore[arg-type]
+        **counts,  # type: ignore[arg-type]
+    )
 
 
 def samples(now: RouterSnapshot, prefix: str) -> dict[tuple[str, ...], float]:
@@ -65,13 +74,16 @@ def test_every_reading_of_a_target() -> None:
         "warmroute_engine_kv_usage_ratio": 0.25,
         "warmroute_index_bytes": 6000,
         "warmroute_index_orphan_blocks": 4,
+        "warmroute_index_recalled_blocks_total": 9,
         "warmroute_stream_trusted": 1,
         "warmroute_stream_lag_seconds": 0.5,
         "warmroute_stream_batches_total": 7,
         "warmroute_stream_events_total": 8,
         "warmroute_stream_gaps_total": 1,
         "warmroute_stream_replays_total": 2,
+        "warmroute_stream_replay_silent": 1,
         "warmroute_stream_restarts_total": 3,
+        "warmroute_stream_overfull_total": 2,
         "warmroute_stream_decode_errors_total": 4,
         "warmroute_prefill_us_per_token": 90.5,
         "warmroute_prefill_samples": 12,
@@ -118,6 +130,7 @@ def test_tokenizers() -> None:
     }
     assert values(now, model="m", source="remote") == {"warmroute_tokenizer_source": 1}
     assert values(now, model="m", source="local") == {"warmroute_tokenizer_source": 0}
+    assert values(now, model="m", source="unknown") == {"warmroute_tokenizer_source": 0}
 
 
 def test_sources_of_instances() -> None:

@@ -186,6 +186,10 @@ FAULTS: dict[str, Fault] = {
         "tokens.agree", ONE, "renders chats of warm-tiny otherwise", "chat_template",
         engines=({}, {"chat_template": "TEMPLATE"}), line="warm-tiny:", silent=True,
     ),
+    "chats that engines render by code": Fault(
+        "tokens.agree", BOTH, "generates from other ids than its /tokenize returns", "name the session of each chat",
+        config=lambda _, fleet: [engine.faults(renders="other_count") for engine in fleet.engines], silent=True,
+    ),
     # hits
     "hits of salted prompts are unknown": Fault(
         "hits.agree", ONE, "hits of requests with cache_salt are not predicted", "vLLM 0.19",

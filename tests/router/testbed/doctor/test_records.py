@@ -56,6 +56,14 @@ def test_ties_of_all_candidates() -> None:
     assert list(check_ties(subject(*[tied] * 60, policies={"needs": ["LOAD"]}))) == []
 
 
+def test_blind_prompts_are_named_with_their_reasons() -> None:
+    blind = [record(0, 0, tokens_from="media")] * 4 + [record(0, 0, tokens_from="renderer")]
+    (found,) = check_in_use(subject(*blind, *[record(0, 0)] * 55, *[record(0, 0, tokens_from="not_needed")] * 20))
+    assert found.severity == "warning"
+    assert found.what == "6 % of the last 80 prompts were placed without ids: media 4, renderer 1"
+    assert list(check_in_use(subject(*blind[:2], *[record(0, 0)] * 58))) == []
+
+
 def test_prompts_without_ids() -> None:
     (found,) = check_in_use(subject(*[record(0, 0, tokens_from="late")] * 3, *[record(0, 0)] * 57))
     assert found.what == "5 % of the last 60 prompts were placed without ids: late"

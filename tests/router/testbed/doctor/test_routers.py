@@ -1,4 +1,4 @@
-"""What the doctor reads out of what a router says of its replicas."""
+"""What the doctor reads out of what a router says of its replicas and targets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.testbed.doctor.routers import check_replicas
+from router.testbed.doctor.routers import check_replicas, check_targets
 from router.testbed.doctor.subject import RouterAnswers, Subject
 
 URL = "http://127.0.0.1:8001"
@@ -26,6 +26,16 @@ def whats(*replicas: dict[str, Any]) -> list[str]:
     found = [*check_replicas(Subject(routers=[RouterAnswers(URL, replicas=[*replicas])]))]
     assert all(finding.severity == "fault" and finding.at == (URL,) for finding in found)
     return [finding.what for finding in found]
+
+
+def test_a_stream_joined_late_is_named_while_blocks_wait_for_a_parent() -> None:
+    stream: dict[str, Any] = {"state": "live", "joined_late": True, "keyless_blocks": 12, "replay_silent": False}
+    target = {"id": "a/0", "stream": stream, "promises": {}, "breaker": "closed"}
+    router = RouterAnswers(URL, instances=[{"id": "a", "state": "ready", "targets": [target]}])
+    (found,) = check_targets(Subject(routers=[router]))
+    assert found.what == "caches 12 blocks after prompts that the router never saw announced"
+    stream["keyless_blocks"] = 0
+    assert list(check_targets(Subject(routers=[router]))) == []
 
 
 def test_replicas_that_hear_each_other_and_agree_are_no_finding() -> None:

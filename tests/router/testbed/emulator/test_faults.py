@@ -18,6 +18,7 @@ STREAM = BODY | {"stream": True}
 ENDLESS = STREAM | {"max_tokens": 10_000, "ignore_eos": True}
 PATH = "/v1/completions"
 CUT = (httpx.RemoteProtocolError, httpx.ReadError)
+NO_ANSWER = httpx.Timeout(5.0, read=0.05)  # a busy machine may take longer to connect
 
 
 async def rest(lines: AsyncIterator[str]) -> list[str]:
@@ -68,12 +69,21 @@ async def test_frozen_it_answers_nothing_until_thawed(http: httpx.AsyncClient, f
     fake.faults(freeze=True)
     for path in ("/health", "/metrics"):
         with pytest.raises(httpx.ReadTimeout):
-            await http.get(path, timeout=0.05)
+            await http.get(path, timeout=NO_ANSWER)
     with pytest.raises(httpx.ReadTimeout):
-        await http.post(PATH, json=BODY, timeout=0.05)
+        await http.post(PATH, json=BODY, timeout=NO_ANSWER)
     assert fake.gauges().prompt_tokens == 0
     assert (await http.post("/emulate/faults", json={"freeze": False})).json()["freeze"] is False
     assert (await http.post(PATH, json=BODY)).status_code == 200
+
+
+async def test_some_paths_hang(http: httpx.AsyncClient, fake: FakeEngine) -> None:
+    fake.faults(hang=["/health"])
+    with pytest.raises(httpx.ReadTimeout):
+        await http.get("/health", timeout=NO_ANSWER)
+    assert (await http.post(PATH, json=BODY)).status_code == 200
+    fake.faults(hang=[])
+    assert (await http.get("/health")).status_code == 200
 
 
 async def test_freezing_stops_answers_that_had_begun() -> None:

@@ -317,7 +317,7 @@ async def test_a_stream_that_gets_no_kv_has_begun_already() -> None:
     async with pair("mooncake", transfer_timeout_s=0.05) as (p, d):
         answer = await post(d, stream=True, kv_transfer_params=await to_decode(p))
         assert answer.status_code == 200
-        assert '"code":500' in answer.text
+        assert '"code": 500' in answer.text
         assert answer.text.endswith("data: [DONE]\n\n")
 
 

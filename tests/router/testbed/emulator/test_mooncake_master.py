@@ -70,7 +70,7 @@ async def test_faults_spare_its_own_paths(http: httpx.AsyncClient) -> None:
     assert (await http.get("/health")).status_code == 500
     await http.post("/emulate/faults", json={"error": False, "silent": True})
     with pytest.raises(httpx.ReadTimeout):
-        await http.get("/health", timeout=0.05)
+        await http.get("/health", timeout=httpx.Timeout(5.0, read=0.05))  # connecting may take longer
     await http.post("/emulate/faults", json={"silent": False, "slow_ms": 60})
     assert (await http.get("/health")).elapsed.total_seconds() >= 0.06
 

@@ -324,8 +324,10 @@ async def test_embeddings_and_models(client: openai.AsyncOpenAI) -> None:
 async def test_errors_have_the_clients_types(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="`nobody` does not exist"):
         await client.chat.completions.create(model="nobody", messages=CHAT)
-    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+    with pytest.raises(openai.BadRequestError, match="cannot be greater than max_model_len=32768"):
         await client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=10**6)
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        await client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=32768)
     image: Any = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/none.png"}}]
     with pytest.raises(openai.BadRequestError, match="multimodal"):
         await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": image}])

@@ -141,7 +141,7 @@ async def test_health_load_version_and_unknown_paths(http: httpx.AsyncClient) ->
     assert (await http.get("/load")).json() == {"server_load": 0}
     assert (await http.get("/version")).json() == {"version": "0.32.0"}
     assert (await http.get("/v1/nowhere")).status_code == 404
-    assert (await http.post("/v1/models")).status_code == 404
+    assert (await http.post("/v1/models")).status_code == 405
 
 
 async def test_rerank_and_score(http: httpx.AsyncClient) -> None:
@@ -160,7 +160,8 @@ async def test_rerank_and_score(http: httpx.AsyncClient) -> None:
     [
         (b"{", 400),
         (b"[]", 400),
-        (b"{}", 404),
+        (b"{}", 400),
+        (b'{"model": "none", "prompt": "x"}', 404),
         (b'{"model": "warm-tiny"}', 400),
         (b'{"model": "warm-tiny", "prompt": []}', 400),
         (b'{"model": "warm-tiny", "prompt": [1], "max_tokens": "many"}', 400),

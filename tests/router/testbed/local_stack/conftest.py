@@ -22,6 +22,10 @@ if "--die" in sys.argv:
     sys.exit(3)
 if "--mute" in sys.argv:
     time.sleep(60)
+for word in sys.argv:
+    if word.startswith("--mute-once=") and not os.path.exists(file := word.partition("=")[2]):
+        open(file, "w").close()
+        time.sleep(60)
 if "--offspring" in sys.argv and os.fork() == 0:
     time.sleep(60)
 class Healthy(http.server.BaseHTTPRequestHandler):

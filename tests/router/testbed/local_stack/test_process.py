@@ -11,7 +11,8 @@ from router.testbed.local_stack.commands import Program
 from router.testbed.local_stack.guard import ProcessGuard
 from router.testbed.local_stack.process import StackProcess
 
-GLOG = "E1121 07:46:28.802861 24987 transfer_metadata.cpp:1098] Local segment descriptor not found"
+GLOG = "E1121 07:46:28.802861 24987 master_client.cpp:35] Failed to connect to master"
+HARMLESS = "E1121 07:46:28.802861 24987 transfer_metadata.cpp:1098] Local segment descriptor not found"
 FATAL = "F1121 07:46:29.1 24987 master.cpp:1] cannot bind"
 
 
@@ -23,6 +24,7 @@ FATAL = "F1121 07:46:29.1 24987 master.cpp:1] cannot bind"
         (f"{GLOG}\n(Worker pid=7) ERROR 11-21 ValueError: no room\nmore", "ValueError: no room"),
         (f"{GLOG}\n{FATAL}\nE1121 later", FATAL),
         (f"{GLOG}\nbye", GLOG),
+        (f"{HARMLESS}\nstuck here", "stuck here"),
         ("(x pid=1) WARNING 11-21 it may be an OSError: too many\nRuntimeError: so it is", "RuntimeError: so it is"),
         ("RuntimeError: Engine core initialization failed. See above\nlast", "last"),
         ("KeyError: 'first'\nRuntimeError: that followed", "KeyError: 'first'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -59,9 +60,20 @@ def test_one_that_ends_at_once_is_told_with_its_cause_and_nothing_is_left(make_c
 
 
 def test_one_that_never_works_is_told(make_config: MakeConfig, venv: Path) -> None:
-    stack = RunningStack(make_config(store=False, start_timeout_s=0.3), [EngineExtras(("--mute",))], venv=venv)
-    with pytest.raises(StackFailed, match=r"engine-\d is not ready after 0.3 s \(stack.start_timeout_s\): "), stack:
+    lines: list[str] = []
+    config = make_config(store=False, start_timeout_s=0.3, engines=1)
+    stack = RunningStack(config, [EngineExtras(("--mute",))], report=lines.append, venv=venv)
+    hung = r"engine-0 is not ready after 0.3 s \(stack.start_timeout_s\): "
+    with pytest.raises(StackFailed, match=hung), stack:
         pass
+    (again,) = (line for line in lines if "starting it again" in line)
+    assert re.search(hung, again)
+
+
+def test_one_that_hangs_once_is_started_again(make_config: MakeConfig, venv: Path, tmp_path: Path) -> None:
+    config = make_config(store=False, start_timeout_s=5.0, engines=1)
+    with RunningStack(config, [EngineExtras((f"--mute-once={tmp_path / 'mute'}",))], venv=venv) as stack:
+        assert stack.engines[0].log.read_text().count("started as") == 2
 
 
 def test_a_port_in_use_is_told_before_anything_starts(make_config: MakeConfig, venv: Path, tmp_path: Path) -> None:

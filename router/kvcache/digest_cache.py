@@ -11,7 +11,7 @@ The bytes count towards the budget shared with the token ids, of which they take
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from router.kvcache.engine_hashes import Adapter, Digest, EngineChain
 from router.kvcache.events import Key
@@ -19,6 +19,7 @@ from router.kvcache.memory_budget import MemoryBudget
 
 _HashParameters = tuple[EngineChain, Adapter | None]  # keys depend on neither the chain nor the adapter's path
 LARGEST_SHARE = 4  # a quarter of the budget
+SLICE_TOKENS = 4_000  # hashed at once, 0.5 to 2.5 ms
 DIGEST_BYTES = 150  # a slot of a dict, the key and 32 bytes, each an object
 
 _Generation = dict[_HashParameters, dict[Key, Digest]]
@@ -48,6 +49,21 @@ class DigestCache:
         """Return how many leading blocks of `keys` need not be hashed."""
         flavour = (chain, adapter)
         return max(_depth(generation.get(flavour, {}), keys) for generation in (self._young, self._old))
+
+    def hash_in_slices(
+        self,
+        chain: EngineChain,
+        keys: Sequence[Key],
+        token_ids: array[int],
+        block_tokens: int,
+        adapter: Adapter | None = None,
+        salt: str | None = None,
+    ) -> Iterator[None]:
+        """Cache the digests of `keys`, all but those of the last slice of `SLICE_TOKENS`: a slice in each step."""
+        blocks = max(1, SLICE_TOKENS // block_tokens)
+        for end in range(self.count_cached(chain, keys, adapter) + blocks, len(keys), blocks):
+            self.digests(chain, keys[:end], token_ids, block_tokens, adapter, salt)
+            yield
 
     def digests(
         self,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.backends.mooncake.digest_cache import DIGEST_BYTES, DigestCache, budget_for
 from router.kvcache.block_keys import Keyring
+from router.kvcache.digest_cache import DIGEST_BYTES, DigestCache, budget_for
 from router.kvcache.engine_hashes import Adapter, Digest, EngineChain
 from router.kvcache.events import Key
 from router.kvcache.memory_budget import MemoryBudget

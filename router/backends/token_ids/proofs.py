@@ -1,0 +1,101 @@
+"""Proves the token ids of each instance's model when it joins, and again after an answer counted other tokens.
+
+The proof itself is in `prompt/tokenization/proof.py`: ten one-token chats, or nothing that generates where the engine
+offers `/render`. No request waits for it. An instance that does not answer is tried again, ever more rarely: it may be
+busy, or asleep. One whose proof found other ids is tried again every hour, as it may have been restarted unnoticed.
+
+An answer with another count refutes the ids until the next proof, which follows at once. If that one agrees, the probes
+are right and some prompt is not: for a while, twice as long each time, further counts refute nothing. Otherwise clients
+with such prompts would take the ids of all other prompts away.
+"""
+
+from __future__ import annotations
+
+from asyncio import sleep
+from collections.abc import Awaitable
+from typing import Protocol
+
+from router.clock import Clock
+from router.tasks import Tasks
+
+RETRY_PAUSES_S = (5.0, 30.0, 120.0, 600.0)  # after a proof without an answer; the last one from then on
+REFUTED_PAUSE_S = 3600.0  # after a proof that found other ids
+HELD_S = 60.0  # that a proof after the first other count holds against further ones; doubles with each proof
+LONGEST_HELD_S = 3600.0
+
+
+class Verifier(Protocol):
+    """What runs one proof (`prompt/tokenization/tokenization.py`)."""
+
+    def begin(self, instance: str, model: str) -> None:
+        """Start anew with an instance that joins."""
+
+    def verify(self, instance: str, model: str) -> Awaitable[bool | None]:
+        """Run one proof; None: no answer."""
+
+    def forget(self, instance: str) -> None:
+        """Drop what an instance that has left proved."""
+
+
+class _Proof:
+    """The proofs of one instance since it joined."""
+
+    __slots__ = ("holds_until_s", "miscounts", "model", "scheduled")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.miscounts = 0  # that led to a proof
+        self.holds_until_s = 0.0
+        self.scheduled = False
+
+
+class TokenizerProofs:
+    """Schedules proofs, one at a time for each instance."""
+
+    def __init__(self, verifier: Verifier, tasks: Tasks, clock: Clock) -> None:
+        self._verifier = verifier
+        self._tasks = tasks
+        self._clock = clock
+        self._proofs: dict[str, _Proof] = {}
+
+    def on_joined(self, instance: str, model: str) -> None:
+        """Prove the instance, which serves `model`, perhaps as a new process."""
+        self._verifier.begin(instance, model)
+        proof = self._proofs[instance] = _Proof(model)
+        self._schedule(instance, proof)
+
+    def on_miscount(self, instance: str, model: str) -> bool:
+        """Prove an instance again that answered with another count. Return whether its ids are refuted until then."""
+        proof = self._proofs.get(instance)
+        if proof is None or proof.model != model:
+            return True
+        if self._clock.now() < proof.holds_until_s:
+            return False
+        if not proof.scheduled:
+            proof.miscounts += 1
+            self._schedule(instance, proof)
+        return True
+
+    def forget(self, instance: str) -> None:
+        """Forget an instance that has left."""
+        self._proofs.pop(instance, None)
+        self._verifier.forget(instance)
+
+    def _schedule(self, instance: str, proof: _Proof) -> None:
+        proof.scheduled = True
+        self._tasks.spawn("prove tokenizer", self._run(instance, proof))
+
+    async def _run(self, instance: str, proof: _Proof) -> None:
+        """Prove until nothing differs. `scheduled` ends then: a miscount may follow at once."""
+        tries = 0
+        while self._proofs.get(instance) is proof:
+            found = await self._verifier.verify(instance, proof.model)
+            if found:
+                break
+            retry_s = RETRY_PAUSES_S[min(tries, len(RETRY_PAUSES_S) - 1)]
+            await sleep(retry_s if found is None else REFUTED_PAUSE_S)
+            tries += 1
+        if proof.miscounts:
+            held_s = min(HELD_S * 2.0 ** min(proof.miscounts - 1, 20), LONGEST_HELD_S)
+            proof.holds_until_s = self._clock.now() + held_s
+        proof.scheduled = False

@@ -1,0 +1,166 @@
+"""Learns which prompts are cached where although the events that announced them were missed.
+
+    engine's cache   P0 P1 P2 P3 | Q4 Q5      P: cached before the stream was joined, and in use ever since
+    announced                      Q4 Q5      each prefix hit announces what follows it, never P again
+    index                           ?  ?      Q4 and Q5 wait for their parent P3
+
+A stream is joined late where the router started after the engine, or a gap was longer than the engine's replay buffer.
+LRU evicts what nobody uses, so a prefix that stays in use would stay unknown for as long as it does. Two kinds of
+evidence replace the missed events:
+
+* `recall`, before a choice: an engine's hash names a whole prefix. Where the parent of a waiting block has the hash
+  that the prompt's block 3 would have, the engine holds the prompt's blocks 0 to 3, as it evicts a chain from its end.
+* `on_answer`: an engine that delivers n cached tokens held the first n tokens of that prompt.
+
+The index gets these blocks under the engine's own hashes, so what was announced after them finds its parent, and their
+removal is applied as any other.
+
+That needs the engine's way to hash. vLLM's defaults (since 0.29) and the usual seeds are tried: on each prompt that may
+have waiting blocks the next one, until one gives a hash that the engine announced; 60 equal bits are a proof. A first
+block proves it, too. Engines that cannot be computed (xxhash without a seed) are estimated by the prompts sent there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from router.kvcache.bulk import SHORT
+from router.kvcache.digest_cache import DigestCache, budget_for
+from router.kvcache.engine_hashes import Digest, EngineChain, fits, is_comparable, list_chains
+from router.kvcache.event_sequencer import TargetCacheState
+from router.kvcache.events import BlocksStored, EngineHash, Key, TargetId
+from router.kvcache.index import BlockIndex
+from router.kvcache.recent_removals import RecentRemovals
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+
+ANSWER_TOKENS = 16_384  # newly hashed after one answer: 2 to 10 ms
+TRIAL_TOKENS = 32_768  # of a prompt, hashed in a way that is not proved yet
+DIGESTS = 65_536  # kept, of all models: 10 MB
+
+
+class LatePrompt(NamedTuple):
+    """A prompt on its way to a target whose stream was joined late."""
+
+    target: TargetId
+    prompt: TokenizedPrompt
+    removals: RecentRemovals  # of the target
+    removed_blocks: int  # when the prompt was sent
+
+
+class MissedPrefixes:
+    """`late` are the targets in the caller's `states` whose streams were joined late; kept by `update`."""
+
+    def __init__(
+        self,
+        index: BlockIndex,
+        states: Mapping[TargetId, TargetCacheState],
+        on_recalled: Callable[[TargetId, list[Key]], None],
+    ) -> None:
+        """`on_recalled` gets the keys that entered a target's GPU tier."""
+        self._index = index
+        self._states = states
+        self._on_recalled = on_recalled
+        self._digests = DigestCache(DIGESTS, budget_for(DIGESTS))
+        self._candidates = list(list_chains())
+        self._trials: Counter[str] = Counter()  # by model: the candidate to try next
+        self.late: set[TargetId] = set()
+
+    def update(self, target: TargetId, state: TargetCacheState) -> None:
+        """Note whether the stream was joined late, after any change of `state`."""
+        if state.sequencer is not None and state.sequencer.joined_late:
+            self.late.add(target)
+            state.keyless_blocks = self._index.watch_removals(target, watch=True)
+        elif target in self.late:
+            self.late.remove(target)
+            self._index.watch_removals(target, watch=False)
+            state.keyless_blocks = 0
+
+    def forget(self, target: TargetId) -> None:
+        """Forget a target that has left."""
+        self.late.discard(target)
+
+    def observe(self, state: TargetCacheState, event: BlocksStored) -> None:
+        """Learn a late target's way to hash from blocks that it stored from token 0 on."""
+        if not is_comparable(event) or state.unknown_hashing:
+            return
+        if state.chain is None or not fits(state.chain, event):
+            self._prove(state, next((chain for chain in self._candidates if fits(chain, event)), None))
+            state.unknown_hashing = state.chain is None
+
+    def recall(self, prompt: TokenizedPrompt) -> Iterator[None]:
+        """Add to the index what waiting blocks prove about `prompt`. Each step hashes a slice of it."""
+        origin, tried = prompt.origin, False
+        if origin is None or (origin.adapter is not None and not origin.adapter[1]):
+            return  # an adapter's path is hashed, too
+        positions: dict[tuple[EngineChain, int], dict[EngineHash, int]] = {}  # of the prompt's blocks
+        for target in sorted(self.late):
+            state, size = self._states.get(target), self._index.block_tokens(target)
+            if state is None or state.model != origin.model or size is None or not state.keyless_blocks:
+                continue
+            if state.unknown_hashing or not (keys := prompt.keys.get(size, ())):
+                continue
+            chain = state.chain
+            if chain is None:
+                chain, tried = self._candidates[self._trials[state.model] % len(self._candidates)], True
+                keys = keys[: max(1, TRIAL_TOKENS // size)]
+            if (at := positions.get((chain, size))) is None:
+                yield from self._digests.hash_in_slices(chain, keys, prompt.ids, size, origin.adapter, origin.salt)
+                hashes = _labels(self._hash(chain, prompt, keys, size))
+                at = positions[chain, size] = {hash_: n for n, hash_ in enumerate(hashes, 1)}
+            known = max(map(at.__getitem__, self._index.find_parents(target, at.keys())), default=0)
+            if known and target in self.late:
+                self._prove(state, chain)
+                self._add(target, list(at)[:known], keys[:known])
+                tried = False
+        if tried:
+            self._trials[origin.model] += 1
+
+    def send(self, target: TargetId, prompt: TokenizedPrompt) -> LatePrompt | None:
+        """Return what `on_answer` needs of a prompt that is sent to `target`; None: nothing can be missed there."""
+        if target not in self.late or prompt.origin is None or (removals := self._index.removals(target)) is None:
+            return None
+        return LatePrompt(target, prompt, removals, removals.count)
+
+    def on_answer(self, late: LatePrompt, delivered_tokens: int) -> None:
+        """Add to the index what an answer proves about its prompt."""
+        target, prompt, removals, removed_blocks = late
+        if target not in self.late or self._index.removals(target) is not removals:
+            return  # it has left or was forgotten meanwhile
+        state, size, origin = self._states[target], self._index.block_tokens(target), prompt.origin
+        if state.chain is None or state.backlog or size is None or origin is None:
+            return
+        keys = prompt.keys.get(size, ())[: delivered_tokens // size]
+        held = self._index.match(keys, [target]).get(target)
+        removed = removals.since(removed_blocks)
+        if removed is None or (held is not None and held.gpu == len(keys)):
+            return
+        # The rest of a longer prompt is hashed after its next answers.
+        keys = keys[: self._digests.count_cached(state.chain, keys, origin.adapter) + max(1, ANSWER_TOKENS // size)]
+        hashes = _labels(self._hash(state.chain, prompt, keys, size))
+        # A salt is hashed in one of two ways, an adapter with its path: a first block without has not proved those.
+        if not (origin.salt or origin.adapter) or self._index.knows_any(target, hashes):
+            self._add(target, hashes, keys, removed)
+
+    def _add(
+        self, target: TargetId, hashes: Sequence[EngineHash], keys: Sequence[Key], removed: Collection[int] = ()
+    ) -> None:
+        entered = self._index.recall(target, hashes, keys, removed)
+        self._states[target].recalled_blocks += len(entered)
+        self._on_recalled(target, entered)
+
+    def _hash(self, chain: EngineChain, prompt: TokenizedPrompt, keys: Sequence[Key], size: int) -> list[Digest]:
+        origin = prompt.origin
+        assert origin is not None
+        return self._digests.digests(chain, keys, prompt.ids, size, origin.adapter, origin.salt)
+
+    def _prove(self, state: TargetCacheState, chain: EngineChain | None) -> None:
+        """Hash as `chain` from now on, and try it first on other engines of the model."""
+        state.chain = chain
+        if chain is not None:
+            self._trials[state.model] = self._candidates.index(chain)
+
+
+def _labels(digests: Sequence[Digest]) -> list[EngineHash]:
+    return [EngineHash(EngineChain.event_hash(digest) & SHORT) for digest in digests]

@@ -1,0 +1,77 @@
+"""Token ids of a prompt from an engine's `/tokenize`; of a chat with images those before the first one.
+
+Nobody's image is sent: the engine would fetch it a second time, and its placeholders match no block. Instead two chats
+are tokenised: one with a small picture of the router's own in the place of each image, and one with text in their
+place. The first is rendered as the client's is, whatever the engine and its template do about images (placeholders in
+front of a message's text, another system prompt), and only its images take other tokens. The second has no image. So
+what both begin with is the beginning of the client's prompt, and ends before its first image.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from router.prompt.api.messages import find_image, replace_images
+from router.prompt.common_prefix import common_length
+from router.prompt.prompt import Chat, Prompt, UnknownIds
+from router.prompt.tokenization.proof import ProofEngine, RemoteFailure
+
+_PNG: Final = (  # 224 x 224 pixels, which every image processor takes, in one bit each
+    "iVBORw0KGgoAAAANSUhEUgAAAOAAAADgAQAAAAAyVldMAAAAHUlEQVR42u3BMQEAAADCoPVPbQZ/oAAAAAAAAHgMGWAAAQrTbh4AAAAASUVORK5CYII="
+)
+PICTURE: Final = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_PNG}"}}
+MARK: Final = {"type": "text", "text": "\ue0ffwarmroute-image\ue0ff"}  # private use characters: like no placeholder
+
+
+class RemoteIds(NamedTuple):
+    """The ids; `complete` False: an image follows."""
+
+    ids: array[int]
+    complete: bool
+
+
+class RemoteTokenizer(ProofEngine, Protocol):
+    """Token ids from an engine (`router.backends.remote_tokenizer`); a string says why there are none."""
+
+    async def tokenize(
+        self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
+    ) -> array[int] | RemoteFailure:
+        """Return the ids of `fields` (a `Prompt.remote_fields`) from one of `instances`, in rotation."""
+
+    async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
+        """Return the text of `ids` from one of `instances`; None if it does not answer."""
+
+
+async def find_remote_ids(
+    remote: RemoteTokenizer, prompt: Prompt, model: str, instances: Sequence[str], left_s: Callable[[], float]
+) -> RemoteIds | UnknownIds:
+    """Return the ids of a prompt that was read, from `instances`, which serve base model `model`, in `left_s`."""
+    fields, name = prompt.remote_fields, prompt.model or model
+    if not (isinstance(prompt.source, Chat) and prompt.source.has_media):
+        ids = await remote.tokenize(fields, name, instances, left_s())
+        return UnknownIds(ids) if isinstance(ids, str) else RemoteIds(ids, True)
+    pictured, marked = _replace(fields)
+    if pictured is None or marked is None:
+        return UnknownIds("media")
+    shown = await remote.tokenize(pictured, name, instances, left_s())
+    if isinstance(shown, str):
+        return UnknownIds(shown)
+    without = await remote.tokenize(marked, name, instances, left_s())
+    if isinstance(without, str):
+        return UnknownIds(without)
+    common = common_length(shown, without)
+    return UnknownIds("media") if common == len(shown) else RemoteIds(shown[:common], False)
+
+
+def _replace(fields: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the fields with pictures, and with text up to the first message with an image; None where there is a sound
+    or a film.
+    """
+    messages = fields["messages"]
+    pictured, marked = replace_images(messages, PICTURE), replace_images(messages[: find_image(messages) + 1], MARK)
+    if pictured is None or marked is None:
+        return None, None
+    ended = {"messages": marked, "add_generation_prompt": False, "continue_final_message": False}
+    return fields | {"messages": pictured}, fields | ended
