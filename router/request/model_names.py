@@ -133,17 +133,19 @@ def set_model(prompt: Prompt, model: str) -> bytes:
 
 def name_model(prompt: Prompt, fleet: Fleet, tenant: Tenant | None, *, implied: bool = True) -> None:
     """Let a prompt that names no model be for the only base model, as engines take it; the body stays. One that is
-    placed by load needs no name, unless its tenant may use some models only. Raises `BadRequest` where there are
-    several models, or none is `implied`; `NoTarget` where none is known yet.
+    placed by load needs no name, unless its tenant may use some models only: whatever its body is, an engine of another
+    model must not get it. Raises `BadRequest` where there are several models, or none is `implied`; `NoTarget` where
+    none is known yet.
     """
-    can_name = prompt.delimiter is not None or prompt.is_object
-    if prompt.endpoint is Endpoint.OTHER and (not can_name or may_use_all(tenant)):
+    if prompt.endpoint is Endpoint.OTHER and may_use_all(tenant):
         return
     names = fleet.base_models()
     if not names:
         raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
     if len(names) > 1 or not implied:
-        raise BadRequest(f"`model` is missing; models here: {list_names(names)}", param="model")
+        usable = [name for name in names if tenant is None or tenant.service_class.allows(name)]
+        listed = list_names(usable) or "none that you may use"
+        raise BadRequest(f"`model` is missing; models here: {listed}", param="model")
     (prompt.model,) = names
 
 

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from router.backends import client_keys
-from tests.fakes.engines import engine, eventually
+from router.request.public_paths import LOAD_ROUTED
+from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.files import replace
 from tests.router.tenants.issuer import AUDIENCE, ISSUER, Issuer
 
@@ -218,3 +219,49 @@ async def test_models_and_tokens_and_a_proxys_word(router: Any, tmp_path: Path) 
         assert (await r.record(named))["client"] == "by-proxy"
         assert not {"authorization", "x-tenant"} & set(e.seen(CHAT)[-1].headers)
         assert (await ask()).status_code == 401
+
+
+NO_NAMES = ["{}", '{"model": null}', '{"model": 5}', '{"model": ""}', '{"model": ["warm-tiny"]}', "[]", '"text"', ""]
+PLACED_BY_LOAD = sorted((*LOAD_ROUTED, "/v1/audio/transcriptions"))
+
+
+@pytest.mark.parametrize("body", NO_NAMES)
+async def test_a_request_that_names_no_model_reaches_only_engines_that_its_tenant_may_use(
+    router: Any, keys: Any, body: str
+) -> None:
+    extra = [{"method": "POST", "path": "/v1/audio/transcriptions"}]
+    clients = {"keys_file": keys(k="narrow"), "service_classes": {"default": {"models": [MODEL]}}}
+    more = {"clients": clients, "edge": {"extra_endpoints": extra}}
+    kinds = ["application/json", "text/plain", "application/octet-stream"]
+    async with engine() as mine, engine(model="secret") as secret, router([mine, secret], **more) as r:
+        for path in (*PLACED_BY_LOAD, COMPLETIONS, CHAT, RESPONSES):
+            for kind in kinds:
+                for _ in range(2):  # placed by load, one of two would reach the other engine
+                    headers = {"authorization": "Bearer k", "content-type": kind}
+                    answer = await r.http.post(path, content=body, headers=headers)
+                    assert answer.status_code == 400, (path, kind, answer.text)
+                    assert "secret" not in answer.text
+        assert not received(secret, body)
+    async with engine(model="secret") as secret, router([secret], **more) as r:
+        for path in PLACED_BY_LOAD:
+            answer = await r.http.post(path, content=body, headers={"authorization": "Bearer k"})
+            assert answer.status_code in (400, 403), (path, answer.text)
+        assert not received(secret, body)
+
+
+async def test_where_one_model_is_served_a_tenant_that_may_use_it_need_not_name_it(router: Any, keys: Any) -> None:
+    clients = {"keys_file": keys(k="narrow"), "service_classes": {"default": {"models": [MODEL]}}}
+    async with engine() as e, router([e], clients=clients) as r:
+        for body in ({"input": "x"}, {"input": "x", "model": None}, {"input": "x", "model": ""}):
+            answer = await r.http.post("/v1/embeddings", json=body, headers={"authorization": "Bearer k"})
+            assert answer.status_code == (await ask_engine(e, body)).status_code == 200
+
+
+def received(fake: FakeEngine, body: str) -> list[str]:
+    """Return the paths at which the engine got this body: the router's own proofs have others."""
+    return [path for path in PLACED_BY_LOAD for one in fake.seen(path) if one.body == body.encode()]
+
+
+async def ask_engine(fake: FakeEngine, body: Any) -> httpx.Response:
+    async with httpx.AsyncClient() as http:
+        return await http.post(f"{fake.url}/v1/embeddings", json=body)

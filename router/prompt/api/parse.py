@@ -307,7 +307,7 @@ def _read_other(
     lineage = _find_lineage(fields, named, scope)
     session, parent, program = lineage if lineage is not None else (None, None, None)
     source = UnknownIds("endpoint")
-    return Prompt(Endpoint.OTHER, path, fields.model, body, source, session=session, parent=parent, program=program)
+    return Prompt(Endpoint.OTHER, path, fields.model or None, body, source, session=session, parent=parent, program=program)
 
 
 def _read_form(
