@@ -34,8 +34,8 @@ from router.prompt.prompt import Chat, Ids, Prompt, PromptFields, UnknownIds
 from router.prompt.tokenization.remote_ids import find_remote_ids
 from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import derive_unit
-from router.request.model_names import ModelNames, check_allowed, name_model
-from router.request.route import locate_response, resolve_model
+from router.request.model_names import ModelNames, check_allowed, name_model, resolve_model
+from router.request.route import locate_response
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.explanation import explain
 from router.scheduling.policy.decision import Decision

@@ -136,6 +136,7 @@ class Prompt(msgspec.Struct):
     stream: bool = False
     hide_usage: bool = False  # the router asked for the usage chunk, the client did not
     hide_ids: bool = False  # the same of the answer's token ids
+    answers: int = 1  # that the engine makes at most, for all prompts of the request
     several_answers: bool = False  # the prompt is computed for more than one, which find each other's blocks
     has_tools: bool = False  # of a chat that can be carried on: the answer may call one
     stop: StopStrings | None = None  # of an answer that can be carried on

@@ -1,15 +1,18 @@
 """Meters the requests of tenants: a reservation before each begins, and at its end what it used.
 
+    open       it is counted, or refused with 429 where a limit is used up, before its body is read
     reserve    the estimate is charged, or the request is refused with 429
+    follow     a stream is longer than estimated: what exceeds it is charged as it runs
     correct    the answer begins: what the engine was said to hold of the prompt counts as cached from now on
     settle     the record is complete: what the engine counted takes the place of the estimate, and is added to usage
 
 What is charged where an engine's count is missing:
 
     the answer is whole         the estimate, with the router's own count of the answer where it has one
-    it broke off, or the client left    what was certainly computed: the prompt, once the answer has begun, but for what
-                                may have been cached, and the answer's tokens that passed here
-    no engine had begun         nothing
+    it broke off, or the client left    what the engine was given and made: the prompt, but for what may have been
+                                cached, and the answer's tokens that passed here; without a stream, as many as the
+                                engine makes in that time
+    no engine took it, or it died of it or refused it    nothing
 
 A request without a tenant costs one comparison here, one of a tenant without limits no reservation.
 """
@@ -22,8 +25,8 @@ from math import ceil
 from typing import get_args
 
 from router.clock import Clock
+from router.config.sections.clients import TenantLimits
 from router.errors import RequestRefused, TooBusy
-from router.fleet.answer_lengths import AnswerLengths
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
@@ -31,19 +34,20 @@ from router.request.prepared_request import PreparedRequest
 from router.request.rate_limit_headers import render_rate_limits
 from router.scheduling.policy.record import Attempt, Record
 from router.scheduling.scheduler import BYTES_PER_TOKEN
-from router.telemetry.gpu_time import estimate_gpu_s
+from router.telemetry.gpu_time import estimate_answer_tokens, estimate_gpu_s
 from router.telemetry.metrics.label_values import OTHER
 from router.telemetry.metrics.prometheus import REASONS
 from router.telemetry.metrics.tenant_tables import TenantTables
-from router.tenants.ledger import DAY_S, Ledger, LimitName, Refusal, Reservation
+from router.tenants.answer_quantiles import AnswerQuantiles
+from router.tenants.ledger import DAY_S, LEAST, Ledger, LimitName, Refusal, Reservation
 from router.tenants.tenant import Tenant
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
 from router.tenants.usage import UsageKey
 from router.tenants.usage_book import UsageBook
 
-UNSEEN_ANSWER_TOKENS = 256  # of a tenant that has had no answer yet
+LEAST_ANSWER_TOKENS = 256  # are reserved, unless the client's own limit is lower: whatever its answers were before
+TAKEN = frozenset(("client_gone", "cut", "deadline"))  # ends of an attempt whose engine had the request, and was left
 UNCOMPUTED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})  # engines only count for these
-FIRST_EVENTS = 4  # of a stream, with no token of the answer: at most, of all APIs
 LIMITS = frozenset(get_args(LimitName))
 NO_RESERVATION: AbstractContextManager[None] = nullcontext()
 
@@ -66,28 +70,54 @@ class Meter:
         self._tables = tables
         self._context_tokens = context_tokens
         self._clock = clock
-        self._lengths = AnswerLengths()  # by tenant and model
+        self._lengths = AnswerQuantiles()  # by tenant and model
 
-    def reserve(
-        self, call: ClientRequest, prompt: Prompt, tokens: TokenizedPrompt | UnknownIds
-    ) -> AbstractContextManager[Reservation | None]:
-        """Charge the tenant of `call` what its request will probably use, and let its answer say what is left. Raises
-        `TooBusy` where that would exceed a limit.
+    def open(self, call: ClientRequest, *, least: TokenCounts = LEAST) -> AbstractContextManager[Reservation | None]:
+        """Count a request of the tenant of `call`, which needs `least` at least, and let its answer say what is left.
+        Raises `TooBusy` where a limit is used up: before anything is done for it.
         """
         tenant = call.tenant
         if tenant is None or (limits := tenant.service_class.limits) is None:
             return NO_RESERVATION
+        opened = self._ledger.open(tenant.name, limits, least=least)
+        self._report_limits(call, tenant, limits, requests=True, tokens=isinstance(opened, Refusal))
+        if isinstance(opened, Refusal):
+            raise self._refuse(tenant, "", opened)
+        return opened
+
+    def reserve(
+        self,
+        call: ClientRequest,
+        reservation: Reservation | None,
+        prompt: Prompt,
+        tokens: TokenizedPrompt | UnknownIds,
+    ) -> None:
+        """Charge the tenant of `call` what its request will probably use, and let its answer say how many tokens are
+        left. Raises `TooBusy` where that would exceed a limit.
+        """
+        tenant = call.tenant
+        if reservation is None or tenant is None or (limits := tenant.service_class.limits) is None:
+            return
         estimate = self._estimate(tenant, prompt, tokens)
         if (allowed := limits.tokens_per_minute) is not None and estimate.computed > allowed:
             estimate = _fit(estimate, allowed, known=isinstance(tokens, TokenizedPrompt))
-        reserved = self._ledger.reserve(tenant.name, limits, estimate)
-        state = self._ledger.state(tenant.name, limits)
+        refusal = reservation.reserve(estimate)
+        self._report_limits(call, tenant, limits, requests=False, tokens=True)
+        if refusal is not None:
+            raise self._refuse(tenant, prompt.model or "", refusal)
+
+    def _refuse(self, tenant: Tenant, model: str, refusal: Refusal) -> TooBusy:
+        """Count a refusal, and return the answer to it."""
+        self._count_refusal(tenant, model, refusal.limit)
+        retry_after_s = None if refusal.retry_after_s is None else max(1, ceil(refusal.retry_after_s))
+        return TooBusy(describe_refusal(refusal), code=refusal.limit, retry_after_s=retry_after_s)
+
+    def _report_limits(
+        self, call: ClientRequest, tenant: Tenant, limits: TenantLimits, *, requests: bool, tokens: bool
+    ) -> None:
+        """Let the answer to `call` say what is left of its tenant's limits on requests, on tokens, or both."""
+        state = self._ledger.state(tenant.name, limits, requests=requests, tokens=tokens)
         call.own_lines += render_rate_limits(state, call.path, self._clock.wall())
-        if isinstance(reserved, Refusal):
-            self._count_refusal(tenant, prompt.model or "", reserved.limit)
-            retry_after_s = None if reserved.retry_after_s is None else max(1, ceil(reserved.retry_after_s))
-            raise TooBusy(describe_refusal(reserved), code=reserved.limit, retry_after_s=retry_after_s)
-        return reserved
 
     def settle(self, request: PreparedRequest, record: Record) -> None:
         """Charge what a request used that has ended."""
@@ -97,8 +127,9 @@ class Meter:
         used = self._count(tenant, request, record)
         if request.reservation is not None:
             request.reservation.settle(used)
-        if tenant.service_class.limits is not None and record.output_tokens is not None and _is_whole(record):
-            self._lengths.observe(_answers_of(tenant, record.model), record.output_tokens)
+        if tenant.service_class.limits is not None and used.output_tokens:
+            length = ceil(used.output_tokens / request.prompt.answers)
+            self._lengths.observe(_answers_of(tenant, record.model), length)
         gpu_s = estimate_gpu_s(record, used)
         self._usage.add_request(self._key(tenant, record.model), used, gpu_s)
         self._tables.on_end(tenant.name, record.model, used, gpu_s)
@@ -117,50 +148,61 @@ class Meter:
 
     def _estimate(self, tenant: Tenant, prompt: Prompt, tokens: TokenizedPrompt | UnknownIds) -> TokenCounts:
         """Return what a request will probably use, as if nothing of its prompt were cached."""
-        answer = 0.0
+        answer = 0
         if prompt.endpoint is not Endpoint.OTHER:
-            usual = self._lengths.mean_tokens(_answers_of(tenant, prompt.model or ""))
-            answer = UNSEEN_ANSWER_TOKENS if usual is None else usual
+            seen = self._lengths.read(_answers_of(tenant, prompt.model or "")) or 0
+            answer = max(seen, LEAST_ANSWER_TOKENS)
             answer = answer if prompt.output_tokens is None else min(answer, prompt.output_tokens)
+            answer *= prompt.answers
         if isinstance(tokens, TokenizedPrompt):
-            return TokenCounts(len(tokens.ids), 0, ceil(answer))
+            return TokenCounts(len(tokens.ids), 0, answer)
         if prompt.path in UNCOMPUTED:
             return NO_TOKENS
         size = len(prompt.body) // BYTES_PER_TOKEN
         longest = None if prompt.model is None else self._context_tokens(prompt.model)
-        return TokenCounts(size if longest is None else min(size, longest), 0, ceil(answer))
+        return TokenCounts(size if longest is None else min(size, longest), 0, answer)
 
     def _count(self, tenant: Tenant, request: PreparedRequest, record: Record) -> TokenCounts:
         """Return what a request used that has ended."""
         if (prompt := record.prompt_tokens) is not None:
             cached = min(record.cached_tokens or 0, prompt)
             return TokenCounts(prompt - cached, cached, record.output_tokens or 0)
-        if not record.attempts or not _has_computed(record):
+        if not record.attempts or not _was_given(record):
             return NO_TOKENS
-        attempt, stream = record.attempts[-1], request.stream
-        passed = max(0, request.events - FIRST_EVENTS) if stream is None else stream.tokens
+        attempt, passed = record.attempts[-1], request.passed_tokens
+        estimate = self._estimate(tenant, request.prompt, request.tokens)
         if attempt.end == "ok":
-            estimate = self._estimate(tenant, request.prompt, request.tokens)
             return TokenCounts(estimate.input_tokens, 0, passed or estimate.output_tokens)
-        counted = record.prompt_tokens_counted or 0
+        counted = estimate.input_tokens if record.prompt_tokens_counted is None else record.prompt_tokens_counted
         cached = min(counted, held_tokens(attempt))
-        return TokenCounts(counted - cached, cached, passed)
+        made = _count_made(request, attempt, TokenCounts(counted - cached, cached), estimate.output_tokens)
+        return TokenCounts(counted - cached, cached, made)
+
+
+def _count_made(request: PreparedRequest, attempt: Attempt, given: TokenCounts, usual: int) -> int:
+    """Return how many tokens of an answer were made whose end did not pass; `usual`: where that cannot be known."""
+    prompt = request.prompt
+    if prompt.stream or prompt.endpoint is Endpoint.OTHER:
+        return request.passed_tokens
+    steps = estimate_answer_tokens(attempt, given)
+    if steps is None:
+        return usual
+    return prompt.answers * (steps if prompt.output_tokens is None else min(steps, prompt.output_tokens))
 
 
 def describe_refusal(refusal: Refusal) -> str:
     """Return what a client is told."""
     allowed, used, wanted = (f"{number:,.10g}" for number in (refusal.allowed, refusal.used, refusal.wanted))
+    needs = "" if refusal.used >= refusal.allowed else f", and this request needs about {wanted}"
     match refusal.limit:
         case "requests_per_minute":
             said = f"{used} of {allowed} requests were made in the last 60 s"
         case "tokens_per_minute":
-            said = f"{used} of {allowed} tokens were used in the last 60 s, and this request needs about {wanted}"
+            said = f"{used} of {allowed} tokens were used in the last 60 s{needs}"
         case "concurrent":
             said = f"{used} of {allowed} requests are in progress"
         case "budget_per_day":
-            said = (
-                f"{used} of the day's budget of {allowed} are spent or reserved, and this request needs about {wanted}"
-            )
+            said = f"{used} of the day's budget of {allowed} are spent or reserved{needs}"
     again = (
         "it can never fit" if refusal.retry_after_s is None else f"try again in {max(1, ceil(refusal.retry_after_s))} s"
     )
@@ -179,19 +221,15 @@ def _answers_of(tenant: Tenant, model: str) -> str:
     return f"{tenant.name}\n{model}"
 
 
-def _is_whole(record: Record) -> bool:
-    """Return whether the answer passed to its end."""
-    return record.attempts[-1].end == "ok"
-
-
-def _has_computed(record: Record) -> bool:
-    """Return whether an engine has computed the prompt: it began an answer that is no refusal, or the prefill half of a
-    pair did.
+def _was_given(record: Record) -> bool:
+    """Return whether an engine took the request and is not at fault that its answer is not whole: it began one that is
+    no refusal, it was left while it worked, or the prefill half of a pair has ended.
     """
-    if record.ttft_ms is not None and record.status is not None and record.status < 400:
-        return True
-    half = record.attempts[-1].prefill
-    return half is not None and half.end == "ok"
+    attempt = record.attempts[-1]
+    if record.status is not None and record.status >= 400 and attempt.end not in TAKEN:
+        return False
+    half = attempt.prefill
+    return record.ttft_ms is not None or attempt.end in TAKEN or (half is not None and half.end == "ok")
 
 
 def held_tokens(attempt: Attempt) -> int:

@@ -17,9 +17,9 @@ from msgspec import Raw
 
 from router.clock import Clock
 from router.config.schema import Config
-from router.errors import BadRequest, Forbidden, NoTarget, list_names, quote_name
+from router.errors import BadRequest, Forbidden, NoTarget, NotFound, list_names, quote_name
 from router.fleet.fleet import Fleet
-from router.fleet.instance import Instance
+from router.fleet.instance import Instance, ServedModel
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.body_rewrite import open_body, set_members
@@ -163,3 +163,22 @@ def check_allowed(model: str | None, tenant: Tenant | None) -> None:
         param="model",
         code="model_not_allowed",
     )
+
+
+def resolve_model(prompt: Prompt, scheduler: Scheduler, choice: ModelChoice | None = None) -> ServedModel | None:
+    """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). The
+    name is the client's own unless an alias made the `choice`. Raises `NotFound` for one that no instance serves,
+    `NoTarget` for one that never was while no instance is ready to say what it serves.
+    """
+    if prompt.model is None:
+        return None
+    served = scheduler.fleet.resolve(prompt.model)
+    if served is None:
+        name = quote_name(prompt.model if choice is None else choice.alias)
+        others = list_names(card.id for card in scheduler.fleet.models())
+        if not others:
+            raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
+        raise NotFound(
+            f"the model `{name}` does not exist; models here: {others}", param="model", code="model_not_found"
+        )
+    return served

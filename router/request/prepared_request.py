@@ -15,6 +15,8 @@ from router.tenants.ledger import Reservation
 from router.tenants.tenant import Tenant
 from scorers.contract import PoolHit
 
+FIRST_EVENTS = 4  # of a stream, with no token of the answer: at most, of all APIs
+
 
 class RequestTimes:
     """Monotonic times of a request: `read_s` is when its body was complete."""
@@ -60,6 +62,11 @@ class PreparedRequest:
         self.choice = choice
         self.rename = None if choice is None else build_rename(choice)
         self.events = 0
+
+    @property
+    def passed_tokens(self) -> int:
+        """Tokens of a streamed answer that passed so far, as far as they can be counted before its end."""
+        return max(0, self.events - FIRST_EVENTS) if self.stream is None else self.stream.tokens
 
     def carried_on(self, prompt: Prompt) -> PreparedRequest:
         """Return the request for the engine that carries the answer on: with `prompt`, whose ids the router has not

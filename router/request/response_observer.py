@@ -86,6 +86,7 @@ class ResponseObserver:
             self._feed = rename_after(self._feed, self._rename)
         self._continues = ticket.attempt.continued_tokens is not None
         self._counts_events = request.tenant is not None and prompt.stream and self._stream is None
+        self._reservation = request.reservation if prompt.stream else None
         self._half_end = False  # the last piece ended with the first line break of an event's end
         self._answering: Instance | None = None  # delivers the answer that passes
         self._wants_id = prompt.endpoint is RESPONSES  # until the answer's id has passed
@@ -140,7 +141,10 @@ class ResponseObserver:
             lines = b"\n" + data if self._half_end else data
             self._request.events += lines.count(EVENT_END)
             self._half_end = (len(lines) - len(lines.rstrip(b"\n"))) % 2 == 1
-        return data if self._feed is None else self._feed(data)
+        shown = data if self._feed is None else self._feed(data)
+        if self._reservation is not None:
+            self._reservation.follow(self._request.passed_tokens)
+        return shown
 
     def flush(self) -> bytes:
         """Return what was held back and may go out now that the answer is complete."""

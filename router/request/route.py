@@ -1,11 +1,11 @@
 """The path of one request, from its first byte to its end: the file to read first.
 
-One step per line: a concurrency slot (or 429), which counts once the body is here; the body, read once into a `Prompt`;
-with `wake`, a wait until some instance serves the model; token ids and block keys, found within a budget or unknown;
-what it will use of its tenant's limits, reserved (or 429); admission, where sessions are admitted; the shared pool's
-answer; then choose, book and relay until one engine has begun to answer. Choosing and booking happen in one turn of the
-event loop, so no two requests decide on the same view of the load. Whatever ends the request (the answer's end, a dying
-engine, a client that disconnects) gives the booking back exactly once.
+One step per line: a concurrency slot, which counts once the body is here, and room in its tenant's limits (or 429); the
+body, read once into a `Prompt`; with `wake`, a wait until some instance serves the model; token ids and block keys,
+found within a budget or unknown; what it will use of its tenant's limits, reserved (or 429); admission, where sessions
+are admitted; the shared pool's answer; then choose, book and relay until one engine has begun to answer. Choosing and
+booking happen in one turn of the event loop, so no two requests decide on the same view of the load. Whatever ends the
+request (the answer's end, a dying engine, a client that disconnects) gives the booking back exactly once.
 
 What is tried again: an engine that was not reached or is full (503) has done nothing, so another one is tried within
 the router's retry budget. One that took the request and died before its first byte may have died *of* it: one more
@@ -32,7 +32,6 @@ from router.errors import (
     NotFound,
     RequestRefused,
     UnsupportedCoding,
-    list_names,
     quote_name,
 )
 from router.fleet.instance import ServedModel
@@ -50,17 +49,18 @@ from router.request.attempt import EarlierAttempts, attempt
 from router.request.carry_on import carry_on
 from router.request.concurrency import Slot
 from router.request.experiment_unit import derive_unit
-from router.request.model_names import NamedPrompt, check_allowed, name_model
+from router.request.model_names import NamedPrompt, check_allowed, name_model, resolve_model
 from router.request.prepared_request import PreparedRequest, RequestTimes
 from router.request.request_record import close_record, describe_tokens, open_record
 from router.request.retry_budget import RetryBudget
 from router.request.services import Services
 from router.scheduling.availability import Unavailability
-from router.scheduling.model_aliases import ModelChoice
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.tracing.context import TraceContext
+from router.tenants.ledger import Reservation
 from router.tenants.tenant import Tenant, own_name
+from router.tenants.token_counts import NO_TOKENS
 from scorers.contract import Needs, PoolHit
 
 STORED: Final = "/v1/responses/{id}"  # the endpoint's name in records and metrics
@@ -71,7 +71,7 @@ async def route(call: ClientRequest, services: Services) -> None:
     """Answer `call`. Raises `RequestRefused` while nothing has been sent."""
     if b"content-encoding" in call.fields:
         check_coding(call.headers)
-    with services.limiter.open(call.sender) as slot:
+    with services.limiter.open(call.sender) as slot, services.meter.open(call) as reservation:
         arrived_s = services.clock.now()
         override = read_override(call.fields, services.admin_tokens, services.scheduler.selector.policy_set.policies)
         body = await call.body(services.config.limits.body_bytes, slot)
@@ -95,15 +95,16 @@ async def route(call: ClientRequest, services: Services) -> None:
             await wait_for_model(prompt, call, slot, stages, services)
         times = RequestTimes(arrived_s, read_s)
         if services.adapters is None or not services.adapters.manages(prompt.model):
-            await serve(call, NamedPrompt(prompt, choice), override, stages, times, services)
+            await serve(call, NamedPrompt(prompt, choice), reservation, override, stages, times, services)
             return
         async with services.adapters.use(prompt.model):
-            await serve(call, NamedPrompt(prompt, choice), override, stages, times, services)
+            await serve(call, NamedPrompt(prompt, choice), reservation, override, stages, times, services)
 
 
 async def serve(
     call: ClientRequest,
     named: NamedPrompt,
+    reservation: Reservation | None,
     override: PolicyOverride | None,
     stages: Stages,
     times: RequestTimes,
@@ -114,10 +115,8 @@ async def serve(
     cap_priority(prompt, call.tenant)
     served = resolve_model(prompt, services.scheduler, choice)
     tokens = await tokenize(prompt, served, override, services)
-    with (
-        services.meter.reserve(call, prompt, tokens) as reservation,
-        await services.admission.acquire(prompt, served, tokens, call.tenant, times.arrived_s) as lease,
-    ):
+    services.meter.reserve(call, reservation, prompt, tokens)
+    with await services.admission.acquire(prompt, served, tokens, call.tenant, times.arrived_s) as lease:
         pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
         trace = begin_trace(call, services)
         request = PreparedRequest(
@@ -139,7 +138,8 @@ async def route_stored(call: ClientRequest, response_id: str, services: Services
     """Answer a request about a stored response; only the engine that made it has it. Raises `NotFound` for an id that
     is unknown here, and `RequestRefused` while nothing has been sent.
     """
-    with services.limiter.open(call.sender) as slot:
+    opened = services.meter.open(call, least=NO_TOKENS)  # also where no token is left: it may cancel what runs
+    with services.limiter.open(call.sender) as slot, opened as reservation:
         arrived_s = services.clock.now()
         if await services.stored_responses.find(response_id, call.tenant) is None:
             raise NotFound(f"the response `{quote_name(response_id)}` is not known here", code="unknown_response")
@@ -148,7 +148,8 @@ async def route_stored(call: ClientRequest, response_id: str, services: Services
         times = RequestTimes(arrived_s, services.clock.now())
         unknown = UnknownIds("endpoint")
         prompt = Prompt(Endpoint.OTHER, STORED, None, body, unknown, previous_response_id=response_id)
-        request = PreparedRequest(prompt, None, unknown, trace=begin_trace(call, services), tenant=call.tenant)
+        trace = begin_trace(call, services)
+        request = PreparedRequest(prompt, None, unknown, trace=trace, tenant=call.tenant, reservation=reservation)
         await run_recorded(call, request, Stages(), times, services)
 
 
@@ -272,25 +273,6 @@ async def wait_for_model(prompt: Prompt, call: ClientRequest, slot: Slot, stages
     elif len(services.scheduler.fleet) == 0:  # which is no reason to try again, as it is without `wake`
         name = quote_name(prompt.model)
         raise NotFound(f"the model `{name}` does not exist", param="model", code="model_not_found")
-
-
-def resolve_model(prompt: Prompt, scheduler: Scheduler, choice: ModelChoice | None = None) -> ServedModel | None:
-    """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). The
-    name is the client's own unless an alias made the `choice`. Raises `NotFound` for one that no instance serves,
-    `NoTarget` for one that never was while no instance is ready to say what it serves.
-    """
-    if prompt.model is None:
-        return None
-    served = scheduler.fleet.resolve(prompt.model)
-    if served is None:
-        name = quote_name(prompt.model if choice is None else choice.alias)
-        others = list_names(card.id for card in scheduler.fleet.models())
-        if not others:
-            raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
-        raise NotFound(
-            f"the model `{name}` does not exist; models here: {others}", param="model", code="model_not_found"
-        )
-    return served
 
 
 async def tokenize(

@@ -1,12 +1,14 @@
 """The ledger of tenants with limits: what each may use now, what is reserved for its requests, and what they used.
 
-    reserve    a request has arrived: its estimate is charged, or the limit that it would exceed is named
+    open       a request has arrived: it is counted, or the limit that is used up is named
+    reserve    its prompt is known: its estimate is charged, or the limit that it would exceed is named
     correct    its prompt is computed: what was probably cached of it is taken off
+    follow     its answer runs: what exceeds the estimate is charged
     settle     it has ended, in whatever way: what it used takes the place of the estimate, once
 
-An estimate is corrected in the 60 s in which it was made while these are not over, and what exceeds it is charged when
-it is known. The budget of a day has what ended in that day and what is reserved; a request that runs over midnight
-counts for the day in which it ends.
+What an estimate has too much is taken off the 60 s in which it was made, and what exceeds it is charged when it is
+known. The budget of a day has what ended in that day and what is reserved; a request that runs over midnight counts for
+the day in which it ends.
 
 Exact for the requests of one process. What others did is known when they tell it (`account.py`), so several together
 may exceed a limit by what they have not told each other yet. Pure but for the clock; one thread.
@@ -29,6 +31,8 @@ LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrent", "b
 
 DAY_S = 86_400
 CONCURRENT_RETRY_S = 1.0  # nobody knows when a request ends
+UNCHARGED_TOKENS = 64  # at most, of an answer that runs: it is not charged token by token
+LEAST = TokenCounts(1)  # of a request whose prompt is not known yet
 FIRST_SWEEP = 1_024  # accounts, then those in which nothing counts any more are dropped
 
 
@@ -56,7 +60,7 @@ class WindowState:
 
 
 class LimitState:
-    """The limits per minute of a tenant as they are now; None where it has none."""
+    """The limits per minute of a tenant as they are now; None where it has none, or none is wanted."""
 
     __slots__ = ("requests", "tokens")
 
@@ -87,34 +91,25 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def reserve(self, tenant: str, limits: TenantLimits, estimate: TokenCounts) -> Reservation | Refusal:
-        """Charge a request with its estimate; or return why it may not begin, with nothing charged."""
+    def open(self, tenant: str, limits: TenantLimits, *, least: TokenCounts = LEAST) -> Reservation | Refusal:
+        """Count a request of which nothing is known but that it needs `least`; or return why it may not begin, with
+        nothing counted.
+        """
         account, now = self._open(tenant), self._clock.now()
         account.follow(limits)
-        computed = estimate.computed
-        refusal = self._find_refusal(account, estimate, computed, now)
+        refusal = _find_too_many(account, now) or self._find_shortage(account, least, now)
         if refusal is not None:
             return refusal
         if account.requests_per_minute is not None:
             account.requests.charge(1, now)
             account.requests_charged += 1
-        charged = None
-        if account.tokens_per_minute is not None:
-            charged = account.tokens.charge(computed, now)
-            account.tokens_charged += computed
         account.open += 1
-        account.reserved.add(estimate)
         self._changed.add((tenant, None))
-        return Reservation(self, tenant, account, estimate, charged)
+        return Reservation(self, tenant, account)
 
-    def _find_refusal(self, account: Account, estimate: TokenCounts, computed: int, now: float) -> Refusal | None:
-        if (allowed := account.concurrent) is not None and (used := account.all_open()) >= allowed:
-            return Refusal("concurrent", allowed, used, 1, CONCURRENT_RETRY_S)
-        if (allowed := account.requests_per_minute) is not None:
-            used = count_charged(account.request_windows(), now)
-            if used >= allowed:
-                room_s = find_room_s(account.request_windows(), used + 1 - allowed, now)
-                return Refusal("requests_per_minute", allowed, used, 1, room_s)
+    def _find_shortage(self, account: Account, estimate: TokenCounts, now: float) -> Refusal | None:
+        """Return which limit on tokens has no room for `estimate`."""
+        computed = estimate.computed
         if (allowed := account.tokens_per_minute) is not None:
             used = count_charged(account.token_windows(), now)
             if used + computed > allowed:
@@ -128,12 +123,12 @@ class Ledger:
                 return Refusal("budget_per_day", budget, spent, price, rest_s if price <= budget else None)
         return None
 
-    def state(self, tenant: str, limits: TenantLimits) -> LimitState:
-        """Return how much of its limits per minute a tenant has left."""
+    def state(self, tenant: str, limits: TenantLimits, *, requests: bool = True, tokens: bool = True) -> LimitState:
+        """Return how much of its limits per minute a tenant has left: of those on requests, on tokens, or both."""
         account, now = self._open(tenant), self._clock.now()
         return LimitState(
-            _look(limits.requests_per_minute, account.request_windows(), now),
-            _look(limits.tokens_per_minute, account.token_windows(), now),
+            _look(limits.requests_per_minute, account.request_windows(), now) if requests else None,
+            _look(limits.tokens_per_minute, account.token_windows(), now) if tokens else None,
         )
 
     def last_limits(self, tenant: str) -> TenantLimits | None:
@@ -168,6 +163,17 @@ class Ledger:
         self._open(tenant).spent.add(spent)
         self._changed.add((tenant, None))
 
+    def _reserve(self, reservation: Reservation, estimate: TokenCounts) -> Refusal | None:
+        account, now = reservation.account, self._clock.now()
+        if (refusal := self._find_shortage(account, estimate, now)) is not None:
+            return refusal
+        account.reserved.add(estimate)
+        reservation.estimate = estimate
+        if account.tokens_per_minute is not None:
+            reservation.charge(estimate.computed, now)
+        self._changed.add((reservation.tenant, None))
+        return None
+
     def _settle(self, reservation: Reservation, actual: TokenCounts) -> None:
         account, estimate = reservation.account, reservation.estimate
         account.turn_to(self._today())
@@ -178,9 +184,7 @@ class Ledger:
         self._changed.add((reservation.tenant, None))
 
     def _correct(self, reservation: Reservation, estimate: TokenCounts) -> None:
-        """Put a smaller estimate in the place of the first one, where that still counts."""
-        if reservation.charged is not None and reservation.charged.left:
-            return
+        """Put another estimate in the place of the last one."""
         reserved = reservation.account.reserved
         reserved.subtract(reservation.estimate)
         reserved.add(estimate)
@@ -190,16 +194,12 @@ class Ledger:
 
     def _charge_difference(self, reservation: Reservation, difference: int) -> None:
         """Correct what a reservation charged to the tokens per minute."""
-        if not difference or reservation.charged is None:
-            return
-        account, now = reservation.account, self._clock.now()
-        corrected = account.tokens.correct(reservation.charged, difference, now)
-        if difference > 0:
-            if not corrected:
-                account.tokens.charge(difference, now)
-            account.tokens_charged += difference
-        elif corrected:
-            account.returned_tokens -= difference
+        if difference and reservation.charged is not None:
+            if difference > 0:
+                reservation.account.tokens.charge(difference, self._clock.now())
+                reservation.account.tokens_charged += difference
+            else:
+                reservation.give_back(-difference, self._clock.now())
 
     # several processes
 
@@ -251,6 +251,18 @@ class Ledger:
         return account
 
 
+def _find_too_many(account: Account, now: float) -> Refusal | None:
+    """Return which limit on requests is used up."""
+    if (allowed := account.concurrent) is not None and (used := account.all_open()) >= allowed:
+        return Refusal("concurrent", allowed, used, 1, CONCURRENT_RETRY_S)
+    if (allowed := account.requests_per_minute) is not None:
+        used = count_charged(account.request_windows(), now)
+        if used >= allowed:
+            room_s = find_room_s(account.request_windows(), used + 1 - allowed, now)
+            return Refusal("requests_per_minute", allowed, used, 1, room_s)
+    return None
+
+
 def _look(allowed: int | None, windows: list[SlidingWindow], now: float) -> WindowState | None:
     """Return how a limit per minute stands; None: there is none."""
     if allowed is None:
@@ -264,31 +276,57 @@ def _look(allowed: int | None, windows: list[SlidingWindow], now: float) -> Wind
 class Reservation:
     """What is charged for one request. Settled once, whatever ends it: it is a context manager, and idempotent."""
 
-    __slots__ = ("_ledger", "_settled", "account", "charged", "estimate", "tenant")
+    __slots__ = ("_first", "_ledger", "_settled", "account", "charged", "estimate", "tenant")
 
-    def __init__(
-        self, ledger: Ledger, tenant: str, account: Account, estimate: TokenCounts, charged: Slice | None
-    ) -> None:
+    def __init__(self, ledger: Ledger, tenant: str, account: Account) -> None:
         self._ledger = ledger
         self._settled = False
+        self._first = 0  # tokens of this request in `charged`
         self.tenant = tenant
         self.account = account
-        self.estimate = estimate
-        self.charged = charged  # where its tokens were charged; None: there is no limit on them
+        self.estimate = NO_TOKENS
+        self.charged: Slice | None = (
+            None  # where its estimate was charged; None: there is no limit on tokens per minute
+        )
+
+    def reserve(self, estimate: TokenCounts) -> Refusal | None:
+        """Charge what the request will probably use; or return which limit has no room for that, with no token charged.
+        Called once, before any of the others.
+        """
+        return self._ledger._reserve(self, estimate)
 
     def correct(self, cached_tokens: int) -> None:
         """Count so many of the prompt's tokens as found in a cache from now on, not from the end of the request on."""
         before = self.estimate
         prompt = before.input_tokens + before.cached_tokens
         cached = min(cached_tokens, prompt)
-        if not self._settled and cached > before.cached_tokens:
+        counts = self.charged is None or not self.charged.left
+        if counts and not self._settled and cached > before.cached_tokens:
             self._ledger._correct(self, TokenCounts(prompt - cached, cached, before.output_tokens))
+
+    def follow(self, output_tokens: int) -> None:
+        """Charge what the answer has, so far, beyond the estimate, `UNCHARGED_TOKENS` and more at a time."""
+        before = self.estimate
+        if output_tokens >= before.output_tokens + UNCHARGED_TOKENS and not self._settled:
+            self._ledger._correct(self, TokenCounts(before.input_tokens, before.cached_tokens, output_tokens))
 
     def settle(self, actual: TokenCounts) -> None:
         """Put what the request used in the place of the estimate; a second call does nothing."""
         if not self._settled:
             self._settled = True
             self._ledger._settle(self, actual)
+
+    def charge(self, computed: int, now: float) -> None:
+        """Charge the estimate to the tokens per minute."""
+        self.charged, self._first = self.account.tokens.charge(computed, now), computed
+        self.account.tokens_charged += computed
+
+    def give_back(self, computed: int, now: float) -> None:
+        """Take tokens off what the estimate was charged, as far as that is there and counts."""
+        amount = min(computed, self._first)
+        if self.charged is not None and self.account.tokens.correct(self.charged, -amount, now):
+            self._first -= amount
+            self.account.returned_tokens += amount
 
     def __enter__(self) -> Reservation:
         return self

@@ -167,6 +167,51 @@ async def test_a_client_that_leaves_is_charged_what_was_certainly_computed(route
             assert 0 < inputs <= record["prompt_tokens_counted"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_hanging_up_before_the_answer_is_not_free(router, clients, stream: bool) -> None:
+    """A tenant that leaves as soon as an engine works for it uses up its limit as one that waits does."""
+    limits = {"tokens_per_minute": 2000}
+    async with engine(prefill_tokens_per_s=100, **SLOW) as fake, router([fake], clients=clients(limits)) as r:
+        for left in range(100):
+            begun = len(fake.seen(COMPLETIONS))
+            asking = asyncio.create_task(ask(r, stream=stream, max_tokens=200, prompt=f"{left} {WORDS}"))
+            await eventually(lambda n=begun, task=asking: len(fake.seen(COMPLETIONS)) > n or task.done())
+            if asking.done():
+                break
+            asking.cancel()
+            await eventually(lambda: idle(r))
+        refused = await asking
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tokens_per_minute")
+        prompt_tokens = (await r.records(1))[0]["prompt_tokens_counted"]
+        assert 2 <= left <= 2000 / prompt_tokens + 1
+
+
+async def test_a_stream_is_charged_while_it_runs(router, clients) -> None:
+    async with engine(decode_ms_per_token=1) as fake, router([fake], clients=clients({"tokens_per_minute": 600})) as r:
+        body = {"model": MODEL, "prompt": "Once upon"} | LONG | {"max_tokens": 5000}
+        async with r.http.stream("POST", COMPLETIONS, json=body, headers=KEY) as answer:
+            pieces = answer.aiter_bytes()
+            got = b""
+            while got.count(b"\n\n") < 700:
+                got += await anext(pieces)
+            refused = await ask(r, prompt="Hi", max_tokens=1)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tokens_per_minute")
+        await eventually(lambda: idle(r))
+
+
+async def test_a_request_over_a_limit_costs_no_engine_anything(router, clients) -> None:
+    async with engine() as fake, router([fake], clients=clients({"requests_per_minute": 1})) as r:
+        assert (await ask(r)).status_code == 200
+        for path in (COMPLETIONS, CHAT, "/v1/embeddings", "/tokenize", "/v1/responses/resp_1"):
+            before = len(fake.seen(path)), len(fake.seen("/tokenize"))
+            if path.endswith("resp_1"):
+                refused = await r.http.get(path, headers=KEY)
+            else:
+                refused = await r.http.post(path, content=b"{" * 100_000, headers=KEY)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "requests_per_minute"), path
+            assert (len(fake.seen(path)), len(fake.seen("/tokenize"))) == before
+
+
 async def test_anthropic_clients_get_their_own_headers_and_shape(router, clients) -> None:
     limits = {"requests_per_minute": 1, "tokens_per_minute": 5000}
     async with engine() as fake, router([fake], clients=clients(limits)) as r:

@@ -17,7 +17,7 @@ from tests.stack.template_comparison import RANDOM_CHATS, compare
 pytestmark = pytest.mark.stack
 
 TEMPLATES = 125
-SHARE_RENDERED = 0.8  # of all pairs; templates refuse roles, tools or orders that they do not know
+SHARES_RENDERED = {1: 0.8, 5: 0.7}  # of all pairs, by step; templates refuse roles, tools or orders they do not know
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
@@ -32,4 +32,4 @@ def test_every_template_gives_the_engines_token_ids(step: int) -> None:
     # The engine refuses a prompt without tokens; the router has nothing to hand on for one.
     not_empty = [pair for pair in found.only_ours if pair.ours]
     assert not not_empty, "\n".join(map(str, not_empty[:10]))
-    assert found.equal >= SHARE_RENDERED * len(templates) * (len(FIXED) + RANDOM_CHATS)
+    assert found.equal >= SHARES_RENDERED[step] * len(templates) * (len(FIXED) + RANDOM_CHATS)

@@ -8,13 +8,14 @@ renders the same prompt.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+import re
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from router.errors import BadRequest
-from router.prompt.api.field_values import is_present, require, short_value, starts_with, value
+from router.prompt.api.field_values import is_present, require, short_value, starts_with, value, whole_number
 from router.prompt.api.fields import BodyFields, Part
 from router.prompt.api.known_messages import read_messages
 from router.prompt.api.messages import has_media, normalise
@@ -26,6 +27,9 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _TOKEN_IDS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[TokenId])
 _TEXTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[str])
 _TOKEN_LISTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[list[TokenId]])
+_LIST: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
+_MANY: Final = re.compile(rb'\[\s*["\[]')  # begins a list of prompts, not one of token ids
+MAX_ANSWERS: Final = 1_000_000  # engines allow fewer
 MAX_VARIABLES = 64
 _HF_ARGUMENTS = {"tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "conversation"}
 JINJA_GLOBALS = frozenset(("range", "dict", "lipsum", "cycler", "joiner", "namespace"))  # engines drop these variables
@@ -87,6 +91,29 @@ def has_several_answers(fields: ChatFields | CompletionFields) -> bool:
         return False
     counts = short_value(fields.n), short_value(fields.best_of)
     return any(count not in (None, 1, "1") for count in counts) or bool(short_value(fields.use_beam_search))
+
+
+def count_answers(fields: ChatFields | CompletionFields) -> int:
+    """Return how many answers the engine makes: to each prompt of a list as many as `n` or `best_of` says, or beams. A
+    value that is no number counts as 1: the engine refuses it.
+    """
+    count = 1
+    if fields.n is not UNSET or fields.best_of is not UNSET:
+        count = max(1, _read_count(fields.n), _read_count(fields.best_of))
+    if (
+        isinstance(fields, CompletionFields)
+        and isinstance(fields.prompt, Raw)
+        and _MANY.match(memoryview(fields.prompt))
+    ):
+        count *= len(_LIST.decode(fields.prompt))
+    return min(count, MAX_ANSWERS)
+
+
+def _read_count(part: Part) -> int:
+    count = short_value(part)
+    if isinstance(count, str) and count.isascii() and count.isdigit():  # engines take numbers in text
+        count = int(count)
+    return whole_number(count) or 0
 
 
 def check_chat(fields: ChatFields) -> None:

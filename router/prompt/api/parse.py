@@ -33,6 +33,7 @@ from router.prompt.api.openai import (
     CompletionFields,
     check_chat,
     check_completion,
+    count_answers,
     has_several_answers,
     read_chat,
     read_completion,
@@ -174,6 +175,7 @@ def read_prompt(
         hide_usage=asking.hide_usage,
         hide_ids=asking.hide_ids,
         has_tools=isinstance(fields, ChatFields) and is_present(fields.tools),
+        answers=count_answers(fields) if isinstance(fields, ChatFields | CompletionFields) else 1,
         several_answers=isinstance(fields, ChatFields | CompletionFields) and has_several_answers(fields),
         stop=stop,
         uncontinuable=uncontinuable,
@@ -307,7 +309,9 @@ def _read_other(
     lineage = _find_lineage(fields, named, scope)
     session, parent, program = lineage if lineage is not None else (None, None, None)
     source = UnknownIds("endpoint")
-    return Prompt(Endpoint.OTHER, path, fields.model or None, body, source, session=session, parent=parent, program=program)
+    return Prompt(
+        Endpoint.OTHER, path, fields.model or None, body, source, session=session, parent=parent, program=program
+    )
 
 
 def _read_form(

@@ -74,7 +74,7 @@ async def test_who_is_nearest_to_a_limit_comes_first() -> None:
     limits = TenantLimits(concurrent=4)
     for tenant, requests in (("one", 1), ("three", 3), ("two", 2)):
         for _ in range(requests):
-            metering._ledger.reserve(tenant, limits, TokenCounts())
+            metering._ledger.open(tenant, limits)
     metering._ledger.restore("restored", TokenCounts())  # without a request here: its class is that of the settings
     found = await metering.describe_limits(9)
     assert [(one.tenant, one.limits["concurrent"]) for one in found] == [

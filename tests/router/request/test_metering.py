@@ -15,7 +15,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.answer_ids import ContinuationBudget
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.metering import NO_RESERVATION, UNSEEN_ANSWER_TOKENS, Meter
+from router.request.metering import LEAST_ANSWER_TOKENS, NO_RESERVATION, Meter
 from router.request.prepared_request import PreparedRequest
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from router.telemetry.metrics.prometheus import Metrics
@@ -24,6 +24,7 @@ from router.tenants.ledger import DAY_S, Ledger, Reservation
 from router.tenants.tenant import ServiceClass, Tenant
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
 from router.tenants.usage_book import UsageBook
+from scorers.contract import Decode, View
 from tests.router.proxy.connections import an_exchange
 from tests.router.telemetry.records import POLICY, VIEW, a_record
 
@@ -62,9 +63,14 @@ class Scene:
         self.call.tenant = self.tenant
 
     def reserve(self, prompt: Prompt, known: TokenizedPrompt | UnknownIds = UNKNOWN) -> Reservation:
-        reserved = self.meter.reserve(self.call, prompt, known)
-        assert isinstance(reserved, Reservation)
-        return reserved
+        opened = self.meter.open(self.call)
+        assert isinstance(opened, Reservation)
+        try:
+            self.meter.reserve(self.call, opened, prompt, known)
+        except TooBusy:
+            opened.settle(NO_TOKENS)
+            raise
+        return opened
 
     def settle(
         self, record: Record, prompt: Prompt | None = None, known: TokenizedPrompt | UnknownIds = UNKNOWN, **more: Any
@@ -81,19 +87,22 @@ class Scene:
 
 def test_who_has_no_limits_has_no_reservation() -> None:
     scene = Scene()
-    assert scene.meter.reserve(scene.call, a_prompt(), UNKNOWN) is NO_RESERVATION
+    assert scene.meter.open(scene.call) is NO_RESERVATION
     scene.call.tenant = None
-    assert scene.meter.reserve(scene.call, a_prompt(), UNKNOWN) is NO_RESERVATION
+    assert scene.meter.open(scene.call) is NO_RESERVATION
+    scene.meter.reserve(scene.call, None, a_prompt(), UNKNOWN)
     assert (scene.call.own_lines, len(scene.ledger)) == (b"", 0)
 
 
 def test_the_estimate_is_the_prompt_and_the_usual_answer_within_its_cap() -> None:
     scene = Scene(concurrent=100)
-    assert scene.reserve(a_prompt(), tokens(70)).estimate == TokenCounts(70, 0, UNSEEN_ANSWER_TOKENS)
+    assert scene.reserve(a_prompt(), tokens(70)).estimate == TokenCounts(70, 0, LEAST_ANSWER_TOKENS)
     assert scene.reserve(a_prompt(output_tokens=9), tokens(70)).estimate == TokenCounts(70, 0, 9)
     scene.settle(a_record(output_tokens=40))
-    assert scene.reserve(a_prompt(output_tokens=900), tokens(70)).estimate == TokenCounts(70, 0, 40)
-    assert scene.reserve(a_prompt()).estimate == TokenCounts(100, 0, 40), "4 bytes per token where it is unknown"
+    assert scene.reserve(a_prompt()).estimate == TokenCounts(100, 0, 256), "4 bytes per token where it is unknown"
+    scene.settle(a_record(output_tokens=512))
+    assert scene.reserve(a_prompt(output_tokens=900), tokens(70)).estimate == TokenCounts(70, 0, 512)
+    assert scene.reserve(a_prompt(output_tokens=9, answers=3), tokens(70)).estimate == TokenCounts(70, 0, 27)
     assert scene.reserve(a_prompt(body=b"x" * 10**6)).estimate.input_tokens == 8192, "no longer than a context"
     assert scene.reserve(a_prompt("/v1/embeddings")).estimate == TokenCounts(100, 0, 0)
     assert scene.reserve(a_prompt("/tokenize")).estimate == NO_TOKENS
@@ -126,8 +135,7 @@ def test_a_refusal_says_limit_use_and_time_and_is_counted_once() -> None:
     scene.meter.on_refusal(scene.tenant, RequestRefused("no"))
     scene.meter.on_refusal(None, Forbidden("no"))
     assert [(row.model, row.refused) for row in scene.usage.take()] == [
-        ("m", {"requests_per_minute": 1}),
-        ("", {"forbidden": 1, "other": 1}),
+        ("", {"requests_per_minute": 1, "forbidden": 1, "other": 1}),
     ]
 
 
@@ -141,34 +149,78 @@ def test_an_engines_count_is_what_is_charged() -> None:
 UNCOUNTED: dict[str, Any] = {"prompt_tokens": None, "cached_tokens": None, "output_tokens": None}
 
 
-def ended(end: Any, **known: Any) -> Record:
-    attempt = Attempt(POLICY.decide(VIEW), 32, 36, 4, end, **known)
+def ended(end: Any, view: View = VIEW, **known: Any) -> Record:
+    attempt = Attempt(POLICY.decide(view), 32, 36, 4, end, **known)
     return a_record(attempts=[attempt], **UNCOUNTED)
 
 
 def test_a_whole_answer_without_a_count_is_charged_as_estimated() -> None:
     scene = Scene()
-    assert scene.settle(ended("ok"), known=tokens(60)) == TokenCounts(60, 0, UNSEEN_ANSWER_TOKENS)
+    assert scene.settle(ended("ok"), known=tokens(60)) == TokenCounts(60, 0, LEAST_ANSWER_TOKENS)
     assert scene.settle(ended("ok"), known=tokens(60), stream=a_stream(12)) == TokenCounts(60, 0, 12)
     assert scene.settle(ended("ok"), a_prompt("/v1/embeddings")) == TokenCounts(100, 0, 0)
 
 
-def test_what_broke_off_is_charged_what_was_certainly_computed() -> None:
+def test_what_broke_off_is_charged_what_the_engine_was_given_and_made() -> None:
     scene = Scene()
+    stream = a_prompt(stream=True)
     gone = ended("client_gone")
-    assert scene.settle(gone) == TokenCounts(20, 40, 0), "36 may have been cached, and 4 in the pool"
-    assert scene.settle(gone, stream=a_stream(5)) == TokenCounts(20, 40, 5)
-    assert scene.settle(gone, events=14) == TokenCounts(20, 40, 10)
-    before = ended("died")
-    before.ttft_ms = None
-    assert scene.settle(before) == NO_TOKENS
+    assert scene.settle(gone, stream) == TokenCounts(20, 40, 0), "36 may have been cached, and 4 in the pool"
+    assert scene.settle(gone, stream, stream=a_stream(5)) == TokenCounts(20, 40, 5)
+    assert scene.settle(gone, stream, events=14) == TokenCounts(20, 40, 10)
     refused = ended("ok")
     refused.status = 400
-    assert scene.settle(refused) == NO_TOKENS
-    assert scene.settle(a_record(attempts=[], **UNCOUNTED)) == NO_TOKENS
-    half = ended("died", prefill=PrefillRecord(POLICY.decide(VIEW), 30, 31, "ok", cached_tokens=16))
-    half.ttft_ms = None
-    assert scene.settle(half) == TokenCounts(44, 16, 0), "the other half has computed the prompt"
+    assert scene.settle(refused, stream) == NO_TOKENS
+    assert scene.settle(a_record(attempts=[], **UNCOUNTED), stream) == NO_TOKENS
     unknown = ended("broken")
     unknown.prompt_tokens_counted = None
-    assert scene.settle(unknown) == NO_TOKENS
+    assert scene.settle(unknown, stream) == TokenCounts(60, 40, 0), "4 bytes per token where it is unknown"
+
+
+@pytest.mark.parametrize("end", ["client_gone", "cut", "deadline"])
+def test_a_prompt_is_charged_whose_client_leaves_before_the_answer_begins(end: str) -> None:
+    before = ended(end)
+    before.ttft_ms = before.status = None
+    assert Scene().settle(before, a_prompt(stream=True)) == TokenCounts(20, 40, 0)
+
+
+@pytest.mark.parametrize("end", ["died", "connect", "busy", "rejected"])
+def test_nothing_is_charged_where_no_engine_took_it_or_it_is_the_engines_fault(end: str) -> None:
+    before = ended(end)
+    before.ttft_ms = before.status = None
+    assert Scene().settle(before) == NO_TOKENS
+    half = ended("died", prefill=PrefillRecord(POLICY.decide(VIEW), 30, 31, "ok", cached_tokens=16))
+    half.ttft_ms = None
+    assert Scene().settle(half, a_prompt(stream=True)) == TokenCounts(44, 16, 0), (
+        "the other half has computed the prompt"
+    )
+
+
+def test_an_answer_that_could_not_pass_is_charged_by_the_time_that_it_was_made_in() -> None:
+    scene = Scene()
+    decode = Decode(base_ms=20.0, us_per_request=0.0, ns_per_context_token=0.0, samples=9, age_s=1.0)
+    row = VIEW.rows[0]
+    view = VIEW._replace(rows=(row._replace(speed=row.speed._replace(decode=decode)),))
+    prefill_ms = row.speed.prefill_ms(20, 40)
+    gone = ended("client_gone", view=view, duration_ms=prefill_ms + 20.0 * 50.5)
+    gone.ttft_ms = gone.status = None
+    assert scene.settle(gone) == TokenCounts(20, 40, 50)
+    assert scene.settle(gone, a_prompt(answers=3)) == TokenCounts(20, 40, 150)
+    assert scene.settle(gone, a_prompt(output_tokens=30)) == TokenCounts(20, 40, 30)
+    assert scene.settle(gone, a_prompt("/v1/embeddings")) == TokenCounts(20, 40, 0)
+    unlearned = ended("client_gone")
+    assert scene.settle(unlearned) == TokenCounts(20, 40, LEAST_ANSWER_TOKENS), "what was reserved"
+
+
+def test_answers_that_were_hung_up_on_are_learned_from() -> None:
+    scene = Scene(concurrent=100)
+    scene.settle(ended("client_gone"), a_prompt(stream=True), events=4 + 2048)
+    assert scene.reserve(a_prompt(), tokens(70)).estimate == TokenCounts(70, 0, 2048)
+
+
+def test_what_is_used_up_is_refused_before_anything_is_known_of_the_request() -> None:
+    scene = Scene(tokens_per_minute=300)
+    scene.reserve(a_prompt(), tokens(300))
+    with pytest.raises(TooBusy, match="300 of 300 tokens were used in the last 60 s; try again in 60 s"):
+        scene.meter.open(scene.call)
+    assert isinstance(scene.meter.open(scene.call, least=NO_TOKENS), Reservation)

@@ -12,6 +12,7 @@ from router.config.sections.clients import PricesConfig, TenantLimits
 from router.tenants.ledger import DAY_S, Ledger, Refusal, Reservation
 from router.tenants.tenant_totals import TenantTotals
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
+from tests.router.tenants.reservations import reserve
 
 LIMIT = 10
 LIMITS = TenantLimits(requests_per_minute=LIMIT, tokens_per_minute=LIMIT * 10, concurrent=LIMIT)
@@ -40,7 +41,7 @@ class Group:
         self.cut: set[str] = set()  # the process that no other one hears, nor it them
 
     def admit(self, process: Process) -> bool:
-        reserved = process.ledger.reserve("t", LIMITS, TokenCounts(5, 0, 5))
+        reserved = reserve(process.ledger, "t", LIMITS, TokenCounts(5, 0, 5))
         if isinstance(reserved, Refusal):
             return False
         process.admitted.append(self.clock.now())
@@ -175,26 +176,26 @@ def test_after_a_long_partition_only_the_last_minute_counts() -> None:
 def test_tokens_that_were_reserved_too_many_are_given_back_everywhere() -> None:
     group = Group()
     a, b, _ = group.all
-    reserved = a.ledger.reserve("t", LIMITS, TokenCounts(90, 0, 0))
+    reserved = reserve(a.ledger, "t", LIMITS, TokenCounts(90, 0, 0))
     assert isinstance(reserved, Reservation)
     group.tell([0] * 6)
     group.deliver()
-    assert isinstance(b.ledger.reserve("t", LIMITS, TokenCounts(20, 0, 0)), Refusal)
+    assert isinstance(reserve(b.ledger, "t", LIMITS, TokenCounts(20, 0, 0)), Refusal)
     reserved.settle(TokenCounts(10, 80, 0))
     group.tell([0] * 6)
     group.deliver()
-    assert isinstance(b.ledger.reserve("t", LIMITS, TokenCounts(90, 0, 0)), Reservation)
-    assert isinstance(b.ledger.reserve("t", LIMITS, TokenCounts(1, 0, 0)), Refusal)
+    assert isinstance(reserve(b.ledger, "t", LIMITS, TokenCounts(90, 0, 0)), Reservation)
+    assert isinstance(reserve(b.ledger, "t", LIMITS, TokenCounts(1, 0, 0)), Refusal)
 
 
 def test_a_process_that_is_gone_holds_no_requests_but_what_it_spent_is_spent() -> None:
     clock = ManualClock(0.0, 20_000 * DAY_S)
     limits = TenantLimits(concurrent=1, budget_per_day=100)
     leader, follower = (Ledger(PricesConfig(), clock, name) for name in ("leader", "follower"))
-    ended = follower.reserve("t", limits, TokenCounts(50, 0, 0))
+    ended = reserve(follower, "t", limits, TokenCounts(50, 0, 0))
     assert isinstance(ended, Reservation)
     ended.settle(TokenCounts(50, 0, 0))
-    follower.reserve("t", limits, TokenCounts(30, 0, 0))
+    reserve(follower, "t", limits, TokenCounts(30, 0, 0))
     leader.hear("1", "t", follower.totals("t"), near=True)
     assert (leader.in_progress("t"), leader.used_today("t")) == (1, 80)
     leader.forget("1")
@@ -208,7 +209,7 @@ def test_of_a_process_that_is_gone_the_totals_remain_and_nothing_else() -> None:
     clock = ManualClock(0.0, 20_000 * DAY_S)
     leader, gone, far = (Ledger(PricesConfig(), clock, name) for name in ("leader", "gone", "far"))
     for one in (gone, far):
-        reserved = one.reserve("t", LIMITS, TokenCounts(9, 0, 0))
+        reserved = reserve(one, "t", LIMITS, TokenCounts(9, 0, 0))
         assert isinstance(reserved, Reservation)
         reserved.settle(TokenCounts(4, 5, 0))
     leader.hear("1", "t", gone.totals("t"), near=True)
@@ -240,7 +241,7 @@ def test_a_leader_tells_each_follower_what_all_others_did() -> None:
     clock = ManualClock(0.0, 20_000 * DAY_S)
     leader, one, two, far = (Ledger(PricesConfig(), clock, name) for name in ("leader", "one", "two", "far"))
     for ledger in (leader, one, two, far):
-        assert isinstance(ledger.reserve("t", LIMITS, TokenCounts(1, 0, 1)), Reservation)
+        assert isinstance(reserve(ledger, "t", LIMITS, TokenCounts(1, 0, 1)), Reservation)
     leader.hear("1", "t", one.totals("t"), near=True)
     leader.hear("2", "t", two.totals("t"), near=True)
     leader.hear("far", "t", far.totals("t", near_only=True), near=False)

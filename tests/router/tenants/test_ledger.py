@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config.sections.clients import PricesConfig, TenantLimits
-from router.tenants.ledger import DAY_S, Ledger, Refusal, Reservation
+from router.tenants.ledger import DAY_S, UNCHARGED_TOKENS, Ledger, Refusal, Reservation
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
+from tests.router.tenants.reservations import reserve
 
 NOON = 20_000 * DAY_S + DAY_S / 2
 
@@ -23,7 +24,7 @@ class Scene:
         self.limits = TenantLimits(**limits)
 
     def reserve(self, input_tokens: int = 0, output_tokens: int = 0, tenant: str = "t") -> Reservation | Refusal:
-        return self.ledger.reserve(tenant, self.limits, TokenCounts(input_tokens, 0, output_tokens))
+        return reserve(self.ledger, tenant, self.limits, TokenCounts(input_tokens, 0, output_tokens))
 
     def admit(self, *tokens: int) -> Reservation:
         admitted = self.reserve(*tokens)
@@ -130,6 +131,46 @@ def test_what_exceeds_an_estimate_is_charged_when_it_is_known_even_long_after() 
     assert (refusal.used, refusal.retry_after_s) == (400, 60.0)
 
 
+@pytest.mark.parametrize("limits", [{"tokens_per_minute": 500}, {"budget_per_day": 500}])
+def test_what_is_used_up_is_known_before_the_prompt_is(limits: Any) -> None:
+    scene = Scene(**limits)
+    with scene.admit(500):
+        (name,) = limits
+        refusal = scene.ledger.open("t", scene.limits)
+        assert isinstance(refusal, Refusal)
+        assert (refusal.limit, refusal.used, refusal.wanted) == (name, 500, 1)
+        assert scene.ledger.in_progress("t") == 1
+    assert isinstance(scene.ledger.open("t", scene.limits), Reservation)
+
+
+def test_an_answer_that_runs_is_charged_beyond_its_estimate() -> None:
+    scene = Scene(tokens_per_minute=1000, budget_per_day=3000)
+    request = scene.admit(100, 50)
+    request.follow(50 + UNCHARGED_TOKENS - 1)
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 150
+    scene.clock.advance(59)
+    request.follow(900)
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 1000
+    assert scene.ledger.used_today("t") == 100 * 1.0 + 900 * 2.0
+    assert isinstance(scene.ledger.open("t", scene.limits), Refusal)
+    scene.clock.advance(30)
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 850, "counted from when they were made"
+    request.settle(TokenCounts(100, 0, 910))
+    request.follow(5000)
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 860
+    assert scene.ledger.used_today("t") == 100 * 1.0 + 910 * 2.0
+
+
+def test_no_more_is_given_back_than_was_charged_at_first() -> None:
+    scene = Scene(tokens_per_minute=1000)
+    request = scene.admit(10, 50)
+    request.follow(800)
+    request.settle(TokenCounts(10, 0, 0))  # its events had no tokens
+    assert scene.ledger.use("t", scene.limits)["tokens_per_minute"].used == 750
+    totals = scene.ledger.totals("t")
+    assert totals.tokens - totals.returned_tokens == 750
+
+
 def test_a_prompt_longer_than_the_limit_never_fits() -> None:
     scene = Scene(tokens_per_minute=1000)
     assert scene.reserve(1001) == Refusal("tokens_per_minute", 1000, 0, 1001, None)
@@ -157,21 +198,21 @@ def test_a_budget_goes_on_from_what_a_file_tells() -> None:
     scene.admit(200)
 
 
-def test_a_refusal_charges_nothing() -> None:
+def test_a_request_that_is_refused_for_its_tokens_is_charged_none_and_counts_as_one() -> None:
     scene = Scene(requests_per_minute=5, tokens_per_minute=100, concurrent=3, budget_per_day=80)
     assert isinstance(scene.reserve(90), Refusal)
     assert (scene.ledger.in_progress("t"), scene.ledger.used_today("t")) == (0, 0)
     state = scene.ledger.state("t", scene.limits)
     assert state.requests is not None
     assert state.tokens is not None
-    assert (state.requests.remaining, state.tokens.remaining) == (5, 100)
+    assert (state.requests.remaining, state.tokens.remaining) == (4, 100)
 
 
 def test_accounts_in_which_nothing_counts_are_dropped() -> None:
     scene = Scene(requests_per_minute=5)
     kept = scene.reserve(tenant="open")
     for n in range(3000):
-        with scene.ledger.reserve(f"t{n}", scene.limits, NO_TOKENS) as done:  # type: ignore[union-attr]
+        with scene.ledger.open(f"t{n}", scene.limits) as done:  # type: ignore[union-attr]
             assert isinstance(done, Reservation)
         scene.clock.advance(1)
     assert len(scene.ledger) < 1100

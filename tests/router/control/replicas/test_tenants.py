@@ -12,6 +12,7 @@ from router.control.workers.tenants import LeaderTenants
 from router.tenants.ledger import DAY_S, Ledger, Reservation
 from router.tenants.token_counts import TokenCounts
 from router.tenants.usage_book import UsageBook
+from tests.router.tenants.reservations import reserve
 
 LIMIT = 10
 LIMITS = TenantLimits(requests_per_minute=LIMIT, concurrent=LIMIT)
@@ -42,7 +43,7 @@ class Router:
     def admit(self, count: int) -> int:
         admitted = 0
         for _ in range(count):
-            admitted += isinstance(self.ledger.reserve("acme", LIMITS, TokenCounts(1, 0, 0)), Reservation)
+            admitted += isinstance(reserve(self.ledger, "acme", LIMITS, TokenCounts(1, 0, 0)), Reservation)
             self.leader.tell()
         return admitted
 

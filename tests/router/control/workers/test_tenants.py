@@ -12,6 +12,7 @@ from router.control.workers.tenants import FollowerTenants, LeaderTenants
 from router.tenants.ledger import DAY_S, Ledger, Reservation
 from router.tenants.token_counts import TokenCounts
 from router.tenants.usage_book import UsageBook
+from tests.router.tenants.reservations import reserve
 
 LIMITS = TenantLimits(requests_per_minute=10, concurrent=10, budget_per_day=1000)
 KEY = (20_000, "acme", "m")
@@ -47,7 +48,7 @@ class Group:
         return iter(self.down.items())
 
     def admit(self, number: int) -> Reservation | None:
-        reserved = self.ledgers[number].reserve("acme", LIMITS, TokenCounts(10, 0, 0))
+        reserved = reserve(self.ledgers[number], "acme", LIMITS, TokenCounts(10, 0, 0))
         return reserved if isinstance(reserved, Reservation) else None
 
     def tell(self) -> int:

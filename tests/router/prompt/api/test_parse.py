@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router.errors import BadRequest
 from router.prompt.api import parse, size_limits
 from router.prompt.api.lineage import make_lineage
+from router.prompt.api.openai import MAX_ANSWERS
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
 from router.prompt.body_rewrite import MAX_MEMBERS
 from router.prompt.prompt import Chat, Endpoint, Ids, Prompt, Text, UnknownIds, Unread
@@ -40,6 +41,23 @@ def test_whether_a_prompt_has_several_answers(fields: dict[str, Any], several: b
     chat = read(CHAT, {"messages": USER, "stream": True} | fields, continues=continues)
     assert chat.several_answers is several
     assert read(COMPLETIONS, {"prompt": "hi"} | fields, continues=continues).several_answers is several
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({}, 1), ({"n": None}, 1), ({"n": 3}, 3), ({"n": "3"}, 3), ({"best_of": 4, "n": 2}, 4), ({"n": -2}, 1),
+        ({"n": "x"}, 1), ({"n": [2]}, 1), ({"n": 10**40}, 1), ({"use_beam_search": True, "n": 5}, 5),
+        ({"prompt": "a"}, 1), ({"prompt": ["a"]}, 1), ({"prompt": ["a", "b", ""]}, 3), ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1], [2, 3]]}, 2), ({"prompt": ["a", "b"], "n": 3}, 6), ({"n": 99_999_999}, MAX_ANSWERS),
+    ],
+)  # fmt: skip
+def test_how_many_answers_the_engine_makes(fields: dict[str, Any], answers: int) -> None:
+    assert read(COMPLETIONS, {"prompt": "hi"} | fields).answers == answers
+    spaced = b'{"prompt": [\n "a" , "b" ]}'
+    assert read_prompt(COMPLETIONS, "application/json", spaced, ReadOptions()).answers == 2
+    if "prompt" not in fields:
+        assert read(CHAT, {"messages": USER} | fields).answers == answers
 
 
 @pytest.mark.parametrize(
