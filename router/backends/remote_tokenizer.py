@@ -2,8 +2,8 @@
 for proofs (`prompt/tokenization/proof.py`).
 
 The engine renders and tokenises the prompt once for the router and once more for the request, so this costs it a little
-and the request a round trip. Requests in flight are bounded, and each has a deadline: an engine that does not answer
-makes a prompt's ids unknown, never late.
+and the request a round trip. Requests in flight are bounded, shared fairly by clients, and each has a deadline: an
+engine that does not answer makes a prompt's ids unknown, never late.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from router.backends.vllm.info import (
     read_sleeping,
     read_tokenize,
 )
+from router.prompt.tokenization.fair_slots import FairSlots
 from router.prompt.tokenization.proof import GeneratedPrompt, RemoteFailure
 
-IN_FLIGHT = 16
+IN_FLIGHT = 20  # a client alone has four fifths of them
 DETOKENIZE_S = 2.0  # a client waits in the middle of its answer
 BYTES_PER_PROMPT_BYTE = 8  # a token has at least a byte of text and at most seven digits of JSON
 MOST_ANSWER_BYTES = 8 * 1024 * 1024  # a million ids
@@ -37,20 +38,24 @@ class EngineTokenizer:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
         self._requests = 0
-        self._in_flight = asyncio.Semaphore(IN_FLIGHT)
+        self._in_flight = FairSlots(IN_FLIGHT)
 
     async def tokenize(
-        self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
+        self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float, client: str = ""
     ) -> array[int] | RemoteFailure:
-        """Return the ids of `fields` (a `Prompt.remote_fields`) from one of `instances`, in rotation."""
+        """Return the ids of `fields` (a `Prompt.remote_fields` of `client`) from one of `instances`, in rotation."""
         if not instances:
             return "tokenizer_silent"
         self._requests += 1
         trouble: RemoteFailure = "tokenizer_busy"
         try:
-            async with asyncio.timeout(timeout_s), self._in_flight:
+            async with asyncio.timeout(timeout_s):
+                await self._in_flight.take(client)
                 trouble = "tokenizer_silent"
-                return await self.tokenize_at(instances[self._requests % len(instances)], fields, model, timeout_s)
+                try:
+                    return await self.tokenize_at(instances[self._requests % len(instances)], fields, model, timeout_s)
+                finally:
+                    self._in_flight.give_back(client)
         except TimeoutError:
             return trouble
 

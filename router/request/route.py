@@ -114,7 +114,7 @@ async def serve(
     prompt, choice = named
     cap_priority(prompt, call.tenant)
     served = resolve_model(prompt, services.scheduler, choice)
-    tokens = await tokenize(prompt, served, override, services)
+    tokens = await tokenize(prompt, served, override, call.sender, services)
     services.meter.reserve(call, reservation, prompt, tokens)
     with await services.admission.acquire(prompt, served, tokens, call.tenant, times.arrived_s) as lease:
         pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
@@ -227,7 +227,7 @@ async def fall_back(
         return None
     models.aliases.leave(before, record, now)
     prompt, served = await models.fall_back(request.prompt, choice), services.scheduler.fleet.resolve(choice.model)
-    tokens = await tokenize(prompt, served, request.override, services)
+    tokens = await tokenize(prompt, served, request.override, record.sender or "", services)
     pool_hit = await query_pool(prompt, served, tokens, request.override, record.stages, services)
     record.model, record.revision, record.fallback = choice.model, None, choice.fallback
     record.tokens_from, record.prompt_tokens_counted = describe_tokens(tokens)
@@ -276,7 +276,7 @@ async def wait_for_model(prompt: Prompt, call: ClientRequest, slot: Slot, stages
 
 
 async def tokenize(
-    prompt: Prompt, served: ServedModel | None, override: PolicyOverride | None, services: Services
+    prompt: Prompt, served: ServedModel | None, override: PolicyOverride | None, client: str, services: Services
 ) -> TokenizedPrompt | UnknownIds:
     """Return token ids and block keys, or why they are unknown."""
     selector, fleet = services.scheduler.selector, services.scheduler.fleet
@@ -294,7 +294,7 @@ async def tokenize(
     sizes = services.scheduler.block_sizes(served.base)
     longest = fleet.context_tokens(served.base)
     known = await services.tokenization.tokenize(
-        prompt, served.base, served.adapter, sizes, instances, context_tokens=longest
+        prompt, served.base, served.adapter, sizes, instances, context_tokens=longest, client=client
     )
     if isinstance(known, TokenizedPrompt) and (missed := services.scheduler.indexer.missed).late:
         known = known._replace(origin=services.scheduler.hash_inputs(prompt.salt, served))

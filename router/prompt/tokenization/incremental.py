@@ -102,7 +102,9 @@ class IncrementalTokenizer:
         names = name_rest(text, parts.segments, self._prefix_cache.begin_hash)
         return prompt._replace(parts=parts, names=names, known=known, text=text)
 
-    async def tokenize(self, prompt: PreparedPrompt, *, remember: bool = True) -> TokenizedPrompt | UnknownIds:
+    async def tokenize(
+        self, prompt: PreparedPrompt, *, remember: bool = True, client: str = ""
+    ) -> TokenizedPrompt | UnknownIds:
         """Return ids and keys, within the budget. Without `remember`, nothing is stored or counted."""
         chain = prompt.chain
         known = len(prompt.known)
@@ -122,7 +124,7 @@ class IncrementalTokenizer:
         abandonment = Abandonment()
         work = partial(self._encode, prompt, prefix, new, abandonment)
         left_s = self._settings.budget_ms / 1000 - (self._clock.now() - prompt.begun_s)
-        made = await self._threads.run(work, left_s, new_bytes, store, abandonment)
+        made = await self._threads.run(work, left_s, new_bytes, store, abandonment, client=client)
         return made if isinstance(made, UnknownIds) else made.known
 
     def _encode(

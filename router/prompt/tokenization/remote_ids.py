@@ -36,29 +36,36 @@ class RemoteTokenizer(ProofEngine, Protocol):
     """Token ids from an engine (`router.backends.remote_tokenizer`); a string says why there are none."""
 
     async def tokenize(
-        self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
+        self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float, client: str = ""
     ) -> array[int] | RemoteFailure:
-        """Return the ids of `fields` (a `Prompt.remote_fields`) from one of `instances`, in rotation."""
+        """Return the ids of `fields` (a `Prompt.remote_fields` of `client`) from one of `instances`, in rotation."""
 
     async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
         """Return the text of `ids` from one of `instances`; None if it does not answer."""
 
 
 async def find_remote_ids(
-    remote: RemoteTokenizer, prompt: Prompt, model: str, instances: Sequence[str], left_s: Callable[[], float]
+    remote: RemoteTokenizer,
+    prompt: Prompt,
+    model: str,
+    instances: Sequence[str],
+    left_s: Callable[[], float],
+    client: str = "",
 ) -> RemoteIds | UnknownIds:
-    """Return the ids of a prompt that was read, from `instances`, which serve base model `model`, in `left_s`."""
+    """Return the ids of a prompt of `client` that was read, from `instances`, which serve base model `model`, in
+    `left_s`.
+    """
     fields, name = prompt.remote_fields, prompt.model or model
     if not (isinstance(prompt.source, Chat) and prompt.source.has_media):
-        ids = await remote.tokenize(fields, name, instances, left_s())
+        ids = await remote.tokenize(fields, name, instances, left_s(), client)
         return UnknownIds(ids) if isinstance(ids, str) else RemoteIds(ids, True)
     pictured, marked = _replace(fields)
     if pictured is None or marked is None:
         return UnknownIds("media")
-    shown = await remote.tokenize(pictured, name, instances, left_s())
+    shown = await remote.tokenize(pictured, name, instances, left_s(), client)
     if isinstance(shown, str):
         return UnknownIds(shown)
-    without = await remote.tokenize(marked, name, instances, left_s())
+    without = await remote.tokenize(marked, name, instances, left_s(), client)
     if isinstance(without, str):
         return UnknownIds(without)
     common = common_length(shown, without)

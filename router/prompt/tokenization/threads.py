@@ -1,22 +1,25 @@
 """Worker threads for what would block the event loop: reading, rendering and tokenising long prompts.
 
-Bounded in number, in time and in bytes: while the `tokenizers` library works on a text, it takes 90 to 330 times its
-size in memory. A caller gets a result or the reason why there is none in time. When it stops waiting, because the
-budget has passed or its client has left, work in the queue is dropped, and running work is told so; what that has made
-by then still reaches the cache.
+Bounded in number, in time and in bytes, and shared fairly by the clients whose prompts they are: while the `tokenizers`
+library works on a text, it takes 90 to 330 times its size in memory. A caller gets a result or the reason why there is
+none in time. When it stops waiting, because the budget has passed or its client has left, work in the queue is dropped,
+and running work is told so; what that has made by then still reaches the cache.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Generic, TypeVar
 
+from router.fair_share import FairShare
 from router.prompt.prompt import UnknownIds
+from router.prompt.tokenization.fair_slots import FairSlots
 
-QUEUED_PER_THREAD = 16  # more would exceed their budget before they start
+QUEUED_PER_THREAD = 20  # more would exceed their budget before they start; a client alone takes four fifths
+SLOTS_PER_THREAD = 3  # jobs that a thread was given, which no other client's can overtake; one client has two
 QUEUED_BYTES_PER_THREAD = 4 * 1024 * 1024  # of text to tokenise; likewise
 
 T = TypeVar("T")
@@ -53,9 +56,10 @@ class TokenizerThreads:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="warmroute-tokens")
-        self._max_queued = QUEUED_PER_THREAD * threads
+        self._queued = FairShare(QUEUED_PER_THREAD * threads)
+        self._slots = FairSlots(SLOTS_PER_THREAD * threads)
         self._max_bytes = QUEUED_BYTES_PER_THREAD * threads
-        self._queued = self._bytes = 0
+        self._bytes = 0
 
     async def run(
         self,
@@ -64,35 +68,46 @@ class TokenizerThreads:
         text_bytes: int = 0,
         done: Callable[[T], None] = discard,
         abandonment: Abandonment | None = None,
+        *,
+        client: str = "",
     ) -> T | UnknownIds:
-        """Return the result of `work`, which tokenises `text_bytes`, or why there is none; `done` gets every result, on
-        the event loop. A single prompt is always accepted: it is bounded by what its model can take.
+        """Return the result of `work`, which tokenises `text_bytes` for `client`, or why there is none; `done` gets
+        every result, on the event loop. A client's only prompt is accepted whatever its size: it is bounded by what its
+        model can take.
         """
-        if self._queued >= self._max_queued or (self._bytes and self._bytes + text_bytes > self._max_bytes):
+        too_much = self._bytes and self._bytes + text_bytes > self._max_bytes and self._queued.held(client)
+        if too_much or self._queued.take(client, 1) is not None:
             return UnknownIds("tokens_busy")
-        self._queued += 1
         self._bytes += text_bytes
         job = _Job(work)
-        running = self._pool.submit(job.run)
-        future = asyncio.wrap_future(running)
-        future.add_done_callback(partial(self._on_done, text_bytes, done))
+        running: Future[T] | None = None
         try:
             async with asyncio.timeout(within_s):
+                await self._slots.take(client)
+                running = self._pool.submit(job.run)
+                future = asyncio.wrap_future(running)
+                future.add_done_callback(partial(self._on_done, client, text_bytes, done))
                 return await asyncio.shield(future)
         except TimeoutError:
             return UnknownIds("tokens_late")
         finally:
             if abandonment is not None:
                 abandonment.requested = True
-            if running.cancel():
+            if running is None:
+                self._leave(client, text_bytes)
+            elif running.cancel():
                 job.work = None
 
     def close(self) -> None:
         """Stop accepting work; running work is not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _on_done(self, text_bytes: int, done: Callable[[T], None], future: asyncio.Future[T]) -> None:
-        self._queued -= 1
-        self._bytes -= text_bytes
+    def _on_done(self, client: str, text_bytes: int, done: Callable[[T], None], future: asyncio.Future[T]) -> None:
+        self._slots.give_back(client)
+        self._leave(client, text_bytes)
         if not future.cancelled() and future.exception() is None:
             done(future.result())
+
+    def _leave(self, client: str, text_bytes: int) -> None:
+        self._queued.give_back(client, 1)
+        self._bytes -= text_bytes

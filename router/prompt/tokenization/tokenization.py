@@ -130,9 +130,11 @@ class Tokenization:
         *,
         context_tokens: int | None = None,
         remember: bool = True,
+        client: str = "",
     ) -> TokenizedPrompt | UnknownIds:
         """Return ids and keys of `prompt` for base model `model`, or why there are none; `instances` may be asked for
-        ids. `context_tokens`: the longest prompt that an instance of the model takes; `None`: unknown.
+        ids. `context_tokens`: the longest prompt that an instance of the model takes; `None`: unknown. `client`: whose
+        share of threads and of requests in flight it takes.
 
         Takes at most `tokens.budget_ms` (beside short prompts on the event loop). Without `remember`, nothing is cached
         or counted. Raises BadRequest where the prompt was not read yet, and is malformed.
@@ -147,19 +149,22 @@ class Tokenization:
         chain = KeyInputs(model, adapter, prompt.salt, frozenset(block_sizes))
         limit_tokens = min(context_tokens or ASSUMED_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
         work = partial(self._prepare, prompt, whose, chain, limit_tokens, begun_s)
-        ready = await self._threads.run(work, self._left_s(begun_s)) if reads_slowly(prompt.body) else work()
+        if reads_slowly(prompt.body):
+            ready = await self._threads.run(work, self._left_s(begun_s), client=client)
+        else:
+            ready = work()
         if isinstance(ready, UnknownIds):
             prompt.source = ready
             return ready
         prompt.source, prompt.remote_fields = ready.fields
         if ready.prepared is not None:
-            tokens = await self._incremental.tokenize(ready.prepared, remember=remember)
+            tokens = await self._incremental.tokenize(ready.prepared, remember=remember, client=client)
             if remember and isinstance(tokens, TokenizedPrompt):
                 self._remember(ready.prepared)
         elif isinstance(ready.fields.source, Ids):
-            tokens = await self._add_keys(ready.fields.source.ids, "given", chain, begun_s)
+            tokens = await self._add_keys(ready.fields.source.ids, "given", chain, begun_s, client)
         else:
-            tokens = await self._tokenize_remotely(prompt, chain, instances, begun_s)
+            tokens = await self._tokenize_remotely(prompt, chain, instances, begun_s, client)
         if len(prompt.body) > KEPT_BYTES:
             prompt.source, prompt.remote_fields = ready.fields.outline()
         return tokens
@@ -345,13 +350,13 @@ class Tokenization:
         self._threads.close()
 
     async def _tokenize_remotely(
-        self, prompt: Prompt, chain: KeyInputs, instances: Sequence[str], begun_s: float
+        self, prompt: Prompt, chain: KeyInputs, instances: Sequence[str], begun_s: float, client: str
     ) -> TokenizedPrompt | UnknownIds:
         left_s = partial(self._left_s, begun_s)
-        found = await find_remote_ids(self._remote, prompt, chain.model, instances, left_s)
+        found = await find_remote_ids(self._remote, prompt, chain.model, instances, left_s, client)
         if isinstance(found, UnknownIds):
             return found
-        return await self._add_keys(found.ids, "remote", chain, begun_s, complete=found.complete)
+        return await self._add_keys(found.ids, "remote", chain, begun_s, client, complete=found.complete)
 
     async def _add_keys(
         self,
@@ -359,6 +364,7 @@ class Tokenization:
         how: Literal["given", "remote"],
         chain: KeyInputs,
         begun_s: float,
+        client: str,
         *,
         complete: bool = True,
     ) -> TokenizedPrompt | UnknownIds:
@@ -366,7 +372,7 @@ class Tokenization:
         work = partial(self._build, ids, how, chain, begun_s, complete)
         if len(ids) * 4 <= self._settings.inline_chars:  # an id costs as much as 4 characters
             return work()
-        return await self._threads.run(work, self._left_s(begun_s))
+        return await self._threads.run(work, self._left_s(begun_s), client=client)
 
     def _left_s(self, begun_s: float) -> float:
         return self._settings.budget_ms / 1000 - (self._clock.now() - begun_s)

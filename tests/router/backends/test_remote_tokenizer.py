@@ -79,13 +79,26 @@ async def test_questions_are_bounded_and_waiting_for_a_turn_as_well() -> None:
     engine = Engine(HttpAnswer(200, TOKENIZED))
     engine.open.clear()
     remote = EngineTokenizer(engine)
-    first = [asyncio.ensure_future(remote.tokenize({}, "m", ["a"], 60.0)) for _ in range(IN_FLIGHT)]
+    first = [asyncio.ensure_future(remote.tokenize({}, "m", ["a"], 60.0, str(n))) for n in range(IN_FLIGHT)]
     await engine.full.wait()
     assert await remote.tokenize({}, "m", ["a"], 0.01) == "tokenizer_busy"
     assert engine.most_waiting == IN_FLIGHT
     engine.open.set()
     assert all(isinstance(ids, array) for ids in await asyncio.gather(*first))
     assert isinstance(await remote.tokenize({}, "m", ["a"], 1.0), array)
+
+
+async def test_one_client_leaves_requests_in_flight_to_others() -> None:
+    engine = Engine(HttpAnswer(200, TOKENIZED))
+    engine.open.clear()
+    remote = EngineTokenizer(engine)
+    greedy = [asyncio.ensure_future(remote.tokenize({}, "m", ["a"], 60.0, "greedy")) for _ in range(100)]
+    others = [asyncio.ensure_future(remote.tokenize({}, "m", ["a"], 60.0, name)) for name in ("b", "c", "d")]
+    await asyncio.sleep(0)
+    assert (engine.waiting, len(engine.asked)) == (IN_FLIGHT * 4 // 5 + 3, IN_FLIGHT * 4 // 5 + 3)
+    engine.open.set()
+    answers = await asyncio.gather(*greedy, *others)
+    assert all(isinstance(ids, array) for ids in answers)
 
 
 IDS = array("I", [5, 6, 7])

@@ -14,9 +14,9 @@ import pytest
 
 from router.config.sections.listeners import ListenConfig, TlsConfig
 from router.errors import ConfigError
+from router.fair_share import Shortage
 from router.proxy.call import ClientDisconnected
 from router.proxy.client_exchange import ClientExchange
-from router.proxy.fair_share import Shortage
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from tests.router.proxy.connections import BareHandler
 

@@ -73,7 +73,7 @@ class Engine:
         return ids
 
     async def tokenize(
-        self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float
+        self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float, client: str = ""
     ) -> array[int] | RemoteFailure:
         assert (model, list(instances), timeout_s) == ("m", ["a"], 1.0)
         self.asked.append(fields)

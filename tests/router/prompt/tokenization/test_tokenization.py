@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -256,11 +257,11 @@ async def test_the_budget_and_the_queue_are_bounded(
     tokens = Tokenization(
         Settings(inline_chars=1, budget_ms=30), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock()
     )
-    waiting = [tokens.tokenize(prompt(), "m", None, {16}, []) for _ in range(QUEUED_PER_THREAD + 1)]
+    waiting = [tokens.tokenize(prompt(), "m", None, {16}, []) for _ in range(QUEUED_PER_THREAD)]
     answers = await asyncio.gather(*waiting)
-    assert sorted(answer.reason for answer in answers if isinstance(answer, UnknownIds)) == (
-        ["tokens_busy"] + ["tokens_late"] * QUEUED_PER_THREAD
-    )
+    reasons = Counter(answer.reason for answer in answers if isinstance(answer, UnknownIds))
+    alone = QUEUED_PER_THREAD * 4 // 5  # of one client
+    assert reasons == {"tokens_late": alone, "tokens_busy": QUEUED_PER_THREAD - alone}
     gate.set()
     monkeypatch.setattr(local, "encode_segment", made)
     patient = Tokenization(Settings(inline_chars=1), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())

@@ -19,6 +19,8 @@ from router.prompt.tokenization.threads import (
     TokenizerThreads,
 )
 
+ALONE = QUEUED_PER_THREAD * 4 // 5  # that one client may have in the queue
+
 
 @pytest.fixture
 def threads() -> Iterator[TokenizerThreads]:
@@ -74,8 +76,7 @@ async def test_abandoned_work_leaves_the_queue_and_the_memory(threads: Tokenizer
     held = weakref.ref(text)
     within_s = 10.0 if hangs_up else 0.01
     queued = [
-        asyncio.ensure_future(threads.run(partial(id, text), within_s, 10, done.append))
-        for _ in range(QUEUED_PER_THREAD - 1)
+        asyncio.ensure_future(threads.run(partial(id, text), within_s, 10, done.append)) for _ in range(ALONE - 1)
     ]
     del text
     await asyncio.sleep(0)
@@ -86,19 +87,19 @@ async def test_abandoned_work_leaves_the_queue_and_the_memory(threads: Tokenizer
     queued.clear()
     gc.collect()
     assert held() is None  # though the thread is still at the first
-    again = [asyncio.ensure_future(threads.run(lambda: True, 10.0, 10)) for _ in range(QUEUED_PER_THREAD - 1)]
+    again = [asyncio.ensure_future(threads.run(lambda: True, 10.0, 10)) for _ in range(ALONE - 1)]
     gate.set()
-    assert await asyncio.gather(first, *again) == [True] * QUEUED_PER_THREAD
+    assert await asyncio.gather(first, *again) == [True] * ALONE
     assert done == []
 
 
 async def test_a_full_queue_is_told_at_once(threads: TokenizerThreads) -> None:
     gate = threading.Event()
-    waiting = [asyncio.ensure_future(threads.run(lambda: gate.wait(10), 10.0)) for _ in range(QUEUED_PER_THREAD)]
+    waiting = [asyncio.ensure_future(threads.run(lambda: gate.wait(10), 10.0)) for _ in range(ALONE)]
     await asyncio.sleep(0)
     assert await threads.run(lambda: True, 10.0) == UnknownIds("tokens_busy")
     gate.set()
-    assert await asyncio.gather(*waiting) == [True] * QUEUED_PER_THREAD
+    assert await asyncio.gather(*waiting) == [True] * ALONE
     assert await threads.run(lambda: True, 10.0) is True
 
 
@@ -113,6 +114,24 @@ async def test_text_in_the_queue_is_bounded_but_for_a_single_one(threads: Tokeni
     half = [asyncio.ensure_future(threads.run(lambda: True, 10.0, QUEUED_BYTES_PER_THREAD // 2)) for _ in range(3)]
     assert await asyncio.gather(*half) == [True, True, UnknownIds("tokens_busy")]
     assert await threads.run(lambda: True, 10.0, QUEUED_BYTES_PER_THREAD) is True
+
+
+async def test_the_queue_of_one_client_delays_no_other(threads: TokenizerThreads) -> None:
+    gate, order = threading.Event(), list[str]()
+    first = asyncio.ensure_future(threads.run(lambda: gate.wait(10), 10.0, client="greedy"))
+    await asyncio.sleep(0)
+    greedy = [
+        asyncio.ensure_future(threads.run(partial(order.append, "greedy"), 10.0, client="greedy")) for _ in range(30)
+    ]
+    await asyncio.sleep(0)
+    size = 4 * QUEUED_BYTES_PER_THREAD
+    other = asyncio.ensure_future(threads.run(partial(order.append, "other"), 10.0, size, client="other"))
+    await asyncio.sleep(0)
+    gate.set()
+    await first
+    answers = await asyncio.gather(*greedy, other)
+    assert answers.count(UnknownIds("tokens_busy")) == 30 - (ALONE - 1), "the rest of its own"
+    assert order.index("other") <= 1, "one of the other client was next already"
 
 
 async def test_what_breaks_is_raised_where_it_was_asked_for(threads: TokenizerThreads) -> None:

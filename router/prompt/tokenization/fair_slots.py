@@ -1,0 +1,47 @@
+"""Slots for work on prompts, shared fairly by clients: the queue of one delays no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+
+from router.fair_share import FairShare
+
+
+class FairSlots:
+    """As many at once as there are `slots`. A client that has its share (`FairShare`) waits until it has less, and
+    clients that wait are next in turn, each for its oldest work.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._share = FairShare(slots)
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client
+
+    async def take(self, client: str) -> None:
+        """Return when `client` has a slot, which is its to give back."""
+        if self._share.take(client, 1) is not None:
+            await self._wait(client)
+
+    async def _wait(self, client: str) -> None:
+        """Return when a slot was taken for `client`."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(client)
+            raise
+
+    def give_back(self, client: str) -> None:
+        """Give a slot back, to whom is next."""
+        self._share.give_back(client, 1)
+        for name in list(self._waiting):
+            queue = self._waiting[name]
+            while queue and queue[0].done():  # its work was given up
+                queue.popleft()
+            if queue and self._share.take(name, 1) is None:
+                queue.popleft().set_result(None)
+                self._waiting.move_to_end(name)
+            if not queue:
+                del self._waiting[name]
