@@ -185,8 +185,9 @@ class EdgeConfig(Section):
     """paths to forward beyond the built-in ones, placed by load alone"""
     strip_fields: list[str] = ["kv_transfer_params", "vllm_xargs"]
     """top-level JSON fields that are removed from client requests"""
-    strip_headers: list[str] = ["x-data-parallel-rank", "x-vllm-priority"]
-    """headers that are removed from client requests; x-warmroute-* are always removed"""
+    strip_headers: list[str] = ["x-vllm-priority"]
+    """headers that are removed from client requests; x-warmroute-* and those that steer engines, such as
+    x-data-parallel-rank and x-prefiller-host-port, are always removed"""
     cors_origins: list[str] = []
     """origins whose pages may use the router in a browser (CORS), such as `https://chat.example.org`; `*`: any; []:
     none, as vLLM's own default, and answers of engines keep the headers that their engine sets"""
