@@ -108,8 +108,9 @@ def test_paths_come_back_absolute(folder: Path) -> None:
             "(lowest severity that is logged)",
         ),
         (
-            "records: {keep: 0}",
-            "1: records.keep: found the number 0, wanted more than 0 (most recent decision records kept in memory)",
+            "records: {keep: -1}",
+            "1: records.keep: found the number -1, wanted at least 0 (most recent decision records kept in memory; "
+            "0: none, so none can be found, and dry runs have nothing to decide again)",
         ),
         (
             "active: [a]",
@@ -417,6 +418,25 @@ def test_client_keys_that_are_not_hashes_are_not_repeated(folder: Path) -> None:
     said = refusal(folder, MINIMAL + "clients: {keys_file: keys}\n")
     wanted = "wanted the sha256 of a key (64 hex digits) and a name"
     assert said == [f"{folder}/keys:1: {wanted}", f"{folder}/keys:2: {wanted}"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "limits.retry_burst",
+        "limits.retry_ratio",
+        "limits.continuation_bytes",
+        "limits.responses_kept",
+        "tokens.inline_chars",
+        "tokens.memory_bytes",
+        "index.orphan_blocks",
+        "records.keep",
+    ],
+)
+def test_what_may_be_nothing_may_be_0(folder: Path, key: str) -> None:
+    section, name = key.split(".")
+    config = read_config(put(folder, MINIMAL + f"{section}: {{{name}: 0}}\n"))
+    assert getattr(getattr(config, section), name) == 0
 
 
 UNPRINTABLE = ["a\x1fb", "a\x00b", "a\tb", "a\x7f", "a\u202eb", "a\u200b", "n" * 129]
