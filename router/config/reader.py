@@ -22,6 +22,7 @@ from router.config.lookup import YAML_SUFFIXES, list_shipped_policies
 from router.config.path_checks import check_instances, check_references
 from router.config.schema import MAX_POLICIES, Config, InstanceConfig, PolicyConfig
 from router.config.sections.base import Section
+from router.config.sections.clients import MAX_NAME_CHARS, is_client_name
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.gameday import GamedayFile
 from router.config.sections.listeners import AdmissionConfig
@@ -277,6 +278,8 @@ def parse_client_keys(content: bytes, where: str) -> dict[str, str]:
         if (match := CLIENT_KEY.fullmatch(text)) is None:
             if text:
                 problems.append(f"{where}:{number}: wanted the sha256 of a key (64 hex digits) and a name")
+        elif not is_client_name(match[2]):
+            problems.append(f"{where}:{number}: a client's name has 1 to {MAX_NAME_CHARS} printable characters")
         elif names.setdefault(match[1].lower(), match[2]) != match[2]:
             problems.append(f"{where}:{number}: this key is another client's already")
     if not names and not problems:  # also while a file is being written

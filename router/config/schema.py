@@ -213,8 +213,9 @@ class TokensConfig(Section):
     budget_ms: Seconds = 500.0
     """longest wait for a prompt's token ids, milliseconds; after it they count as unknown and the request is placed
     without"""
-    inline_chars: Positive = 8192
-    """prompts of up to this many characters are tokenized on the event loop, longer ones in threads"""
+    inline_chars: int = Field(default=8192, ge=0)
+    """prompts of up to this many characters are tokenized on the event loop, longer ones in threads; 0: all in
+    threads"""
     threads: Positive = 1
     """threads that tokenize longer prompts"""
     memory_bytes: int = Field(default=512 * 1024 * 1024, ge=0)
@@ -232,8 +233,8 @@ class IndexConfig(Section):
     """blocks remembered per target that has no trusted event stream"""
     approximate_ttl_s: Seconds = 600.0
     """age at which such a block is forgotten, seconds"""
-    orphan_blocks: Positive = 10_000
-    """blocks with an unknown parent that are kept per target"""
+    orphan_blocks: int = Field(default=10_000, ge=0)
+    """blocks with an unknown parent that are kept per target; 0: none"""
     instance_bytes: Positive = 512 * 1024 * 1024
     """memory for what the events of one instance announce, all ranks together, bytes (about 200 per block); an engine
     that announces more is served as one without events"""
@@ -265,8 +266,9 @@ class DecisionLogConfig(Section):
 
 
 class RecordsConfig(Section):
-    keep: Positive = 10_000
-    """most recent decision records kept in memory"""
+    keep: int = Field(default=10_000, ge=0)
+    """most recent decision records kept in memory; 0: none, so none can be found, and dry runs have nothing to decide
+    again"""
     decision_log: DecisionLogConfig | None = None
     """write every decision as JSON lines, for `warmroute replay`; null: no decision log"""
 

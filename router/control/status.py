@@ -57,6 +57,7 @@ from router.telemetry.recent_records import RecentRecords
 from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import TargetRequest, list_target_requests
 from router.telemetry.shared_prefixes import count_prefixes
+from router.tenants.isolation import read_joined
 
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
 
@@ -168,9 +169,10 @@ class Status:
 
     async def find_records(self, query: RecordQuery) -> list[bytes]:
         """Return the records of all workers that match as JSON, newest first. A session may be given by the name that
-        the client gave it, too.
+        the client gave it, too, joined names with ` / ` between them.
         """
-        named = tuple(map(self.scheduler.view_builder.session_pseudonym, query.sessions))
+        names = {name for session in query.sessions for name in (session, read_joined(session))}
+        named = tuple(map(self.scheduler.view_builder.session_pseudonym, names))
         query = msgspec.structs.replace(query, sessions=query.sessions + named)
         own = await self.recent_records.encode(query)
         if self.leader is None:

@@ -10,6 +10,8 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
+from google.protobuf.struct_pb2 import Value
+
 from router.picker.ext_proc_pb2 import (
     FULL_DUPLEX_STREAMED,
     HeaderMap,
@@ -97,16 +99,22 @@ def read_head(map_: HeaderMap) -> PickerRequestHead:
 
 
 def read_subset(message: ProcessingRequest) -> frozenset[str] | None:
-    """Return the endpoints among which the gateway wants the choice, each `ip:port` or `ip`; None: among all."""
+    """Return the endpoints among which the gateway wants the choice, each `ip:port` or `ip`; None: among all. A hint
+    that names none, such as a number, leaves none.
+    """
     hint = message.metadata_context.filter_metadata.get(SUBSET_HINT)
-    if hint is None or SUBSET not in hint.fields:
+    if hint is None or SUBSET not in hint.fields or hint.fields[SUBSET].WhichOneof("kind") == "null_value":
         return None
-    value = hint.fields[SUBSET]
+    return frozenset(_read_endpoints(hint.fields[SUBSET]))
+
+
+def _read_endpoints(value: Value) -> Iterator[str]:
+    """Yield the names in a text with commas, or in a list of such texts and lists, which protobuf lets be 50 deep."""
     if value.WhichOneof("kind") == "list_value":
-        named: Iterable[str] = (item.string_value for item in value.list_value.values)
+        for item in value.list_value.values:
+            yield from _read_endpoints(item)
     else:
-        named = value.string_value.split(",")
-    return frozenset(stripped for name in named if (stripped := name.strip()))
+        yield from (stripped for name in value.string_value.split(",") if (stripped := name.strip()))
 
 
 def read_served(message: ProcessingRequest) -> str | None:

@@ -3,7 +3,9 @@
 Every header passes unchanged, in its order and with its duplicates, except: what belongs to one hop (RFC 9110 7.6.1,
 and what `Connection` lists), what the router decides (length, host, request id, rank, credentials), what the operator
 forbids clients to set, and `accept-encoding`: a compressed answer would hide its `usage`. llhttp lets no line break
-into a name or value; since one would let a client write headers of its own here, it is checked again.
+into a name or value; since one would let a client write headers of its own here, it is checked again. Headers by which
+routers tell engines and their sidecars where a request goes (`STEERING`) are never a client's: they would undo the
+choice, or make a sidecar connect to an address of the client's own.
 """
 
 from __future__ import annotations
@@ -32,7 +34,40 @@ SET_BY_ROUTER = frozenset(
     (b"host", b"content-length", b"expect", b"accept-encoding", b"http2-settings", b"x-request-id")
 )
 CREDENTIALS: Final = frozenset((b"authorization", b"x-api-key"))
-GATEWAY_REMOVES = frozenset((b"accept-encoding", b"x-prefiller-host-port", b"x-encoder-hosts-ports"))
+STEERING = frozenset(
+    (
+        b"x-data-parallel-rank",  # vLLM, and an alias in Dynamo
+        # llm-d's sidecar at an engine: `pkg/common/routing` of llm-d-inference-scheduler, and names of earlier versions
+        b"x-prefiller-host-port",
+        b"x-prefiller-url",
+        b"x-encoder-hosts-ports",
+        b"x-kv-cache-source-host-port",
+        b"x-data-parallel-host-port",
+        b"x-llm-d-prefiller-host-port",
+        b"x-llm-d-encoder-hosts-ports",
+        b"x-llm-d-kv-cache-source-host-port",
+        # Dynamo's frontend as a sidecar: `nvext.rs` and its picker; the names without `dynamo` are the older ones
+        b"x-worker-instance-id",
+        b"x-prefill-instance-id",
+        b"x-dp-rank",
+        b"x-prefill-dp-rank",
+        b"x-enable-local-updates",
+        b"x-epp-inject-nvext-token-data",
+        b"x-dynamo-worker-instance-id",
+        b"x-dynamo-prefill-instance-id",
+        b"x-dynamo-dp-rank",
+        b"x-dynamo-prefill-dp-rank",
+        b"x-dynamo-routing-mode",
+        b"x-dynamo-token-data",
+        b"x-dynamo-epp-prefill-reservation-id",
+        # Envoy, in front of engines or beside them: the endpoint picker protocol, and clusters of type ORIGINAL_DST
+        b"x-gateway-destination-endpoint",
+        b"x-gateway-destination-endpoint-subset",
+        b"x-envoy-original-dst-host",
+    )
+)
+"""Headers that say which engine, rank or helper serves a request: only routers may set them."""
+GATEWAY_REMOVES = STEERING | {b"accept-encoding"}
 """What no client may set where a gateway sends the request; it takes care of the rest by itself."""
 RESIZED: Final = HOP_BY_HOP | {b"content-length"}
 REQUEST_ID: Final = b"x-request-id"
@@ -73,7 +108,7 @@ class HeaderRules:
     def __init__(self, strip: Iterable[str] = (), *, own_keys: bool = False) -> None:
         self._own_keys = own_keys
         stripped = {name.lower().encode() for name in strip}
-        self._dropped = HOP_BY_HOP | SET_BY_ROUTER | CREDENTIALS | stripped
+        self._dropped = HOP_BY_HOP | SET_BY_ROUTER | CREDENTIALS | STEERING | stripped
         self._dropped_continued = self._dropped | {b"traceparent"}
         self._dropped_begun = self._dropped | {b"traceparent", b"tracestate"}
         self._removed = GATEWAY_REMOVES | stripped | (CREDENTIALS if own_keys else frozenset())

@@ -26,7 +26,7 @@ from router.picker.answer_end import AnswerEnd
 from router.picker.answer_log import AnswerLog, LoggedEnd, OpenAnswer
 from router.picker.exchange import PickerExchange
 from router.picker.messages import Choice
-from router.picker.names import PREFILLER
+from router.picker.names import DESTINATION, PREFILLER
 from router.prompt.prompt import Prompt
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.proxy.disaggregated import PrefillResult
@@ -143,7 +143,7 @@ class PickerPath:
             added.append((PREFILLER, prefiller.encode()))
         if (trace := request.trace) is not None:
             added.append(("traceparent", trace.traceparent(attempt_number(len(record.attempts) - 1))))
-        named = {name for name, _ in added}
+        named = {DESTINATION, *(name for name, _ in added)}  # what is overwritten must not be removed as well
         removed = [name for name in edits.removed if name not in named]
         if trace is not None and trace.begun and b"tracestate" in call.fields:
             removed.append("tracestate")

@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from router.telemetry.private_files import open_private
+
 log = logging.getLogger("warmroute.audit")
 
 MAX_ENTRIES = 1_000
@@ -118,7 +120,7 @@ class AuditLog:
 
     def _write(self, line: bytes) -> None:
         assert self._file is not None
-        with self._file.open("ab+") as file:
+        with open(self._file, "ab+", opener=open_private) as file:
             if (size := file.seek(0, os.SEEK_END)) > 0:
                 file.seek(size - 1)
                 if file.read(1) != b"\n":  # a torn line, from a crash or an earlier try on a full disk

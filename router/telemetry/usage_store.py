@@ -7,12 +7,15 @@ make them in a thread, one at a time.
 
 from __future__ import annotations
 
+import os
 import secrets
 import sqlite3
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date
 
 from router.errors import ConfigError, WarmrouteError
+from router.telemetry.private_files import open_private
 from router.tenants.token_counts import TokenCounts
 from router.tenants.usage import UsageRow
 
@@ -55,6 +58,9 @@ class UsageStore:
     def __init__(self, path: str | None) -> None:
         """Raise ConfigError for a file that cannot be used."""
         self._path = path
+        if path is not None:
+            with suppress(OSError):  # SQLite says what is wrong; the files beside this one get its permissions
+                os.close(open_private(path, os.O_RDWR | os.O_CREAT))
         try:
             self._open = sqlite3.connect(path or ":memory:", timeout=BUSY_S, check_same_thread=False)
             self._open.execute("PRAGMA journal_mode=WAL")

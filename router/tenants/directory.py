@@ -11,10 +11,16 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from router.config.reader import parse_client_keys
-from router.config.sections.clients import DEFAULT_CLASS, ClientsConfig, ServiceClassConfig, TenantConfig
+from router.config.sections.clients import (
+    DEFAULT_CLASS,
+    ClientsConfig,
+    ServiceClassConfig,
+    TenantConfig,
+    is_client_name,
+)
 from router.errors import Unauthorized, quote_name
 from router.tenants.isolation import CacheScope
-from router.tenants.tenant import MAX_NAME_CHARS, ServiceClass, Tenant
+from router.tenants.tenant import ServiceClass, Tenant
 from router.tenants.tokens import TokenVerifier
 
 UNLISTED_KEPT = 10_000  # tenants that no setting names are made anew when they are forgotten
@@ -91,6 +97,6 @@ class TenantDirectory:
 
 
 def _check_name(name: str) -> str:
-    if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
+    if not is_client_name(name):
         raise Unauthorized("the name of the tenant is empty, too long or not printable", code="invalid_tenant")
     return name

@@ -16,6 +16,20 @@ from hashlib import blake2b
 
 SALT_BYTES = 16  # vLLM takes 128 characters, none of `@/\\`: hexadecimal digits are none of these
 KEY_BYTES = 32
+SEPARATOR = "\x1f"
+"""Stands between names that are joined (U+001F, unit separator). No name contains it: tenants and groups are printable,
+and a client's name with it in it is none (`prompt/api/lineage.py`). Where people write joined names it is ` / `.
+"""
+
+
+def join_names(outer: str, inner: str) -> str:
+    """Return the name of `inner` in `outer`, which no other two names give."""
+    return outer + SEPARATOR + inner
+
+
+def read_joined(text: str) -> str:
+    """Return the name that a person means who wrote ` / ` between joined names."""
+    return text.replace(" / ", SEPARATOR)
 
 
 def derive_salt_key(secret: int) -> bytes:
@@ -26,11 +40,11 @@ def derive_salt_key(secret: int) -> bytes:
 class CacheScope:
     """The requests that may hit each other's cached prompts: those of `owner`, a tenant or a group of them."""
 
-    __slots__ = ("_base", "_prefix", "salt")
+    __slots__ = ("_base", "_owner", "salt")
 
     def __init__(self, key: bytes, owner: str) -> None:
         self._base = blake2b(owner.encode(), digest_size=SALT_BYTES, key=key, person=b"warmroute owner")
-        self._prefix = f"{owner}/"
+        self._owner = owner
         self.salt = self._base.hexdigest()  # of requests without one of their own
 
     def mix(self, own: str | None) -> str:
@@ -43,4 +57,4 @@ class CacheScope:
 
     def qualify(self, name: str) -> str:
         """Return a name that a client chose as one that no other owner's name can equal."""
-        return self._prefix + name
+        return join_names(self._owner, name)

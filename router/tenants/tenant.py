@@ -8,7 +8,6 @@ from fnmatch import translate
 from router.config.sections.clients import ServiceClassConfig, TenantLimits
 from router.tenants.isolation import CacheScope
 
-MAX_NAME_CHARS = 128
 NONE = "(?!)"  # a pattern that matches nothing
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from math import isfinite, nan
 from typing import Any, NamedTuple
 
 import jwt
@@ -23,6 +24,9 @@ REMEMBERED_S = 60.0  # a key that the provider withdraws is honoured for so long
 MAX_TOKEN_BYTES = 16_384
 RETRY_AFTER_S = 5
 INVALID = "invalid_token"  # the code of a refusal
+UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError)
+"""What PyJWT lets through for JSON of another form, numbers without end and deep nesting; its older versions more."""
+MOMENTS = ("exp", "nbf", "iat")
 
 
 class Claims(NamedTuple):
@@ -55,7 +59,7 @@ class TokenVerifier:
         """
         try:
             found = jwt.PyJWKSet.from_json(jwks.decode()).keys
-        except (ValueError, AttributeError, TypeError, jwt.PyJWTError) as error:
+        except (AttributeError, jwt.PyJWTError, *UNREADABLE) as error:
             raise ConfigError(f"{where}: not a JSON Web Key Set: {error}") from None
         usable = {key.key_id: key for key in found if key.public_key_use in (None, "sig") and key.key_type != "oct"}
         if not usable:
@@ -73,13 +77,14 @@ class TokenVerifier:
             raise NoTarget("the keys of the token's issuer are not known yet; try again", retry_after_s=RETRY_AFTER_S)
         payload = self._decode(token)
         config = self._config
-        claims = Claims(
-            _read_text(payload, config.tenant_claim) or "",
-            None if config.class_claim is None else _read_text(payload, config.class_claim),
-        )
-        if not claims.tenant:
+        moments = {claim: _read_moment(payload, claim) for claim in MOMENTS if claim in payload}
+        if (tenant := _read_text(payload, config.tenant_claim)) is None:
             raise Unauthorized(f"the token has no claim {config.tenant_claim!r} that names a tenant", code=INVALID)
-        self._remembered[digest] = _Remembered(claims, min(payload["exp"] + config.leeway_s, now_wall_s + REMEMBERED_S))
+        service_class = None
+        if config.class_claim in payload and (service_class := _read_text(payload, config.class_claim)) is None:
+            raise Unauthorized(f"the token's claim {config.class_claim!r} names no service class", code=INVALID)
+        claims = Claims(tenant, service_class)
+        self._remembered[digest] = _Remembered(claims, min(moments["exp"] + config.leeway_s, now_wall_s + REMEMBERED_S))
         if len(self._remembered) > REMEMBERED:
             self._remembered.popitem(last=False)
         return claims
@@ -99,7 +104,7 @@ class TokenVerifier:
                 leeway=config.leeway_s,
                 options={"require": ["exp", "iss", "aud"]},
             )
-        except jwt.PyJWTError as error:
+        except (jwt.PyJWTError, *UNREADABLE) as error:
             raise Unauthorized(f"the token is not valid: {quote_name(str(error))}", code=INVALID) from None
         return payload
 
@@ -112,6 +117,20 @@ class TokenVerifier:
             self.on_unknown_key()
             raise Unauthorized("the token is signed with a key that is not known here", code=INVALID)
         return key
+
+
+def _read_moment(payload: dict[str, Any], claim: str) -> float:
+    """Return a claim that is a number of seconds (RFC 7519, NumericDate). Raises `Unauthorized`: PyJWT takes what
+    `int()` takes, and so text.
+    """
+    value = payload[claim]
+    try:
+        seconds = float(value) if type(value) in (int, float) else nan
+    except OverflowError:
+        seconds = nan
+    if not isfinite(seconds):
+        raise Unauthorized(f"the token's claim {claim!r} is not a number of seconds", code=INVALID)
+    return seconds
 
 
 def _read_text(payload: dict[str, Any], claim: str) -> str | None:

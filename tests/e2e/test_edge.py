@@ -115,10 +115,11 @@ async def test_headers_that_only_the_router_may_set_never_arrive(routed: Any) ->
 async def test_what_is_stripped_can_be_configured(router: Any) -> None:
     edge = {"strip_fields": ["priority"], "strip_headers": ["x-tenant"]}
     async with engine() as a, router([a], edge=edge) as r:
-        await r.post(CHAT, BODY | {"priority": 1}, headers={"x-tenant": "t", "x-vllm-priority": "1"})
+        steering = {"x-data-parallel-rank": "1", "x-prefiller-host-port": "10.9.9.9:1"}
+        await r.post(CHAT, BODY | {"priority": 1}, headers=steering | {"x-tenant": "t", "x-vllm-priority": "1"})
         (got,) = a.seen(CHAT)
         assert set(json.loads(got.body)) == set(BODY)
-        assert "x-tenant" not in got.headers
+        assert not {"x-tenant", *steering} & set(got.headers)
         assert got.headers["x-vllm-priority"] == "1"
 
 

@@ -491,7 +491,8 @@ async def test_a_pair_is_named_for_llm_ds_sidecar(router: Callable[..., Any]) ->
         ]
         async with router(engines, picker=PICKER) as running, Gateway.connect(running.app.picker_port) as gateway:
             p = Picker(running, [a, b], gateway)
-            exchange, choice = await p.choose(CHAT, chat("x" * 1000), headers=[("x-prefiller-host-port", "10.9.9.9:1")])
+            steering = [(name, "10.9.9.9:1") for name in ("x-prefiller-host-port", "x-gateway-destination-endpoint")]
+            exchange, choice = await p.choose(CHAT, chat("x" * 1000), headers=steering)
             assert (choice.endpoint, choice.headers["x-prefiller-host-port"]) == (b.address, a.address.encode())
             assert choice.removed == [], "what the client named is overwritten"
             await exchange.answer(200, [JSON_ANSWER], choice.endpoint)

@@ -32,6 +32,7 @@ from rich.table import Table
 from router.cli.terminal.console import PrintableConsole
 from router.clock import Clock
 from router.errors import WarmrouteError
+from router.telemetry.private_files import open_private
 from scorers.build import is_compiled
 
 NARROWEST = 120
@@ -133,8 +134,8 @@ def report_written(console: Console, file: Path) -> None:
 
 def write_json(console: Console, file: Path, report: object) -> None:
     """Write `report` as indented JSON; missing folders are made. Raises WarmrouteError."""
-    with writing(file):
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    with writing(file), open(file, "wb", opener=open_private) as opened:
+        opened.write(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     report_written(console, file)
 
 

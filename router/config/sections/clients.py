@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from router.config.sections.base import PathName, Positive, Seconds, Section
 
 DEFAULT_CLASS = "default"
+MAX_NAME_CHARS = 128
+
+
+def is_client_name(name: str) -> bool:
+    """Return whether a tenant, a group of them or a class may have this name, wherever it comes from: it is joined with
+    names that clients choose, and shown to people.
+    """
+    return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable()
+
+
+def _check_name(name: str) -> str:
+    if not is_client_name(name):
+        raise ValueError(f"a name has 1 to {MAX_NAME_CHARS} printable characters")
+    return name
+
+
+ClientName = Annotated[str, AfterValidator(_check_name)]
 
 
 class JwtConfig(Section):
@@ -82,9 +99,9 @@ class ServiceClassConfig(Section):
 
 
 class TenantConfig(Section):
-    service_class: str = DEFAULT_CLASS
+    service_class: ClientName = DEFAULT_CLASS
     """name of its class in `service_classes`"""
-    cache_group: str | None = None
+    cache_group: ClientName | None = None
     """tenants of one group hit each other's cached prompts when `isolation` is `tenant`; null: its own alone"""
 
 
@@ -97,9 +114,9 @@ class ClientsConfig(Section):
     tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
     """header in which a proxy of `listen.trusted_proxies` (or a gateway, for `picker`) names the tenant of a request;
     from anybody else it is ignored; null: none"""
-    tenants: dict[str, TenantConfig] = {}
+    tenants: dict[ClientName, TenantConfig] = {}
     """settings of tenants by name; one that is not listed has the class `default`"""
-    service_classes: dict[str, ServiceClassConfig] = {}
+    service_classes: dict[ClientName, ServiceClassConfig] = {}
     """service classes by name; `default` may use all models unless it is given here"""
     isolation: Literal["off", "tenant"] = "off"
     """tenant: no tenant can hit, or learn of, what another one's requests left in the caches: the router salts them

@@ -145,17 +145,17 @@ class LimitsConfig(Section):
     """how long an idle connection to an engine stays open, seconds; must be below the engine's own limit (vLLM: 5 s)"""
     retry_ratio: float = Field(default=0.2, ge=0, le=1)
     """retries allowed per request over time, over the whole router"""
-    retry_burst: Positive = 10
-    """retries allowed at once beyond `retry_ratio`"""
+    retry_burst: int = Field(default=10, ge=0)
+    """retries saved up at most, and there from the start; 0: none are made, whatever `retry_ratio` is"""
     grace_s: Seconds = 30.0
     """time that requests in progress have to finish after SIGTERM, seconds"""
     continuation_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
     """memory for the token ids of streamed answers, bytes (about 6 per token of prompt and answer), or for the text of
     those without ids, with which another engine carries an answer on when its own fails in the middle; what does not
     fit breaks off as without; 0: no answer is carried on"""
-    responses_kept: Positive = 10_000
+    responses_kept: int = Field(default=10_000, ge=0)
     """stored response ids whose target is remembered, of all tenants; beyond it the oldest of the tenant that holds
-    most is forgotten"""
+    most is forgotten; 0: none is"""
 
 
 class AdmissionConfig(Section):
@@ -185,8 +185,9 @@ class EdgeConfig(Section):
     """paths to forward beyond the built-in ones, placed by load alone"""
     strip_fields: list[str] = ["kv_transfer_params", "vllm_xargs"]
     """top-level JSON fields that are removed from client requests"""
-    strip_headers: list[str] = ["x-data-parallel-rank", "x-vllm-priority"]
-    """headers that are removed from client requests; x-warmroute-* are always removed"""
+    strip_headers: list[str] = ["x-vllm-priority"]
+    """headers that are removed from client requests; x-warmroute-* and those that steer engines, such as
+    x-data-parallel-rank and x-prefiller-host-port, are always removed"""
     cors_origins: list[str] = []
     """origins whose pages may use the router in a browser (CORS), such as `https://chat.example.org`; `*`: any; []:
     none, as vLLM's own default, and answers of engines keep the headers that their engine sets"""

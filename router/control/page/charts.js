@@ -15,7 +15,7 @@ export function Chart({ t, series, marks = [], format = String, x = { time: true
     const plot = useRef(null);
     const shown = useRef({ marks, format });
     shown.current = { marks, format };
-    const shape = series.map((s) => s.label).join("|");
+    const shape = JSON.stringify(series.map((s) => s.label));
 
     useLayoutEffect(() => {
         const element = box.current;

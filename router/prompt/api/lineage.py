@@ -15,9 +15,10 @@ request names tells all three; rows are never mixed, so that a gateway's names d
 
 Where a row names no program it is the parent, and without a parent the session itself. Rows 1 and 2 name only the
 direct parent: a family with sub-agents of sub-agents counts as several. An agent's id of Claude Code is unique in its
-session only, so both make the name. Row 6 is of the body, and its first name counts: those of conversations come before
-those of users. `conversation` (a name, or an object with an `id`) is of `/v1/responses` only. A `prompt_cache_key` may
-be a whole family's: Codex gives its sub-agents that of their parent, and row 4 tells them apart.
+session only, so both make the name, joined by a character that no name has: a name with it in it is none. Row 6 is of
+the body, and its first name counts: those of conversations come before those of users. `conversation` (a name, or an
+object with an `id`) is of `/v1/responses` only. A `prompt_cache_key` may be a whole family's: Codex gives its sub-
+agents that of their parent, and row 4 tells them apart.
 
 Sources: 1 https://github.com/anomalyco/opencode/pull/12932, 2 https://docs.nvidia.com/dynamo/dev/agents/session-i-ds,
 3 https://code.claude.com/docs/en/llm-gateway-protocol and https://github.com/anthropics/claude-code/issues/49205,
@@ -37,6 +38,7 @@ import msgspec
 from router.prompt.api.field_values import SHORT_BYTES, short_value, text_of
 from router.prompt.api.fields import Part
 from router.prompt.body_rewrite import UNREADABLE
+from router.tenants.isolation import SEPARATOR, join_names
 
 SESSION, PARENT = b"x-session-id", b"x-parent-session-id"
 DYNAMO_SESSION, DYNAMO_PARENT = b"x-dynamo-session-id", b"x-dynamo-parent-session-id"
@@ -68,7 +70,7 @@ def read_header_lineage(fields: Mapping[bytes, bytes]) -> Lineage | None:
         if (agent := _name(fields, CLAUDE_AGENT)) is None:
             return make_lineage(name)
         above = _name(fields, CLAUDE_PARENT)
-        return make_lineage(f"{name}/{agent}", name if above is None else f"{name}/{above}", name)
+        return make_lineage(join_names(name, agent), name if above is None else join_names(name, above), name)
     run, thread = _name(fields, CODEX_SESSION), _name(fields, CODEX_THREAD)
     if (name := thread or run) is not None:
         return make_lineage(name, _name(fields, CODEX_PARENT), run)
@@ -99,14 +101,16 @@ def make_lineage(session: str, parent: str | None = None, program: str | None = 
 
 
 def as_name(field: Any) -> str | None:
-    """Return `field` if it is a name: a text that is neither empty nor longer than `MAX_CHARACTERS`."""
+    """Return `field` if it is a name: a text that is neither empty nor longer than `MAX_CHARACTERS`, without
+    `SEPARATOR`.
+    """
     text = text_of(field)
-    return text if text is not None and len(text) <= MAX_CHARACTERS else None
+    return text if text is not None and len(text) <= MAX_CHARACTERS and SEPARATOR not in text else None
 
 
 def _name(fields: Mapping[bytes, bytes], header: bytes) -> str | None:
     raw = fields.get(header)
-    return raw.decode("latin-1") if raw and len(raw) <= MAX_CHARACTERS else None
+    return as_name(raw.decode("latin-1")) if raw and len(raw) <= MAX_CHARACTERS else None
 
 
 def _member(value: Any, key: str) -> Any:

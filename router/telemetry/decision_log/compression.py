@@ -16,6 +16,7 @@ from io import FileIO
 from pathlib import Path
 
 from router.telemetry.decision_log.files import COMPRESSED, UNFINISHED, list_compressed, list_plain, try_lock
+from router.telemetry.private_files import open_private
 
 CHUNK_BYTES = 64 * 1024  # a ms of compressing
 LEVEL = 6  # 9 takes half as long again for 8 % less, 1 makes files twice as large
@@ -71,7 +72,8 @@ def compress(path: Path, sync: bool) -> Generator[None, None, None]:
         if not try_lock(plain):
             return
         try:
-            with FileIO(unfinished, "wb") as raw:
+            unfinished.unlink(missing_ok=True)  # one that a killed process left would keep its own permissions
+            with FileIO(unfinished, "xb", opener=open_private) as raw:
                 with GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=raw) as compressed:
                     while chunk := plain.read(CHUNK_BYTES):
                         compressed.write(chunk)

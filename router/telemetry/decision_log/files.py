@@ -20,6 +20,8 @@ from io import FileIO
 from itertools import count
 from pathlib import Path
 
+from router.telemetry.private_files import open_private
+
 STEMS = ("decisions", "ledger")
 """Prefixes of file names: the current one, and that of version 0.1, which is still read."""
 
@@ -74,7 +76,7 @@ def _create(folder: Path, at_wall_s: float, number: int) -> tuple[Path, FileIO]:
         if path.with_suffix(COMPRESSED).exists():
             continue
         with suppress(FileExistsError):
-            file = FileIO(path, "xb")
+            file = FileIO(path, "xb", opener=open_private)
             if try_lock(file):
                 return path, file
             file.close()  # another process took it for an abandoned one, and will remove it

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from router.telemetry.private_files import open_private
 from router.testbed.local_stack.commands import Program
 from router.testbed.local_stack.guard import ProcessGuard
 
@@ -32,7 +33,8 @@ class StackProcess:
         self._guard = guard
         self._http = http
         self._process: subprocess.Popen[bytes] | None = None
-        log.write_bytes(b"")
+        with open(log, "wb", opener=open_private):  # engines may log prompts
+            pass
 
     @property
     def name(self) -> str:

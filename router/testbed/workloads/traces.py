@@ -24,6 +24,7 @@ import msgspec
 
 from router.errors import ConfigError, WarmrouteError
 from router.telemetry.decision_log.format import LoggedRecord
+from router.telemetry.private_files import open_private
 from router.testbed.workloads.arrivals import OpenArrivals
 from router.testbed.workloads.block_names import SessionContext
 from router.testbed.workloads.model import DEFAULT_PACE, ClosedLoopPace, Span, Workload, lay_out
@@ -229,7 +230,11 @@ def write_lines(file: Path, lines: Iterable[bytes]) -> int:
     count = 0
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as disk, _compress(disk) if file.suffix == ".gz" else nullcontext(disk) as out:
+        unfinished.unlink(missing_ok=True)
+        with (
+            open(unfinished, "xb", opener=open_private) as disk,
+            _compress(disk) if file.suffix == ".gz" else nullcontext(disk) as out,
+        ):
             for line in lines:
                 out.write(line)
                 count += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from router.config.reader import (
     dump_yaml,
     load_policies,
+    parse_client_keys,
     parse_experiment,
     parse_policies,
     parse_policy,
@@ -106,8 +108,9 @@ def test_paths_come_back_absolute(folder: Path) -> None:
             "(lowest severity that is logged)",
         ),
         (
-            "records: {keep: 0}",
-            "1: records.keep: found the number 0, wanted more than 0 (most recent decision records kept in memory)",
+            "records: {keep: -1}",
+            "1: records.keep: found the number -1, wanted at least 0 (most recent decision records kept in memory; "
+            "0: none, so none can be found, and dry runs have nothing to decide again)",
         ),
         (
             "active: [a]",
@@ -415,6 +418,49 @@ def test_client_keys_that_are_not_hashes_are_not_repeated(folder: Path) -> None:
     said = refusal(folder, MINIMAL + "clients: {keys_file: keys}\n")
     wanted = "wanted the sha256 of a key (64 hex digits) and a name"
     assert said == [f"{folder}/keys:1: {wanted}", f"{folder}/keys:2: {wanted}"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "limits.retry_burst",
+        "limits.retry_ratio",
+        "limits.continuation_bytes",
+        "limits.responses_kept",
+        "tokens.inline_chars",
+        "tokens.memory_bytes",
+        "index.orphan_blocks",
+        "records.keep",
+    ],
+)
+def test_what_may_be_nothing_may_be_0(folder: Path, key: str) -> None:
+    section, name = key.split(".")
+    config = read_config(put(folder, MINIMAL + f"{section}: {{{name}: 0}}\n"))
+    assert getattr(getattr(config, section), name) == 0
+
+
+UNPRINTABLE = ["a\x1fb", "a\x00b", "a\tb", "a\x7f", "a\u202eb", "a\u200b", "n" * 129]
+
+
+@pytest.mark.parametrize("name", UNPRINTABLE)
+def test_names_of_clients_are_printable_in_every_file(folder: Path, name: str) -> None:
+    """Names that clients choose are joined with them by a character that they must not have."""
+    problem = "a client's name has 1 to 128 printable characters"
+    with pytest.raises(ConfigError, match=f"^keys:2: {problem}$"):
+        parse_client_keys(f"{'a' * 64} chat\n{'b' * 64} {name}\n".encode(), "keys")
+    put(folder, "a" * 64 + " chat\n", "keys")
+    quoted = json.dumps(name)
+    for section in (
+        f"tenants: {{{quoted}: {{}}}}",
+        f"tenants: {{a: {{cache_group: {quoted}}}}}",
+        f"service_classes: {{{quoted}: {{}}}}",
+    ):
+        (said,) = refusal(folder, MINIMAL + f"clients: {{keys_file: keys, {section}}}\n")
+        assert "a name has 1 to 128 printable characters" in said, section
+        assert said.isprintable()
+    for empty in ('tenants: {"": {}}', 'tenants: {a: {cache_group: ""}}', 'service_classes: {"": {}}'):
+        (said,) = refusal(folder, MINIMAL + f"clients: {{keys_file: keys, {empty}}}\n")
+        assert "a name has 1 to 128 printable characters" in said, empty
 
 
 # the effective configuration

@@ -209,6 +209,9 @@ async def test_a_session_is_found_by_its_pseudonym_and_by_the_name_that_the_clie
             json.loads(found)["id"] for found in await router.status.find_records(RecordQuery(sessions=(text,)))
         ] == [ana.id]
     assert await router.status.find_records(RecordQuery(sessions=("cleo",))) == []
+    sub_agent = router.request("run\x1fagent")
+    (found,) = await router.status.find_records(RecordQuery(sessions=("run / agent",)))
+    assert json.loads(found)["id"] == sub_agent.id
 
 
 async def test_records_newest_first_and_one_by_its_id(router: RouterParts) -> None:

@@ -179,6 +179,15 @@ def test_an_orphan_waits_and_is_never_hung_on_the_root(index: BlockIndex) -> Non
     assert index.stats(A).orphans == 0
 
 
+def test_no_orphans_may_be_kept() -> None:
+    none = BlockIndex(RING, orphan_blocks=0)
+    none.join(A, "m")
+    none.apply(A, stored([5, 1], start=1))
+    assert none.stats(A).orphans == 0
+    none.apply(A, stored([5]))
+    assert held(none, [5, 1])[0] == 1
+
+
 def test_orphans_are_bounded_and_the_oldest_go(index: BlockIndex) -> None:
     small = BlockIndex(RING, orphan_blocks=3)
     small.join(A, "m")

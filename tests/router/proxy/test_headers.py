@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.errors import BadRequest
-from router.proxy.headers import HeaderRules, find_hop_headers, render_head, response_headers
+from router.proxy.headers import STEERING, HeaderRules, find_hop_headers, render_head, response_headers
 
 
 def forward(*headers: tuple[bytes, bytes], strip: tuple[str, ...] = (), own_keys: bool = False):
@@ -36,6 +36,38 @@ def test_order_and_duplicates_are_kept():
 )
 def test_names_that_never_pass(name):
     assert forward((name, b"x")).lines == b"x-request-id: rec-1\r\n"
+
+
+STEERS_LLM_D = ["prefiller-host-port", "encoder-hosts-ports", "kv-cache-source-host-port"]
+STEERS_DYNAMO = ["worker-instance-id", "prefill-instance-id", "dp-rank", "prefill-dp-rank"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x-data-parallel-rank",
+        *(f"{prefix}{name}" for prefix in ("x-", "x-llm-d-") for name in STEERS_LLM_D),
+        *(f"{prefix}{name}" for prefix in ("x-", "x-dynamo-") for name in STEERS_DYNAMO),
+        "x-prefiller-url",
+        "x-data-parallel-host-port",
+        "x-dynamo-routing-mode",
+        "x-gateway-destination-endpoint",
+        "x-gateway-destination-endpoint-subset",
+        "x-envoy-original-dst-host",
+    ],
+)
+def test_no_client_steers_engines_through_the_proxy_or_a_gateway(name: str) -> None:
+    """Whatever the operator's own list of headers is."""
+    came = [(name.encode(), b"10.9.9.9:1"), (name.encode(), b"again")]
+    for strip in ((), ("x-tenant",)):
+        assert forward(*came, strip=strip).lines == b"x-request-id: rec-1\r\n"
+        assert set(HeaderRules(strip).edit(came).removed) == {name}
+
+
+def test_names_that_only_look_like_steering_pass() -> None:
+    names = [b"x-dynamo-session-id", b"x-llm-d-inference-fairness-id", b"x-envoy-attempt-count", b"x-session-id"]
+    assert not STEERING.intersection(names)
+    assert forward(*((name, b"1") for name in names)).lines.count(b": 1\r\n") == len(names)
 
 
 def test_what_connection_names_does_not_pass():

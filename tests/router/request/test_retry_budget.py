@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from router.config.sections.listeners import LimitsConfig
 from router.request.retry_budget import RetryBudget
 
 
@@ -34,6 +37,15 @@ def test_without_a_ratio_only_the_burst_is_ever_given():
     for _ in range(1000):
         budget.deposit()
     assert not budget.try_withdraw()
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 1.0])
+def test_without_a_burst_there_are_no_retries(ratio: float) -> None:
+    assert LimitsConfig(retry_burst=0).retry_burst == 0
+    budget = RetryBudget(ratio, burst=0)
+    for _ in range(1000):
+        budget.deposit()
+        assert not budget.try_withdraw()
 
 
 def test_a_failing_fleet_gets_ratio_times_its_load():

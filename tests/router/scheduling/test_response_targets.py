@@ -22,6 +22,14 @@ def ids(responses: ResponseTargets) -> list[str]:
     return [response.id for response in responses.all()]
 
 
+def test_none_may_be_remembered() -> None:
+    responses = ResponseTargets(0)
+    put(responses, "a", "1", "2", "1")
+    put(responses, "b", "1")
+    assert ids(responses) == []
+    assert responses.target("1") is None
+
+
 def test_one_tenant_loses_its_oldest() -> None:
     responses = ResponseTargets(3)
     put(responses, "", "1", "2", "3", "4", "5")

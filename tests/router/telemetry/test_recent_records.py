@@ -29,6 +29,13 @@ def attempt_at(name: str, session: str | None = None) -> Attempt:
     return Attempt(LEAST.decide(a_view(a_row(name), session=session)), None, None)
 
 
+def test_none_may_be_kept() -> None:
+    ring = RecentRecords(0)
+    ring.add(record("a"))
+    ring.add(record("b"))
+    assert (len(ring), ring.added, ring.latest(9), ring.get("b")) == (0, 2, [], None)
+
+
 def test_newest_first() -> None:
     ring = RecentRecords(10)
     for id in "abc":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.tenants.isolation import CacheScope, derive_salt_key
+from router.tenants.isolation import CacheScope, derive_salt_key, read_joined
 
 KEY = derive_salt_key(1)
 NAMES = st.text(min_size=1, max_size=20)
+OWNERS = NAMES.filter(str.isprintable)
 
 
 def scope(owner: str, key: bytes = KEY) -> CacheScope:
@@ -36,5 +37,13 @@ def test_vllm_takes_every_salt(own: str | None) -> None:
     assert not set(salt) & set("@/\\\0")
 
 
-def test_names_of_two_owners_never_meet() -> None:
-    assert scope("tenant a").qualify("s") != scope("tenant b").qualify("s")
+@given(OWNERS, OWNERS, NAMES, NAMES)
+@example("tenant org", "tenant org/team", "team/s", "s")
+@example("tenant a", "tenant a", "\x1fs", "s")
+def test_names_of_two_owners_never_meet(one: str, other: str, name: str, another: str) -> None:
+    same = one == other and name == another
+    assert (scope(one).qualify(name) == scope(other).qualify(another)) is same
+
+
+def test_people_write_joined_names_with_a_slash() -> None:
+    assert read_joined("tenant org/team / s") == scope("tenant org/team").qualify("s")

@@ -31,4 +31,4 @@ def test_names_are_the_tenants_own_where_tenants_are_kept_apart() -> None:
     gold = ServiceClass("gold", ServiceClassConfig())
     assert own_name(None, "s") == own_name(Tenant("a", gold), "s") == "s"
     apart = Tenant("a", gold, CacheScope(derive_salt_key(1), "tenant a"))
-    assert own_name(apart, "s") == "tenant a/s"
+    assert own_name(apart, "s") == "tenant a\x1fs"

@@ -27,10 +27,10 @@ CODEX = {b"session-id": b"run", b"thread-id": b"run"}
         ({b"x-session-id": b"s", b"x-parent-session-id": b"s"}, Lineage("s", None, "s")),
         ({b"x-dynamo-session-id": b"s", b"x-dynamo-parent-session-id": b"p"}, Lineage("s", "p", "p")),
         (CLAUDE, Lineage("run", None, "run")),
-        (CLAUDE | {b"x-claude-code-agent-id": b"a"}, Lineage("run/a", "run", "run")),
+        (CLAUDE | {b"x-claude-code-agent-id": b"a"}, Lineage("run\x1fa", "run", "run")),
         (
             CLAUDE | {b"x-claude-code-agent-id": b"b", b"x-claude-code-parent-agent-id": b"a"},
-            Lineage("run/b", "run/a", "run"),
+            Lineage("run\x1fb", "run\x1fa", "run"),
         ),
         (CODEX, Lineage("run", None, "run")),
         (CODEX | {b"thread-id": b"t", b"x-codex-parent-thread-id": b"run"}, Lineage("t", "run", "run")),
@@ -39,6 +39,10 @@ CODEX = {b"session-id": b"run", b"thread-id": b"run"}
         ({b"thread-id": b"t"}, Lineage("t", None, "t")),
         ({b"x-session-id": b""} | CLAUDE, Lineage("run", None, "run")),
         ({b"x-session-id": b"s" * (MAX_CHARACTERS + 1)} | CLAUDE, Lineage("run", None, "run")),
+        ({b"x-session-id": b"s\x1ft"} | CLAUDE, Lineage("run", None, "run")),
+        ({b"x-session-id": b"\x1f"}, None),
+        (CLAUDE | {b"x-claude-code-agent-id": b"a\x1fb"}, Lineage("run", None, "run")),
+        ({b"x-session-id": b"s/t", b"x-parent-session-id": b"\x1f"}, Lineage("s/t", None, "s/t")),
         ({b"x-session-id": b"s" * MAX_CHARACTERS}, Lineage("s" * MAX_CHARACTERS, None, "s" * MAX_CHARACTERS)),
         ({}, None),
     ],
@@ -46,6 +50,18 @@ CODEX = {b"session-id": b"run", b"thread-id": b"run"}
 def test_what_clients_send(fields: dict[bytes, bytes], lineage: Lineage | None) -> None:
     assert read_header_lineage(fields) == lineage
     assert read_request_headers(fields).lineage == lineage
+
+
+def test_joined_names_meet_no_others() -> None:
+    """By `/` the session `run` with the agent `a/b` was `run/a` with `b`, and a session called so."""
+    texts = [b"a", b"b", b"a/b", b"b/a", b"a/b/a", b" / ", b"/", b"\xc3\xa9"]
+    found = [read_header_lineage({b"x-session-id": text}) for text in texts]
+    for session in texts:
+        for agent in texts:
+            fields = {b"x-claude-code-session-id": session, b"x-claude-code-agent-id": agent}
+            found.append(read_header_lineage(fields))
+    assert None not in found
+    assert len({lineage.session for lineage in found if lineage is not None}) == len(found)
 
 
 def test_names_of_two_clients_are_never_mixed() -> None:
@@ -89,6 +105,8 @@ def test_the_body_is_read_before_its_fields_are_stripped(strip: bool) -> None:
         ({"agentic_context": json.dumps({"program_id": "s", "parent_program_id": "p"})}, ("s", "p", "p")),
         (context(program_id="s", parent_program_id=7, root_program_id=["r"]), ("s", None, "s")),
         (context(program_id=""), ("user", None, "user")),
+        (context(program_id="s\x1ft"), ("user", None, "user")),
+        (context(program_id="s", parent_program_id="p\x1fq", task_id="\x1f"), ("s", None, "s")),
         (context(program_id=7), ("user", None, "user")),
         (context(program_id="s" * (MAX_CHARACTERS + 1)), ("user", None, "user")),
         (context(program_id="s", more="x" * 20_000), ("user", None, "user")),
@@ -136,7 +154,8 @@ def test_names_of_conversations_come_before_names_of_users(path: str) -> None:
         assert names(read(None, path, **fields, **fields_of(path))) == (text, None, text)
 
 
-NO_NAMES = [7, 0, True, None, "", [], ["name"], {}, {"id": 7}, {"id": ""}, {"id": None}, {"id": ["name"]}, 1e300]
+NO_IDS: list[dict[str, Any]] = [{}, {"id": 7}, {"id": ""}, {"id": None}, {"id": ["name"]}, {"id": "\x1f"}]
+NO_NAMES = [7, 0, True, None, "", "a\x1fb", [], ["name"], *NO_IDS, 1e300]
 
 
 @pytest.mark.parametrize("bad", [*NO_NAMES, "x" * (MAX_CHARACTERS + 1), "x" * 20_000, {"id": "x" * 20_000}])
