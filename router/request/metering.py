@@ -13,6 +13,7 @@ What is charged where an engine's count is missing:
                                 cached, and the answer's tokens that passed here; without a stream, as many as the
                                 engine makes in that time
     no engine took it, or it died of it or refused it    nothing
+    its tokens did not fit      a sixteenth of the prompt, where it was tokenised to know that
 
 A request without a tenant costs one comparison here, one of a tenant without limits no reservation.
 """
@@ -46,6 +47,7 @@ from router.tenants.usage import UsageKey
 from router.tenants.usage_book import UsageBook
 
 LEAST_ANSWER_TOKENS = 256  # are reserved, unless the client's own limit is lower: whatever its answers were before
+COUNTED_TOKENS = 16  # of a prompt that did not fit cost one: a tenant could have its prompts counted without end
 TAKEN = frozenset(("client_gone", "cut", "deadline"))  # ends of an attempt whose engine had the request, and was left
 UNCOMPUTED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})  # engines only count for these
 LIMITS = frozenset(get_args(LimitName))
@@ -100,10 +102,13 @@ class Meter:
             return
         estimate = self._estimate(tenant, prompt, tokens)
         if (allowed := limits.tokens_per_minute) is not None and estimate.computed > allowed:
-            estimate = _fit(estimate, allowed, known=isinstance(tokens, TokenizedPrompt))
+            guessed = isinstance(tokens, UnknownIds) and tokens.reason != "too_long"
+            estimate = _fit(estimate, allowed, known=not guessed)
         refusal = reservation.reserve(estimate)
         self._report_limits(call, tenant, limits, requests=False, tokens=True)
         if refusal is not None:
+            counted = len(tokens.ids) if isinstance(tokens, TokenizedPrompt) else 0
+            reservation.settle(TokenCounts(ceil(counted / COUNTED_TOKENS)))
             raise self._refuse(tenant, prompt.model or "", refusal)
 
     def _refuse(self, tenant: Tenant, model: str, refusal: Refusal) -> TooBusy:

@@ -114,7 +114,7 @@ async def serve(
     prompt, choice = named
     cap_priority(prompt, call.tenant)
     served = resolve_model(prompt, services.scheduler, choice)
-    tokens = await tokenize(prompt, served, override, call.sender, services)
+    tokens = await tokenize(prompt, served, override, call.tenant, call.sender, services)
     services.meter.reserve(call, reservation, prompt, tokens)
     with await services.admission.acquire(prompt, served, tokens, call.tenant, times.arrived_s) as lease:
         pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
@@ -227,7 +227,7 @@ async def fall_back(
         return None
     models.aliases.leave(before, record, now)
     prompt, served = await models.fall_back(request.prompt, choice), services.scheduler.fleet.resolve(choice.model)
-    tokens = await tokenize(prompt, served, request.override, record.sender or "", services)
+    tokens = await tokenize(prompt, served, request.override, request.tenant, record.sender or "", services)
     pool_hit = await query_pool(prompt, served, tokens, request.override, record.stages, services)
     record.model, record.revision, record.fallback = choice.model, None, choice.fallback
     record.tokens_from, record.prompt_tokens_counted = describe_tokens(tokens)
@@ -276,9 +276,16 @@ async def wait_for_model(prompt: Prompt, call: ClientRequest, slot: Slot, stages
 
 
 async def tokenize(
-    prompt: Prompt, served: ServedModel | None, override: PolicyOverride | None, client: str, services: Services
+    prompt: Prompt,
+    served: ServedModel | None,
+    override: PolicyOverride | None,
+    tenant: Tenant | None,
+    client: str,
+    services: Services,
 ) -> TokenizedPrompt | UnknownIds:
-    """Return token ids and block keys, or why they are unknown."""
+    """Return token ids and block keys, or why they are unknown: as of a prompt that is certain to be longer than its
+    tenant may send.
+    """
     selector, fleet = services.scheduler.selector, services.scheduler.fleet
     if isinstance(prompt.source, UnknownIds):
         return prompt.source
@@ -292,7 +299,9 @@ async def tokenize(
         candidates = fleet.candidates(served.base, (), services.clock.now())
         instances = list(dict.fromkeys(target.instance.id for target in candidates))
     sizes = services.scheduler.block_sizes(served.base)
-    longest = fleet.context_tokens(served.base)
+    longest, most = fleet.context_tokens(served.base), None if tenant is None else tenant.service_class.most_tokens
+    if most is not None:
+        longest = most if longest is None else min(longest, most)
     known = await services.tokenization.tokenize(
         prompt, served.base, served.adapter, sizes, instances, context_tokens=longest, client=client
     )

@@ -193,13 +193,13 @@ class Ledger:
         self._changed.add((reservation.tenant, None))
 
     def _charge_difference(self, reservation: Reservation, difference: int) -> None:
-        """Correct what a reservation charged to the tokens per minute."""
-        if difference and reservation.charged is not None:
-            if difference > 0:
-                reservation.account.tokens.charge(difference, self._clock.now())
-                reservation.account.tokens_charged += difference
-            else:
-                reservation.give_back(-difference, self._clock.now())
+        """Correct what a request was charged to the tokens per minute."""
+        account, now = reservation.account, self._clock.now()
+        if difference > 0 and account.tokens_per_minute is not None:
+            account.tokens.charge(difference, now)
+            account.tokens_charged += difference
+        elif difference < 0:
+            reservation.give_back(-difference, now)
 
     # several processes
 

@@ -14,13 +14,14 @@ NONE = "(?!)"  # a pattern that matches nothing
 class ServiceClass:
     """Rights of the tenants of a class: the configuration, prepared for questions that every request asks."""
 
-    __slots__ = ("_models", "config", "limits", "name")
+    __slots__ = ("_models", "config", "limits", "most_tokens", "name")
 
     def __init__(self, name: str, config: ServiceClassConfig) -> None:
         self.name = name
         self.config = config
         limited = config.limits is not None and config.limits != TenantLimits()
         self.limits = config.limits if limited else None  # None: as much as there is
+        self.most_tokens = None if self.limits is None else self.limits.tokens_per_minute  # of a prompt
         every = "*" in config.models
         self._models = None if every else re.compile("|".join(map(translate, config.models)) or NONE)
 

@@ -237,6 +237,17 @@ async def test_a_prompt_longer_than_the_limit_is_refused_without_a_time_to_come_
         assert (await ask(r, prompt="Hi", max_tokens=4)).status_code == 200
 
 
+async def test_a_prompt_that_cannot_fit_is_not_tokenised_to_know_that(router, clients) -> None:
+    limits, remote = {"tokens_per_minute": 1000}, {"tokenizers": {}}
+    async with engine() as fake, router([fake], clients=clients(limits), **remote) as r:
+        await eventually(lambda: fake.seen("/tokenize"))
+        asked = len(fake.seen("/tokenize"))
+        refused = await ask(r, prompt="word " * 10_000)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tokens_per_minute")
+        assert len(fake.seen("/tokenize")) == asked
+        assert (await ask(r)).status_code == 200
+
+
 async def test_budget_and_usage_go_on_after_a_restart(router, clients, tmp_path) -> None:
     section = clients({"budget_per_day": 1000}, usage_file=str(tmp_path / "usage.db"), prices={"cached": 1.0})
     async with engine() as fake:

@@ -120,6 +120,12 @@ def test_a_guess_alone_refuses_nobody_for_ever() -> None:
     assert (raised.value.code, raised.value.retry_after_s) == ("tokens_per_minute", None)
 
 
+def test_a_prompt_that_is_certain_to_be_too_long_is_refused_untokenised() -> None:
+    scene = Scene(tokens_per_minute=80)
+    with pytest.raises(TooBusy, match="it can never fit"):
+        scene.reserve(a_prompt(body=b"x" * 80 * 17), UnknownIds("too_long"))
+
+
 def test_a_refusal_says_limit_use_and_time_and_is_counted_once() -> None:
     scene = Scene(requests_per_minute=1)
     scene.reserve(a_prompt())
@@ -216,6 +222,17 @@ def test_answers_that_were_hung_up_on_are_learned_from() -> None:
     scene = Scene(concurrent=100)
     scene.settle(ended("client_gone"), a_prompt(stream=True), events=4 + 2048)
     assert scene.reserve(a_prompt(), tokens(70)).estimate == TokenCounts(70, 0, 2048)
+
+
+def test_a_prompt_that_never_fits_is_not_counted_without_end() -> None:
+    scene = Scene(tokens_per_minute=1000, budget_per_day=1e9)
+    for _ in range(4):
+        with pytest.raises(TooBusy, match="it can never fit"):
+            scene.reserve(a_prompt(), tokens(4000))
+    assert scene.ledger.used_today("acme") == 4 * 250
+    with pytest.raises(TooBusy, match="1,000 of 1,000 tokens were used"):
+        scene.meter.open(scene.call)
+    assert scene.ledger.in_progress("acme") == 0
 
 
 def test_what_is_used_up_is_refused_before_anything_is_known_of_the_request() -> None:
