@@ -6,6 +6,8 @@ import struct
 from collections import deque
 from typing import Protocol
 
+from router.picker.allowance import FRAME, MESSAGE_BYTES, Allowance
+
 DATA, HEADERS = 0, 1  # kinds of frames
 END_STREAM, END_HEADERS = 1, 4
 STREAM_WINDOW = 1 << 20  # bytes that a peer may send before it is told that they were taken
@@ -37,12 +39,22 @@ class FrameSink(Protocol):
     peer_frame: int  # largest frame that the peer takes
     window: int  # bytes that may be sent on the whole connection
     message_bytes: int  # largest message that is taken
-    partial_bytes: int  # of messages that are not whole
-    blocked: dict[int, GrpcStream]
+    blocked: dict[int, GrpcStream]  # calls that wait for the connection's window alone
+    allowance: Allowance
 
     def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None: ...
 
-    def forget(self, id: int) -> None: ...
+    def forget(self, id: int) -> None:
+        """A call is over."""
+
+    def on_first_message(self, id: int) -> None:
+        """The first message of a call has come."""
+
+    def hold(self, bytes_: int) -> None:
+        """So many bytes more are held of messages that are not whole."""
+
+    def stops(self) -> bool:
+        """Return whether the rest has to wait for a later turn, or for allowance."""
 
 
 class GrpcStream:
@@ -52,8 +64,12 @@ class GrpcStream:
         "_buffer",
         "_connection",
         "_ending",
+        "_last",
         "_queue",
         "_started",
+        "_status",
+        "_talks",
+        "half_closed",
         "handler",
         "id",
         "over",
@@ -64,6 +80,7 @@ class GrpcStream:
     def __init__(self, connection: FrameSink, id: int) -> None:
         self.id = id
         self.over = False
+        self.half_closed = False  # the peer sends no more
         self.window = connection.peer_window  # bytes that may be sent
         self.receives = STREAM_WINDOW  # bytes that the peer may send
         self.handler: GrpcHandler | None = None
@@ -71,12 +88,20 @@ class GrpcStream:
         self._buffer = bytearray()  # of a message that is not whole
         self._queue: deque[memoryview] = deque()
         self._ending: bytes | None = None
+        self._status = OK
         self._started = False
+        self._talks = False  # its first message has come
+        self._last = False  # no more follows what is in the buffer
 
     @property
     def peer(self) -> str:
         """The address of the peer."""
         return self._connection.peer
+
+    @property
+    def waits(self) -> bool:
+        """Whether messages wait for a window."""
+        return bool(self._queue)
 
     def send(self, message: bytes) -> None:
         if self.over or self._ending is not None:
@@ -92,7 +117,6 @@ class GrpcStream:
             connection.queue_frame(DATA, 0, self.id, prefix + message)
             return
         self._queue.append(memoryview(prefix + message))
-        connection.blocked[self.id] = self
         self.pump()
 
     def pump(self) -> None:
@@ -101,6 +125,10 @@ class GrpcStream:
         while queue:
             size = min(len(queue[0]), connection.peer_frame, self.window, connection.window)
             if size <= 0:
+                if self.window > 0:
+                    connection.blocked[self.id] = self
+                else:
+                    connection.blocked.pop(self.id, None)
                 return
             self.window -= size
             connection.window -= size
@@ -120,6 +148,7 @@ class GrpcStream:
         trailers = _literal(b"grpc-status", b"%d" % status)
         if message:
             trailers += _literal(b"grpc-message", message.encode("ascii", "replace")[:100])
+        self._status = status
         if self._queue:
             self._ending = trailers
         else:
@@ -128,44 +157,80 @@ class GrpcStream:
     def _end(self, trailers: bytes) -> None:
         block = trailers if self._started else _HEAD + trailers
         self._connection.queue_frame(HEADERS, END_HEADERS | END_STREAM, self.id, block)
+        if self._talks and self._status == OK:
+            self._connection.allowance.earn_end()
         self.close()
+
+    def expire(self) -> None:
+        """End the call: its first message has not come in time."""
+        self.finish(DEADLINE, "no message came in time")
+        if self.handler is not None:
+            self.handler.on_gone()
 
     def close(self) -> None:
         """Forget the call; nothing more is sent."""
         self.over = True
-        self._connection.partial_bytes -= len(self._buffer)
+        if self._buffer:
+            self._connection.hold(-len(self._buffer))
         self._buffer, self._queue = bytearray(), deque()
         self._connection.forget(self.id)
 
-    def take(self, data: memoryview, last: bool) -> None:
-        """Take a piece of the peer's messages."""
-        assert self.handler is not None
+    def take(self, data: memoryview, last: bool) -> bool:
+        """Take a piece of the peer's messages. Return whether whole ones are left for `go_on`."""
         limit, buffer = self._connection.message_bytes, self._buffer
+        self.half_closed = last
         if not buffer and len(data) >= 5 and data[0] == 0 and _U32.unpack_from(data, 1)[0] == len(data) - 5 <= limit:
-            self.handler.on_message(bytes(data[5:]))  # most often a frame is a message
+            self._on_message(bytes(data[5:]))  # most often a frame is a message
         elif data:
-            self._connection.partial_bytes += len(data)
+            self._connection.hold(len(data))
             buffer += data
-            self._take_messages(buffer, limit)
-        if last and not self.over:
-            self.handler.on_half_close()
+            self._last = last
+            return self.go_on()
+        if last:
+            self._half_close()
+        return False
 
-    def _take_messages(self, buffer: bytearray, limit: int) -> None:
-        assert self.handler is not None
-        at = 0
+    def go_on(self) -> bool:
+        """Take the whole messages of the buffer, at least one. Return whether some are left for another turn."""
+        buffer, connection = self._buffer, self._connection
+        at, size = 0, 0
         while len(buffer) - at >= 5 and not self.over:
             size = _U32.unpack_from(buffer, at + 1)[0]
-            if buffer[at] != 0 or size > limit:
+            if buffer[at] != 0 or size > connection.message_bytes:
                 self.finish(UNIMPLEMENTED if buffer[at] else EXHAUSTED, "a message is compressed, or too large")
+                assert self.handler is not None
                 self.handler.on_gone()
-                return
+                return False
             if len(buffer) - at - 5 < size:
                 break
-            self.handler.on_message(bytes(buffer[at + 5 : at + 5 + size]))
+            if at and connection.stops():
+                del buffer[:at]
+                connection.hold(-at)
+                return True
+            self._on_message(bytes(buffer[at + 5 : at + 5 + size]))
             at += 5 + size
         if not self.over:
             del buffer[:at]
-            self._connection.partial_bytes -= at
+            connection.hold(-at)
+            if self._last:
+                self._half_close()
+        return False
+
+    def _on_message(self, data: bytes) -> None:
+        assert self.handler is not None
+        if not self._talks:
+            self._talks = True
+            self._connection.on_first_message(self.id)
+        self.handler.on_message(data)
+        if len(data) < MESSAGE_BYTES:
+            self._connection.allowance.left -= FRAME
+        elif not self.over:
+            self._connection.allowance.earn_message()
+
+    def _half_close(self) -> None:
+        assert self.handler is not None
+        if not self.over:
+            self.handler.on_half_close()
 
 
 def _literal(name: bytes, value: bytes) -> bytes:

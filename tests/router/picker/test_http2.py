@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,15 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.picker import http2
+from router.picker import frames as http2
+from router.picker.allowance import AllowanceRule
 from router.picker.grpc_stream import GrpcStream
 from router.picker.header_blocks import keeps_table
 from router.picker.http2 import GrpcConnection
+from router.picker.peers import PeerBounds, Peers
 from tests.fakes.engines import eventually
 
 ECHO = b"/test/Echo"
 MESSAGE_BYTES = 100_000
 BUDGET_BYTES = 250_000
+STREAMS = 20
+RULE = AllowanceRule(start=1000, per_s=100, most=10_000, message=2, end=1, connections=10)
 DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 EMPTY = struct.pack(">BI", 0, 0)
 
@@ -87,17 +92,15 @@ class Peer:
 
 
 @asynccontextmanager
-async def serving(most: int = 10) -> AsyncIterator[tuple[int, set[GrpcConnection]]]:
-    connections: set[GrpcConnection] = set()
+async def serving(rule: AllowanceRule = RULE, connections: int = 10) -> AsyncIterator[tuple[int, Peers]]:
+    peers = Peers(PeerBounds(MESSAGE_BYTES, BUDGET_BYTES, connections, STREAMS, rule), time.monotonic)
     Echo.calls = []
-    server = await asyncio.get_running_loop().create_server(
-        lambda: GrpcConnection({ECHO: Echo}, MESSAGE_BYTES, connections, most, BUDGET_BYTES), "127.0.0.1", 0
-    )
+    server = await asyncio.get_running_loop().create_server(lambda: GrpcConnection({ECHO: Echo}, peers), "127.0.0.1", 0)
     try:
-        yield server.sockets[0].getsockname()[1], connections
+        yield server.sockets[0].getsockname()[1], peers
     finally:
         server.close()
-        for connection in list(connections):
+        for connection in list(peers.connections):
             connection.abort()
 
 
@@ -123,12 +126,12 @@ async def test_messages_come_back_whole_however_they_are_cut() -> None:
 
 
 async def test_a_retired_connection_serves_what_begins_before_the_peer_knows() -> None:
-    async with serving() as (port, connections):
+    async with serving() as (port, peers):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         p = Peer(reader, writer)
         await p.start(headers(1))
         await eventually(lambda: len(Echo.calls) == 1)
-        for connection in connections:
+        for connection in peers.connections:
             connection.retire()
         assert await p.read() == (GOAWAY, 0, 0, struct.pack(">II", (1 << 31) - 1, 0))
         writer.write(headers(3, flags=5))  # sent before that was read
@@ -240,46 +243,41 @@ async def test_an_unknown_method_a_reset_and_frames_of_calls_that_are_over() -> 
         assert [call.gone for call in Echo.calls] == [1]
 
 
-async def test_so_many_connections_and_calls_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2, "STREAMS", 2)
-    async with serving(most=1) as (port, connections):
+async def test_so_many_connections_and_calls_and_no_more() -> None:
+    async with serving(connections=1) as (port, peers):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         p = Peer(reader, writer)
-        await p.start(headers(1), headers(3), headers(5))
-        assert await p.read() == (RST, 0, 5, struct.pack(">I", http2.REFUSED_STREAM))
+        await p.start(*(headers(id) for id in range(1, 2 * STREAMS + 3, 2)))
+        assert await p.read() == (RST, 0, 2 * STREAMS + 1, struct.pack(">I", http2.REFUSED_STREAM))
         other, unheard = await asyncio.open_connection("127.0.0.1", port)
         assert await asyncio.wait_for(other.read(), 5) == b""
-        assert len(connections) == 1
+        assert len(peers.connections) == 1
         writer.close()
         unheard.close()
 
 
 async def test_messages_that_are_never_whole_are_bounded_over_all_connections() -> None:
-    async with serving() as (port, connections):
+    async with serving() as (port, connected):
         peers = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(3)]
         begun = message(bytes(MESSAGE_BYTES))[:-1]
         for p in peers[:2]:
             await p.start(headers(1), frame(DATA, 0, 1, begun))
-        await eventually(lambda: held(connections) == 2 * len(begun))
+        await eventually(lambda: connected.partial_bytes == 2 * len(begun))
         await peers[2].start(headers(1), frame(DATA, 0, 1, begun))
         assert await peers[2].refused() == http2.ENHANCE_YOUR_CALM
-        await eventually(lambda: len(connections) == 2)
-        assert held(connections) == 2 * len(begun)
+        await eventually(lambda: len(connected.connections) == 2)
+        assert connected.partial_bytes == 2 * len(begun)
         for p in peers:
             p.writer.close()
 
 
-def held(connections: set[GrpcConnection]) -> int:
-    return sum(connection.partial_bytes for connection in connections)
-
-
 async def test_calls_end_with_their_connection() -> None:
-    async with serving() as (port, connections):
+    async with serving() as (port, peers):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await Peer(reader, writer).start(headers(1), frame(DATA, 0, 1, message(b"x")[:3]))
         await eventually(lambda: Echo.calls)
         writer.transport.abort()
-        await eventually(lambda: not connections)
+        await eventually(lambda: not peers.connections)
         assert [call.gone for call in Echo.calls] == [1]
 
 
@@ -290,13 +288,13 @@ def test_no_frames_break_anything(frames: list[tuple[int, int, int, bytes]]) -> 
     """Whatever comes, the connection goes on or ends, and every call that began has ended with it."""
 
     async def run() -> None:
-        async with serving() as (port, connections):
+        async with serving() as (port, peers):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             await Peer(reader, writer).start(headers(1), *(frame(*given_frame) for given_frame in frames))
             writer.write_eof()
             await asyncio.wait_for(reader.read(), 5)
             writer.close()
-            await eventually(lambda: not connections)
+            await eventually(lambda: not peers.connections)
             assert all(call.stream.over for call in Echo.calls)
 
     asyncio.run(run())

@@ -1,0 +1,92 @@
+"""The sending side of an HTTP/2 connection: frames wait for one write in a turn, messages for the windows of the peer.
+
+A window that grows is looked at for those calls alone that can send then, and no longer than there is some of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from router.picker.allowance import WALKED_STREAMS, Allowance
+from router.picker.frames import (
+    ACK,
+    FLOW_CONTROL_ERROR,
+    MAX_WINDOW,
+    SETTINGS,
+    U32,
+    Http2Error,
+    read_increment,
+    read_settings,
+)
+from router.picker.grpc_stream import GrpcStream
+
+
+class FrameSender:
+    """What is sent, of the calls in `streams`; `blocked` are those that wait for the connection's window alone."""
+
+    _transport: asyncio.Transport
+    allowance: Allowance
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._out: list[bytes] = []
+        self._scheduled = False
+        self._over = False
+        self.streams: dict[int, GrpcStream] = {}
+        self.blocked: dict[int, GrpcStream] = {}
+        self.peer_window = self.window = 65_535
+        self.peer_frame = 16_384
+
+    def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None:
+        size = len(payload)
+        self._out.append(bytes((size >> 16, size >> 8 & 255, size & 255, kind, flags)) + U32.pack(id))
+        if payload:
+            self._out.append(payload)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._out and not self._over:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def _on_settings(self, id: int, flags: int, payload: memoryview) -> None:
+        if flags & ACK:
+            return
+        settings = read_settings(id, payload)
+        self.queue_frame(SETTINGS, ACK, 0, b"")
+        if settings.frame is not None:
+            self.peer_frame = settings.frame
+        if settings.window is not None and settings.window != self.peer_window:
+            more, self.peer_window = settings.window - self.peer_window, settings.window
+            self.allowance.left -= len(self.streams) // WALKED_STREAMS
+            for id, stream in self.streams.items():
+                stream.window += more
+                if stream.waits and stream.window > 0:
+                    self.blocked[id] = stream
+            if more > 0:
+                self._pump()
+
+    def _on_window(self, id: int, flags: int, payload: memoryview) -> None:
+        more = read_increment(payload)
+        if id == 0:
+            self.window += more
+            if self.window > MAX_WINDOW:
+                raise Http2Error(FLOW_CONTROL_ERROR)
+            self.allowance.left -= len(self.blocked) // WALKED_STREAMS
+            self._pump()
+        elif (stream := self.streams.get(id)) is not None:
+            stream.window += more
+            if stream.window > MAX_WINDOW:
+                raise Http2Error(FLOW_CONTROL_ERROR)
+            if stream.waits:
+                stream.pump()
+
+    def _pump(self) -> None:
+        """Let calls send what waits for the connection's window, while there is some of it."""
+        for stream in list(self.blocked.values()):
+            if self.window <= 0:
+                break
+            stream.pump()
