@@ -19,6 +19,7 @@ from router.picker.frames import (
     read_settings,
 )
 from router.picker.grpc_stream import GrpcStream
+from router.picker.peers import Peers
 
 
 class FrameSender:
@@ -27,8 +28,8 @@ class FrameSender:
     _transport: asyncio.Transport
     allowance: Allowance
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
         self._out: list[bytes] = []
         self._scheduled = False
         self._over = False
@@ -44,9 +45,10 @@ class FrameSender:
             self._out.append(payload)
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._flush)
+            self._peers.flush_later(self)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what is queued."""
         self._scheduled = False
         if self._out and not self._over:
             self._transport.write(b"".join(self._out))

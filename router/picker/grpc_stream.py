@@ -7,6 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from router.picker.allowance import FRAME, MESSAGE_BYTES, Allowance
+from router.picker.silent_calls import SilentCalls
 
 DATA, HEADERS = 0, 1  # kinds of frames
 END_STREAM, END_HEADERS = 1, 4
@@ -40,15 +41,13 @@ class FrameSink(Protocol):
     window: int  # bytes that may be sent on the whole connection
     message_bytes: int  # largest message that is taken
     blocked: dict[int, GrpcStream]  # calls that wait for the connection's window alone
+    silent: SilentCalls
     allowance: Allowance
 
     def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None: ...
 
     def forget(self, id: int) -> None:
         """A call is over."""
-
-    def on_first_message(self, id: int) -> None:
-        """The first message of a call has come."""
 
     def hold(self, bytes_: int) -> None:
         """So many bytes more are held of messages that are not whole."""
@@ -173,6 +172,8 @@ class GrpcStream:
         if self._buffer:
             self._connection.hold(-len(self._buffer))
         self._buffer, self._queue = bytearray(), deque()
+        if not self._talks:
+            self._connection.silent.discard(self.id)
         self._connection.forget(self.id)
 
     def take(self, data: memoryview, last: bool) -> bool:
@@ -220,7 +221,7 @@ class GrpcStream:
         assert self.handler is not None
         if not self._talks:
             self._talks = True
-            self._connection.on_first_message(self.id)
+            self._connection.silent.discard(self.id)
         self.handler.on_message(data)
         if len(data) < MESSAGE_BYTES:
             self._connection.allowance.left -= FRAME

@@ -60,12 +60,11 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
     """One connection of a peer, among its listener's `peers`. `services` makes a call's handler, by the call's path."""
 
     def __init__(self, services: Mapping[bytes, Callable[[GrpcStream], GrpcHandler]], peers: Peers) -> None:
-        super().__init__()
+        super().__init__(peers)
         self._services = services
-        self._peers = peers
         self._bounds = peers.bounds
         self._headers = PathReader()
-        self._silent = SilentCalls(self._loop)
+        self.silent = SilentCalls(peers.now)
         self._left: list[bytes] = []  # what came and is not taken yet
         self._left_bytes = self._needed_bytes = 0
         self._halted: GrpcStream | None = None  # has whole messages that are not taken
@@ -99,12 +98,12 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         settings = {3: self._bounds.streams, 4: STREAM_WINDOW, 5: FRAME_BYTES, 6: HEADER_BYTES}
         self.queue_frame(SETTINGS, 0, 0, write_settings(settings))
         self.queue_frame(WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - 65_535))
-        self._timer = self._loop.call_later(PREFACE_S, self.abort)
+        self._timer = asyncio.get_running_loop().call_later(PREFACE_S, self.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
         self._stop_timer()
-        self._silent.close()
+        self.silent.close()
         if self in self._peers.connections:
             self._peers.connections.discard(self)
             self._peers.allowances.close(self.allowance)
@@ -113,9 +112,8 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
 
     def _end_calls(self) -> None:
         """End the calls of a connection that is lost, in slices: what answers them has to learn of it."""
-        self._peers.begin()
         while self.streams:
-            if self._peers.now() >= self._peers.until_s:
+            if not self._peers.begin():
                 self._peers.wait(self)
                 return
             stream = self.streams[next(reversed(self.streams))]
@@ -138,14 +136,13 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         self._unread = True
         self._set_reading()
         self._stop_timer()
-        self._timer = self._loop.call_later(STALL_S, self.abort)
+        self._timer = asyncio.get_running_loop().call_later(STALL_S, self.abort)
 
     def resume_writing(self) -> None:
         self._unread = False
         self._stop_timer()
         if self._left and not self._waits:
-            self._waits = True
-            self._peers.wait(self)
+            self._wait()
         self._set_reading()
 
     def _set_reading(self) -> None:
@@ -171,17 +168,13 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection when what is queued has been sent."""
-        self._flush()
+        self.flush()
         self._over = True
         self._transport.close()
 
     def forget(self, id: int) -> None:
         self.streams.pop(id, None)
         self.blocked.pop(id, None)
-        self._silent.discard(id)
-
-    def on_first_message(self, id: int) -> None:
-        self._silent.discard(id)
 
     def hold(self, bytes_: int) -> None:
         self.partial_bytes += bytes_
@@ -189,10 +182,9 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
 
     def stops(self) -> bool:
         """Return whether the rest has to wait for a later turn, or for allowance."""
-        now_s = self._peers.now()
         if self.allowance.left <= 0:
-            self.allowance.refill(now_s)
-        return self.allowance.left <= 0 or now_s >= self._peers.until_s
+            self.allowance.refill(self._peers.now())
+        return self.allowance.left <= 0 or not self._peers.begin()
 
     # what is received
 
@@ -219,23 +211,22 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             self._advance(b"".join(self._left))
 
     def _advance(self, data: bytes) -> None:
-        self._peers.begin()
         try:
-            taken, stopped = self._take(data)
+            taken = self._take(data)
         except Http2Error as error:
             self.queue_frame(GOAWAY, 0, 0, U32.pack(self._last_id) + U32.pack(error.code))
             self.close()
             return
-        self._left_bytes = len(data) - taken
-        self._left = [data[taken:]] if self._left_bytes else []
-        if stopped and not self._over:
-            self._waits = True
-            self._peers.wait(self, self.allowance)
-        self._set_reading()
+        if taken < len(data):
+            self._left, self._left_bytes = [data[taken:]], len(data) - taken
+        elif self._left:
+            self._left, self._left_bytes = [], 0
+        if self._waits or not self._reading:
+            self._set_reading()
 
-    def _take(self, data: bytes) -> tuple[int, bool]:
-        """Take the whole frames in `data`, as far as this turn allows; return how many bytes they are, and whether
-        there is more to do. Raises `Http2Error`.
+    def _take(self, data: bytes) -> int:
+        """Take the whole frames in `data`, as far as this turn allows; return how many bytes they are. Raises
+        `Http2Error`.
         """
         at = 0
         if not self._prefaced:
@@ -243,20 +234,23 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
                 raise Http2Error(PROTOCOL_ERROR)
             if len(data) < 24:
                 self._needed_bytes = 24
-                return 0, self.allowance.left <= 0
+                return 0
             self._prefaced, at = True, 24
             self._stop_timer()
-        if self._halted is not None:
-            self._halted = self._halted if self._halted.go_on() else None
-        view, end = memoryview(data), len(data)
-        self._needed_bytes = 9
-        while end - at >= 9 and not self._over:
-            if self._halted is not None or self.stops():
-                return at, True
-            size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+        allowance, view, end = self.allowance, memoryview(data), len(data)
+        goes_on = allowance.left > 0 and self._peers.begin()
+        while not self._over:
+            if not goes_on and self.stops():
+                self._wait()
+                break
+            if self._halted is not None:
+                self._halted = self._halted if self._halted.go_on() else None
+                goes_on = False
+                continue
+            size = data[at] << 16 | data[at + 1] << 8 | data[at + 2] if end - at >= 9 else 0
             if size > FRAME_BYTES:
                 raise Http2Error(FRAME_SIZE_ERROR)
-            if end - at - 9 < size:
+            if end - at < 9 + size:
                 self._needed_bytes = 9 + size
                 break
             kind, flags, id = data[at + 3], data[at + 4], U32.unpack_from(data, at + 5)[0] & MAX_WINDOW
@@ -266,11 +260,20 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
                 raise Http2Error(PROTOCOL_ERROR)
             if kind == DATA:
                 self._on_data(id, flags, payload)
-                continue
-            self.allowance.left -= FRAME
-            if (handle := _FRAMES.get(kind)) is not None:
-                handle(self, id, flags, payload)
-        return at, self._halted is not None
+            else:
+                allowance.left -= FRAME
+                if (handle := _FRAMES.get(kind)) is not None:
+                    handle(self, id, flags, payload)
+            goes_on = False
+            if at == end and self._halted is None:
+                self._needed_bytes = 9
+                break
+        return at
+
+    def _wait(self) -> None:
+        """Go on in a later turn."""
+        self._waits = True
+        self._peers.wait(self, self.allowance)
 
     def _on_data(self, id: int, flags: int, payload: memoryview) -> None:
         size = len(payload)
@@ -354,7 +357,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             stream.finish(UNIMPLEMENTED, "no such method")
             return
         self.streams[id] = stream
-        self._silent.add(stream)
+        self.silent.add(stream, self._peers.until_s)
         stream.handler = make(stream)
         if last:
             stream.take(memoryview(b""), True)

@@ -36,7 +36,14 @@ QUESTIONS = AllowanceRule(start=2000, per_s=500, most=2000, message=0, end=0, co
 """Probes and KEDA's operator ask each few seconds. A question on a new connection costs about ten."""
 
 
-class PeerConnection(Protocol):
+class Sender(Protocol):
+    """The sending side of a connection."""
+
+    def flush(self) -> None:
+        """Send what is queued."""
+
+
+class PeerConnection(Sender, Protocol):
     """One of the connections."""
 
     def proceed(self) -> None:
@@ -64,31 +71,48 @@ class Peers:
         self.connections: set[PeerConnection] = set()
         self.allowances = Allowances(bounds.allowance, now)
         self.partial_bytes = 0  # of messages that are not whole, of all connections
-        self.until_s = 0.0  # when this turn's slice is over
-        self._in_turn = False
+        self.until_s = 0.0  # when this turn's slice is over; 0: it has not begun
+        self._scheduled = False
+        self._unsent: list[Sender] = []
         self._ready: deque[PeerConnection] = deque()
         self._paced: dict[Allowance, deque[PeerConnection]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
-        """Say that a connection works now: the slice begins with the first one in a turn."""
-        if not self._in_turn:
-            self._in_turn = True
-            self.until_s = self.now() + SLICE_S
-            asyncio.get_running_loop().call_soon(self._end_turn)
+    def begin(self) -> bool:
+        """Return whether a connection may work now. The slice begins with the first one that does in a turn."""
+        if self.until_s:
+            return self.now() < self.until_s
+        self.until_s = self.now() + SLICE_S
+        if not self._scheduled:
+            self._schedule()
+        return True
+
+    def flush_later(self, sender: Sender) -> None:
+        """Let `sender` send what is queued at the end of this turn."""
+        self._unsent.append(sender)
+        if not self._scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._end_turn)
 
     def wait(self, waiting: PeerConnection, allowance: Allowance | None = None) -> None:
         """Let `waiting` proceed in a later turn, and not before `allowance` has something left."""
         if allowance is None or allowance.left > 0:
             self._ready.append(waiting)
-            self.begin()
+            if not self._scheduled:
+                self._schedule()
             return
         self._paced.setdefault(allowance, deque()).append(waiting)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PACE_S, self._pace)
 
     def _end_turn(self) -> None:
-        self._in_turn = False
+        self._scheduled, self.until_s = False, 0.0
+        unsent, self._unsent = self._unsent, []
+        for sender in unsent:
+            sender.flush()
         if self._ready:
             self.begin()
             for _ in range(len(self._ready)):
@@ -107,5 +131,5 @@ class Peers:
                 del self._paced[allowance]
         if self._paced:
             self._timer = asyncio.get_running_loop().call_later(PACE_S, self._pace)
-        if self._ready:
-            self.begin()
+        if self._ready and not self._scheduled:
+            self._schedule()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 FIRST_MESSAGE_S = 10.0  # a gateway's and a probe's comes with the call
@@ -18,18 +19,18 @@ class SilentCall(Protocol):
 
 
 class SilentCalls:
-    """One timer serves all of them: they are in the order of their age."""
+    """One timer serves all of them: they are in the order of their age. `now` is a monotonic clock, seconds."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._begun: dict[int, tuple[float, SilentCall]] = {}  # by id
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, call: SilentCall) -> None:
+    def add(self, call: SilentCall, now_s: float) -> None:
         """Give a new call its time."""
-        self._begun[call.id] = self._loop.time(), call
+        self._begun[call.id] = now_s, call
         if self._timer is None:
-            self._timer = self._loop.call_later(FIRST_MESSAGE_S, self._expire)
+            self._timer = asyncio.get_running_loop().call_later(FIRST_MESSAGE_S, self._expire)
 
     def discard(self, id: int) -> None:
         """Leave a call alone from here on: its message has come, or it is over."""
@@ -44,10 +45,10 @@ class SilentCalls:
 
     def _expire(self) -> None:
         self._timer = None
-        due_s = self._loop.time() - FIRST_MESSAGE_S
+        now_s = self._now()
         for id, (begun_s, call) in list(self._begun.items()):
-            if begun_s > due_s:
-                self._timer = self._loop.call_at(begun_s + FIRST_MESSAGE_S, self._expire)
+            if (left_s := begun_s + FIRST_MESSAGE_S - now_s) > 0:
+                self._timer = asyncio.get_running_loop().call_later(left_s, self._expire)
                 return
             del self._begun[id]
             call.expire()
