@@ -35,23 +35,19 @@ class AllowanceRule(NamedTuple):
 class Allowance:
     """What is `left` to one address, from which whoever does the work subtracts its price. At 0 the address waits."""
 
-    __slots__ = ("_at_s", "_rule", "connections", "left")
+    __slots__ = ("_at_s", "_rule", "connections", "left", "message")
 
     def __init__(self, rule: AllowanceRule, now_s: float) -> None:
         self.left = rule.start
+        self.message = rule.message
         self.connections = 0
         self._rule = rule
         self._at_s = now_s
 
-    def earn_message(self) -> None:
-        """Add what a message has earned that its call took."""
-        if self.left < self._rule.most:
-            self.left += self._rule.message
-
     def earn_end(self) -> None:
-        """Add what a call has earned that had messages and ended well."""
-        if self.left < self._rule.most:
-            self.left += self._rule.end
+        """Add what a call has earned that had messages and ended well. Bounds what messages have earned, too."""
+        left, most = self.left + self._rule.end, self._rule.most
+        self.left = left if left < most else most
 
     def refill(self, now_s: float) -> None:
         """Add what time has."""

@@ -11,7 +11,12 @@ from router.picker.allowance import WALKED_STREAMS, Allowance
 from router.picker.frames import (
     ACK,
     FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    GOAWAY,
+    MAX_STREAM_ID,
     MAX_WINDOW,
+    NO_ERROR,
+    PING,
     SETTINGS,
     U32,
     Http2Error,
@@ -25,6 +30,21 @@ from router.picker.peers import Peers
 class FrameSender:
     """What is sent, of the calls in `streams`; `blocked` are those that wait for the connection's window alone."""
 
+    __slots__ = (
+        "_out",
+        "_over",
+        "_peers",
+        "_scheduled",
+        "_transport",
+        "allowance",
+        "blocked",
+        "partial_bytes",
+        "peer_frame",
+        "peer_window",
+        "streams",
+        "window",
+    )
+
     _transport: asyncio.Transport
     allowance: Allowance
 
@@ -37,6 +57,7 @@ class FrameSender:
         self.blocked: dict[int, GrpcStream] = {}
         self.peer_window = self.window = 65_535
         self.peer_frame = 16_384
+        self.partial_bytes = 0
 
     def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None:
         size = len(payload)
@@ -53,6 +74,16 @@ class FrameSender:
         if self._out and not self._over:
             self._transport.write(b"".join(self._out))
         self._out.clear()
+
+    def retire(self) -> None:
+        """Let the peer make another connection for its next calls. Those that it begins before it has read this are
+        served (RFC 9113, 6.8: GOAWAY with the highest id, so that none of them is lost).
+        """
+        self.queue_frame(GOAWAY, 0, 0, U32.pack(MAX_STREAM_ID) + U32.pack(NO_ERROR))
+
+    def hold(self, bytes_: int) -> None:
+        self.partial_bytes += bytes_
+        self._peers.partial_bytes += bytes_
 
     def _on_settings(self, id: int, flags: int, payload: memoryview) -> None:
         if flags & ACK:
@@ -92,3 +123,9 @@ class FrameSender:
             if self.window <= 0:
                 break
             stream.pump()
+
+    def _on_ping(self, id: int, flags: int, payload: memoryview) -> None:
+        if len(payload) != 8 or id:
+            raise Http2Error(FRAME_SIZE_ERROR)
+        if not flags & ACK:
+            self.queue_frame(PING, ACK, 0, bytes(payload))

@@ -7,7 +7,6 @@ from collections import deque
 from typing import Protocol
 
 from router.picker.allowance import FRAME, MESSAGE_BYTES, Allowance
-from router.picker.silent_calls import SilentCalls
 
 DATA, HEADERS = 0, 1  # kinds of frames
 END_STREAM, END_HEADERS = 1, 4
@@ -41,7 +40,6 @@ class FrameSink(Protocol):
     window: int  # bytes that may be sent on the whole connection
     message_bytes: int  # largest message that is taken
     blocked: dict[int, GrpcStream]  # calls that wait for the connection's window alone
-    silent: SilentCalls
     allowance: Allowance
 
     def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None: ...
@@ -67,17 +65,20 @@ class GrpcStream:
         "_queue",
         "_started",
         "_status",
-        "_talks",
+        "begun_s",
         "half_closed",
         "handler",
         "id",
         "over",
         "receives",
+        "silent",
         "window",
     )
 
-    def __init__(self, connection: FrameSink, id: int) -> None:
+    def __init__(self, connection: FrameSink, id: int, begun_s: float) -> None:
         self.id = id
+        self.begun_s = begun_s  # seconds of the connection's clock
+        self.silent = True  # its first message has not come
         self.over = False
         self.half_closed = False  # the peer sends no more
         self.window = connection.peer_window  # bytes that may be sent
@@ -89,7 +90,6 @@ class GrpcStream:
         self._ending: bytes | None = None
         self._status = OK
         self._started = False
-        self._talks = False  # its first message has come
         self._last = False  # no more follows what is in the buffer
 
     @property
@@ -156,7 +156,7 @@ class GrpcStream:
     def _end(self, trailers: bytes) -> None:
         block = trailers if self._started else _HEAD + trailers
         self._connection.queue_frame(HEADERS, END_HEADERS | END_STREAM, self.id, block)
-        if self._talks and self._status == OK:
+        if not self.silent and self._status == OK:
             self._connection.allowance.earn_end()
         self.close()
 
@@ -172,8 +172,6 @@ class GrpcStream:
         if self._buffer:
             self._connection.hold(-len(self._buffer))
         self._buffer, self._queue = bytearray(), deque()
-        if not self._talks:
-            self._connection.silent.discard(self.id)
         self._connection.forget(self.id)
 
     def take(self, data: memoryview, last: bool) -> bool:
@@ -219,14 +217,13 @@ class GrpcStream:
 
     def _on_message(self, data: bytes) -> None:
         assert self.handler is not None
-        if not self._talks:
-            self._talks = True
-            self._connection.silent.discard(self.id)
+        self.silent = False
         self.handler.on_message(data)
+        allowance = self._connection.allowance
         if len(data) < MESSAGE_BYTES:
-            self._connection.allowance.left -= FRAME
+            allowance.left -= FRAME
         elif not self.over:
-            self._connection.allowance.earn_message()
+            allowance.left += allowance.message
 
     def _half_close(self) -> None:
         assert self.handler is not None

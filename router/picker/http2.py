@@ -12,59 +12,66 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import cast
 
+from router.picker import frames as h2
 from router.picker.allowance import BLOCK_BYTES, DATA_BYTES, FRAME
 from router.picker.frame_sender import FrameSender
 from router.picker.frames import (
-    ACK,
-    CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
     GOAWAY,
-    HAS_PRIORITY,
     HEADERS,
-    MAX_STREAM_ID,
     MAX_WINDOW,
-    NO_ERROR,
-    PING,
-    PREFACE,
+    PADDED,
     PROTOCOL_ERROR,
-    PUSH_PROMISE,
-    REFUSED_STREAM,
-    RST_STREAM,
-    SETTINGS,
-    STREAM_CLOSED,
     U32,
-    WINDOW_UPDATE,
     Http2Error,
     unpad,
-    write_settings,
 )
 from router.picker.grpc_stream import STREAM_WINDOW, UNIMPLEMENTED, GrpcHandler, GrpcStream
 from router.picker.header_blocks import HEADER_BYTES, PathReader
 from router.picker.peers import Peers
-from router.picker.silent_calls import SilentCalls
 from router.proxy.client_address import client_of
 
 FRAME_BYTES = 256 * 1024  # largest frame that is taken
 CONNECTION_WINDOW = 64 << 20
 UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages that are not whole: so much is taken whatever others hold
 PREFACE_S = 10.0  # for a connection to say that it speaks HTTP/2
+FIRST_MESSAGE_S = 10.0  # for a call's first message, which a gateway and a probe send with the call
 STALL_S = 60.0  # for a peer to read what it was sent
 
 
 class GrpcConnection(FrameSender, asyncio.Protocol):
     """One connection of a peer, among its listener's `peers`. `services` makes a call's handler, by the call's path."""
 
+    __slots__ = (
+        "_block",
+        "_bounds",
+        "_draining",
+        "_halted",
+        "_headers",
+        "_last_id",
+        "_left",
+        "_left_bytes",
+        "_needed_bytes",
+        "_prefaced",
+        "_reading",
+        "_receives",
+        "_services",
+        "_silence",
+        "_timer",
+        "_unread",
+        "_waits",
+        "message_bytes",
+        "peer",
+    )
+
     def __init__(self, services: Mapping[bytes, Callable[[GrpcStream], GrpcHandler]], peers: Peers) -> None:
         super().__init__(peers)
         self._services = services
         self._bounds = peers.bounds
         self._headers = PathReader()
-        self.silent = SilentCalls(peers.now)
         self._left: list[bytes] = []  # what came and is not taken yet
         self._left_bytes = self._needed_bytes = 0
         self._halted: GrpcStream | None = None  # has whole messages that are not taken
@@ -77,8 +84,8 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         self._receives = CONNECTION_WINDOW
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
+        self._silence: asyncio.TimerHandle | None = None
         self.message_bytes = peers.bounds.message_bytes
-        self.partial_bytes = 0
         self.peer = ""
 
     # the connection
@@ -96,14 +103,14 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         self.allowance = allowance
         self._peers.connections.add(self)
         settings = {3: self._bounds.streams, 4: STREAM_WINDOW, 5: FRAME_BYTES, 6: HEADER_BYTES}
-        self.queue_frame(SETTINGS, 0, 0, write_settings(settings))
-        self.queue_frame(WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - 65_535))
+        self.queue_frame(h2.SETTINGS, 0, 0, h2.write_settings(settings))
+        self.queue_frame(h2.WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - 65_535))
         self._timer = asyncio.get_running_loop().call_later(PREFACE_S, self.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
         self._stop_timer()
-        self.silent.close()
+        self._stop_waiting()
         if self in self._peers.connections:
             self._peers.connections.discard(self)
             self._peers.allowances.close(self.allowance)
@@ -120,6 +127,20 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             stream.close()
             if stream.handler is not None:
                 stream.handler.on_gone()
+
+    def _stop_waiting(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _end_silent(self) -> None:
+        """End the calls whose first message has not come in time, the oldest first."""
+        self._silence, now_s = None, self._peers.now()
+        for stream in [stream for stream in self.streams.values() if stream.silent]:
+            if (left_s := stream.begun_s + FIRST_MESSAGE_S - now_s) > 0:
+                self._silence = asyncio.get_running_loop().call_later(max(1.0, left_s), self._end_silent)
+                return
+            stream.expire()
 
     def abort(self) -> None:
         """Cut the connection off at once."""
@@ -142,7 +163,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         self._unread = False
         self._stop_timer()
         if self._left and not self._waits:
-            self._wait()
+            self._wait(0)
         self._set_reading()
 
     def _set_reading(self) -> None:
@@ -155,16 +176,10 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             else:
                 self._transport.pause_reading()
 
-    def retire(self) -> None:
-        """Let the peer make another connection for its next calls. Those that it begins before it has read this are
-        served (RFC 9113, 6.8: GOAWAY with the highest id, so that none of them is lost).
-        """
-        self.queue_frame(GOAWAY, 0, 0, U32.pack(MAX_STREAM_ID) + U32.pack(NO_ERROR))
-
     def drain(self) -> None:
         """Take no new calls; the connection closes when the open ones have ended."""
         self._draining = True
-        self.queue_frame(GOAWAY, 0, 0, U32.pack(self._last_id) + U32.pack(NO_ERROR))
+        self.queue_frame(GOAWAY, 0, 0, U32.pack(self._last_id) + U32.pack(h2.NO_ERROR))
 
     def close(self) -> None:
         """Close the connection when what is queued has been sent."""
@@ -175,10 +190,6 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
     def forget(self, id: int) -> None:
         self.streams.pop(id, None)
         self.blocked.pop(id, None)
-
-    def hold(self, bytes_: int) -> None:
-        self.partial_bytes += bytes_
-        self._peers.partial_bytes += bytes_
 
     def stops(self) -> bool:
         """Return whether the rest has to wait for a later turn, or for allowance."""
@@ -230,94 +241,92 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         """
         at = 0
         if not self._prefaced:
-            if not PREFACE.startswith(data[:24]):
+            if not h2.PREFACE.startswith(data[:24]):
                 raise Http2Error(PROTOCOL_ERROR)
             if len(data) < 24:
                 self._needed_bytes = 24
                 return 0
             self._prefaced, at = True, 24
             self._stop_timer()
-        allowance, view, end = self.allowance, memoryview(data), len(data)
-        goes_on = allowance.left > 0 and self._peers.begin()
-        while not self._over:
-            if not goes_on and self.stops():
-                self._wait()
-                break
-            if self._halted is not None:
-                self._halted = self._halted if self._halted.go_on() else None
-                goes_on = False
-                continue
-            size = data[at] << 16 | data[at + 1] << 8 | data[at + 2] if end - at >= 9 else 0
+        if (self.allowance.left <= 0 or not self._peers.begin()) and self.stops():
+            return self._wait(at)
+        if self._halted is not None:
+            if self._halted.go_on():
+                return self._wait(at)
+            self._halted = None
+        begun, view, end, allowance = at, memoryview(data), len(data), self.allowance
+        self._needed_bytes = 9
+        while end - at >= 9 and not self._over:
+            if at > begun and self.stops():
+                return self._wait(at)
+            size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
             if size > FRAME_BYTES:
                 raise Http2Error(FRAME_SIZE_ERROR)
-            if end - at < 9 + size:
+            if end - at - 9 < size:
                 self._needed_bytes = 9 + size
                 break
             kind, flags, id = data[at + 3], data[at + 4], U32.unpack_from(data, at + 5)[0] & MAX_WINDOW
             payload = view[at + 9 : at + 9 + size]
             at += 9 + size
-            if self._block is not None and kind != CONTINUATION:
+            if self._block is not None and kind != h2.CONTINUATION:
                 raise Http2Error(PROTOCOL_ERROR)
             if kind == DATA:
-                self._on_data(id, flags, payload)
-            else:
-                allowance.left -= FRAME
-                if (handle := _FRAMES.get(kind)) is not None:
-                    handle(self, id, flags, payload)
-            goes_on = False
-            if at == end and self._halted is None:
-                self._needed_bytes = 9
-                break
+                if self._on_data(id, flags, payload):
+                    return self._wait(at)
+                continue
+            allowance.left -= FRAME
+            if (handle := _FRAMES.get(kind)) is not None:
+                handle(self, id, flags, payload)
         return at
 
-    def _wait(self) -> None:
-        """Go on in a later turn."""
+    def _wait(self, taken: int) -> int:
+        """Go on in a later turn, behind the bytes that are `taken`, which are returned."""
         self._waits = True
         self._peers.wait(self, self.allowance)
+        return taken
 
-    def _on_data(self, id: int, flags: int, payload: memoryview) -> None:
+    def _on_data(self, id: int, flags: int, payload: memoryview) -> bool:
+        """Take a piece of a call's messages. Return whether whole ones are left for another turn."""
         size = len(payload)
         self._receives -= size
         if self._receives < 0:
-            raise Http2Error(FLOW_CONTROL_ERROR)
+            raise Http2Error(h2.FLOW_CONTROL_ERROR)
         if self._receives < CONNECTION_WINDOW // 2:
-            self.queue_frame(WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - self._receives))
+            self.queue_frame(h2.WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - self._receives))
             self._receives = CONNECTION_WINDOW
-        data = unpad(payload, flags)
+        data = unpad(payload, flags) if flags & PADDED else payload
         stream = self.streams.get(id)
         if stream is None:
             if id == 0 or id > self._last_id:
                 raise Http2Error(PROTOCOL_ERROR)
             self.allowance.left -= FRAME
-            return  # of a call that has ended
+            return False  # of a call that has ended
         if len(data) < DATA_BYTES:
             self.allowance.left -= FRAME
         stream.receives -= size
         if stream.receives < 0:
-            raise Http2Error(FLOW_CONTROL_ERROR)
+            raise Http2Error(h2.FLOW_CONTROL_ERROR)
         if stream.half_closed:
-            raise Http2Error(STREAM_CLOSED)
+            raise Http2Error(h2.STREAM_CLOSED)
         if stream.receives < STREAM_WINDOW // 2 and not flags & END_STREAM:
-            self.queue_frame(WINDOW_UPDATE, 0, id, U32.pack(STREAM_WINDOW - stream.receives))
+            self.queue_frame(h2.WINDOW_UPDATE, 0, id, U32.pack(STREAM_WINDOW - stream.receives))
             stream.receives = STREAM_WINDOW
         if stream.take(data, bool(flags & END_STREAM)):
             self._halted = stream
-        if self.partial_bytes > UNCOUNTED_BYTES and self._holds_too_much():
-            raise Http2Error(ENHANCE_YOUR_CALM)
-
-    def _holds_too_much(self) -> bool:
-        """Return whether too much memory is taken by messages that are not whole, here or on all connections."""
-        everywhere = self._peers.partial_bytes
-        return self.partial_bytes > 2 * self.message_bytes or everywhere > self._bounds.budget_bytes
+        if self.partial_bytes > UNCOUNTED_BYTES and (
+            self.partial_bytes > 2 * self.message_bytes or self._peers.partial_bytes > self._bounds.budget_bytes
+        ):
+            raise Http2Error(h2.ENHANCE_YOUR_CALM)
+        return self._halted is not None
 
     def _on_headers(self, id: int, flags: int, payload: memoryview) -> None:
         block = unpad(payload, flags)
-        if flags & HAS_PRIORITY:
+        if flags & h2.HAS_PRIORITY:
             if len(block) < 5:
                 raise Http2Error(FRAME_SIZE_ERROR)
             block = block[5:]
         if len(block) > HEADER_BYTES:
-            raise Http2Error(ENHANCE_YOUR_CALM)
+            raise Http2Error(h2.ENHANCE_YOUR_CALM)
         if flags & END_HEADERS:
             self._on_block(id, bool(flags & END_STREAM), bytes(block))
         else:
@@ -329,7 +338,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         _, last, block = self._block
         block += payload
         if len(block) > HEADER_BYTES or not payload:
-            raise Http2Error(ENHANCE_YOUR_CALM)
+            raise Http2Error(h2.ENHANCE_YOUR_CALM)
         if flags & END_HEADERS:
             self._block = None
             self._on_block(id, last, bytes(block))
@@ -342,22 +351,23 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             if not last:
                 raise Http2Error(PROTOCOL_ERROR)
             if known.half_closed:
-                raise Http2Error(STREAM_CLOSED)
+                raise Http2Error(h2.STREAM_CLOSED)
             known.take(memoryview(b""), True)
             return
         if id % 2 == 0 or id <= self._last_id:
-            raise Http2Error(STREAM_CLOSED)
+            raise Http2Error(h2.STREAM_CLOSED)
         self._last_id = id
         if self._draining or len(self.streams) >= self._bounds.streams:
-            self.queue_frame(RST_STREAM, 0, id, U32.pack(REFUSED_STREAM))
+            self.queue_frame(h2.RST_STREAM, 0, id, U32.pack(h2.REFUSED_STREAM))
             return
-        stream = GrpcStream(self, id)
+        stream = GrpcStream(self, id, self._peers.until_s)
         make = self._services.get(path)
         if make is None:
             stream.finish(UNIMPLEMENTED, "no such method")
             return
         self.streams[id] = stream
-        self.silent.add(stream, self._peers.until_s)
+        if self._silence is None:
+            self._silence = asyncio.get_running_loop().call_later(FIRST_MESSAGE_S, self._end_silent)
         stream.handler = make(stream)
         if last:
             stream.take(memoryview(b""), True)
@@ -370,23 +380,17 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             if stream.handler is not None:
                 stream.handler.on_gone()
 
-    def _on_ping(self, id: int, flags: int, payload: memoryview) -> None:
-        if len(payload) != 8 or id:
-            raise Http2Error(FRAME_SIZE_ERROR)
-        if not flags & ACK:
-            self.queue_frame(PING, ACK, 0, bytes(payload))
-
     def _on_push(self, id: int, flags: int, payload: memoryview) -> None:
         raise Http2Error(PROTOCOL_ERROR)
 
 
 _FRAMES: dict[int, Callable[[GrpcConnection, int, int, memoryview], None]] = {
     HEADERS: GrpcConnection._on_headers,
-    RST_STREAM: GrpcConnection._on_reset,
-    SETTINGS: GrpcConnection._on_settings,
-    PUSH_PROMISE: GrpcConnection._on_push,
-    PING: GrpcConnection._on_ping,
-    WINDOW_UPDATE: GrpcConnection._on_window,
-    CONTINUATION: GrpcConnection._on_continuation,
+    h2.RST_STREAM: GrpcConnection._on_reset,
+    h2.SETTINGS: GrpcConnection._on_settings,
+    h2.PUSH_PROMISE: GrpcConnection._on_push,
+    h2.PING: GrpcConnection._on_ping,
+    h2.WINDOW_UPDATE: GrpcConnection._on_window,
+    h2.CONTINUATION: GrpcConnection._on_continuation,
 }
 """What else there is (PRIORITY, GOAWAY, unknown frames) is ignored: a peer that goes away ends its calls by itself."""
