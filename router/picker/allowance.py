@@ -35,19 +35,20 @@ class AllowanceRule(NamedTuple):
 class Allowance:
     """What is `left` to one address, from which whoever does the work subtracts its price. At 0 the address waits."""
 
-    __slots__ = ("_at_s", "_rule", "connections", "left", "message")
+    __slots__ = ("_at_s", "_rule", "connections", "left", "message", "most")
 
     def __init__(self, rule: AllowanceRule, now_s: float) -> None:
         self.left = rule.start
         self.message = rule.message
+        self.most = rule.most
         self.connections = 0
         self._rule = rule
         self._at_s = now_s
 
     def earn_end(self) -> None:
-        """Add what a call has earned that had messages and ended well. Bounds what messages have earned, too."""
-        left, most = self.left + self._rule.end, self._rule.most
-        self.left = left if left < most else most
+        """Add what a call has earned that had messages and ended well."""
+        if self.left < self.most:
+            self.left += self._rule.end
 
     def refill(self, now_s: float) -> None:
         """Add what time has."""
@@ -74,14 +75,14 @@ class Allowances:
         return len(self._of)
 
     def open(self, address: str) -> Allowance | None:
-        """Return the allowance that a new connection draws on until `close`; None when the address has none left, or
-        too many connections.
+        """Return the allowance that a new connection draws on until `close`; None when the address has too
+        little left, or too many connections.
         """
         now_s = self._now()
         allowance = self._find(address, now_s)
-        if allowance.left <= 0:
+        if allowance.left < CONNECTION:
             allowance.refill(now_s)
-        if allowance.left <= 0 or allowance.connections >= self._rule.connections:
+        if allowance.left < CONNECTION or allowance.connections >= self._rule.connections:
             return None
         allowance.left -= CONNECTION
         allowance.connections += 1

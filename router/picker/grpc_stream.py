@@ -222,7 +222,7 @@ class GrpcStream:
         allowance = self._connection.allowance
         if len(data) < MESSAGE_BYTES:
             allowance.left -= FRAME
-        elif not self.over:
+        elif not self.over and allowance.left < allowance.most:
             allowance.left += allowance.message
 
     def _half_close(self) -> None:

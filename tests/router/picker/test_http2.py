@@ -20,13 +20,27 @@ from router.picker.header_blocks import keeps_table
 from router.picker.http2 import GrpcConnection
 from router.picker.peers import PeerBounds, Peers
 from tests.fakes.engines import eventually
+from tests.fakes.http2 import (
+    CONTINUATION,
+    DATA,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PRIORITY,
+    PUSH,
+    RST,
+    SETTINGS,
+    WINDOW,
+    frame,
+    message,
+)
+from tests.fakes.http2 import headers as block
 
-ECHO = b"/test/Echo"
+ECHO, WAITER = b"/test/Echo", b"/test/Waiter"
 MESSAGE_BYTES = 100_000
 BUDGET_BYTES = 250_000
 STREAMS = 20
 RULE = AllowanceRule(start=1000, per_s=100, most=10_000, message=2, end=1, connections=10)
-DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
 EMPTY = struct.pack(">BI", 0, 0)
 
 
@@ -50,17 +64,15 @@ class Echo:
         self.gone += 1
 
 
-def frame(kind: int, flags: int, id: int, payload: bytes = b"") -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", id) + payload
-
-
 def headers(id: int, path: bytes = ECHO, flags: int = 4) -> bytes:
-    block = hpack.Encoder().encode([(":method", "POST"), (":path", path.decode())], huffman=False)
-    return frame(HEADERS, flags, id, block)
+    return block(id, path, flags)
 
 
-def message(data: bytes) -> bytes:
-    return struct.pack(">BI", 0, len(data)) + data
+class Waiter(Echo):
+    """Goes on when its peer sends no more."""
+
+    def on_half_close(self) -> None:
+        pass
 
 
 class Peer:
@@ -95,7 +107,9 @@ class Peer:
 async def serving(rule: AllowanceRule = RULE, connections: int = 10) -> AsyncIterator[tuple[int, Peers]]:
     peers = Peers(PeerBounds(MESSAGE_BYTES, BUDGET_BYTES, connections, STREAMS, rule), time.monotonic)
     Echo.calls = []
-    server = await asyncio.get_running_loop().create_server(lambda: GrpcConnection({ECHO: Echo}, peers), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: GrpcConnection({ECHO: Echo, WAITER: Waiter}, peers), "127.0.0.1", 0
+    )
     try:
         yield server.sockets[0].getsockname()[1], peers
     finally:
@@ -189,6 +203,11 @@ async def test_what_is_sent_keeps_to_the_windows_of_the_peer() -> None:
         ([frame(CONTINUATION, 4, 1, b"x")], http2.PROTOCOL_ERROR),
         ([headers(1, flags=0), *[frame(CONTINUATION, 0, 1, bytes(16_000))] * 5], http2.ENHANCE_YOUR_CALM),
         ([headers(1, flags=0), frame(CONTINUATION, 0, 1)], http2.ENHANCE_YOUR_CALM),
+        ([frame(HEADERS, 0, 1, bytes(17_000))], http2.ENHANCE_YOUR_CALM),
+        ([frame(HEADERS, 4, 1, bytes(17_000))], http2.ENHANCE_YOUR_CALM),
+        ([frame(SETTINGS, 0, 0, bytes(6 * 20_000))], http2.ENHANCE_YOUR_CALM),
+        ([headers(1, WAITER), frame(DATA, 1, 1, message(b"x")[:-1]), frame(DATA, 0, 1, b"x")], http2.STREAM_CLOSED),
+        ([headers(1, WAITER, flags=5), headers(1, WAITER, flags=5)], http2.STREAM_CLOSED),
         ([frame(PUSH, 4, 1, bytes(4))], http2.PROTOCOL_ERROR),
         ([frame(PING, 0, 0, b"x")], http2.FRAME_SIZE_ERROR),
         ([frame(SETTINGS, 0, 0, b"x")], http2.FRAME_SIZE_ERROR),
