@@ -19,7 +19,7 @@ def frame(kind: int, flags: int, id: int, payload: bytes = b"") -> bytes:
 
 def headers(id: int, path: bytes, flags: int = 4) -> bytes:
     """A header block that opens a call, of fields that are not remembered."""
-    fields = [hpack.NeverIndexedHeaderTuple(":path", path.decode()), (":method", "POST")]
+    fields = [hpack.NeverIndexedHeaderTuple(":path", path.decode()), hpack.HeaderTuple(":method", "POST")]
     return frame(HEADERS, flags, id, hpack.Encoder().encode(fields, huffman=False))
 
 

@@ -28,7 +28,8 @@ def test_time_fills_to_the_start_and_work_to_the_most() -> None:
 def test_all_connections_of_an_address_draw_on_one_allowance() -> None:
     book = Allowances(RULE, ManualClock().now)
     first, second, other = (book.open(address) for address in ("a", "a", "b"))
-    assert first is second is not None
+    assert first is not None
+    assert first is second
     assert other is not None
     assert (first.left, other.left) == (100 - 2 * CONNECTION, 100 - CONNECTION)
     assert book.open("a") is first
