@@ -42,13 +42,15 @@ pytestmark = pytest.mark.abuse
 ATTACK_S = 1.5
 TRIES = 3  # the least counts: other processes of the machine delay answers as well
 HELD_MS, CPU_SHARE, GROWN_MB = 50.0, 0.5, 32.0
+P99_MS = 10.0  # more than idle: the attackers run on the same cores
+PROBE_MS = 1000.0
 LOGS, EXT_PROC = (
     b"/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs",
     b"/envoy.service.ext_proc.v3.ExternalProcessor/Process",
 )
 BLOCKED = settings((WINDOW_SIZE, 0)) + b"".join(question(id) for id in ids(1900))
 """1,900 calls whose answers wait for a window."""
-NEXT = 2 * 1900 + 1
+ENTRIES = message(b"\x12\x00" * 10)  # an empty batch of log entries
 
 Piece = Callable[[int], bytes]
 
@@ -60,7 +62,8 @@ class Attack(NamedTuple):
     piece: Piece
     pieces: int = 40
     connections: int = 4
-    holds: bool = False  # the connections stay
+    holds: bool = False  # the connection stays
+    drips: bool = False  # more comes byte by byte
 
 
 def calls(each: Callable[[int], bytes], count: int = 500, first: int = 1) -> Piece:
@@ -91,9 +94,7 @@ ATTACKS = {
     "rapid reset (CVE-2023-44487)": Attack(b"", calls(lambda id: headers(id, EXT_PROC) + frame(RST, 0, id, bytes(4)))),
     "rapid reset after a first message": Attack(
         b"",
-        calls(
-            lambda id: headers(id, LOGS) + frame(DATA, 0, id, message(b"\x12\x00" * 10)) + frame(RST, 0, id, bytes(4))
-        ),
+        calls(lambda id: headers(id, LOGS) + frame(DATA, 0, id, ENTRIES) + frame(RST, 0, id, bytes(4))),
     ),
     "calls that make the server end them (CVE-2025-8671)": Attack(
         b"", calls(lambda id: headers(id, EXT_PROC) + frame(DATA, 0, id, b"\1" + bytes(4)))
@@ -111,7 +112,9 @@ ATTACKS = {
     ),
     "header blocks that expand": Attack(b"", bomb),
     "empty messages in one frame": Attack(headers(1, LOGS), always(frame(DATA, 0, 1, bytes(250_000)))),
-    "a frame byte by byte": Attack(headers(1, LOGS) + frame(DATA, 0, 1, bytes(200_000))[:-100_000], always(b""), 1),
+    "a frame byte by byte": Attack(
+        headers(1, LOGS) + frame(DATA, 0, 1, bytes(200_000))[:-100_000], always(b""), 1, drips=True
+    ),
     "calls without a message": Attack(b"", calls(lambda id: headers(id, EXT_PROC)), 50, 8, holds=True),
     "connections without a preface": Attack(b"", always(b""), 0, 600, holds=True),
     "new connections": Attack(b"", always(settings()), 1, 16),
@@ -120,30 +123,36 @@ ATTACKS = {
 }
 
 
-async def attack_once(port: int, attack: Attack, until_s: float, pieces: list[bytes]) -> None:
-    """Send it on one connection, reading all that is answered; begin anew when the router has closed it."""
-    silent, drips = not attack.pieces, attack.piece(0) == b"" and attack.pieces
-    with suppress(TimeoutError, ConnectionError):
+async def attack_from(port: int, attack: Attack, until_s: float, pieces: list[bytes]) -> None:
+    """Attack on one connection after the other until then: a new one when the router has closed it."""
+    with suppress(TimeoutError):
         async with asyncio.timeout_at(until_s):
             while True:
-                client = await dial(f"http://127.0.0.1:{port}")
-                reading = asyncio.create_task(client.rest(2 * ATTACK_S))
-                try:
-                    if not silent:
-                        client.writer.write(PREFACE + settings() + attack.first)
-                    for piece in pieces:
-                        client.writer.write(piece)
-                        await client.writer.drain()
-                    while drips and not client.closed:
-                        client.writer.write(b"\0")
-                        await asyncio.sleep(0)
-                    if attack.holds:
-                        await asyncio.sleep(60)
-                finally:
-                    reading.cancel()
-                    client.writer.transport.abort()
-                    with suppress(asyncio.CancelledError, TimeoutError):
-                        await reading
+                with suppress(ConnectionError):
+                    await attack_once(port, attack, pieces)
+                await asyncio.sleep(0.001)
+
+
+async def attack_once(port: int, attack: Attack, pieces: list[bytes]) -> None:
+    """Send it on one connection, reading all that is answered."""
+    client = await dial(f"http://127.0.0.1:{port}")
+    reading = asyncio.create_task(client.rest(2 * ATTACK_S))
+    try:
+        if attack.pieces:
+            client.writer.write(PREFACE + settings() + attack.first)
+        for piece in pieces:
+            client.writer.write(piece)
+            await client.writer.drain()
+        while attack.drips and not client.closed:
+            client.writer.write(b"\0")
+            await client.writer.drain()
+            await asyncio.sleep(0)
+        if attack.holds:
+            await reading
+    finally:
+        reading.cancel()
+        client.writer.transport.abort()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def probe(port: int) -> float:
@@ -182,13 +191,17 @@ async def damage_of(attack: Attack, port: int, pid: int, clients: LoopProbe) -> 
     before, used_s, begun_s = peak_bytes(pid), cpu_s(pid), loop.time()
     await clients.waits()
     until_s = begun_s + ATTACK_S
-    attackers = [asyncio.create_task(attack_once(port, attack, until_s, pieces)) for _ in range(attack.connections)]
+    attackers = [asyncio.create_task(attack_from(port, attack, until_s, pieces)) for _ in range(attack.connections)]
     await asyncio.sleep(ATTACK_S / 2)
     probe_ms = await probe(port)
     await asyncio.gather(*attackers)
     spent_s = loop.time() - begun_s
     share = (cpu_s(pid) - used_s) / spent_s
     return Damage(await clients.waits(), probe_ms, share, (peak_bytes(pid) - before) / MB)
+
+
+def is_small(damage: Damage, idle: Waits) -> bool:
+    return damage.waits.longest_ms <= HELD_MS and damage.waits.p99_ms <= idle.p99_ms * 1.2
 
 
 @pytest.mark.parametrize("what", ATTACKS)
@@ -201,17 +214,13 @@ async def test_an_attack_holds_up_nobody_else(router_process, fleet_config, meas
         await asyncio.sleep(ATTACK_S)
         idle = await clients.waits()
         tries: list[Damage] = []
-        while len(tries) < TRIES and not (tries and tries[-1].waits.longest_ms <= HELD_MS):
+        while len(tries) < TRIES and not (tries and is_small(tries[-1], idle)):
             tries.append(await damage_of(ATTACKS[what], ports[named], r.pid, clients))
-        least = min(tries, key=lambda damage: damage.waits.longest_ms)
         where = f"{named}: {what}"
-        measured(f"{where}: longest wait", least.waits.longest_ms, HELD_MS, "ms")
-        measured(
-            f"{where}: p99 over that of an idle router ({idle.p99_ms:.1f} ms)",
-            least.waits.p99_ms - idle.p99_ms,
-            10.0,
-            "ms",
-        )
-        measured(f"{where}: wait of another address's probe", least.probe_ms, 1000.0, "ms")
-        measured(f"{where}: CPU", least.cpu_share, CPU_SHARE, "of a core")
+        least = min(damage.waits.longest_ms for damage in tries)
+        added = min(damage.waits.p99_ms for damage in tries) - idle.p99_ms
+        measured(f"{where}: longest wait", least, HELD_MS, "ms")
+        measured(f"{where}: p99 over the {idle.p99_ms:.1f} ms of an idle router", added, P99_MS, "ms")
+        measured(f"{where}: wait of another address's probe", min(damage.probe_ms for damage in tries), PROBE_MS, "ms")
+        measured(f"{where}: CPU", min(damage.cpu_share for damage in tries), CPU_SHARE, "of a core")
         measured(f"{where}: memory", max(damage.grown_mb for damage in tries), GROWN_MB, "MB")
