@@ -42,6 +42,7 @@ class FrameSender:
         "peer_frame",
         "peer_window",
         "streams",
+        "unsent_bytes",
         "window",
     )
 
@@ -58,6 +59,7 @@ class FrameSender:
         self.peer_window = self.window = 65_535
         self.peer_frame = 16_384
         self.partial_bytes = 0
+        self.unsent_bytes = 0
 
     def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None:
         size = len(payload)
@@ -84,6 +86,10 @@ class FrameSender:
     def hold(self, bytes_: int) -> None:
         self.partial_bytes += bytes_
         self._peers.partial_bytes += bytes_
+
+    def hold_unsent(self, bytes_: int) -> None:
+        self.unsent_bytes += bytes_
+        self._peers.unsent_bytes += bytes_
 
     def _on_settings(self, id: int, flags: int, payload: memoryview) -> None:
         if flags & ACK:

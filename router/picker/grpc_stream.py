@@ -50,6 +50,9 @@ class FrameSink(Protocol):
     def hold(self, bytes_: int) -> None:
         """So many bytes more are held of messages that are not whole."""
 
+    def hold_unsent(self, bytes_: int) -> None:
+        """So many bytes more wait for a window of the peer."""
+
     def stops(self) -> bool:
         """Return whether the rest has to wait for a later turn, or for allowance."""
 
@@ -116,6 +119,7 @@ class GrpcStream:
             connection.queue_frame(DATA, 0, self.id, prefix + message)
             return
         self._queue.append(memoryview(prefix + message))
+        connection.hold_unsent(size)
         self.pump()
 
     def pump(self) -> None:
@@ -131,6 +135,7 @@ class GrpcStream:
                 return
             self.window -= size
             connection.window -= size
+            connection.hold_unsent(-size)
             connection.queue_frame(DATA, 0, self.id, bytes(queue[0][:size]))
             if size == len(queue[0]):
                 queue.popleft()
@@ -171,6 +176,8 @@ class GrpcStream:
         self.over = True
         if self._buffer:
             self._connection.hold(-len(self._buffer))
+        if self._queue:
+            self._connection.hold_unsent(-sum(len(message) for message in self._queue))
         self._buffer, self._queue = bytearray(), deque()
         self._connection.forget(self.id)
 

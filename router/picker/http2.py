@@ -36,7 +36,7 @@ from router.proxy.client_address import client_of
 
 FRAME_BYTES = 256 * 1024  # largest frame that is taken
 CONNECTION_WINDOW = 64 << 20
-UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages that are not whole: so much is taken whatever others hold
+UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages not whole or not sent: so much is held whatever others hold
 PREFACE_S = 10.0  # for a connection to say that it speaks HTTP/2
 FIRST_MESSAGE_S = 10.0  # for a call's first message, which a gateway and a probe send with the call
 STALL_S = 60.0  # for a peer to read what it was sent
@@ -313,9 +313,12 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             stream.receives = STREAM_WINDOW
         if stream.take(data, bool(flags & END_STREAM)):
             self._halted = stream
+        peers, budget_bytes = self._peers, self._bounds.budget_bytes
         if self.partial_bytes > UNCOUNTED_BYTES and (
-            self.partial_bytes > 2 * self.message_bytes or self._peers.partial_bytes > self._bounds.budget_bytes
+            self.partial_bytes > 2 * self.message_bytes or peers.partial_bytes > budget_bytes
         ):
+            raise Http2Error(h2.ENHANCE_YOUR_CALM)
+        if peers.unsent_bytes > budget_bytes and self.unsent_bytes > UNCOUNTED_BYTES:
             raise Http2Error(h2.ENHANCE_YOUR_CALM)
         return self._halted is not None
 

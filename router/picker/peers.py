@@ -19,7 +19,8 @@ PACE_S = 0.05  # between two looks at those without allowance
 
 
 class PeerBounds(NamedTuple):
-    """Bounds of a listener. `budget_bytes` is for the messages that are not whole, of all connections together."""
+    """Bounds of a listener. `budget_bytes` is for the messages of all connections that are not whole, and as much
+    for those that wait for a peer's window."""
 
     message_bytes: int
     budget_bytes: int
@@ -71,6 +72,7 @@ class Peers:
         self.connections: set[PeerConnection] = set()
         self.allowances = Allowances(bounds.allowance, now)
         self.partial_bytes = 0  # of messages that are not whole, of all connections
+        self.unsent_bytes = 0  # of messages that wait for windows of the peers, of all connections
         self.until_s = 0.0  # when this turn's slice is over; 0: it has not begun
         self._scheduled = False
         self._unsent: list[Sender] = []

@@ -44,6 +44,7 @@ TRIES = 3  # the least counts: other processes of the machine delay answers as w
 HELD_MS, CPU_SHARE, GROWN_MB = 50.0, 0.5, 32.0
 P99_MS = 10.0  # more than idle: the attackers run on the same cores
 PROBE_MS = 1000.0
+SERVING = message(b"\x08\x01")  # the answer to a probe
 LOGS, EXT_PROC = (
     b"/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs",
     b"/envoy.service.ext_proc.v3.ExternalProcessor/Process",
@@ -163,7 +164,7 @@ async def probe(port: int) -> float:
         client.send(PREFACE + settings() + question(1))
         async with asyncio.timeout(5):
             said = b""
-            while b"grpc-status\x010" not in said:
+            while SERVING not in said:
                 data = await client.reader.read(65536)
                 if not data:
                     return 5000.0

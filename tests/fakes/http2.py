@@ -19,7 +19,13 @@ def frame(kind: int, flags: int, id: int, payload: bytes = b"") -> bytes:
 
 def headers(id: int, path: bytes, flags: int = 4) -> bytes:
     """A header block that opens a call, of fields that are not remembered."""
-    fields = [hpack.NeverIndexedHeaderTuple(":path", path.decode()), hpack.HeaderTuple(":method", "POST")]
+    never = hpack.NeverIndexedHeaderTuple
+    named = [(":path", path.decode()), (":authority", "r"), ("content-type", "application/grpc"), ("te", "trailers")]
+    fields = [
+        hpack.HeaderTuple(":method", "POST"),
+        hpack.HeaderTuple(":scheme", "http"),
+        *(never(*pair) for pair in named),
+    ]
     return frame(HEADERS, flags, id, hpack.Encoder().encode(fields, huffman=False))
 
 

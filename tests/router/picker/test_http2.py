@@ -31,8 +31,10 @@ from tests.fakes.http2 import (
     RST,
     SETTINGS,
     WINDOW,
+    WINDOW_SIZE,
     frame,
     message,
+    settings,
 )
 from tests.fakes.http2 import headers as block
 
@@ -288,6 +290,17 @@ async def test_messages_that_are_never_whole_are_bounded_over_all_connections() 
         assert connected.partial_bytes == 2 * len(begun)
         for p in peers:
             p.writer.close()
+
+
+async def test_messages_that_are_never_sent_are_bounded_over_all_connections() -> None:
+    """A peer lets nothing be sent and goes on asking."""
+    async with serving() as (port, peers):
+        p = Peer(*await asyncio.open_connection("127.0.0.1", port))
+        await p.start(settings((WINDOW_SIZE, 0)), headers(1), frame(DATA, 0, 1, message(bytes(90_000))) * 3)
+        assert await p.refused() == http2.ENHANCE_YOUR_CALM
+        await eventually(lambda: not peers.connections)
+        assert peers.unsent_bytes == 0
+        p.writer.close()
 
 
 async def test_calls_end_with_their_connection() -> None:
