@@ -13,6 +13,7 @@ from router.picker.frames import (
     FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
     GOAWAY,
+    HEAD,
     MAX_STREAM_ID,
     MAX_WINDOW,
     NO_ERROR,
@@ -63,9 +64,7 @@ class FrameSender:
 
     def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None:
         size = len(payload)
-        self._out.append(bytes((size >> 16, size >> 8 & 255, size & 255, kind, flags)) + U32.pack(id))
-        if payload:
-            self._out.append(payload)
+        self._out += HEAD.pack(size >> 16, size & 65_535, kind, flags, id), payload
         if not self._scheduled:
             self._scheduled = True
             self._peers.flush_later(self)

@@ -13,6 +13,7 @@ REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 MAX_WINDOW, MAX_STREAM_ID = (1 << 31) - 1, (1 << 31) - 1
 SETTINGS_BYTES = 1024  # of one SETTINGS frame; there are some ten names
 U32 = struct.Struct(">I")
+HEAD = struct.Struct(">BHBBI")  # of a frame: its size as 8 and 16 bits, kind, flags, id of the call
 _SETTING = struct.Struct(">HI")
 
 

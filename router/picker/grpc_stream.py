@@ -15,7 +15,7 @@ OK, CANCELLED, INVALID_ARGUMENT, DEADLINE, NOT_FOUND, EXHAUSTED = 0, 1, 3, 4, 5,
 UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 12, 13, 14
 """Status codes of gRPC."""
 _HEAD = b"\x88\x0f\x10\x10application/grpc"  # :status 200 and content-type, neither remembered by the peer
-_U32 = struct.Struct(">I")
+_PREFIX = struct.Struct(">BI")  # of a message: whether it is compressed, and its length
 
 
 class GrpcHandler(Protocol):
@@ -112,8 +112,8 @@ class GrpcStream:
         if not self._started:
             self._started = True
             connection.queue_frame(HEADERS, END_HEADERS, self.id, _HEAD)
-        prefix = b"\0" + _U32.pack(size - 5)
-        if not self._queue and size <= min(connection.peer_frame, self.window, connection.window):
+        prefix = _PREFIX.pack(0, size - 5)
+        if not self._queue and size <= connection.peer_frame and size <= self.window and size <= connection.window:
             self.window -= size
             connection.window -= size
             connection.queue_frame(DATA, 0, self.id, prefix + message)
@@ -149,7 +149,7 @@ class GrpcStream:
         """End the call with a status, after what waits to be sent."""
         if self.over or self._ending is not None:
             return
-        trailers = _literal(b"grpc-status", b"%d" % status)
+        trailers = _OK_TRAILERS if status == OK else _literal(b"grpc-status", b"%d" % status)
         if message:
             trailers += _literal(b"grpc-message", message.encode("ascii", "replace")[:100])
         self._status = status
@@ -185,7 +185,8 @@ class GrpcStream:
         """Take a piece of the peer's messages. Return whether whole ones are left for `go_on`."""
         limit, buffer = self._connection.message_bytes, self._buffer
         self.half_closed = last
-        if not buffer and len(data) >= 5 and data[0] == 0 and _U32.unpack_from(data, 1)[0] == len(data) - 5 <= limit:
+        size = len(data) - 5
+        if not buffer and 0 <= size <= limit and _PREFIX.unpack_from(data) == (0, size):
             self._on_message(bytes(data[5:]))  # most often a frame is a message
         elif data:
             self._connection.hold(len(data))
@@ -201,9 +202,9 @@ class GrpcStream:
         buffer, connection = self._buffer, self._connection
         at, size = 0, 0
         while len(buffer) - at >= 5 and not self.over:
-            size = _U32.unpack_from(buffer, at + 1)[0]
-            if buffer[at] != 0 or size > connection.message_bytes:
-                self.finish(UNIMPLEMENTED if buffer[at] else EXHAUSTED, "a message is compressed, or too large")
+            compressed, size = _PREFIX.unpack_from(buffer, at)
+            if compressed or size > connection.message_bytes:
+                self.finish(UNIMPLEMENTED if compressed else EXHAUSTED, "a message is compressed, or too large")
                 assert self.handler is not None
                 self.handler.on_gone()
                 return False
@@ -241,3 +242,6 @@ class GrpcStream:
 def _literal(name: bytes, value: bytes) -> bytes:
     """Return a header field that the peer does not remember; both shorter than 127 bytes."""
     return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
+
+
+_OK_TRAILERS = _literal(b"grpc-status", b"0")

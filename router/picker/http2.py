@@ -21,8 +21,8 @@ from router.picker.frames import (
     END_STREAM,
     FRAME_SIZE_ERROR,
     GOAWAY,
+    HEAD,
     HEADERS,
-    MAX_WINDOW,
     PADDED,
     PROTOCOL_ERROR,
     U32,
@@ -259,15 +259,16 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         while end - at >= 9 and not self._over:
             if at > begun and self.stops():
                 return self._wait(at)
-            size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+            high, low, kind, flags, id = HEAD.unpack_from(data, at)
+            size = high << 16 | low
             if size > FRAME_BYTES:
                 raise Http2Error(FRAME_SIZE_ERROR)
             if end - at - 9 < size:
                 self._needed_bytes = 9 + size
                 break
-            kind, flags, id = data[at + 3], data[at + 4], U32.unpack_from(data, at + 5)[0] & MAX_WINDOW
             payload = view[at + 9 : at + 9 + size]
             at += 9 + size
+            id &= h2.MAX_STREAM_ID  # the bit before it is reserved
             if self._block is not None and kind != h2.CONTINUATION:
                 raise Http2Error(PROTOCOL_ERROR)
             if kind == DATA:
