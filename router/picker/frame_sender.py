@@ -10,6 +10,7 @@ import asyncio
 from router.picker.allowance import WALKED_STREAMS, Allowance
 from router.picker.frames import (
     ACK,
+    ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
     GOAWAY,
@@ -26,6 +27,8 @@ from router.picker.frames import (
 )
 from router.picker.grpc_stream import GrpcStream
 from router.picker.peers import Peers
+
+UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages not whole or not sent: so much is held whatever others hold
 
 
 class FrameSender:
@@ -89,6 +92,18 @@ class FrameSender:
     def hold_unsent(self, bytes_: int) -> None:
         self.unsent_bytes += bytes_
         self._peers.unsent_bytes += bytes_
+
+    def check_held(self) -> None:
+        """Raise `Http2Error` if too much memory is taken by messages that are not whole, or that the peer does not let
+        be sent, here and on all connections.
+        """
+        peers, budget_bytes = self._peers, self._peers.bounds.budget_bytes
+        if self.partial_bytes > UNCOUNTED_BYTES and (
+            self.partial_bytes > 2 * peers.bounds.message_bytes or peers.partial_bytes > budget_bytes
+        ):
+            raise Http2Error(ENHANCE_YOUR_CALM)
+        if self.unsent_bytes > UNCOUNTED_BYTES and peers.unsent_bytes > budget_bytes:
+            raise Http2Error(ENHANCE_YOUR_CALM)
 
     def _on_settings(self, id: int, flags: int, payload: memoryview) -> None:
         if flags & ACK:

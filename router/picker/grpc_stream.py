@@ -176,9 +176,10 @@ class GrpcStream:
         self.over = True
         if self._buffer:
             self._connection.hold(-len(self._buffer))
+            self._buffer = bytearray()
         if self._queue:
             self._connection.hold_unsent(-sum(len(message) for message in self._queue))
-        self._buffer, self._queue = bytearray(), deque()
+            self._queue = deque()
         self._connection.forget(self.id)
 
     def take(self, data: memoryview, last: bool) -> bool:

@@ -112,9 +112,10 @@ class Peers:
 
     def _end_turn(self) -> None:
         self._scheduled, self.until_s = False, 0.0
-        unsent, self._unsent = self._unsent, []
-        for sender in unsent:
-            sender.flush()
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            for sender in unsent:
+                sender.flush()
         if self._ready:
             self.begin()
             for _ in range(len(self._ready)):
