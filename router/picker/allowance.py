@@ -17,8 +17,9 @@ CONNECTION = 4
 BLOCK_BYTES = 256  # of a header block, for one frame's price
 WALKED_STREAMS = 16  # calls that a frame makes the connection look at, for one frame's price
 DATA_BYTES = 1024  # a DATA frame with so much is work, not overhead
-MESSAGE_BYTES = 16  # a message below that is none of a gateway: it costs a frame, and earns nothing
+MESSAGE_BYTES = 16  # a message below that says no more than that a body ends: it earns nothing
 ADDRESSES = 4096  # remembered; more share one allowance
+SWEEP_S = 1.0  # between two looks for addresses to forget
 
 
 class AllowanceRule(NamedTuple):
@@ -70,6 +71,7 @@ class Allowances:
         self._now = now
         self._of: dict[str, Allowance] = {}
         self._others = Allowance(rule, now())
+        self._swept_s = now()
 
     def __len__(self) -> int:
         return len(self._of)
@@ -103,7 +105,9 @@ class Allowances:
         if found is not None:
             return found
         if len(self._of) >= ADDRESSES:
-            self._of = {name: one for name, one in self._of.items() if not one.can_forget(now_s)}
+            if now_s - self._swept_s >= SWEEP_S:
+                self._swept_s = now_s
+                self._of = {name: one for name, one in self._of.items() if not one.can_forget(now_s)}
             if len(self._of) >= ADDRESSES:
                 return self._others
         self._of[address] = made = Allowance(self._rule, now_s)

@@ -72,16 +72,16 @@ class GrpcStream:
         "half_closed",
         "handler",
         "id",
+        "messages",
         "over",
         "receives",
-        "silent",
         "window",
     )
 
     def __init__(self, connection: FrameSink, id: int, begun_s: float) -> None:
         self.id = id
         self.begun_s = begun_s  # seconds of the connection's clock
-        self.silent = True  # its first message has not come
+        self.messages = 0  # that have come
         self.over = False
         self.half_closed = False  # the peer sends no more
         self.window = connection.peer_window  # bytes that may be sent
@@ -161,7 +161,7 @@ class GrpcStream:
     def _end(self, trailers: bytes) -> None:
         block = trailers if self._started else _HEAD + trailers
         self._connection.queue_frame(HEADERS, END_HEADERS | END_STREAM, self.id, block)
-        if not self.silent and self._status == OK:
+        if self.messages and self._status == OK:
             self._connection.allowance.earn_end()
         self.close()
 
@@ -211,10 +211,13 @@ class GrpcStream:
                 return False
             if len(buffer) - at - 5 < size:
                 break
-            if at and connection.stops():
-                del buffer[:at]
-                connection.hold(-at)
-                return True
+            if at:
+                if connection.stops():
+                    del buffer[:at]
+                    connection.hold(-at)
+                    return True
+                if size < MESSAGE_BYTES:
+                    connection.allowance.left -= FRAME  # the frame's own price is for its first one
             self._on_message(bytes(buffer[at + 5 : at + 5 + size]))
             at += 5 + size
         if not self.over:
@@ -226,13 +229,12 @@ class GrpcStream:
 
     def _on_message(self, data: bytes) -> None:
         assert self.handler is not None
-        self.silent = False
+        self.messages += 1
         self.handler.on_message(data)
-        allowance = self._connection.allowance
-        if len(data) < MESSAGE_BYTES:
-            allowance.left -= FRAME
-        elif not self.over and allowance.left < allowance.most:
-            allowance.left += allowance.message
+        if len(data) >= MESSAGE_BYTES and not self.over:
+            allowance = self._connection.allowance
+            if allowance.left < allowance.most:
+                allowance.left += allowance.message
 
     def _half_close(self) -> None:
         assert self.handler is not None

@@ -136,7 +136,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
     def _end_silent(self) -> None:
         """End the calls whose first message has not come in time, the oldest first."""
         self._silence, now_s = None, self._peers.now()
-        for stream in [stream for stream in self.streams.values() if stream.silent]:
+        for stream in [stream for stream in self.streams.values() if not stream.messages]:
             if (left_s := stream.begun_s + FIRST_MESSAGE_S - now_s) > 0:
                 self._silence = asyncio.get_running_loop().call_later(max(1.0, left_s), self._end_silent)
                 return
@@ -375,6 +375,8 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         if len(payload) != 4 or id == 0 or id > self._last_id:
             raise Http2Error(PROTOCOL_ERROR)
         if (stream := self.streams.get(id)) is not None:
+            if stream.messages > 1:
+                self.allowance.left += FRAME  # a client that has sent its request hangs up, which is no attack
             stream.close()
             if stream.handler is not None:
                 stream.handler.on_gone()

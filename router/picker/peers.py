@@ -20,7 +20,8 @@ PACE_S = 0.05  # between two looks at those without allowance
 
 class PeerBounds(NamedTuple):
     """Bounds of a listener. `budget_bytes` is for the messages of all connections that are not whole, and as much
-    for those that wait for a peer's window."""
+    for those that wait for a peer's window.
+    """
 
     message_bytes: int
     budget_bytes: int
@@ -30,8 +31,9 @@ class PeerBounds(NamedTuple):
 
 
 GATEWAYS = AllowanceRule(start=1000, per_s=100, most=10_000, message=2, end=1, connections=512)
-"""A gateway opens a connection for each of its threads, and further ones beyond their streams. Each call earns more
-than it costs, at least nothing if its client hangs up: a gateway is not held up when thousands do.
+"""A gateway opens a connection for each of its threads, and further ones beyond their streams. A call that ends earns
+more than it costs, and one whose client hangs up after its request costs nothing: a gateway is not held up when
+thousands do. A call that is reset after its first message costs.
 """
 QUESTIONS = AllowanceRule(start=2000, per_s=500, most=2000, message=0, end=0, connections=32)
 """Probes and KEDA's operator ask each few seconds. A question on a new connection costs about ten."""
