@@ -154,7 +154,7 @@ async def attack_once(port: int, attack: Attack, pieces: list[bytes]) -> None:
         while attack.drips and not client.closed:
             client.writer.write(b"\0")
             await client.writer.drain()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.0002)
         if attack.holds:
             await reading
     finally:
