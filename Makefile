@@ -77,7 +77,7 @@ screenshots: $(VENV)/.installed-test  ## make the pictures of the live page's do
 gameday: $(VENV)/.installed-test  ## kill, freeze and deceive engines under load, the short day (2 minutes)
 	$(BIN)/python -m pytest tests/gameday
 
-abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (10 minutes)
+abuse: $(VENV)/.installed-test  ## attack a running router in every known way and print what others notice (15 minutes)
 	$(BIN)/python -m pytest tests/abuse
 
 fuzz: $(VENV)/.installed-test  ## fuzz what parses bytes from outside, guided by coverage (90 minutes; TARGETS="client body", MINUTES=1)

@@ -285,7 +285,7 @@ def build_picker(
     bounds = read_bounds(config.limits, config.listen)
     health = PickerHealth(unready_reason, stopping)
     proxies = TrustedProxies(config.listen.trusted_proxies)
-    return PickerServer(config.picker, bounds, proxies, api, answer_log, health, clock.wall(), sockets)
+    return PickerServer(config.picker, bounds, proxies, api, answer_log, health, clock, sockets)
 
 
 def build_keda(config: schema.Config, scaling: Scaling, clock: Clock, sockets: ListeningSockets) -> RpcListener | None:
@@ -300,7 +300,8 @@ def build_keda(config: schema.Config, scaling: Scaling, clock: Clock, sockets: L
     from router.picker.grpc_listener import GrpcListener
 
     tls = server_context(keda.tls, clock.wall())
-    return GrpcListener("keda.port", keda.host, keda.port, ExternalScaler(scaling).services(), sockets, tls=tls)
+    services = ExternalScaler(scaling).services()
+    return GrpcListener("keda.port", keda.host, keda.port, services, sockets, clock, tls=tls)
 
 
 def build_header_rules(config: schema.Config) -> HeaderRules:

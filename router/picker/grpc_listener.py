@@ -7,16 +7,17 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping
 
+from router.clock import Clock
 from router.errors import ConfigError
 from router.picker.grpc_stream import GrpcHandler, GrpcStream
 from router.picker.http2 import GrpcConnection
+from router.picker.peers import QUESTIONS, PeerBounds, Peers
 from router.proxy.listening_sockets import BACKLOG, ListeningSockets
 
 log = logging.getLogger("warmroute.grpc")
 
-CONNECTIONS = 1024  # of gateways, which keep one for each of their threads, or of KEDA's operator, which keeps one
-QUESTION_BYTES = 64 * 1024  # of a message of a probe or of KEDA: some names
-QUESTIONS_BYTES = 1024 * 1024
+FOR_QUESTIONS = PeerBounds(64 * 1024, 1024 * 1024, 128, 100, QUESTIONS)
+"""Of probes and KEDA, whose messages are some names."""
 HANDSHAKE_S = 10.0
 SENT_LAST_S = 0.02  # for what was sent last before connections are cut off
 
@@ -25,9 +26,7 @@ Services = Mapping[bytes, Callable[[GrpcStream], GrpcHandler]]
 
 
 class GrpcListener:
-    """Serves `services` at `host` and `port`. `setting` names the port in errors. Messages that are not whole may take
-    `budget_bytes` of all connections together. `tls` None: clear text.
-    """
+    """Serves `services` at `host` and `port`. `setting` names the port in errors. `tls` None: clear text."""
 
     def __init__(
         self,
@@ -36,8 +35,8 @@ class GrpcListener:
         port: int,
         services: Services,
         sockets: ListeningSockets,
-        message_bytes: int = QUESTION_BYTES,
-        budget_bytes: int = QUESTIONS_BYTES,
+        clock: Clock,
+        bounds: PeerBounds = FOR_QUESTIONS,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.port = port
@@ -45,9 +44,8 @@ class GrpcListener:
         self._host = host
         self._services = services
         self._sockets = sockets
-        self._bounds = message_bytes, budget_bytes
+        self._peers = Peers(bounds, clock.now)
         self._tls = tls
-        self._connections: set[GrpcConnection] = set()
         self._servers: list[asyncio.Server] = []
 
     async def bind(self) -> None:
@@ -69,8 +67,7 @@ class GrpcListener:
         self.port = int(sockets[0].getsockname()[1])
 
     def _connect(self) -> GrpcConnection:
-        message_bytes, budget_bytes = self._bounds
-        return GrpcConnection(self._services, message_bytes, self._connections, CONNECTIONS, budget_bytes)
+        return GrpcConnection(self._services, self._peers)
 
     async def start(self) -> None:
         """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done that."""
@@ -87,15 +84,15 @@ class GrpcListener:
 
     def retire(self, idle_s: float) -> None:
         """Let peers make their next calls on other connections than those that are open, at once."""
-        for connection in self._connections:
+        for connection in self._peers.connections:
             connection.retire()
 
     async def stop(self, grace_s: float) -> None:
         """Stop at once, and cut off the calls that are open: streams that have no end."""
         self.stop_accepting()
-        for connection in list(self._connections):
+        for connection in list(self._peers.connections):
             connection.drain()
             connection.close()
         await asyncio.sleep(SENT_LAST_S)
-        for connection in list(self._connections):
+        for connection in list(self._peers.connections):
             connection.abort()

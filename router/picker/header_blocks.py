@@ -1,6 +1,42 @@
-"""What can be seen of an HPACK header block (RFC 7541) without decoding it."""
+"""Header blocks in HPACK (RFC 7541): the path of a call, and what can be seen of a block without decoding it."""
 
 from __future__ import annotations
+
+from hpack import Decoder, HPACKError
+
+from router.picker.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, Http2Error
+
+HEADER_BYTES = 16 * 1024  # of one header block, and of the fields in it
+KNOWN_BLOCKS = 64  # header blocks of which the path is remembered
+
+
+class PathReader:
+    """Reads the header blocks of a connection, in their order."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder()
+        self._decoder.max_header_list_size = HEADER_BYTES
+        self._paths: dict[bytes, bytes] = {}
+
+    def read(self, block: bytes) -> bytes:
+        """Return the path of a call. A block that keeps the table means the same until another one changes it. Raises
+        `Http2Error`.
+        """
+        if (path := self._paths.get(block)) is not None:
+            return path
+        if len(block) > HEADER_BYTES:
+            raise Http2Error(ENHANCE_YOUR_CALM)
+        try:
+            fields = dict(self._decoder.decode(block, raw=True))
+        except (HPACKError, IndexError, ValueError) as error:
+            raise Http2Error(COMPRESSION_ERROR) from error
+        path = fields.get(b":path", b"")
+        keeps = keeps_table(block)
+        if not keeps or len(self._paths) >= KNOWN_BLOCKS:
+            self._paths.clear()
+        if keeps:
+            self._paths[block] = path
+        return path
 
 
 def keeps_table(block: bytes) -> bool:

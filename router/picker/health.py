@@ -28,6 +28,8 @@ class PickerHealth:
         self._unready_reason = unready_reason
         self._stopping = stopping
         self._began = False
+        self._watches: dict[_HealthCall, None] = {}  # in the order of their coming
+        self._timer: asyncio.TimerHandle | None = None
 
     def services(self) -> Mapping[bytes, Callable[[GrpcStream], GrpcHandler]]:
         """Return what makes the handlers of its two methods, by path."""
@@ -45,6 +47,24 @@ class PickerHealth:
         self._began = self._began or self._unready_reason() is None
         return SERVING if self._began and not self._stopping() else NOT_SERVING
 
+    def watch(self, call: _HealthCall) -> None:
+        """Tell `call` of changes from now on until `leave`."""
+        self._watches[call] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(POLL_S, self._poll)
+
+    def leave(self, call: _HealthCall) -> None:
+        self._watches.pop(call, None)
+
+    def _poll(self) -> None:
+        """Tell all that watch: one timer and one look at each service serve thousands."""
+        self._timer = None
+        statuses = {service: self.status(service) for service in {call.service for call in self._watches}}
+        for call in list(self._watches):
+            call.tell(statuses[call.service])
+        if self._watches:
+            self._timer = asyncio.get_running_loop().call_later(POLL_S, self._poll)
+
 
 class _HealthCall:
     """One question; a watch is told of changes until its caller leaves."""
@@ -53,38 +73,37 @@ class _HealthCall:
         self._health = health
         self._stream = stream
         self._watches = watches
-        self._service = ""
+        self.service = ""
         self._told: int | None = None
 
     def on_message(self, data: bytes) -> None:
         try:
-            self._service = HealthRequest.FromString(data).service
+            self.service = HealthRequest.FromString(data).service
         except DecodeError:
+            self._health.leave(self)
             self._stream.finish(INVALID_ARGUMENT, "not a HealthCheckRequest")
             return
-        status = self._health.status(self._service)
+        status = self._health.status(self.service)
         if self._watches:
-            self._tell()
+            self.tell(status)
+            self._health.watch(self)
         elif status == SERVICE_UNKNOWN:
             self._stream.finish(NOT_FOUND, "no such service")
         else:
             self._stream.send(_encode(status))
             self._stream.finish()
 
-    def _tell(self) -> None:
-        if self._stream.over:
-            return
-        status = self._health.status(self._service)
+    def tell(self, status: int) -> None:
+        """Say the status of the service unless it was said last."""
         if status != self._told:
             self._told = status
             self._stream.send(_encode(status))
-        asyncio.get_running_loop().call_later(POLL_S, self._tell)
 
     def on_half_close(self) -> None:
         pass  # the question has come
 
     def on_gone(self) -> None:
-        pass  # the stream is over, which ends a watch
+        self._health.leave(self)
 
 
 def _encode(status: int) -> bytes:

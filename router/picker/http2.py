@@ -1,84 +1,92 @@
-"""gRPC calls over HTTP/2, the server's side: what gateways speak, no more, and bounded in what a peer can make it hold.
+"""gRPC calls over HTTP/2, the server's side: what gateways speak, no more, and bounded in what a peer can make it do.
 
 Written for its cost: gRPC's own server for asyncio took four times the CPU time of a picker's exchange. Messages go
 straight from a frame to the call's handler, and what is sent in one turn of the event loop goes out in one write.
-Whatever a peer does against RFC 9113 ends its connection with GOAWAY. Header compression is hpack's.
+Whatever a peer does against RFC 9113 ends its connection with GOAWAY. What the RFC allows and serves nobody is taken
+slowly: frames have a price (`allowance.py`), and the connections of a listener share its time (`peers.py`). Under the
+known floods it takes a tenth of a core, gRPC's own server 0.5 to 1.3 (`tests/abuse/test_http2.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from hpack import Decoder, HPACKError
-
+from router.picker import frames as h2
+from router.picker.allowance import BLOCK_BYTES, DATA_BYTES, FRAME
+from router.picker.frame_sender import FrameSender
+from router.picker.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_SIZE_ERROR,
+    GOAWAY,
+    HEAD,
+    HEADERS,
+    PADDED,
+    PROTOCOL_ERROR,
+    U32,
+    Http2Error,
+    unpad,
+)
 from router.picker.grpc_stream import STREAM_WINDOW, UNIMPLEMENTED, GrpcHandler, GrpcStream
-from router.picker.header_blocks import keeps_table
+from router.picker.header_blocks import HEADER_BYTES, PathReader
+from router.picker.peers import Peers
+from router.proxy.client_address import client_of
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM, ACK, END_HEADERS, PADDED, HAS_PRIORITY = 1, 1, 4, 8, 32
-NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR = 0, 1, 3, 5, 6
-REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 FRAME_BYTES = 256 * 1024  # largest frame that is taken
-CONNECTION_WINDOW, MAX_WINDOW = 64 << 20, (1 << 31) - 1
-HEADER_BYTES = 64 * 1024  # of one header block
-STREAMS, MAX_STREAM_ID = 10_000, (1 << 31) - 1  # open at once on a connection
-KNOWN_BLOCKS = 64  # header blocks of which the path is remembered
-UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages that are not whole: so much is taken whatever others hold
+CONNECTION_WINDOW = 64 << 20
 PREFACE_S = 10.0  # for a connection to say that it speaks HTTP/2
+FIRST_MESSAGE_S = 10.0  # for a call's first message, which a gateway and a probe send with the call
 STALL_S = 60.0  # for a peer to read what it was sent
-_U32 = struct.Struct(">I")
-_SETTING = struct.Struct(">HI")
 
 
-class Http2Error(Exception):
-    """The peer has broken the protocol; `code` goes into GOAWAY."""
+class GrpcConnection(FrameSender, asyncio.Protocol):
+    """One connection of a peer, among its listener's `peers`. `services` makes a call's handler, by the call's path."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(f"HTTP/2 error {code}")
-        self.code = code
+    __slots__ = (
+        "_block",
+        "_bounds",
+        "_draining",
+        "_halted",
+        "_headers",
+        "_last_id",
+        "_left",
+        "_left_bytes",
+        "_needed_bytes",
+        "_prefaced",
+        "_reading",
+        "_receives",
+        "_services",
+        "_silence",
+        "_timer",
+        "_unread",
+        "_waits",
+        "message_bytes",
+        "peer",
+    )
 
-
-class GrpcConnection(asyncio.Protocol):
-    """One connection of a peer. `services` makes a call's handler, by the path of the call. `budget_bytes` is for the
-    messages that are not whole, of all `connections` together.
-    """
-
-    def __init__(
-        self,
-        services: Mapping[bytes, Callable[[GrpcStream], GrpcHandler]],
-        message_bytes: int,
-        connections: set[GrpcConnection],
-        most_connections: int,
-        budget_bytes: int,
-    ) -> None:
+    def __init__(self, services: Mapping[bytes, Callable[[GrpcStream], GrpcHandler]], peers: Peers) -> None:
+        super().__init__(peers)
         self._services = services
-        self.message_bytes = message_bytes
-        self._connections = connections
-        self._most_connections = most_connections
-        self._budget_bytes = budget_bytes
-        self._loop = asyncio.get_running_loop()
-        self._decoder = Decoder()
-        self._decoder.max_header_list_size = HEADER_BYTES
-        self._paths: dict[bytes, bytes] = {}
-        self._buffer = b""
+        self._bounds = peers.bounds
+        self._headers = PathReader()
+        self._left: list[bytes] = []  # what came and is not taken yet
+        self._left_bytes = self._needed_bytes = 0
+        self._halted: GrpcStream | None = None  # has whole messages that are not taken
+        self._waits = False  # for a later turn
+        self._unread = False  # the peer does not read what it is sent
+        self._reading = True
         self._prefaced = False
         self._block: tuple[int, bool, bytearray] | None = None  # headers that go on in the next frame
         self._last_id = 0
         self._receives = CONNECTION_WINDOW
-        self._out: list[bytes] = []
-        self._scheduled = False
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
-        self.streams: dict[int, GrpcStream] = {}
-        self.blocked: dict[int, GrpcStream] = {}
-        self.partial_bytes = 0
+        self._silence: asyncio.TimerHandle | None = None
+        self.message_bytes = peers.bounds.message_bytes
         self.peer = ""
-        self.peer_window = self.window = 65_535
-        self.peer_frame = 16_384
 
     # the connection
 
@@ -86,25 +94,57 @@ class GrpcConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) else ""
-        if len(self._connections) >= self._most_connections:
-            self._transport.abort()
+        allowance = None
+        if len(self._peers.connections) < self._bounds.connections:
+            allowance = self._peers.allowances.open(client_of(self.peer))
+        if allowance is None:
+            self.abort()
             return
-        self._connections.add(self)
-        settings = {3: STREAMS, 4: STREAM_WINDOW, 5: FRAME_BYTES, 6: HEADER_BYTES}
-        self.queue_frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in settings.items()))
-        self.queue_frame(WINDOW_UPDATE, 0, 0, _U32.pack(CONNECTION_WINDOW - 65_535))
-        self._timer = self._loop.call_later(PREFACE_S, self.abort)
+        self.allowance = allowance
+        self._peers.connections.add(self)
+        settings = {3: self._bounds.streams, 4: STREAM_WINDOW, 5: FRAME_BYTES, 6: HEADER_BYTES}
+        self.queue_frame(h2.SETTINGS, 0, 0, h2.write_settings(settings))
+        self.queue_frame(h2.WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - 65_535))
+        self._timer = asyncio.get_running_loop().call_later(PREFACE_S, self.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.discard(self)
+        self._over = True
         self._stop_timer()
-        for stream in list(self.streams.values()):
+        self._stop_waiting()
+        if self in self._peers.connections:
+            self._peers.connections.discard(self)
+            self._peers.allowances.close(self.allowance)
+            self._left.clear()
+            self._end_calls()
+
+    def _end_calls(self) -> None:
+        """End the calls of a connection that is lost, in slices: what answers them has to learn of it."""
+        while self.streams:
+            if not self._peers.begin():
+                self._peers.wait(self)
+                return
+            stream = self.streams[next(reversed(self.streams))]
             stream.close()
             if stream.handler is not None:
                 stream.handler.on_gone()
 
+    def _stop_waiting(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _end_silent(self) -> None:
+        """End the calls whose first message has not come in time, the oldest first."""
+        self._silence, now_s = None, self._peers.now()
+        for stream in [stream for stream in self.streams.values() if not stream.messages]:
+            if (left_s := stream.begun_s + FIRST_MESSAGE_S - now_s) > 0:
+                self._silence = asyncio.get_running_loop().call_later(max(1.0, left_s), self._end_silent)
+                return
+            stream.expire()
+
     def abort(self) -> None:
         """Cut the connection off at once."""
+        self._over = True
         self._transport.abort()
 
     def _stop_timer(self) -> None:
@@ -114,126 +154,178 @@ class GrpcConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """A peer that does not read gets nothing more to do, and is cut off after a while."""
-        self._transport.pause_reading()
+        self._unread = True
+        self._set_reading()
         self._stop_timer()
-        self._timer = self._loop.call_later(STALL_S, self.abort)
+        self._timer = asyncio.get_running_loop().call_later(STALL_S, self.abort)
 
     def resume_writing(self) -> None:
+        self._unread = False
         self._stop_timer()
-        self._transport.resume_reading()
+        if self._left and not self._waits:
+            self._wait(0)
+        self._set_reading()
 
-    def retire(self) -> None:
-        """Let the peer make another connection for its next calls. Those that it begins before it has read this are
-        served (RFC 9113, 6.8: GOAWAY with the highest id, so that none of them is lost).
-        """
-        self.queue_frame(GOAWAY, 0, 0, _U32.pack(MAX_STREAM_ID) + _U32.pack(NO_ERROR))
+    def _set_reading(self) -> None:
+        """Read from the peer unless something keeps it waiting."""
+        reading = not (self._waits or self._unread or self._over)
+        if reading != self._reading and not self._over:
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     def drain(self) -> None:
         """Take no new calls; the connection closes when the open ones have ended."""
         self._draining = True
-        self.queue_frame(GOAWAY, 0, 0, _U32.pack(self._last_id) + _U32.pack(NO_ERROR))
+        self.queue_frame(GOAWAY, 0, 0, U32.pack(self._last_id) + U32.pack(h2.NO_ERROR))
 
     def close(self) -> None:
         """Close the connection when what is queued has been sent."""
-        self._flush()
+        self.flush()
+        self._over = True
         self._transport.close()
-
-    # what is sent
-
-    def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None:
-        size = len(payload)
-        self._out.append(bytes((size >> 16, size >> 8 & 255, size & 255, kind, flags)) + _U32.pack(id))
-        if payload:
-            self._out.append(payload)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._scheduled = False
-        if self._out and not self._transport.is_closing():
-            self._transport.write(b"".join(self._out))
-        self._out.clear()
 
     def forget(self, id: int) -> None:
         self.streams.pop(id, None)
         self.blocked.pop(id, None)
 
+    def stops(self) -> bool:
+        """Return whether the rest has to wait for a later turn, or for allowance."""
+        if self.allowance.left <= 0:
+            self.allowance.refill(self._peers.now())
+        return self.allowance.left <= 0 or not self._peers.begin()
+
     # what is received
 
     def data_received(self, data: bytes) -> None:
-        if self._buffer:
-            data = self._buffer + data
+        if self._left or self._waits:
+            self._left.append(data)
+            self._left_bytes += len(data)
+            if self._waits:
+                return
+            if self._left_bytes < self._needed_bytes:
+                if len(data) < DATA_BYTES:
+                    self.allowance.left -= FRAME  # a frame byte by byte
+                if self.allowance.left > 0:
+                    return
+            data = b"".join(self._left)
+        self._advance(data)
+
+    def proceed(self) -> None:
+        """Go on with what was left for a later turn."""
+        self._waits = False
+        if self._over:
+            self._end_calls()
+        elif not self._unread:  # else when the peer reads again
+            self._advance(b"".join(self._left))
+
+    def _advance(self, data: bytes) -> None:
         try:
             taken = self._take(data)
         except Http2Error as error:
-            self.queue_frame(GOAWAY, 0, 0, _U32.pack(self._last_id) + _U32.pack(error.code))
+            self.queue_frame(GOAWAY, 0, 0, U32.pack(self._last_id) + U32.pack(error.code))
             self.close()
             return
-        self._buffer = data[taken:]
+        if taken < len(data):
+            self._left, self._left_bytes = [data[taken:]], len(data) - taken
+        elif self._left:
+            self._left, self._left_bytes = [], 0
+        if self._waits or not self._reading:
+            self._set_reading()
 
     def _take(self, data: bytes) -> int:
-        """Take the whole frames in `data`; return how many bytes they are. Raises `Http2Error`."""
+        """Take the whole frames in `data`, as far as this turn allows; return how many bytes they are. Raises
+        `Http2Error`.
+        """
         at = 0
         if not self._prefaced:
-            if not PREFACE.startswith(data[:24]):
+            if not h2.PREFACE.startswith(data[:24]):
                 raise Http2Error(PROTOCOL_ERROR)
             if len(data) < 24:
+                self._needed_bytes = 24
                 return 0
             self._prefaced, at = True, 24
             self._stop_timer()
-        view, end = memoryview(data), len(data)
-        while end - at >= 9 and not self._transport.is_closing():
-            size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+        if (self.allowance.left <= 0 or not self._peers.begin()) and self.stops():
+            return self._wait(at)
+        if self._halted is not None:
+            if self._halted.go_on():
+                return self._wait(at)
+            self._halted = None
+        begun, view, end, allowance = at, memoryview(data), len(data), self.allowance
+        self._needed_bytes = 9
+        while end - at >= 9 and not self._over:
+            if at > begun and self.stops():
+                return self._wait(at)
+            high, low, kind, flags, id = HEAD.unpack_from(data, at)
+            size = high << 16 | low
             if size > FRAME_BYTES:
                 raise Http2Error(FRAME_SIZE_ERROR)
             if end - at - 9 < size:
+                self._needed_bytes = 9 + size
                 break
-            kind, flags, id = data[at + 3], data[at + 4], _U32.unpack_from(data, at + 5)[0] & MAX_WINDOW
             payload = view[at + 9 : at + 9 + size]
             at += 9 + size
-            if self._block is not None and kind != CONTINUATION:
+            id &= h2.MAX_STREAM_ID  # the bit before it is reserved
+            if self._block is not None and kind != h2.CONTINUATION:
                 raise Http2Error(PROTOCOL_ERROR)
             if kind == DATA:
-                self._on_data(id, flags, payload)
-            elif (handle := _FRAMES.get(kind)) is not None:
+                if self._on_data(id, flags, payload):
+                    return self._wait(at)
+                continue
+            allowance.left -= FRAME
+            if (handle := _FRAMES.get(kind)) is not None:
                 handle(self, id, flags, payload)
         return at
 
-    def _on_data(self, id: int, flags: int, payload: memoryview) -> None:
+    def _wait(self, taken: int) -> int:
+        """Go on in a later turn, behind the bytes that are `taken`, which are returned."""
+        self._waits = True
+        self._peers.wait(self, self.allowance)
+        return taken
+
+    def _on_data(self, id: int, flags: int, payload: memoryview) -> bool:
+        """Take a piece of a call's messages. Return whether whole ones are left for another turn."""
         size = len(payload)
         self._receives -= size
         if self._receives < 0:
-            raise Http2Error(FLOW_CONTROL_ERROR)
+            raise Http2Error(h2.FLOW_CONTROL_ERROR)
         if self._receives < CONNECTION_WINDOW // 2:
-            self.queue_frame(WINDOW_UPDATE, 0, 0, _U32.pack(CONNECTION_WINDOW - self._receives))
+            self.queue_frame(h2.WINDOW_UPDATE, 0, 0, U32.pack(CONNECTION_WINDOW - self._receives))
             self._receives = CONNECTION_WINDOW
+        data = unpad(payload, flags) if flags & PADDED else payload
         stream = self.streams.get(id)
         if stream is None:
             if id == 0 or id > self._last_id:
                 raise Http2Error(PROTOCOL_ERROR)
-            return  # of a call that has ended
+            self.allowance.left -= FRAME
+            return False  # of a call that has ended
+        if len(data) < DATA_BYTES:
+            self.allowance.left -= FRAME
         stream.receives -= size
         if stream.receives < 0:
-            raise Http2Error(FLOW_CONTROL_ERROR)
+            raise Http2Error(h2.FLOW_CONTROL_ERROR)
+        if stream.half_closed:
+            raise Http2Error(h2.STREAM_CLOSED)
         if stream.receives < STREAM_WINDOW // 2 and not flags & END_STREAM:
-            self.queue_frame(WINDOW_UPDATE, 0, id, _U32.pack(STREAM_WINDOW - stream.receives))
+            self.queue_frame(h2.WINDOW_UPDATE, 0, id, U32.pack(STREAM_WINDOW - stream.receives))
             stream.receives = STREAM_WINDOW
-        stream.take(_unpad(payload, flags), bool(flags & END_STREAM))
-        if self.partial_bytes > UNCOUNTED_BYTES and self._holds_too_much():
-            raise Http2Error(ENHANCE_YOUR_CALM)
-
-    def _holds_too_much(self) -> bool:
-        """Return whether too much memory is taken by messages that are not whole, here or on all connections."""
-        everywhere = sum(connection.partial_bytes for connection in self._connections)
-        return self.partial_bytes > 2 * self.message_bytes or everywhere > self._budget_bytes
+        if stream.take(data, bool(flags & END_STREAM)):
+            self._halted = stream
+        if self.partial_bytes or self.unsent_bytes:
+            self.check_held()
+        return self._halted is not None
 
     def _on_headers(self, id: int, flags: int, payload: memoryview) -> None:
-        block = _unpad(payload, flags)
-        if flags & HAS_PRIORITY:
+        block = unpad(payload, flags)
+        if flags & h2.HAS_PRIORITY:
             if len(block) < 5:
                 raise Http2Error(FRAME_SIZE_ERROR)
             block = block[5:]
+        if len(block) > HEADER_BYTES:
+            raise Http2Error(h2.ENHANCE_YOUR_CALM)
         if flags & END_HEADERS:
             self._on_block(id, bool(flags & END_STREAM), bytes(block))
         else:
@@ -245,105 +337,49 @@ class GrpcConnection(asyncio.Protocol):
         _, last, block = self._block
         block += payload
         if len(block) > HEADER_BYTES or not payload:
-            raise Http2Error(ENHANCE_YOUR_CALM)
+            raise Http2Error(h2.ENHANCE_YOUR_CALM)
         if flags & END_HEADERS:
             self._block = None
             self._on_block(id, last, bytes(block))
 
     def _on_block(self, id: int, last: bool, block: bytes) -> None:
         """A whole header block opens a call, or ends the peer's side of one."""
-        path = self._read_path(block)
+        self.allowance.left -= len(block) // BLOCK_BYTES
+        path = self._headers.read(block)
         if (known := self.streams.get(id)) is not None:
             if not last:
                 raise Http2Error(PROTOCOL_ERROR)
+            if known.half_closed:
+                raise Http2Error(h2.STREAM_CLOSED)
             known.take(memoryview(b""), True)
             return
         if id % 2 == 0 or id <= self._last_id:
-            raise Http2Error(STREAM_CLOSED)
+            raise Http2Error(h2.STREAM_CLOSED)
         self._last_id = id
-        if self._draining or len(self.streams) >= STREAMS:
-            self.queue_frame(RST_STREAM, 0, id, _U32.pack(REFUSED_STREAM))
+        if self._draining or len(self.streams) >= self._bounds.streams:
+            self.queue_frame(h2.RST_STREAM, 0, id, U32.pack(h2.REFUSED_STREAM))
             return
-        stream = GrpcStream(self, id)
+        stream = GrpcStream(self, id, self._peers.until_s)
         make = self._services.get(path)
         if make is None:
             stream.finish(UNIMPLEMENTED, "no such method")
             return
         self.streams[id] = stream
+        if self._silence is None:
+            self._silence = asyncio.get_running_loop().call_later(FIRST_MESSAGE_S, self._end_silent)
         stream.handler = make(stream)
         if last:
-            stream.handler.on_half_close()
-
-    def _read_path(self, block: bytes) -> bytes:
-        """Return the path of a call. A block that keeps the table means the same until another one changes it."""
-        if (path := self._paths.get(block)) is not None:
-            return path
-        try:
-            fields = dict(self._decoder.decode(block, raw=True))
-        except (HPACKError, IndexError, ValueError) as error:
-            raise Http2Error(COMPRESSION_ERROR) from error
-        path = fields.get(b":path", b"")
-        keeps = keeps_table(block)
-        if not keeps or len(self._paths) >= KNOWN_BLOCKS:
-            self._paths.clear()
-        if keeps:
-            self._paths[block] = path
-        return path
+            stream.take(memoryview(b""), True)
 
     def _on_reset(self, id: int, flags: int, payload: memoryview) -> None:
         if len(payload) != 4 or id == 0 or id > self._last_id:
             raise Http2Error(PROTOCOL_ERROR)
         if (stream := self.streams.get(id)) is not None:
+            if stream.messages > 1:
+                self.allowance.left += FRAME  # a client that has sent its request hangs up, which is no attack
             stream.close()
             if stream.handler is not None:
                 stream.handler.on_gone()
-
-    def _on_settings(self, id: int, flags: int, payload: memoryview) -> None:
-        if flags & ACK:
-            return
-        if len(payload) % 6 or id:
-            raise Http2Error(FRAME_SIZE_ERROR)
-        for name, value in _SETTING.iter_unpack(payload):
-            if name == 4:
-                if value > MAX_WINDOW:
-                    raise Http2Error(FLOW_CONTROL_ERROR)
-                for stream in self.streams.values():
-                    stream.window += value - self.peer_window
-                self.peer_window = value
-            elif name == 5:
-                if not 16_384 <= value < 1 << 24:
-                    raise Http2Error(PROTOCOL_ERROR)
-                self.peer_frame = value
-        self.queue_frame(SETTINGS, ACK, 0, b"")
-        self._pump_all()
-
-    def _on_window(self, id: int, flags: int, payload: memoryview) -> None:
-        if len(payload) != 4:
-            raise Http2Error(FRAME_SIZE_ERROR)
-        more = _U32.unpack(payload)[0] & MAX_WINDOW
-        if not more:
-            raise Http2Error(PROTOCOL_ERROR)
-        if id == 0:
-            self.window += more
-            if self.window > MAX_WINDOW:
-                raise Http2Error(FLOW_CONTROL_ERROR)
-            self._pump_all()
-        elif (stream := self.streams.get(id)) is not None:
-            stream.window += more
-            if stream.window > MAX_WINDOW:
-                raise Http2Error(FLOW_CONTROL_ERROR)
-            if id in self.blocked:
-                stream.pump()
-
-    def _pump_all(self) -> None:
-        for stream in list(self.blocked.values()):
-            stream.pump()
-
-    def _on_ping(self, id: int, flags: int, payload: memoryview) -> None:
-        if len(payload) != 8 or id:
-            raise Http2Error(FRAME_SIZE_ERROR)
-        if not flags & ACK:
-            self.queue_frame(PING, ACK, 0, bytes(payload))
 
     def _on_push(self, id: int, flags: int, payload: memoryview) -> None:
         raise Http2Error(PROTOCOL_ERROR)
@@ -351,19 +387,11 @@ class GrpcConnection(asyncio.Protocol):
 
 _FRAMES: dict[int, Callable[[GrpcConnection, int, int, memoryview], None]] = {
     HEADERS: GrpcConnection._on_headers,
-    RST_STREAM: GrpcConnection._on_reset,
-    SETTINGS: GrpcConnection._on_settings,
-    PUSH_PROMISE: GrpcConnection._on_push,
-    PING: GrpcConnection._on_ping,
-    WINDOW_UPDATE: GrpcConnection._on_window,
-    CONTINUATION: GrpcConnection._on_continuation,
+    h2.RST_STREAM: GrpcConnection._on_reset,
+    h2.SETTINGS: GrpcConnection._on_settings,
+    h2.PUSH_PROMISE: GrpcConnection._on_push,
+    h2.PING: GrpcConnection._on_ping,
+    h2.WINDOW_UPDATE: GrpcConnection._on_window,
+    h2.CONTINUATION: GrpcConnection._on_continuation,
 }
 """What else there is (PRIORITY, GOAWAY, unknown frames) is ignored: a peer that goes away ends its calls by itself."""
-
-
-def _unpad(payload: memoryview, flags: int) -> memoryview:
-    if not flags & PADDED:
-        return payload
-    if not payload or payload[0] >= len(payload):
-        raise Http2Error(PROTOCOL_ERROR)
-    return payload[1 : len(payload) - payload[0]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from router.clock import Clock
 from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
 from router.picker.answer_log import AnswerLog
 from router.picker.calls import AccessLogCall, ExchangeContext, ExtProcCall, PickerBounds, PickerHandler
@@ -16,11 +17,14 @@ from router.picker.credentials import server_context
 from router.picker.grpc_listener import GrpcListener, Services
 from router.picker.health import PickerHealth
 from router.picker.names import ACCESS_LOG, EXT_PROC
+from router.picker.peers import GATEWAYS, PeerBounds
 from router.proxy.client_address import TrustedProxies
 from router.proxy.listening_sockets import ListeningSockets
 from router.tasks import Tasks
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024  # of one message beside a body
+CONNECTIONS = 1024  # of gateways, which keep one for each of their threads
+STREAMS = 2_000  # of a connection; Envoy opens another one beyond that
 CHECK_S = 1.0
 POLL_S = 0.02
 
@@ -49,7 +53,7 @@ class PickerServer:
         handler: PickerHandler,
         answer_log: AnswerLog,
         health: PickerHealth,
-        wall_s: float,
+        clock: Clock,
         sockets: ListeningSockets | None = None,
     ) -> None:
         self._log = answer_log
@@ -62,12 +66,12 @@ class PickerServer:
             f"/{ACCESS_LOG}/StreamAccessLogs".encode(): lambda stream: AccessLogCall(answer_log, stream),
             **for_probes,
         }
-        sockets, host, tls = sockets or ListeningSockets(), config.host, server_context(config.tls, wall_s)
-        largest = bounds.body_bytes + MESSAGE_OVERHEAD_BYTES
-        self._gateways = GrpcListener(
-            "picker.port", host, config.port, for_gateways, sockets, largest, bounds.budget_bytes, tls
+        sockets, host, tls = sockets or ListeningSockets(), config.host, server_context(config.tls, clock.wall())
+        of_peers = PeerBounds(
+            bounds.body_bytes + MESSAGE_OVERHEAD_BYTES, bounds.budget_bytes, CONNECTIONS, STREAMS, GATEWAYS
         )
-        self._probes = GrpcListener("picker.health_port", host, config.health_port, for_probes, sockets)
+        self._gateways = GrpcListener("picker.port", host, config.port, for_gateways, sockets, clock, of_peers, tls)
+        self._probes = GrpcListener("picker.health_port", host, config.health_port, for_probes, sockets, clock)
         self._listeners = self._gateways, self._probes
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 MB = 1024 * 1024
@@ -19,7 +20,7 @@ _PROBE = """
 import select, socket, sys, time
 connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-longest = 0.0
+waits = []
 def ask():
     begun = time.perf_counter()
     connection.sendall(b"GET /health HTTP/1.1\\r\\nhost: r\\r\\n\\r\\n")
@@ -34,27 +35,39 @@ for _ in range(20):
     ask()
 print("warm", flush=True)
 while True:
-    longest = max(longest, ask())
+    waits.append(ask())
     if select.select([sys.stdin], [], [], 0.005)[0]:
         if not sys.stdin.readline():
             break
-        print(longest, flush=True)
-        longest = 0.0
+        waits.sort()
+        print(waits[-1], waits[len(waits) * 99 // 100], flush=True)
+        waits = []
 """
 
 
+class Waits(NamedTuple):
+    """How long a client waited for answers: at most, and 99 of 100 times, ms."""
+
+    longest_ms: float
+    p99_ms: float
+
+
 class LoopProbe:
-    """Asks a process of its own, which sends a small request every 5 ms on one connection, for the longest wait."""
+    """Asks a process of its own, which sends a small request every 5 ms on one connection, for its waits."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def longest_ms(self) -> float:
-        """Return the longest wait for an answer since the last call, and begin anew."""
+    async def waits(self) -> Waits:
+        """Return the waits for answers since the last call, and begin anew."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
-        return float(await self._process.stdout.readline()) * 1e3
+        return Waits(*(float(word) * 1e3 for word in (await self._process.stdout.readline()).split()))
+
+    async def longest_ms(self) -> float:
+        """Return the longest wait for an answer since the last call, and begin anew."""
+        return (await self.waits()).longest_ms
 
     async def standstill_ms(self, attack: Callable[[], Awaitable[object]], enough_ms: float) -> float:
         """Return the longest wait during `attack`, which is repeated while that is longer than `enough_ms`."""

@@ -15,6 +15,7 @@ from router.picker.grpc_stream import GrpcHandler, GrpcStream
 from router.picker.http2 import GrpcConnection
 from router.picker.messages import Choice
 from router.picker.names import ACCESS_LOG, EXT_PROC
+from router.picker.peers import GATEWAYS, PeerBounds, Peers
 from router.proxy.call import ClientDisconnected, Headers
 from router.proxy.client_address import TrustedProxies
 from router.tasks import Tasks
@@ -73,7 +74,7 @@ def gateway_target() -> Iterator[Callable[[bytes], None]]:
 
 def _serve(running: Loop, pieces: list[bytes]) -> bytes:
     """Return what a gateway's bytes are answered with."""
-    calls, connections, tasks = set[ExtProcCall](), set[GrpcConnection](), Tasks("gateway")
+    calls, tasks = set[ExtProcCall](), Tasks("gateway")
     log = AnswerLog(running.loop.time)
     context = ExchangeContext(_Picker(), TrustedProxies([]), tasks, calls, BOUNDS)
     services: dict[bytes, Callable[[GrpcStream], GrpcHandler]] = {
@@ -83,7 +84,8 @@ def _serve(running: Loop, pieces: list[bytes]) -> bytes:
 
     async def serve() -> bytes:
         transport = RecordingTransport()
-        connection = GrpcConnection(services, BODY_BYTES, connections, 10, BOUNDS.budget_bytes)
+        peers = Peers(PeerBounds(BODY_BYTES, BOUNDS.budget_bytes, 10, 100, GATEWAYS), running.loop.time)
+        connection = GrpcConnection(services, peers)
         connection.connection_made(transport)
         for piece in pieces:
             if transport.closing:
@@ -94,7 +96,7 @@ def _serve(running: Loop, pieces: list[bytes]) -> bytes:
         connection.connection_lost(None)
         await running.turns()
         assert not calls, "a call outlives its connection"
-        assert not connections
+        assert not peers.connections
         left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(tasks.owner)]
         assert not left, "an exchange outlives its connection"
         return bytes(transport.written)

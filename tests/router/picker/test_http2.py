@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,16 +13,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.picker import http2
+from router.picker import frames as http2
+from router.picker.allowance import AllowanceRule
 from router.picker.grpc_stream import GrpcStream
 from router.picker.header_blocks import keeps_table
 from router.picker.http2 import GrpcConnection
+from router.picker.peers import PeerBounds, Peers
 from tests.fakes.engines import eventually
+from tests.fakes.http2 import (
+    CONTINUATION,
+    DATA,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PRIORITY,
+    PUSH,
+    RST,
+    SETTINGS,
+    WINDOW,
+    WINDOW_SIZE,
+    frame,
+    message,
+    settings,
+)
+from tests.fakes.http2 import headers as block
 
-ECHO = b"/test/Echo"
+ECHO, WAITER = b"/test/Echo", b"/test/Waiter"
 MESSAGE_BYTES = 100_000
 BUDGET_BYTES = 250_000
-DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
+STREAMS = 20
+RULE = AllowanceRule(start=1000, per_s=100, most=10_000, message=2, end=1, connections=10)
 EMPTY = struct.pack(">BI", 0, 0)
 
 
@@ -45,17 +66,15 @@ class Echo:
         self.gone += 1
 
 
-def frame(kind: int, flags: int, id: int, payload: bytes = b"") -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", id) + payload
-
-
 def headers(id: int, path: bytes = ECHO, flags: int = 4) -> bytes:
-    block = hpack.Encoder().encode([(":method", "POST"), (":path", path.decode())], huffman=False)
-    return frame(HEADERS, flags, id, block)
+    return block(id, path, flags)
 
 
-def message(data: bytes) -> bytes:
-    return struct.pack(">BI", 0, len(data)) + data
+class Waiter(Echo):
+    """Goes on when its peer sends no more."""
+
+    def on_half_close(self) -> None:
+        pass
 
 
 class Peer:
@@ -87,17 +106,17 @@ class Peer:
 
 
 @asynccontextmanager
-async def serving(most: int = 10) -> AsyncIterator[tuple[int, set[GrpcConnection]]]:
-    connections: set[GrpcConnection] = set()
+async def serving(rule: AllowanceRule = RULE, connections: int = 10) -> AsyncIterator[tuple[int, Peers]]:
+    peers = Peers(PeerBounds(MESSAGE_BYTES, BUDGET_BYTES, connections, STREAMS, rule), time.monotonic)
     Echo.calls = []
     server = await asyncio.get_running_loop().create_server(
-        lambda: GrpcConnection({ECHO: Echo}, MESSAGE_BYTES, connections, most, BUDGET_BYTES), "127.0.0.1", 0
+        lambda: GrpcConnection({ECHO: Echo, WAITER: Waiter}, peers), "127.0.0.1", 0
     )
     try:
-        yield server.sockets[0].getsockname()[1], connections
+        yield server.sockets[0].getsockname()[1], peers
     finally:
         server.close()
-        for connection in list(connections):
+        for connection in list(peers.connections):
             connection.abort()
 
 
@@ -123,12 +142,12 @@ async def test_messages_come_back_whole_however_they_are_cut() -> None:
 
 
 async def test_a_retired_connection_serves_what_begins_before_the_peer_knows() -> None:
-    async with serving() as (port, connections):
+    async with serving() as (port, peers):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         p = Peer(reader, writer)
         await p.start(headers(1))
         await eventually(lambda: len(Echo.calls) == 1)
-        for connection in connections:
+        for connection in peers.connections:
             connection.retire()
         assert await p.read() == (GOAWAY, 0, 0, struct.pack(">II", (1 << 31) - 1, 0))
         writer.write(headers(3, flags=5))  # sent before that was read
@@ -186,6 +205,11 @@ async def test_what_is_sent_keeps_to_the_windows_of_the_peer() -> None:
         ([frame(CONTINUATION, 4, 1, b"x")], http2.PROTOCOL_ERROR),
         ([headers(1, flags=0), *[frame(CONTINUATION, 0, 1, bytes(16_000))] * 5], http2.ENHANCE_YOUR_CALM),
         ([headers(1, flags=0), frame(CONTINUATION, 0, 1)], http2.ENHANCE_YOUR_CALM),
+        ([frame(HEADERS, 0, 1, bytes(17_000))], http2.ENHANCE_YOUR_CALM),
+        ([frame(HEADERS, 4, 1, bytes(17_000))], http2.ENHANCE_YOUR_CALM),
+        ([frame(SETTINGS, 0, 0, bytes(6 * 20_000))], http2.ENHANCE_YOUR_CALM),
+        ([headers(1, WAITER), frame(DATA, 1, 1, message(b"x")[:-1]), frame(DATA, 0, 1, b"x")], http2.STREAM_CLOSED),
+        ([headers(1, WAITER, flags=5), headers(1, WAITER, flags=5)], http2.STREAM_CLOSED),
         ([frame(PUSH, 4, 1, bytes(4))], http2.PROTOCOL_ERROR),
         ([frame(PING, 0, 0, b"x")], http2.FRAME_SIZE_ERROR),
         ([frame(SETTINGS, 0, 0, b"x")], http2.FRAME_SIZE_ERROR),
@@ -240,46 +264,52 @@ async def test_an_unknown_method_a_reset_and_frames_of_calls_that_are_over() -> 
         assert [call.gone for call in Echo.calls] == [1]
 
 
-async def test_so_many_connections_and_calls_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2, "STREAMS", 2)
-    async with serving(most=1) as (port, connections):
+async def test_so_many_connections_and_calls_and_no_more() -> None:
+    async with serving(connections=1) as (port, peers):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         p = Peer(reader, writer)
-        await p.start(headers(1), headers(3), headers(5))
-        assert await p.read() == (RST, 0, 5, struct.pack(">I", http2.REFUSED_STREAM))
+        await p.start(*(headers(id) for id in range(1, 2 * STREAMS + 3, 2)))
+        assert await p.read() == (RST, 0, 2 * STREAMS + 1, struct.pack(">I", http2.REFUSED_STREAM))
         other, unheard = await asyncio.open_connection("127.0.0.1", port)
         assert await asyncio.wait_for(other.read(), 5) == b""
-        assert len(connections) == 1
+        assert len(peers.connections) == 1
         writer.close()
         unheard.close()
 
 
 async def test_messages_that_are_never_whole_are_bounded_over_all_connections() -> None:
-    async with serving() as (port, connections):
+    async with serving() as (port, connected):
         peers = [Peer(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(3)]
         begun = message(bytes(MESSAGE_BYTES))[:-1]
         for p in peers[:2]:
             await p.start(headers(1), frame(DATA, 0, 1, begun))
-        await eventually(lambda: held(connections) == 2 * len(begun))
+        await eventually(lambda: connected.partial_bytes == 2 * len(begun))
         await peers[2].start(headers(1), frame(DATA, 0, 1, begun))
         assert await peers[2].refused() == http2.ENHANCE_YOUR_CALM
-        await eventually(lambda: len(connections) == 2)
-        assert held(connections) == 2 * len(begun)
+        await eventually(lambda: len(connected.connections) == 2)
+        assert connected.partial_bytes == 2 * len(begun)
         for p in peers:
             p.writer.close()
 
 
-def held(connections: set[GrpcConnection]) -> int:
-    return sum(connection.partial_bytes for connection in connections)
+async def test_messages_that_are_never_sent_are_bounded_over_all_connections() -> None:
+    """A peer lets nothing be sent and goes on asking."""
+    async with serving() as (port, peers):
+        p = Peer(*await asyncio.open_connection("127.0.0.1", port))
+        await p.start(settings((WINDOW_SIZE, 0)), headers(1), frame(DATA, 0, 1, message(bytes(90_000))) * 3)
+        assert await p.refused() == http2.ENHANCE_YOUR_CALM
+        await eventually(lambda: not peers.connections)
+        assert peers.unsent_bytes == 0
+        p.writer.close()
 
 
 async def test_calls_end_with_their_connection() -> None:
-    async with serving() as (port, connections):
+    async with serving() as (port, peers):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await Peer(reader, writer).start(headers(1), frame(DATA, 0, 1, message(b"x")[:3]))
         await eventually(lambda: Echo.calls)
         writer.transport.abort()
-        await eventually(lambda: not connections)
+        await eventually(lambda: not peers.connections)
         assert [call.gone for call in Echo.calls] == [1]
 
 
@@ -290,13 +320,13 @@ def test_no_frames_break_anything(frames: list[tuple[int, int, int, bytes]]) -> 
     """Whatever comes, the connection goes on or ends, and every call that began has ended with it."""
 
     async def run() -> None:
-        async with serving() as (port, connections):
+        async with serving() as (port, peers):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             await Peer(reader, writer).start(headers(1), *(frame(*given_frame) for given_frame in frames))
             writer.write_eof()
             await asyncio.wait_for(reader.read(), 5)
             writer.close()
-            await eventually(lambda: not connections)
+            await eventually(lambda: not peers.connections)
             assert all(call.stream.over for call in Echo.calls)
 
     asyncio.run(run())

@@ -16,6 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from router.clock import SystemClock
 from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
 from router.errors import ConfigError
 from router.picker.answer_log import AnswerLog
@@ -57,7 +58,7 @@ def build(ready: Readiness | None = None, sockets: ListeningSockets | None = Non
     health = PickerHealth(lambda: ready.reason, lambda: ready.stopping)
     bounds = read_bounds(LimitsConfig(), ListenConfig())
     log = AnswerLog(time.monotonic)
-    return PickerServer(config, bounds, TrustedProxies([]), NoRequests(), log, health, NOW_S, sockets)
+    return PickerServer(config, bounds, TrustedProxies([]), NoRequests(), log, health, SystemClock(), sockets)
 
 
 @asynccontextmanager

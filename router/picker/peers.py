@@ -1,0 +1,140 @@
+"""What the connections of one gRPC listener share: their bounds, and the time that they may take of the event loop.
+
+In one turn of the loop all of them together work for a slice of some milliseconds. A connection with more to do goes on
+in the next turn, after whatever else the router has to do; one whose address has no allowance left goes on when it has.
+Both wait here, oldest first, and are not read meanwhile, so that the peer's own sending stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from router.picker.allowance import Allowance, AllowanceRule, Allowances
+
+SLICE_S = 0.004  # of a turn of the loop; its other work may well take ten times that
+PACE_S = 0.05  # between two looks at those without allowance
+
+
+class PeerBounds(NamedTuple):
+    """Bounds of a listener. `budget_bytes` is for the messages of all connections that are not whole, and as much
+    for those that wait for a peer's window.
+    """
+
+    message_bytes: int
+    budget_bytes: int
+    connections: int
+    streams: int  # of one connection
+    allowance: AllowanceRule
+
+
+GATEWAYS = AllowanceRule(start=1000, per_s=100, most=10_000, message=2, end=1, connections=512)
+"""A gateway opens a connection for each of its threads, and further ones beyond their streams. A call that ends earns
+more than it costs, and one whose client hangs up after its request costs nothing: a gateway is not held up when
+thousands do. A call that is reset after its first message costs.
+"""
+QUESTIONS = AllowanceRule(start=2000, per_s=500, most=2000, message=0, end=0, connections=32)
+"""Probes and KEDA's operator ask each few seconds. A question on a new connection costs about ten."""
+
+
+class Sender(Protocol):
+    """The sending side of a connection."""
+
+    def flush(self) -> None:
+        """Send what is queued."""
+
+
+class PeerConnection(Sender, Protocol):
+    """One of the connections."""
+
+    def proceed(self) -> None:
+        """Go on with what was left for a later turn."""
+
+    def retire(self) -> None:
+        """Let the peer make another connection for its next calls."""
+
+    def drain(self) -> None:
+        """Take no new calls."""
+
+    def close(self) -> None:
+        """Close the connection when what is queued has been sent."""
+
+    def abort(self) -> None:
+        """Cut the connection off at once."""
+
+
+class Peers:
+    """The connections of one listener. `now` is a monotonic clock, seconds."""
+
+    def __init__(self, bounds: PeerBounds, now: Callable[[], float]) -> None:
+        self.bounds = bounds
+        self.now = now
+        self.connections: set[PeerConnection] = set()
+        self.allowances = Allowances(bounds.allowance, now)
+        self.partial_bytes = 0  # of messages that are not whole, of all connections
+        self.unsent_bytes = 0  # of messages that wait for windows of the peers, of all connections
+        self.until_s = 0.0  # when this turn's slice is over; 0: it has not begun
+        self._scheduled = False
+        self._unsent: list[Sender] = []
+        self._ready: deque[PeerConnection] = deque()
+        self._paced: dict[Allowance, deque[PeerConnection]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> bool:
+        """Return whether a connection may work now. The slice begins with the first one that does in a turn."""
+        if self.until_s:
+            return self.now() < self.until_s
+        self.until_s = self.now() + SLICE_S
+        if not self._scheduled:
+            self._schedule()
+        return True
+
+    def flush_later(self, sender: Sender) -> None:
+        """Let `sender` send what is queued at the end of this turn."""
+        self._unsent.append(sender)
+        if not self._scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def wait(self, waiting: PeerConnection, allowance: Allowance | None = None) -> None:
+        """Let `waiting` proceed in a later turn, and not before `allowance` has something left."""
+        if allowance is None or allowance.left > 0:
+            self._ready.append(waiting)
+            if not self._scheduled:
+                self._schedule()
+            return
+        self._paced.setdefault(allowance, deque()).append(waiting)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PACE_S, self._pace)
+
+    def _end_turn(self) -> None:
+        self._scheduled, self.until_s = False, 0.0
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            for sender in unsent:
+                sender.flush()
+        if self._ready:
+            self.begin()
+            for _ in range(len(self._ready)):
+                if self.now() >= self.until_s:
+                    break
+                self._ready.popleft().proceed()
+
+    def _pace(self) -> None:
+        """Make ready as many of an address as it has frames left: of hundreds, the others stay where they are."""
+        self._timer = None
+        self.allowances.refill(self._paced)
+        for allowance, waiting in list(self._paced.items()):
+            for _ in range(min(len(waiting), max(0, int(allowance.left)))):
+                self._ready.append(waiting.popleft())
+            if not waiting:
+                del self._paced[allowance]
+        if self._paced:
+            self._timer = asyncio.get_running_loop().call_later(PACE_S, self._pace)
+        if self._ready and not self._scheduled:
+            self._schedule()
