@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 from router.config.sections.listeners import ListenConfig
-from router.fair_share import FairShare, Shortage
 from router.proxy.certificates import Certificates
 from router.proxy.client_address import TrustedProxies, client_of
 from router.proxy.client_connection import ClientConnection, ConnectionContext
@@ -24,6 +23,7 @@ from router.proxy.client_exchange import RequestHandler
 from router.proxy.connection_limits import BODY_GRACE_S, ConnectionLimits
 from router.proxy.listening_sockets import ListeningSockets
 from router.tasks import Tasks
+from router.tenants.fair_share import FairShare, Shortage
 
 log = logging.getLogger("warmroute.web")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from router.errors import TooBusy
-from router.fair_share import FairShare, Shortage
+from router.tenants.fair_share import FairShare, Shortage
 
 RETRY_AFTER_S = 1
 

@@ -13,7 +13,7 @@ What is charged where an engine's count is missing:
                                 cached, and the answer's tokens that passed here; without a stream, as many as the
                                 engine makes in that time
     no engine took it, or it died of it or refused it    nothing
-    its tokens did not fit      a sixteenth of the prompt, where it was tokenised to know that
+    its tokens did not fit, or the client left while they were counted    a sixteenth of the prompt
 
 A request without a tenant costs one comparison here, one of a tenant without limits no reservation.
 """
@@ -86,6 +86,11 @@ class Meter:
         if isinstance(opened, Refusal):
             raise self._refuse(tenant, "", opened)
         return opened
+
+    def begin_counting(self, reservation: Reservation | None, prompt: Prompt) -> None:
+        """Note that a prompt is tokenised: a client that leaves meanwhile is charged as for one that did not fit."""
+        if reservation is not None:
+            reservation.if_left = TokenCounts(len(prompt.body) // (BYTES_PER_TOKEN * COUNTED_TOKENS))
 
     def reserve(
         self,

@@ -114,6 +114,7 @@ async def serve(
     prompt, choice = named
     cap_priority(prompt, call.tenant)
     served = resolve_model(prompt, services.scheduler, choice)
+    services.meter.begin_counting(reservation, prompt)
     tokens = await tokenize(prompt, served, override, call.tenant, call.sender, services)
     services.meter.reserve(call, reservation, prompt, tokens)
     with await services.admission.acquire(prompt, served, tokens, call.tenant, times.arrived_s) as lease:

@@ -168,7 +168,7 @@ class Ledger:
         if (refusal := self._find_shortage(account, estimate, now)) is not None:
             return refusal
         account.reserved.add(estimate)
-        reservation.estimate = estimate
+        reservation.estimate, reservation.if_left = estimate, NO_TOKENS
         if account.tokens_per_minute is not None:
             reservation.charge(estimate.computed, now)
         self._changed.add((reservation.tenant, None))
@@ -276,7 +276,7 @@ def _look(allowed: int | None, windows: list[SlidingWindow], now: float) -> Wind
 class Reservation:
     """What is charged for one request. Settled once, whatever ends it: it is a context manager, and idempotent."""
 
-    __slots__ = ("_first", "_ledger", "_settled", "account", "charged", "estimate", "tenant")
+    __slots__ = ("_first", "_ledger", "_settled", "account", "charged", "estimate", "if_left", "tenant")
 
     def __init__(self, ledger: Ledger, tenant: str, account: Account) -> None:
         self._ledger = ledger
@@ -285,6 +285,7 @@ class Reservation:
         self.tenant = tenant
         self.account = account
         self.estimate = NO_TOKENS
+        self.if_left = NO_TOKENS  # what it has cost that ends before an engine has it
         self.charged: Slice | None = (
             None  # where its estimate was charged; None: there is no limit on tokens per minute
         )
@@ -334,5 +335,5 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A request that was not settled used nothing: no engine was asked."""
-        self.settle(NO_TOKENS)
+        """A request that was not settled reached no engine."""
+        self.settle(self.if_left)

@@ -157,7 +157,6 @@ def read_prompt(
         body = open_body(body, options.strip_fields).raw
         fields = reader.read(body)
     format_.check(fields)
-    stream = bool(fields.stream)
     uncontinuable, stop = _read_continuation(format_.endpoint, reader, fields, options, headers)
     salt = _find_salt(fields, scope)
     asked = Asked(options.inject_usage, token_ids=uncontinuable is None)
@@ -171,7 +170,7 @@ def read_prompt(
         model=fields.model or None,
         body=asking.raw,
         source=unread if prompt_fields is None else prompt_fields.source,
-        stream=stream,
+        stream=bool(fields.stream),
         hide_usage=asking.hide_usage,
         hide_ids=asking.hide_ids,
         has_tools=isinstance(fields, ChatFields) and is_present(fields.tools),

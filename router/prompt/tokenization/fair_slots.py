@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 
-from router.fair_share import FairShare
+from router.tenants.fair_share import FairShare
 
 
 class FairSlots:

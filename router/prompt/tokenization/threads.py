@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Generic, TypeVar
 
-from router.fair_share import FairShare
 from router.prompt.prompt import UnknownIds
 from router.prompt.tokenization.fair_slots import FairSlots
+from router.tenants.fair_share import FairShare
 
 QUEUED_PER_THREAD = 20  # more would exceed their budget before they start; a client alone takes four fifths
 SLOTS_PER_THREAD = 3  # jobs that a thread was given, which no other client's can overtake; one client has two

@@ -25,8 +25,8 @@ from typing import Literal
 from router.clock import Clock
 from router.config.sections.wake import WakeConfig
 from router.errors import NoTarget, quote_name
-from router.fair_share import FairShare, Shortage
 from router.fleet.fleet import Fleet
+from router.tenants.fair_share import FairShare, Shortage
 
 ASK_AGAIN_S = 1.0  # who starts instances makes a call of every ask, or not, by `wake.pause_s`
 AHEAD = 64  # requests without a first byte, per target, beyond which the others wait on

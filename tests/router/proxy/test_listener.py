@@ -14,10 +14,10 @@ import pytest
 
 from router.config.sections.listeners import ListenConfig, TlsConfig
 from router.errors import ConfigError
-from router.fair_share import Shortage
 from router.proxy.call import ClientDisconnected
 from router.proxy.client_exchange import ClientExchange
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
+from router.tenants.fair_share import Shortage
 from tests.router.proxy.connections import BareHandler
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -233,6 +235,19 @@ def test_a_prompt_that_never_fits_is_not_counted_without_end() -> None:
     with pytest.raises(TooBusy, match="1,000 of 1,000 tokens were used"):
         scene.meter.open(scene.call)
     assert scene.ledger.in_progress("acme") == 0
+
+
+def test_a_client_that_leaves_while_its_prompt_is_counted_is_charged_for_that() -> None:
+    scene = Scene(tokens_per_minute=1000)
+    opened = scene.meter.open(scene.call)
+    assert isinstance(opened, Reservation)
+    with suppress(asyncio.CancelledError), opened:
+        scene.meter.begin_counting(opened, a_prompt(body=b"x" * 6400))
+        raise asyncio.CancelledError
+    assert scene.ledger.used_today("acme") == 100
+    with scene.reserve(a_prompt(), tokens(100)):
+        pass  # what was reserved, and reached no engine
+    assert scene.ledger.used_today("acme") == 100
 
 
 def test_what_is_used_up_is_refused_before_anything_is_known_of_the_request() -> None:

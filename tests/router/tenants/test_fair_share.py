@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fair_share import SHARE, FairShare, Shortage
+from router.tenants.fair_share import SHARE, FairShare, Shortage
 
 
 def take_all(shares: FairShare, client: str) -> int:
