@@ -40,7 +40,7 @@ from router.telemetry.metrics.label_values import OTHER
 from router.telemetry.metrics.prometheus import REASONS
 from router.telemetry.metrics.tenant_tables import TenantTables
 from router.tenants.answer_quantiles import AnswerQuantiles
-from router.tenants.ledger import DAY_S, LEAST, Ledger, LimitName, Refusal, Reservation
+from router.tenants.ledger import DAY_S, LEAST, Ledger, LimitName, LimitState, Refusal, Reservation
 from router.tenants.tenant import Tenant
 from router.tenants.token_counts import NO_TOKENS, TokenCounts
 from router.tenants.usage import UsageKey
@@ -75,15 +75,15 @@ class Meter:
         self._lengths = AnswerQuantiles()  # by tenant and model
 
     def open(self, call: ClientRequest, *, least: TokenCounts = LEAST) -> AbstractContextManager[Reservation | None]:
-        """Count a request of the tenant of `call`, which needs `least` at least, and let its answer say what is left.
-        Raises `TooBusy` where a limit is used up: before anything is done for it.
+        """Count a request of the tenant of `call`, which needs `least` at least. Raises `TooBusy` where a limit is used
+        up: before anything is done for it.
         """
         tenant = call.tenant
         if tenant is None or (limits := tenant.service_class.limits) is None:
             return NO_RESERVATION
         opened = self._ledger.open(tenant.name, limits, least=least)
-        self._report_limits(call, tenant, limits, requests=True, tokens=isinstance(opened, Refusal))
         if isinstance(opened, Refusal):
+            self._report_limits(call, self._ledger.state(tenant.name, limits))
             raise self._refuse(tenant, "", opened)
         return opened
 
@@ -99,8 +99,8 @@ class Meter:
         prompt: Prompt,
         tokens: TokenizedPrompt | UnknownIds,
     ) -> None:
-        """Charge the tenant of `call` what its request will probably use, and let its answer say how many tokens are
-        left. Raises `TooBusy` where that would exceed a limit.
+        """Charge the tenant of `call` what its request will probably use, and let its answer say what is left. Raises
+        `TooBusy` where that would exceed a limit.
         """
         tenant = call.tenant
         if reservation is None or tenant is None or (limits := tenant.service_class.limits) is None:
@@ -110,7 +110,7 @@ class Meter:
             guessed = isinstance(tokens, UnknownIds) and tokens.reason != "too_long"
             estimate = _fit(estimate, allowed, known=not guessed)
         refusal = reservation.reserve(estimate)
-        self._report_limits(call, tenant, limits, requests=False, tokens=True)
+        self._report_limits(call, reservation.state())
         if refusal is not None:
             counted = len(tokens.ids) if isinstance(tokens, TokenizedPrompt) else 0
             reservation.settle(TokenCounts(ceil(counted / COUNTED_TOKENS)))
@@ -122,11 +122,8 @@ class Meter:
         retry_after_s = None if refusal.retry_after_s is None else max(1, ceil(refusal.retry_after_s))
         return TooBusy(describe_refusal(refusal), code=refusal.limit, retry_after_s=retry_after_s)
 
-    def _report_limits(
-        self, call: ClientRequest, tenant: Tenant, limits: TenantLimits, *, requests: bool, tokens: bool
-    ) -> None:
-        """Let the answer to `call` say what is left of its tenant's limits on requests, on tokens, or both."""
-        state = self._ledger.state(tenant.name, limits, requests=requests, tokens=tokens)
+    def _report_limits(self, call: ClientRequest, state: LimitState) -> None:
+        """Let the answer to `call` say what is left of its tenant's limits per minute."""
         call.own_lines += render_rate_limits(state, call.path, self._clock.wall())
 
     def settle(self, request: PreparedRequest, record: Record) -> None:

@@ -60,7 +60,7 @@ class WindowState:
 
 
 class LimitState:
-    """The limits per minute of a tenant as they are now; None where it has none, or none is wanted."""
+    """The limits per minute of a tenant as they are now; None where it has none."""
 
     __slots__ = ("requests", "tokens")
 
@@ -105,7 +105,8 @@ class Ledger:
             account.requests_charged += 1
         account.open += 1
         self._changed.add((tenant, None))
-        return Reservation(self, tenant, account)
+        left = _look(account.requests_per_minute, account.request_windows(), now)
+        return Reservation(self, tenant, account, left)
 
     def _find_shortage(self, account: Account, estimate: TokenCounts, now: float) -> Refusal | None:
         """Return which limit on tokens has no room for `estimate`."""
@@ -123,12 +124,12 @@ class Ledger:
                 return Refusal("budget_per_day", budget, spent, price, rest_s if price <= budget else None)
         return None
 
-    def state(self, tenant: str, limits: TenantLimits, *, requests: bool = True, tokens: bool = True) -> LimitState:
-        """Return how much of its limits per minute a tenant has left: of those on requests, on tokens, or both."""
+    def state(self, tenant: str, limits: TenantLimits) -> LimitState:
+        """Return how much of its limits per minute a tenant has left."""
         account, now = self._open(tenant), self._clock.now()
         return LimitState(
-            _look(limits.requests_per_minute, account.request_windows(), now) if requests else None,
-            _look(limits.tokens_per_minute, account.token_windows(), now) if tokens else None,
+            _look(limits.requests_per_minute, account.request_windows(), now),
+            _look(limits.tokens_per_minute, account.token_windows(), now),
         )
 
     def last_limits(self, tenant: str) -> TenantLimits | None:
@@ -276,10 +277,11 @@ def _look(allowed: int | None, windows: list[SlidingWindow], now: float) -> Wind
 class Reservation:
     """What is charged for one request. Settled once, whatever ends it: it is a context manager, and idempotent."""
 
-    __slots__ = ("_first", "_ledger", "_settled", "account", "charged", "estimate", "if_left", "tenant")
+    __slots__ = ("_first", "_ledger", "_requests", "_settled", "account", "charged", "estimate", "if_left", "tenant")
 
-    def __init__(self, ledger: Ledger, tenant: str, account: Account) -> None:
+    def __init__(self, ledger: Ledger, tenant: str, account: Account, requests: WindowState | None) -> None:
         self._ledger = ledger
+        self._requests = requests  # as it left them
         self._settled = False
         self._first = 0  # tokens of this request in `charged`
         self.tenant = tenant
@@ -295,6 +297,12 @@ class Reservation:
         Called once, before any of the others.
         """
         return self._ledger._reserve(self, estimate)
+
+    def state(self) -> LimitState:
+        """Return how much of the tenant's limits per minute is left: of requests as of its begin, of tokens now."""
+        account = self.account
+        tokens = _look(account.tokens_per_minute, account.token_windows(), self._ledger._clock.now())
+        return LimitState(self._requests, tokens)
 
     def correct(self, cached_tokens: int) -> None:
         """Count so many of the prompt's tokens as found in a cache from now on, not from the end of the request on."""
