@@ -26,7 +26,6 @@ from math import ceil
 from typing import get_args
 
 from router.clock import Clock
-from router.config.sections.clients import TenantLimits
 from router.errors import RequestRefused, TooBusy
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
