@@ -139,8 +139,8 @@ async def route_stored(call: ClientRequest, response_id: str, services: Services
     """Answer a request about a stored response; only the engine that made it has it. Raises `NotFound` for an id that
     is unknown here, and `RequestRefused` while nothing has been sent.
     """
-    opened = services.meter.open(call, least=NO_TOKENS)  # also where no token is left: it may cancel what runs
-    with services.limiter.open(call.sender) as slot, opened as reservation:
+    # also where no token is left: it may cancel what runs
+    with services.limiter.open(call.sender) as slot, services.meter.open(call, least=NO_TOKENS) as reservation:
         arrived_s = services.clock.now()
         if await services.stored_responses.find(response_id, call.tenant) is None:
             raise NotFound(f"the response `{quote_name(response_id)}` is not known here", code="unknown_response")

@@ -288,9 +288,7 @@ class Reservation:
         self.account = account
         self.estimate = NO_TOKENS
         self.if_left = NO_TOKENS  # what it has cost that ends before an engine has it
-        self.charged: Slice | None = (
-            None  # where its estimate was charged; None: there is no limit on tokens per minute
-        )
+        self.charged: Slice | None = None  # where its estimate was charged; None: no limit on tokens per minute
 
     def reserve(self, estimate: TokenCounts) -> Refusal | None:
         """Charge what the request will probably use; or return which limit has no room for that, with no token charged.

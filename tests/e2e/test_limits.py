@@ -212,6 +212,21 @@ async def test_a_request_over_a_limit_costs_no_engine_anything(router, clients) 
             assert (len(fake.seen(path)), len(fake.seen("/tokenize"))) == before
 
 
+@pytest.mark.parametrize("path", ["/v1/responses/resp_1", COMPLETIONS])
+async def test_who_finds_the_router_full_gives_its_place_back(router, clients, path: str) -> None:
+    async with (
+        engine(**SLOW) as fake,
+        router([fake], clients=clients({"concurrent": 5}), limits={"concurrent": 1}) as r,
+    ):
+        served = asyncio.create_task(ask(r, key="f", max_tokens=100, ignore_eos=True))
+        await eventually(lambda: fake.gauges().running == 1)
+        method = "POST" if path == COMPLETIONS else "GET"
+        refused = await r.http.request(method, path, headers=KEY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
+        assert ledger(r).in_progress("acme") == 0
+        served.cancel()
+
+
 async def test_anthropic_clients_get_their_own_headers_and_shape(router, clients) -> None:
     limits = {"requests_per_minute": 1, "tokens_per_minute": 5000}
     async with engine() as fake, router([fake], clients=clients(limits)) as r:
