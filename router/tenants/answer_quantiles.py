@@ -15,38 +15,54 @@ SHARE: Final = 0.75
 STEPS: Final = 4  # lengths per doubling, rounded up: a quantile is at most 19 % too high
 REMEMBERED_TOKENS: Final = 1 << 20  # of a key; with more, all weights are halved
 MAX_KEYS: Final = 10_000  # engines load and unload adapters under new names
+LATE: Final = 16  # answers after which a lower quantile is found; a higher one is found at once
+
+
+class _Answers:
+    """The answers of one key."""
+
+    __slots__ = ("new", "quantile", "step", "total", "weights")
+
+    def __init__(self) -> None:
+        self.weights: dict[int, float] = {}  # tokens of the answers of each length
+        self.total = 0.0
+        self.new = 0  # answers since the quantile was found
+        self.step = -1  # of the quantile
+        self.quantile = 0
+
+    def find_quantile(self) -> None:
+        self.new, left = 0, SHARE * self.total
+        for step in sorted(self.weights):
+            left -= self.weights[step]
+            if left <= 0:
+                break
+        self.step, self.quantile = step, int(2 ** (step / STEPS))
 
 
 class AnswerQuantiles:
     """Quantiles of answer lengths by a key; of `MAX_KEYS`, those that answered first are forgotten."""
 
     def __init__(self) -> None:
-        self._weights: dict[str, dict[int, float]] = {}  # tokens of the answers of each length
-        self._quantiles: dict[str, int] = {}
+        self._of: dict[str, _Answers] = {}
 
     def observe(self, key: str, tokens: int) -> None:
         """Add an answer of `tokens`, above 0."""
-        weights = self._weights.setdefault(key, {})
+        if (answers := self._of.get(key)) is None:
+            answers = self._of[key] = _Answers()
+            if len(self._of) > MAX_KEYS:
+                del self._of[next(iter(self._of))]
         step = ceil(STEPS * log2(tokens))
-        weights[step] = weights.get(step, 0.0) + tokens
-        if sum(weights.values()) > REMEMBERED_TOKENS:
-            for one in weights:
-                weights[one] /= 2
-        self._quantiles[key] = _find_quantile(weights)
-        if len(self._weights) > MAX_KEYS:
-            oldest = next(iter(self._weights))
-            del self._weights[oldest], self._quantiles[oldest]
+        answers.weights[step] = answers.weights.get(step, 0.0) + tokens
+        answers.total += tokens
+        answers.new += 1
+        if answers.total > REMEMBERED_TOKENS:
+            answers.total /= 2
+            for one in answers.weights:
+                answers.weights[one] /= 2
+        if step > answers.step or answers.new == LATE:
+            answers.find_quantile()
 
     def read(self, key: str) -> int | None:
         """Return the quantile in tokens; None for a key without an answer."""
-        return self._quantiles.get(key)
-
-
-def _find_quantile(weights: dict[int, float]) -> int:
-    left = SHARE * sum(weights.values())
-    step = 0
-    for step in sorted(weights):
-        left -= weights[step]
-        if left <= 0:
-            break
-    return int(2 ** (step / STEPS))
+        answers = self._of.get(key)
+        return None if answers is None else answers.quantile

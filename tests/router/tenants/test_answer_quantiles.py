@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from router.tenants.answer_quantiles import MAX_KEYS, REMEMBERED_TOKENS, AnswerQuantiles
+from router.tenants.answer_quantiles import LATE, MAX_KEYS, REMEMBERED_TOKENS, AnswerQuantiles
 
 
 def of(*lengths: int) -> int | None:
@@ -30,6 +30,16 @@ def test_long_answers_hide_only_behind_three_times_their_own_tokens() -> None:
     assert of(*(1 for _ in range(1000)), long) == long
     assert of(*(long for _ in range(3)), *(64 for _ in range(2 * 3 * long // 64))) == long
     assert of(*(long for _ in range(3)), *(64 for _ in range(4 * 3 * long // 64))) == 64
+
+
+def test_a_longer_answer_counts_at_once_and_shorter_ones_some_answers_later() -> None:
+    quantiles = AnswerQuantiles()
+    seen = []
+    for tokens in (10, 4096, *(64 for _ in range(4 * 4096 // 64 + LATE))):
+        quantiles.observe("k", tokens)
+        seen.append(quantiles.read("k"))
+    assert seen[:2] == [11, 4096]
+    assert seen[-1] == 64
 
 
 def test_of_exponential_lengths_it_is_about_the_93rd_percentile() -> None:
