@@ -151,7 +151,9 @@ async def test_what_tenants_use_and_how_near_they_are_to_their_limits(router, br
             async with page.expect_download() as download:
                 await page.get_by_role("button", name="Download CSV").click()
             text = (await (await download.value).path()).read_text()
-            assert [line.split(",")[1] for line in text.splitlines()] == ["tenant", "acme", "zeta"]
+            assert [line.split(",")[1] for line in text.splitlines()] == ["tenant", "acme", "acme", "zeta"], (
+                "the refused request has no model: its body was not read"
+            )
             await check_access(page)
             await page.set_viewport_size({"width": 360, "height": 700})
             assert await page.evaluate("document.documentElement.scrollWidth") <= 360
