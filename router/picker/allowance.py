@@ -1,4 +1,4 @@
-"""How many frames an address may still send to a listener of HTTP/2: a token bucket that all of its connections share.
+"""Bounds the frames that an address sends to a listener of HTTP/2, by a token bucket that its connections share.
 
 The family of HTTP/2 floods (CVE-2019-9511 to 9518, CVE-2023-44487, CVE-2024-27316, CVE-2025-8671) is made of frames
 that cost their sender nothing and do nothing: each frame is cheap, and no single one is against the protocol. So every
@@ -34,7 +34,7 @@ class AllowanceRule(NamedTuple):
 
 
 class Allowance:
-    """What is `left` to one address, from which whoever does the work subtracts its price. At 0 the address waits."""
+    """The frames `left` to one address: the price of a frame is subtracted where its work is done. At 0 it waits."""
 
     __slots__ = ("_at_s", "_rule", "connections", "left", "message", "most")
 

@@ -32,7 +32,7 @@ UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages not whole or not sent:
 
 
 class FrameSender:
-    """What is sent, of the calls in `streams`; `blocked` are those that wait for the connection's window alone."""
+    """Sends frames for the calls in `streams`; those in `blocked` wait for the connection's window alone."""
 
     __slots__ = (
         "_out",

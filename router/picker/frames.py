@@ -26,7 +26,7 @@ class Http2Error(Exception):
 
 
 class PeerSettings(NamedTuple):
-    """What a peer has set; None: nothing."""
+    """The settings of a peer that matter here; None: not set."""
 
     window: int | None
     frame: int | None

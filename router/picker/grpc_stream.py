@@ -102,7 +102,7 @@ class GrpcStream:
 
     @property
     def waits(self) -> bool:
-        """Whether messages wait for a window."""
+        """Messages wait for a window."""
         return bool(self._queue)
 
     def send(self, message: bytes) -> None:

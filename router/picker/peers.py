@@ -1,4 +1,4 @@
-"""What the connections of one gRPC listener share: their bounds, and the time that they may take of the event loop.
+"""Shares bounds, and time of the event loop, among the connections of one gRPC listener.
 
 In one turn of the loop all of them together work for a slice of some milliseconds. A connection with more to do goes on
 in the next turn, after whatever else the router has to do; one whose address has no allowance left goes on when it has.

@@ -102,10 +102,10 @@ class Meter:
         `TooBusy` where that would exceed a limit.
         """
         tenant = call.tenant
-        if reservation is None or tenant is None or (limits := tenant.service_class.limits) is None:
+        if reservation is None or tenant is None:
             return
         estimate = self._estimate(tenant, prompt, tokens)
-        if (allowed := limits.tokens_per_minute) is not None and estimate.computed > allowed:
+        if (allowed := tenant.service_class.most_tokens) is not None and estimate.computed > allowed:
             guessed = isinstance(tokens, UnknownIds) and tokens.reason != "too_long"
             estimate = _fit(estimate, allowed, known=not guessed)
         refusal = reservation.reserve(estimate)

@@ -1,4 +1,4 @@
-"""What a scheduler would choose now, without the choice."""
+"""Explains what a scheduler would choose now, without choosing."""
 
 from __future__ import annotations
 

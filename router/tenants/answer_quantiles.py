@@ -1,4 +1,4 @@
-"""How long the answers of a tenant by a model become: what is reserved for the next one.
+"""Quantiles of the lengths of a tenant's answers by a model: as many tokens are reserved for the next one.
 
 An answer weighs as much as it has tokens. If each weighed the same, sixty short answers would hide a few long ones, and
 a tenant could let many long ones begin at once with next to nothing reserved for each. By tokens, those longer than the

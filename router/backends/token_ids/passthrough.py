@@ -62,7 +62,7 @@ class PassthroughReport(NamedTuple):
 
 
 class ProvedIds(Protocol):
-    """Which ids are known to be what an engine generates from (`prompt/tokenization/tokenization.py`)."""
+    """Knows whose ids an engine generates from (`prompt/tokenization/tokenization.py`)."""
 
     def source(self, model: str, endpoint: Endpoint) -> str | None:
         """Return whose ids are used for prompts of `endpoint`: "local" are passed."""

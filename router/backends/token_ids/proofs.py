@@ -25,7 +25,7 @@ LONGEST_HELD_S = 3600.0
 
 
 class Verifier(Protocol):
-    """What runs one proof (`prompt/tokenization/tokenization.py`)."""
+    """Runs one proof (`prompt/tokenization/tokenization.py`)."""
 
     def begin(self, instance: str, model: str) -> None:
         """Start anew with an instance that joins."""

@@ -58,7 +58,7 @@ class ProofEngine(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What a proof found of one source for one kind of prompts. `proved` and `differing` None: nothing."""
+    """The result of a proof of one source for one kind of prompts. `proved` and `differing` None: none found."""
 
     source: Source
     chat: bool

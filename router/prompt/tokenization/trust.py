@@ -22,7 +22,7 @@ ANSWER: Final = "the count of an answer"  # in place of a probe's name
 
 
 class Proved(NamedTuple):
-    """What an instance's proof covered."""
+    """The extent of an instance's proof."""
 
     by_ids: bool  # False: numbers of tokens only
     special_text: bool  # texts that spell special tokens, too
