@@ -33,6 +33,7 @@ check: $(VENV)/.installed-test  ## run lint, format, types and import rules (und
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python tests/measure_house.py
 
 # tests/builds holds both builds equal, so the parts that decide and index are what is worth testing in both.
 test-pure: $(VENV)/.installed-test  ## run the core's tests on the source of compiled modules
@@ -40,11 +41,11 @@ test-pure: $(VENV)/.installed-test  ## run the core's tests on the source of com
 	  tests/scorers tests/router/fleet tests/router/kvcache tests/router/prompt tests/router/proxy tests/router/request tests/router/scheduling
 
 test-stack: $(VENV)/.installed-test  ## run the tests that need real vLLM engines and a real Mooncake Store
-	$(BIN)/python -m router.testbed.local_stack.install
-	$(BIN)/python -m pytest -m "stack and not long" tests/stack tests/router/testbed/local_stack
+	$(BIN)/python -m router.lab.local_stack.install
+	$(BIN)/python -m pytest -m "stack and not long" tests/stack tests/router/lab/local_stack
 
 test-stack-long: $(VENV)/.installed-test  ## run the tests with real engines that take minutes by themselves (20 minutes; not in CI)
-	$(BIN)/python -m router.testbed.local_stack.install
+	$(BIN)/python -m router.lab.local_stack.install
 	$(BIN)/python -m pytest -m "stack and long" tests/stack
 
 test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kubernetes API server (built once: 7 minutes of CPU time), Envoy or promtool
@@ -52,7 +53,7 @@ test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kuberne
 	$(BIN)/python -m pytest -m gateway tests/gateway
 
 test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute doctor` knows in a fleet of emulated engines (a minute)
-	$(BIN)/python -m pytest -m doctor -n $(WORKERS) tests/router/testbed/doctor tests/e2e/test_doctor.py
+	$(BIN)/python -m pytest -m doctor -n $(WORKERS) tests/router/operate/doctor tests/e2e/test_doctor.py
 
 test-rollout: $(VENV)/.installed-test  ## restart fleets of emulated engines with `warmroute rollout`, and the router itself, under load (two minutes)
 	$(BIN)/python -m pytest -m rollout tests/e2e/test_rollout.py tests/e2e/test_handover.py

@@ -14,6 +14,7 @@ import resource
 import secrets
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from router import wiring
 from router.backends.discovery.discovery import Discovery
@@ -34,7 +35,6 @@ from router.control.membership import Membership
 from router.control.replicas.connect import connect_replicas
 from router.control.scaling import Scaling
 from router.control.status import Status
-from router.control.wake import build_wake
 from router.control.workers.admission import SyncedAdmission
 from router.control.workers.follower import FollowerWorker, LocalState
 from router.control.workers.leader import LeaderWorker
@@ -64,6 +64,9 @@ from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import WorkerRole
+
+if TYPE_CHECKING:  # loaded where it is configured
+    from router.control.wake import Wake
 
 log = logging.getLogger("warmroute.app")
 
@@ -183,7 +186,11 @@ class App:
             scaling=self._scaling,
         )
         told = self._metrics.on_wake_end, self._scaling.waiting, self._leader or self._follower
-        self._wake = build_wake(config, scheduler.fleet, *told, self._tasks, clock)
+        self._wake: Wake | None = None
+        if config.wake is not None:
+            from router.control.wake import build_wake
+
+            self._wake = build_wake(config, scheduler.fleet, *told, self._tasks, clock)
         if self._role is not None and isinstance(scheduler, SyncedScheduler):
             local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
             scheduler.suspect = self._health.suspect

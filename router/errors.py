@@ -2,6 +2,7 @@
 
     WarmrouteError
     +-- ConfigError          a file of the operator is wrong: path, line, what, nearest known name
+        +-- ExtraMissing     it needs a package that is not installed, and the extra that brings it
     +-- RequestRefused       a request gets an error answer: status, OpenAI error type, code, param, Retry-After
         +-- BadRequest       400
         +-- Unauthorized     401
@@ -26,13 +27,15 @@ up, and once more where log lines are written (`router/cli/terminal/logs.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 MAX_NAME_CHARS = 256
 MAX_NAMES = 50  # in a list of names
 MAX_COMPLAINTS = 20  # complaints about a file
 MAX_LINE_CHARS = 1_000
+OWN_PACKAGES = ("router", "scorers")
 
 
 def quote_name(name: str, limit: int = MAX_NAME_CHARS) -> str:
@@ -85,6 +88,25 @@ class ConfigError(WarmrouteError):
         self.complaints = [quote_name(line, MAX_LINE_CHARS) for line in lines[:MAX_COMPLAINTS]]
         self.omitted = omitted + max(0, len(lines) - MAX_COMPLAINTS)
         super().__init__("\n".join([*self.complaints, *([f"and {self.omitted:,} more"] if self.omitted else [])]))
+
+
+class ExtraMissing(ConfigError):
+    """An optional dependency is not installed."""
+
+
+@contextmanager
+def needs_extra(extra: str, wanted_by: str) -> Iterator[None]:
+    """Import the packages of an extra inside the block. Raises ExtraMissing, with the command that installs them, when
+    one is missing. `wanted_by`: the section, command or option.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] in OWN_PACKAGES:
+            raise
+        raise ExtraMissing(
+            f"{wanted_by}: {missing.name} is not installed; it comes with an extra: pip install 'warmroute[{extra}]'"
+        ) from missing
 
 
 class RequestRefused(WarmrouteError):

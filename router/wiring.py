@@ -13,14 +13,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from router.backends.client_keys import ClientKeys
 from router.backends.discovery.discovery import Discovery, StaticDiscovery
-from router.backends.discovery.dns import DnsDiscovery
 from router.backends.discovery.file import FileDiscovery
-from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
 from router.backends.feeds.jitter import Jitter
 from router.backends.fetch import Fetch
 from router.backends.kv_store import KvStore, NoKvStore
@@ -47,6 +44,7 @@ from router.control.scaling import Scaling
 from router.control.workers.follower import FollowerWorker
 from router.control.workers.leader import LeaderWorker
 from router.control.workers.scheduler import SyncedScheduler
+from router.errors import needs_extra
 from router.fleet.fleet import Fleet
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
@@ -86,6 +84,9 @@ from router.telemetry.tracing.spans import Address
 from router.telemetry.tracing.tracing import Tracing
 from router.tenants.directory import TenantDirectory
 from router.tenants.isolation import derive_salt_key
+
+if TYPE_CHECKING:
+    from router.backends.client_keys import ClientKeys
 
 log = logging.getLogger("warmroute.app")
 
@@ -238,6 +239,8 @@ def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Disc
     """Build the sources of instances by name, in the order of their precedence (`backends/discovery/merge.py`)."""
     found: dict[str, Discovery] = {}
     if fleet.kubernetes is not None:
+        from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
+
         jitter = Jitter(secrets.randbits(32) / 2**32)
         found["kubernetes"] = KubernetesDiscovery(fleet.kubernetes, clock, jitter)
     if fleet.instances:
@@ -245,6 +248,8 @@ def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Disc
     if fleet.file is not None:
         found["file"] = FileDiscovery(fleet.file, fleet.file_poll_s, clock)
     if fleet.dns is not None:
+        from router.backends.discovery.dns import DnsDiscovery
+
         found["dns"] = DnsDiscovery(fleet.dns, clock)
     return found
 
@@ -264,11 +269,12 @@ def build_picker(
     config, clock = services.config, services.clock
     if config.picker is None:
         return None
-    from router.picker.answer_log import AnswerLog
-    from router.picker.health import PickerHealth
-    from router.picker.server import PickerServer, read_bounds
-    from router.request.picker_api import PickerApi
-    from router.request.picker_path import PickerPath
+    with needs_extra("picker", "picker"):
+        from router.picker.answer_log import AnswerLog
+        from router.picker.health import PickerHealth
+        from router.picker.server import PickerServer, read_bounds
+        from router.request.picker_api import PickerApi
+        from router.request.picker_path import PickerPath
 
     answer_log = AnswerLog(clock.now)
     path = PickerPath(
@@ -295,9 +301,10 @@ def build_keda(config: schema.Config, scaling: Scaling, clock: Clock, sockets: L
     keda = config.keda
     if keda is None:
         return None
-    from router.control.keda.external_scaler import ExternalScaler
-    from router.picker.credentials import server_context
-    from router.picker.grpc_listener import GrpcListener
+    with needs_extra("picker", "keda"):
+        from router.control.keda.external_scaler import ExternalScaler
+        from router.picker.credentials import server_context
+        from router.picker.grpc_listener import GrpcListener
 
     tls = server_context(keda.tls, clock.wall())
     services = ExternalScaler(scaling).services()
@@ -323,7 +330,11 @@ def build_relay_path(
 
 def build_client_keys(config: schema.Config, secret: int) -> ClientKeys | None:
     """Return the keys, with the tenants; None where nobody has to say who it is. Raises ConfigError."""
-    return ClientKeys(config.clients, derive_salt_key(secret)) if config.clients.identifies else None
+    if not config.clients.identifies:
+        return None
+    from router.backends.client_keys import ClientKeys
+
+    return ClientKeys(config.clients, derive_salt_key(secret))
 
 
 def build_metering(

@@ -7,4 +7,4 @@ CONFIGS = ROOT / "configs"
 DATA = ROOT / "tests" / "data"
 FRAMES = DATA / "frames"
 TLS = ROOT / "tests" / "fakes" / "tls"
-TOKENIZER = str(ROOT / "router" / "testbed" / "emulator" / "data")
+TOKENIZER = str(ROOT / "router" / "lab" / "emulator" / "data")

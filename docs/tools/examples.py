@@ -44,7 +44,7 @@ CONTENTS = {
     "keys_file": f"{'0' * 64} somebody\n",
 }  # of files that are parsed, by the key that names them
 FOLDERS = frozenset({"folder", "policies_dir", "logs_dir"})
-TOKENIZER = ROOT / "router/testbed/emulator/data"
+TOKENIZER = ROOT / "router/lab/emulator/data"
 
 
 def problems(found: list[Block]) -> list[str]:

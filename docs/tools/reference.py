@@ -18,16 +18,16 @@ from docs.tools.markdown import table
 from docs.tools.pages import ROOT
 from router.cli.main import app
 from router.control.api.admin import admin_app
+from router.operate.doctor.suite import CHECKS as DOCTOR_CHECKS
 from router.request.public_paths import PATHS, Placement
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
-from router.testbed.doctor.suite import CHECKS as DOCTOR_CHECKS
-from router.testbed.picker_conformance.report import PROTOCOL_VERSION, SUITE_VERSION
-from router.testbed.picker_conformance.suite import CASES
 from scorers.admission.contract import AdmissionRule
 from scorers.contract import Needs, Plugin, Scorer
 from scorers.parameters import parameters
 from scorers.registry import BUILTINS
+from tests.picker_conformance.report import PROTOCOL_VERSION, SUITE_VERSION
+from tests.picker_conformance.suite import CASES
 
 NOTICE = "<!-- Made by `make reference` from the code. Edit the code, not this page. -->\n"
 POLICIES = ROOT / "configs" / "policies"

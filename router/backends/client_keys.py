@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -22,7 +23,9 @@ from router.config.yaml_source import read_bytes
 from router.errors import ConfigError
 from router.tasks import Tasks
 from router.tenants.directory import TenantDirectory
-from router.tenants.tokens import TokenVerifier
+
+if TYPE_CHECKING:
+    from router.tenants.tokens import TokenVerifier
 
 log = logging.getLogger("warmroute.clients")
 
@@ -80,7 +83,7 @@ class ClientKeys:
     """
 
     def __init__(self, config: ClientsConfig, salt_key: bytes) -> None:
-        self._verifier = verifier = None if config.jwt is None else TokenVerifier(config.jwt)
+        self._verifier = verifier = None if config.jwt is None else build_verifier(config.jwt)
         self._fetched = config.jwt if config.jwt is not None and config.jwt.jwks_url is not None else None
         self._wanted = asyncio.Event()  # a token is signed with a key that is not known
         self._files: list[WatchedFile] = []
@@ -128,6 +131,13 @@ class ClientKeys:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, config.refresh_s - AGAIN_S)):
                     await self._wanted.wait()
+
+
+def build_verifier(config: JwtConfig) -> TokenVerifier:
+    """Build what verifies tokens. PyJWT is loaded only here."""
+    from router.tenants.tokens import TokenVerifier
+
+    return TokenVerifier(config)
 
 
 async def fetch_jwks(url: str) -> bytes:

@@ -10,7 +10,7 @@ import asyncio
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,20 +21,15 @@ from router.cli.advise.command import advise as advise_command
 from router.cli.doctor.command import doctor as doctor_command
 from router.cli.gameday.command import gameday as gameday_command
 from router.cli.init.command import init as init_command
-from router.cli.picker_conformance.command import picker_conformance as picker_conformance_command
 from router.cli.policies import policies as policies_commands
 from router.cli.rollout.command import rollout as rollout_command
 from router.cli.serve import command as serve_command
-from router.cli.serve.command import StackConfig, err
 from router.cli.simulate.options import simulate as simulate_command
+from router.cli.terminal.failures import err, run
 from router.cli.terminal.logs import log_to_stderr
 from router.cli.workload.command import workload as workload_commands
-from router.errors import ConfigError, WarmrouteError, quote_lines, quote_name
+from router.errors import ConfigError, WarmrouteError
 
-if TYPE_CHECKING:  # imported where it is needed: commands start faster
-    from router.testbed.workloads.presets import AgentsWorkload
-
-FAILURE_LINES = 100  # it may quote the end of a log, or what an endpoint answered
 # without --preset: codex, scaled down to what the simulated engines of `make run` answer in seconds
 SMALL: dict[str, Any] = {"tokens": 0.05, "turns": 6 / 33, "think": 0.05, "sessions": 64}
 
@@ -54,25 +49,11 @@ app.command()(simulate_command)
 app.command()(advise_command)
 app.add_typer(workload_commands, name="workload")
 app.command("gameday")(gameday_command)
-app.command("picker-conformance")(picker_conformance_command)
-
-bench = typer.Typer(name="bench", no_args_is_help=True, help="Measure real engines with and without a shared pool.")
-app.add_typer(bench)
-
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="folder for JSON, chart and logs", file_okay=False)]
-ChartOption = Annotated[bool, typer.Option(help="draw the chart; it needs matplotlib")]
 
 
 def main() -> None:
     """Run the command line and exit; errors go to standard error without a traceback."""
-    try:
-        app()
-    except ConfigError as error:
-        err.print(str(error), style="red", markup=False, soft_wrap=True)
-        sys.exit(2)
-    except WarmrouteError as failure:
-        err.print(quote_lines(str(failure), FAILURE_LINES), style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
+    run(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -125,9 +106,9 @@ def load(
 ) -> None:
     """Send a workload to an endpoint as real requests, in a closed or an open loop, and report latencies and hits."""
     from router.cli.load.command import LoadRequest, run_load
-    from router.testbed.loadgen.processes import limit_requests, pace_sessions
-    from router.testbed.workloads.presets import PRESETS, AgentsWorkload
-    from router.testbed.workloads.source import load_workload
+    from router.lab.loadgen.processes import limit_requests, pace_sessions
+    from router.lab.workloads.presets import PRESETS, AgentsWorkload
+    from router.lab.workloads.source import load_workload
 
     _check_exclusive((agents, rate), (preset, workload))
     source = str(workload or preset or "codex")
@@ -147,49 +128,6 @@ def load(
     _exit(asyncio.run(run_load(request, chosen)))
 
 
-@bench.command()
-def layers(
-    config: StackConfig,
-    out: OutOption = Path("bench-layers"),
-    tokens: Annotated[int, typer.Option(min=256, help="length of the prompt")] = 4096,
-    repetitions: Annotated[int, typer.Option(min=1, help="measurements of each of the four cases")] = 6,
-    seed: Annotated[int | None, typer.Option(help="seed of the prompts; default: new ones each time")] = None,
-    chart: ChartOption = True,
-) -> None:
-    """Measure one prompt computed, from the engine's own cache and from the pool: what each cache tier saves."""
-    from router.cli.bench.command import bench_layers
-    from router.config.reader import read_config
-    from router.testbed.bench.environment import environment_factory
-
-    engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
-    _exit(asyncio.run(bench_layers(engines, out, tokens, repetitions, seed, chart)))
-
-
-@bench.command()
-def agents(
-    config: StackConfig,
-    out: OutOption = Path("bench-agents"),
-    preset: Annotated[str, typer.Option(help="codex or claude")] = "codex",
-    sessions: Annotated[int, typer.Option(min=1, help="concurrent agents, one session each")] = 8,
-    turns: Annotated[float, typer.Option(min=1, help="median turns of a session (codex: 33)")] = 8,
-    scale: Annotated[float, typer.Option(help="factor on all lengths (codex: first prompt 12,000 tokens)")] = 0.15,
-    think: Annotated[float, typer.Option(help="factor on all pauses (codex: median 5.2 s)")] = 0.2,
-    policy: Annotated[str, typer.Option(help="the cache-aware policy")] = "expected_ttft",
-    seed: Annotated[int, typer.Option(help="seed of the workload")] = 1,
-    chart: ChartOption = True,
-) -> None:
-    """Measure agents in a closed loop: round robin without and with a pool, and cache-aware routing with it."""
-    from router.cli.bench.command import bench_agents
-    from router.config.reader import read_config
-    from router.testbed.bench.environment import environment_factory
-
-    whole = _find_agents(preset)
-    shares = {"sessions": sessions / whole.sessions, "turns": turns / whole.turns.median}
-    scaled = whole.scale(tokens=scale, think=think, **shares)
-    engines = environment_factory(read_config(config), out, partial(err.print, markup=False))
-    _exit(asyncio.run(bench_agents(engines, out, scaled.workload(seed), policy, chart)))
-
-
 @app.command()
 def engine(
     name: Annotated[str, typer.Option(help="name in its announcement")] = "engine",
@@ -197,7 +135,7 @@ def engine(
     port: Annotated[int, typer.Option(help="port to listen on; 0: the system chooses")] = 0,
     model: Annotated[str, typer.Option(help="name of the served model")] = "warm-tiny",
     options: Annotated[
-        str, typer.Option(help="further options as a JSON object, see router/testbed/emulator/options.py")
+        str, typer.Option(help="further options as a JSON object, see router/lab/emulator/options.py")
     ] = "{}",
 ) -> None:
     """Run one simulated engine; it prints one line of JSON when it accepts requests."""
@@ -264,16 +202,6 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
         sys.stdout.write(dump_yaml(checked))
 
 
-def _find_agents(preset: str) -> AgentsWorkload:
-    """Return the preset of agents with this name. Raises ConfigError for another name."""
-    from router.testbed.workloads.presets import PRESETS, AgentsWorkload
-
-    found = PRESETS.get(preset)
-    if not isinstance(found, AgentsWorkload):
-        raise ConfigError(f"--preset: {quote_name(preset)} has no agents; choose codex or claude")
-    return found
-
-
 def _check_exclusive(*pairs: tuple[object, object]) -> None:
     """Raises ConfigError when both options of a pair are given."""
     if any(one and other for one, other in pairs):
@@ -288,8 +216,8 @@ def _run_engine(settings: dict[str, Any], options: str) -> None:
     """
     import msgspec
 
-    from router.testbed.emulator.options import EngineOptions
-    from router.testbed.emulator.server import run_engine
+    from router.lab.emulator.options import EngineOptions
+    from router.lab.emulator.server import run_engine
 
     try:
         run_engine(msgspec.convert(settings | msgspec.json.decode(options, type=dict), EngineOptions))

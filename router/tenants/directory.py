@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from router.config.reader import parse_client_keys
 from router.config.sections.clients import (
@@ -21,7 +22,9 @@ from router.config.sections.clients import (
 from router.errors import Unauthorized, quote_name
 from router.tenants.isolation import CacheScope
 from router.tenants.tenant import ServiceClass, Tenant
-from router.tenants.tokens import TokenVerifier
+
+if TYPE_CHECKING:  # PyJWT is loaded where tokens are configured
+    from router.tenants.tokens import TokenVerifier
 
 UNLISTED_KEPT = 10_000  # tenants that no setting names are made anew when they are forgotten
 UNLISTED = TenantConfig()

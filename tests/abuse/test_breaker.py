@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.testbed.emulator.http_server import HttpExchange
+from router.lab.emulator.http_server import HttpExchange
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import MODEL, Json, RouterClient
 from tests.e2e.test_pairs import POLICY as SPLITTING

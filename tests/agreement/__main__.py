@@ -19,9 +19,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from router.cli.terminal.drawing import ChartsUnavailable
-from router.errors import WarmrouteError
-from router.testbed.sweep import options
+from router.errors import ExtraMissing, WarmrouteError
+from router.lab.sweep import options
 from tests.agreement import admission_rules, kept, measured, regret, regret_chart, regret_tables, rows_table
 from tests.agreement.cells import Cell, all_cells, reduced_cells
 from tests.agreement.grid import Grid, first_pass, tasks
@@ -94,7 +93,7 @@ def tell(found: Sequence[Measured], cells: Sequence[Cell], judged: str, console:
         console.print(regret_tables.troubled_table(lost, regret.TROUBLED, judged))
     try:
         regret_chart.draw(regret.regrets(scores), [cell for cell in cells if not cell.thrash], charts / "regret.png")
-    except ChartsUnavailable as why:
+    except ExtraMissing as why:
         console.print(str(why))
 
 

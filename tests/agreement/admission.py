@@ -23,10 +23,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from router.config.sections.listeners import AdmissionConfig
-from router.testbed.simulator.outcome import SimulationFigures
-from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep import options
-from router.testbed.workloads import source
+from router.lab.simulator.outcome import SimulationFigures
+from router.lab.simulator.scenario import Scenario
+from router.lab.sweep import options
+from router.lab.workloads import source
 from tests.agreement.row import Line, Row, ratio
 from tests.agreement.served import figures_of
 from tests.agreement.windows import Window

@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from router.config.sections.listeners import AdmissionConfig
-from router.testbed.simulator.outcome import compute_figures
-from router.testbed.simulator.run import simulate
-from router.testbed.simulator.scenario import LinkSpeed, Scenario, StoreScenario
-from router.testbed.sweep import options
-from router.testbed.workloads import source
+from router.lab.simulator.outcome import compute_figures
+from router.lab.simulator.run import simulate
+from router.lab.simulator.scenario import LinkSpeed, Scenario, StoreScenario
+from router.lab.sweep import options
+from router.lab.workloads import source
 from tests.agreement import measured, served
 from tests.agreement.measured import Key, Measured
 from tests.agreement.windows import Window

@@ -30,11 +30,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.outcome import SimulationFigures
-from router.testbed.simulator.scenario import LinkSpeed, Scenario, StoreScenario
-from router.testbed.sweep import options
-from router.testbed.workloads import source
+from router.lab.engine_profile import EngineProfile
+from router.lab.simulator.outcome import SimulationFigures
+from router.lab.simulator.scenario import LinkSpeed, Scenario, StoreScenario
+from router.lab.sweep import options
+from router.lab.workloads import source
 from tests.agreement.row import Line, Row, factor, ratio
 from tests.agreement.served import figures_of
 from tests.agreement.windows import Window

@@ -32,13 +32,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from router.testbed.simulator.autoscaler import Autoscaling, ScalingRule
-from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
-from router.testbed.simulator.run import simulate
-from router.testbed.simulator.scaling_rules import CacheUsage, NewestLeaves, QueueLength, RouterSignal
-from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep import options
-from router.testbed.workloads.model import Workload
+from router.lab.simulator.autoscaler import Autoscaling, ScalingRule
+from router.lab.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
+from router.lab.simulator.run import simulate
+from router.lab.simulator.scaling_rules import CacheUsage, NewestLeaves, QueueLength, RouterSignal
+from router.lab.simulator.scenario import Scenario
+from router.lab.sweep import options
+from router.lab.workloads.model import Workload
 from tests.agreement import autoscaling_chart
 from tests.agreement.autoscaling_loads import bursts, diurnal
 from tests.agreement.served import policy

@@ -11,7 +11,7 @@ COLOURS = {"router": "#2f6f9f", "queue": "#c2853d", "usage": "#4c9a6a", "fixed":
 
 
 def draw(points: Mapping[str, Mapping[str, tuple[float, float]]], judged: str, file: Path) -> None:
-    """Draw a panel per load with (instance-hours, share missed) of each rule. Raises ChartsUnavailable."""
+    """Draw a panel per load with (instance-hours, share missed) of each rule. Raises ExtraMissing."""
     require()
     figure = canvas(9.6, 4.2)
     for axes, (load, rules) in zip(figure.subplots(1, len(points)), points.items(), strict=True):

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import cos, pi
 
-from router.testbed.rng import Rng
-from router.testbed.workloads.arrivals import RatePhase, vary_rate
-from router.testbed.workloads.distributions import draw_gap_s, draw_uniform
-from router.testbed.workloads.model import Workload
-from router.testbed.workloads.presets import CODEX, TOOLS
+from router.lab.rng import Rng
+from router.lab.workloads.arrivals import RatePhase, vary_rate
+from router.lab.workloads.distributions import draw_gap_s, draw_uniform
+from router.lab.workloads.model import Workload
+from router.lab.workloads.presets import CODEX, TOOLS
 
 
 def diurnal(lasts_s: float, most_per_s: float, seed: int) -> Workload:

@@ -36,12 +36,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
-from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep import options
-from router.testbed.workloads.arrivals import OpenArrivals
-from router.testbed.workloads.model import Span, Workload
+from router.lab.engine_profile import EngineProfile
+from router.lab.simulator.outcome import RequestEnd, SimulationOutcome
+from router.lab.simulator.scenario import Scenario
+from router.lab.sweep import options
+from router.lab.workloads.arrivals import OpenArrivals
+from router.lab.workloads.model import Span, Workload
 from tests.agreement import placement
 from tests.agreement.pauses import Prompts, between_tokens_s
 from tests.agreement.row import Line, Row, order, ratio

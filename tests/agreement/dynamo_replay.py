@@ -25,9 +25,9 @@ from typing import Any
 
 from router.config.sections.base import PluginConfig
 from router.errors import WarmrouteError
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.outcome import SimulationFigures
-from router.testbed.simulator.scenario import EventLags, Scenario
+from router.lab.engine_profile import EngineProfile
+from router.lab.simulator.outcome import SimulationFigures
+from router.lab.simulator.scenario import EventLags, Scenario
 from tests.agreement import trace
 from tests.agreement.row import Line, Row, order
 from tests.agreement.served import figures_of, part_of_it, policy

@@ -1,12 +1,12 @@
 """How fast the real CPU stack is, in the numbers of a profile: `python -m tests.agreement.fit_stack FOLDER`.
 
-Two engines over a store are started as `warmroute bench layers` starts them; one of them is asked, alone, for
+Two engines over a store are started as `tests.bench.real_stack` starts them; one of them is asked, alone, for
 
     prompts of several lengths after contexts of several lengths that it has cached   -> TTFT
     answers of several requests at once over contexts of several lengths              -> time per token
     prompts that only the store has                                                   -> TTFT beyond that of a local hit
 
-and the terms of `router/testbed/engine_profile.py` are fitted to those times. What is printed stands in
+and the terms of `router/lab/engine_profile.py` are fitted to those times. What is printed stands in
 `configs/profiles/cpu-tiny.yaml`. A prompt is not timed before the one before it is saved. The samples stay in the
 folder; with `--again` they are fitted anew, without a stack.
 """
@@ -26,12 +26,12 @@ import numpy as np
 
 from router.clock import SystemClock
 from router.config.reader import read_config
-from router.testbed.bench.engine_counters import MasterCounts, fetch_counters
-from router.testbed.bench.environment import Environment, environment_factory
-from router.testbed.loadgen.client import ClientAnswer, LoadClient
-from router.testbed.loadgen.conversations import VOCABULARY
-from router.testbed.sweep.options import load_profile
-from router.testbed.workloads.model import Span, make_token_ids
+from router.lab.loadgen.client import ClientAnswer, LoadClient
+from router.lab.loadgen.conversations import VOCABULARY
+from router.lab.sweep.options import load_profile
+from router.lab.workloads.model import Span, make_token_ids
+from tests.bench.real_stack.engine_counters import MasterCounts, fetch_counters
+from tests.bench.real_stack.environment import Environment, environment_factory
 
 ROOT = Path(__file__).parents[2]
 REPETITIONS = 3

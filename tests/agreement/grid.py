@@ -21,8 +21,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from router.config.schema import PolicyConfig
 from router.errors import WarmrouteError
-from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
-from router.testbed.simulator.run import simulate
+from router.lab.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
+from router.lab.simulator.run import simulate
 from tests.agreement import measured, regret
 from tests.agreement.cells import FIRST_PASS, Cell
 from tests.agreement.ground import Effort, ground

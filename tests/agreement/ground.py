@@ -1,6 +1,6 @@
 """From a cell and a seed to what `simulate` takes: the scenario, the workload and the window that is measured.
 
-    open    rho sets how fast the requests come (`router/testbed/workloads/offered_load.py`): the load of all instances
+    open    rho sets how fast the requests come (`router/lab/workloads/offered_load.py`): the load of all instances
             that are ever there, by the speed of each; the warm-up is as many requests as fill the caches, and as long
             as two answers take; a seed takes another stretch of the trace, or another draw of the generator
     agents  sessions x instances at once, met in mid-session (`staggered`); the warm-up is as long as computing all
@@ -17,8 +17,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.scenario import (
+from router.lab.engine_profile import EngineProfile
+from router.lab.simulator.scenario import (
     EventLags,
     InstanceFailure,
     LinkSpeed,
@@ -27,11 +27,11 @@ from router.testbed.simulator.scenario import (
     StoreScenario,
     Trouble,
 )
-from router.testbed.sweep import options
-from router.testbed.workloads import offered_load
-from router.testbed.workloads import source as workload
-from router.testbed.workloads.arrivals import RatePhase, vary_rate
-from router.testbed.workloads.model import Workload
+from router.lab.sweep import options
+from router.lab.workloads import offered_load
+from router.lab.workloads import source as workload
+from router.lab.workloads.arrivals import RatePhase, vary_rate
+from router.lab.workloads.model import Workload
 from tests.agreement import trace
 from tests.agreement.cells import Cell
 from tests.agreement.kinds import AGENTS, BATCH, LARGE, OPEN, share_fleet

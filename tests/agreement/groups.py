@@ -24,10 +24,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from router.config.schema import PolicyConfig
-from router.testbed.simulator.outcome import compute_figures
-from router.testbed.simulator.scenario import EventLags, Scenario
-from router.testbed.sweep import options
-from router.testbed.workloads.model import Workload
+from router.lab.simulator.outcome import compute_figures
+from router.lab.simulator.scenario import EventLags, Scenario
+from router.lab.sweep import options
+from router.lab.workloads.model import Workload
 from tests.agreement.questions import first_asked_s, questions
 from tests.agreement.row import Line, Row, order, ratio
 from tests.agreement.served import outcome_of, policy

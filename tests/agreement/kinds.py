@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from router.testbed.rng import Rng
-from router.testbed.workloads.distributions import LogNormal, draw_gap_s
-from router.testbed.workloads.model import Session, Turn, Workload, session_contexts
-from router.testbed.workloads.presets import CODEX, GROUPS, TOOLS, SharedPrefixWorkload
+from router.lab.rng import Rng
+from router.lab.workloads.distributions import LogNormal, draw_gap_s
+from router.lab.workloads.model import Session, Turn, Workload, session_contexts
+from router.lab.workloads.presets import CODEX, GROUPS, TOOLS, SharedPrefixWorkload
 
 LARGE = 1_000_000
 """KV tokens of an instance: 24 coding agents at once are then about as much as its cache holds."""

@@ -14,16 +14,16 @@ from pathlib import Path
 import msgspec
 
 from router.config.schema import PolicyConfig
-from router.testbed.simulator.outcome import SimulationFigures
+from router.lab.simulator.outcome import SimulationFigures
 from tests.agreement.regret import Score
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "build" / "agreement" / "grid.jsonl"
 DECIDING = (
-    "router/testbed/simulator",
-    "router/testbed/workloads",
-    "router/testbed/engine_profile.py",
-    "router/testbed/rng.py",
+    "router/lab/simulator",
+    "router/lab/workloads",
+    "router/lab/engine_profile.py",
+    "router/lab/rng.py",
     "router/scheduling",
     "router/request/admission",
     "router/fleet",

@@ -17,8 +17,8 @@ from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
+from router.lab.engine_profile import EngineProfile
+from router.lab.simulator.outcome import RequestEnd, SimulationOutcome
 
 TAIL = 0.1
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.scenario import LinkSpeed, Scenario, StoreScenario
-from router.testbed.sweep import options
+from router.lab.engine_profile import EngineProfile
+from router.lab.simulator.scenario import LinkSpeed, Scenario, StoreScenario
+from router.lab.sweep import options
 from tests.agreement.row import Line, Row, around, order, ratio
 from tests.agreement.served import figures_of, part_of_it
 

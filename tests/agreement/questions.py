@@ -7,10 +7,10 @@ measured. Not the preset `groups`, whose questions are all different ones, as ll
 
 from __future__ import annotations
 
-from router.testbed.rng import Rng
-from router.testbed.workloads.arrivals import OpenArrivals
-from router.testbed.workloads.distributions import draw_gap_s
-from router.testbed.workloads.model import Span, Workload
+from router.lab.rng import Rng
+from router.lab.workloads.arrivals import OpenArrivals
+from router.lab.workloads.distributions import draw_gap_s
+from router.lab.workloads.model import Span, Workload
 
 GROUPS, PER_GROUP = 150, 5
 SHARED_TOKENS, OWN_TOKENS, ANSWER_TOKENS = 6000, 1200, 1000

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 from router.config.schema import PolicyConfig
-from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
-from router.testbed.simulator.run import simulate
-from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep import options
-from router.testbed.workloads import source
-from router.testbed.workloads.arrivals import take_first
-from router.testbed.workloads.model import Workload
+from router.lab.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
+from router.lab.simulator.run import simulate
+from router.lab.simulator.scenario import Scenario
+from router.lab.sweep import options
+from router.lab.workloads import source
+from router.lab.workloads.arrivals import take_first
+from router.lab.workloads.model import Workload
 from tests.agreement import trace
 from tests.agreement.windows import Window
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from router.testbed.simulator.outcome import SimulationFigures
-from router.testbed.sweep.cells import CellResult
-from router.testbed.sweep.options import OFF
-from router.testbed.sweep.parallel import SweepWorker
-from router.testbed.sweep.spec import SweepSpec, make_cells
+from router.lab.simulator.outcome import SimulationFigures
+from router.lab.sweep.cells import CellResult
+from router.lab.sweep.options import OFF
+from router.lab.sweep.parallel import SweepWorker
+from router.lab.sweep.spec import SweepSpec, make_cells
 from tests.agreement.row import Line, Row, ratio
 
 POINTS, SHARE = 1.0, 0.05

@@ -1,7 +1,7 @@
 """Simulated and real, the same agents: where their prompt tokens come from, `python -m tests.agreement.stack [FOLDER]`.
 
 The coding agents of `codex`, scaled down to what two CPU engines can serve, talk to real vLLM over a real Mooncake
-Store behind the real router (`warmroute bench agents` does it), and to two simulated instances of the profile that was
+Store behind the real router (`tests.bench.real_stack` does it), and to two simulated instances of the profile that was
 fitted to those engines (`cpu-tiny`). The caches are so small that sessions push each other out of them. Compared are
 shares of all prompt tokens: found in the engine's own cache, brought by the pool, computed; vLLM's own counters on the
 one side, the outcome's columns on the other. They should be within `BAR` of each other.
@@ -16,7 +16,7 @@ What a difference can come from, and what was found:
 
   * Not from the caches. Admissions recorded inside the real engines, replayed into `BlockCache` with live requests in
     whole blocks, find the same number of blocks in 8 of 12 arms and at most 0.24 points of prompt tokens less in the
-    others (one arm, request by request: `tests/router/testbed/simulator/test_block_cache.py`), while saves and loads
+    others (one arm, request by request: `tests/router/lab/simulator/test_block_cache.py`), while saves and loads
     hold blocks or not. The fast engine counts tokens instead, 0 to 0.6 points more: a block is left out for it.
   * From where requests go. Sessions that moved left a target that held more of their prompt in 109 of 117 cases of five
     real runs, for one with 1.1 to 2.1 s less to wait (means): the pool makes leaving cheap. So expected waits decide,
@@ -45,16 +45,16 @@ from typing import NamedTuple
 from router.clock import SystemClock
 from router.config.reader import load_policies, read_config
 from router.config.schema import Config, PolicyConfig
-from router.testbed.bench.agents import AgentsReport, BenchArm, compare_arms, default_arms
-from router.testbed.bench.environment import environment_factory
-from router.testbed.rng import Rng
-from router.testbed.simulator.outcome import SimulationOutcome
-from router.testbed.simulator.run import simulate
-from router.testbed.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
-from router.testbed.sweep.options import load_profile
-from router.testbed.workloads.distributions import LogNormal, draw_gap_s
-from router.testbed.workloads.model import Workload
-from router.testbed.workloads.presets import CODEX
+from router.lab.rng import Rng
+from router.lab.simulator.outcome import SimulationOutcome
+from router.lab.simulator.run import simulate
+from router.lab.simulator.scenario import EventLags, InstanceFailure, LinkSpeed, Scenario, StoreScenario, Trouble
+from router.lab.sweep.options import load_profile
+from router.lab.workloads.distributions import LogNormal, draw_gap_s
+from router.lab.workloads.model import Workload
+from router.lab.workloads.presets import CODEX
+from tests.bench.real_stack.agents import AgentsReport, BenchArm, compare_arms, default_arms
+from tests.bench.real_stack.environment import environment_factory
 
 ROOT = Path(__file__).parents[2]
 BAR = 0.03

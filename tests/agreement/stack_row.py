@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from router.errors import WarmrouteError
-from router.testbed.local_stack.install import REQUIREMENTS, STAMP, venv_path
+from router.lab.local_stack.install import REQUIREMENTS, STAMP, venv_path
 from tests.agreement.row import Line, Row
 from tests.agreement.stack import BAR, FULL, compared
 from tests.agreement.stack import Row as ArmRow
@@ -52,7 +52,7 @@ def of_arm(row: ArmRow) -> list[Line]:
 def installed() -> None:
     """Raises NoStack."""
     if not (venv_path("stack", REQUIREMENTS) / STAMP).exists():
-        raise NoStack("no real stack is installed here: `python -m router.testbed.local_stack.install` does it")
+        raise NoStack("no real stack is installed here: `python -m router.lab.local_stack.install` does it")
 
 
 ROWS = (Row("stack", "the real CPU stack: codex scaled down, shares of prompt tokens by source", measure, 900, 300),)

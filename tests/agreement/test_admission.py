@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
+from router.lab.simulator.outcome import SimulationFigures, SimulationOutcome, compute_figures
 from tests.agreement.admission import lines
 
 NOBODY = compute_figures(SimulationOutcome(1))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.rng import Rng
-from router.testbed.simulator.outcome import FleetSize, RequestEnd, SimulationOutcome
+from router.lab.rng import Rng
+from router.lab.simulator.outcome import FleetSize, RequestEnd, SimulationOutcome
 from tests.agreement.autoscaling import count_instance_hours, count_missed
 from tests.agreement.autoscaling_loads import bursts, diurnal, draw_starts
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
-from router.testbed.simulator.scenario import EventLags
+from router.lab.simulator.outcome import RequestEnd, SimulationOutcome
+from router.lab.simulator.scenario import EventLags
 from tests.agreement import grid, measured, trace
 from tests.agreement.cells import Cell
 from tests.agreement.grid import Grid, begun_per_s, first_pass, measure, tasks

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from router.testbed.workloads.model import Span, session_contexts
-from router.testbed.workloads.presets import CODEX
+from router.lab.workloads.model import Span, session_contexts
+from router.lab.workloads.presets import CODEX
 from tests.agreement.kinds import FAMILIES, OPEN, begin_at, family, share_fleet
 
 

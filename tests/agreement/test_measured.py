@@ -44,7 +44,7 @@ def test_the_code_has_one_digest() -> None:
     assert code_digest() == code_digest() != ""
 
 
-@pytest.mark.parametrize("name", ["router/testbed/simulator", "router/scheduling", "scorers/contract.py"])
+@pytest.mark.parametrize("name", ["router/lab/simulator", "router/scheduling", "scorers/contract.py"])
 def test_what_decides_is_there_to_be_digested(name: str) -> None:
     from tests.agreement.measured import DECIDING, ROOT
 

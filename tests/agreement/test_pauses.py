@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome
+from router.lab.engine_profile import EngineProfile
+from router.lab.simulator.outcome import RequestEnd, SimulationOutcome
 from tests.agreement.pauses import Prompts, between_tokens_s
 
 PROFILE = EngineProfile(name="x", kv_tokens=100_000, kv_bytes_per_token=1.0, us_per_token=100.0, ns_per_pair=0.0,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
-from router.testbed.sweep.cells import CellResult
-from router.testbed.sweep.spec import SweepSpec, make_cells
-from router.testbed.workloads import source
-from router.testbed.workloads.arrivals import OpenArrivals, take_first
-from router.testbed.workloads.model import Span, Workload
+from router.lab.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
+from router.lab.sweep.cells import CellResult
+from router.lab.sweep.spec import SweepSpec, make_cells
+from router.lab.workloads import source
+from router.lab.workloads.arrivals import OpenArrivals, take_first
+from router.lab.workloads.model import Span, Workload
 from tests.agreement import agents_pool, capacity, dynamo_replay, groups, placement, several_routers, stack_row, trace
 from tests.agreement.pauses import Prompts
 from tests.agreement.questions import GROUPS, PER_GROUP, first_asked_s, questions

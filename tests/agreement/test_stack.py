@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from router.config.reader import load_policies
-from router.testbed.bench.agents import default_arms
-from router.testbed.rng import Rng
+from router.lab.rng import Rng
 from tests.agreement.stack import (
     FULL,
     POLICY,
@@ -23,6 +22,7 @@ from tests.agreement.stack import (
     speed_phases,
     table,
 )
+from tests.bench.real_stack.agents import default_arms
 
 FEW = SPEEDS[::5]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.workloads.model import Session, Span, Turn, Workload
+from router.lab.workloads.model import Session, Span, Turn, Workload
 from tests.agreement.windows import stretch
 
 

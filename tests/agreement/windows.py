@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.testbed.rng import Rng
-from router.testbed.workloads.model import Session, Span, Workload
+from router.lab.rng import Rng
+from router.lab.workloads.model import Session, Span, Workload
 
 ROUND = 1 << 48
 """Added to the numbers of texts from round to round."""

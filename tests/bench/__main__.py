@@ -21,8 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from router.cli.terminal.drawing import ChartsUnavailable
-from router.errors import WarmrouteError
+from router.errors import ExtraMissing, WarmrouteError
 from scorers.build import is_compiled
 from tests.bench import charts, machine, results, tables
 from tests.bench.figures import Line
@@ -96,7 +95,7 @@ def main() -> int:
     keep(outcomes, chosen.json or FOLDER / "all.json")
     try:
         charts.draw(outcomes, chosen.charts)
-    except ChartsUnavailable as why:
+    except ExtraMissing as why:
         console.print(str(why))
     return 0 if len(outcomes) == len(rows) else 130
 

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from router.testbed.bench.engine_counters import CounterPage
-from router.testbed.emulator.vocabulary import DATA
+from router.lab.emulator.vocabulary import DATA
 from tests.bench import routers
 from tests.bench.answers import MODEL
 from tests.bench.asking import TimedClient
 from tests.bench.figures import Bar, Line, quantile
 from tests.bench.prompts import Chat, Words
+from tests.bench.real_stack.engine_counters import CounterPage
 from tests.bench.routers import Running
 from tests.bench.row import BenchRun, NotMeasured, Row
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from router.testbed.local_stack.install import InstallFailed
+from router.lab.local_stack.install import InstallFailed
 from tests.bench import decisions, handed, index, workers
 from tests.bench.figures import Bar, Line, beside
 from tests.bench.routers import peers_venv

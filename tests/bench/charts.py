@@ -16,7 +16,7 @@ OURS, THEIRS = "#2f6f9f", "#9aa3af"
 
 
 def draw(outcomes: Sequence[Outcome], folder: Path) -> None:
-    """Draw both charts, where there is something to draw. Raises ChartsUnavailable without matplotlib."""
+    """Draw both charts, where there is something to draw. Raises ExtraMissing without matplotlib."""
     require()
     lines = _lines(outcomes)
     if any(share_of_bar(line) is not None for line in lines):

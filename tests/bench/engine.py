@@ -22,10 +22,10 @@ import uvloop
 import zmq
 
 from router.config.schema import TokenizerSource
+from router.lab.emulator.vocabulary import DATA
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Text
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
-from router.testbed.emulator.vocabulary import DATA
 from tests.bench import answers
 from tests.bench.answers import MODEL as MODEL
 

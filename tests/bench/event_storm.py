@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from router.testbed.emulator.vocabulary import DATA
+from router.lab.emulator.vocabulary import DATA
 from tests.bench import routers
 from tests.bench.agent_turns import cache_aware_settings
 from tests.bench.figures import Bar, Line, quantile

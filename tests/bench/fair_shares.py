@@ -32,7 +32,7 @@ ENGINES, PREFILL_TOKENS_PER_S, WORDS = 8, 4_000, 200
 MODEST, GREEDY = ("modest-0", "modest-1", "modest-2"), "greedy"
 MODEST_LOAD = 0.45  # of what the engines can prefill, all modest tenants together
 SETTLE_S, MEASURE_S = 10.0, 40.0
-TOKENIZER = str(Path(__file__).resolve().parent.parent.parent / "router/testbed/emulator/data")
+TOKENIZER = str(Path(__file__).resolve().parent.parent.parent / "router/lab/emulator/data")
 
 
 async def ask(http: httpx.AsyncClient, tenant: str, number: int) -> tuple[float, int]:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import uvloop
 
-from router.testbed.emulator.vocabulary import DATA
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.emulator.vocabulary import DATA
+from router.lab.local_stack.preflight import free_ports
 from tests.bench import load, routers
 from tests.bench.agent_turns import cache_aware_settings, check_local, warm_turns
 from tests.bench.answers import MODEL

@@ -20,8 +20,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from router.config.sections.local_stack import LocalStackConfig
-from router.testbed.local_stack.install import stack_models, stack_venv
-from router.testbed.local_stack.supervisor import RunningStack
+from router.lab.local_stack.install import stack_models, stack_venv
+from router.lab.local_stack.supervisor import RunningStack
 from tests.bench import routers
 from tests.bench.agent_turns import cache_aware_settings, check_local, count_passed_prompts
 from tests.bench.answers import MODEL

@@ -24,7 +24,7 @@ from tests.fakes.engines import engine, eventually
 MODEL = "warm-tiny"
 ENGINES, SESSIONS, TURNS = 4, 6, 4  # sessions per tenant
 SHARED_WORDS, TURN_WORDS = 1000, 150
-TOKENIZER = str(Path(__file__).resolve().parent.parent.parent / "router/testbed/emulator/data")
+TOKENIZER = str(Path(__file__).resolve().parent.parent.parent / "router/lab/emulator/data")
 
 
 class Hits(NamedTuple):

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from router.config.sections.local_stack import LocalStackConfig
-from router.testbed.local_stack.install import stack_models, stack_venv
-from router.testbed.local_stack.supervisor import RunningStack
+from router.lab.local_stack.install import stack_models, stack_venv
+from router.lab.local_stack.supervisor import RunningStack
 from tests.bench import routers
 from tests.bench.agent_turns import NEW_TOKENS, TOKENS, cache_aware_settings, check_local
 from tests.bench.answers import CONTEXT_TOKENS, MODEL

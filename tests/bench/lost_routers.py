@@ -35,11 +35,11 @@ import httpx
 import uvloop
 
 from router.clock import SystemClock
-from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet
-from router.testbed.emulator.vocabulary import DATA
-from router.testbed.loadgen.client import ClientFailure, LoadClient, SessionName
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.emulator.options import EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet
+from router.lab.emulator.vocabulary import DATA
+from router.lab.loadgen.client import ClientFailure, LoadClient, SessionName
+from router.lab.local_stack.preflight import free_ports
 from tests.bench.namespaces import NamespacesUnavailable, Network, Place, ip, loopback, namespaces
 from tests.bench.routers import ROOT
 

@@ -16,8 +16,8 @@ import uvloop
 from tokenizers import Tokenizer
 
 from router.kvcache.events import BlocksStored, EngineHash, Tier
-from router.testbed.emulator.kv_publisher import encode_batch
-from router.testbed.emulator.vocabulary import DATA
+from router.lab.emulator.kv_publisher import encode_batch
+from router.lab.emulator.vocabulary import DATA
 from tests.bench import load, routers
 from tests.bench.agent_turns import cache_aware_settings, check_local
 from tests.bench.answers import MODEL

@@ -32,23 +32,23 @@ from router.fleet.preload_book import Reason
 from router.kvcache.events import Key, TargetId
 from router.kvcache.recent_prompts import RecentPrompt
 from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.lab.rng import Rng
+from router.lab.simulator.clients import ClientTurn
+from router.lab.simulator.fast_engine import EngineJob
+from router.lab.simulator.outcome import SimulationFigures, compute_figures
+from router.lab.simulator.router import MODEL, instance_name, instance_number
+from router.lab.simulator.run import _Run
+from router.lab.simulator.scenario import Scenario
+from router.lab.sweep.options import load_policies, load_profile
+from router.lab.workloads.arrivals import OpenArrivals
+from router.lab.workloads.block_names import NamedTokens
+from router.lab.workloads.distributions import LogNormal, draw_gap_s, draw_uniform
+from router.lab.workloads.model import Span, Workload
+from router.lab.workloads.presets import SharedPrefixWorkload
 from router.prompt.usage import Usage
 from router.scheduling.preload import PreloadBooking, book_preload, settle_preload
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.shared_prefixes import WINDOW_S as LONG_WINDOW_S
-from router.testbed.rng import Rng
-from router.testbed.simulator.clients import ClientTurn
-from router.testbed.simulator.fast_engine import EngineJob
-from router.testbed.simulator.outcome import SimulationFigures, compute_figures
-from router.testbed.simulator.router import MODEL, instance_name, instance_number
-from router.testbed.simulator.run import _Run
-from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep.options import load_policies, load_profile
-from router.testbed.workloads.arrivals import OpenArrivals
-from router.testbed.workloads.block_names import NamedTokens
-from router.testbed.workloads.distributions import LogNormal, draw_gap_s, draw_uniform
-from router.testbed.workloads.model import Span, Workload
-from router.testbed.workloads.presets import SharedPrefixWorkload
 
 Mode = Literal["off", "copies", "handoff"]
 SHARE = 0.02

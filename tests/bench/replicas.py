@@ -26,7 +26,7 @@ import uvloop
 from router.control.process import tune_interpreter
 from router.control.workers.messages import SessionMoved
 from router.kvcache.events import BlocksStored, EngineHash, EventBatch, TargetId, Tier
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.preflight import free_ports
 from tests.bench import routers
 from tests.bench.figures import Bar, Line
 from tests.bench.row import BenchRun, NotMeasured, Row

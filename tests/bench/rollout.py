@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import httpx
 import uvloop
 
-from router.testbed.emulator.mooncake_master import MasterOptions, MooncakeMaster
-from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet
+from router.lab.emulator.mooncake_master import MasterOptions, MooncakeMaster
+from router.lab.emulator.options import EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet
 from tests.e2e.conftest import MODEL, TOKENIZER, RouterProcess, _router_process
 from tests.paths import CONFIGS, ROOT
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.testbed.local_stack.install import InstallFailed, cached_venv
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.install import InstallFailed, cached_venv
+from router.lab.local_stack.preflight import free_ports
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import time
 
-from router.testbed.sweep.parallel import SweepWorker
-from router.testbed.sweep.spec import SweepSpec, make_cells
+from router.lab.sweep.parallel import SweepWorker
+from router.lab.sweep.spec import SweepSpec, make_cells
 from tests.bench.figures import Bar, Line
 from tests.bench.row import BenchRun, Row
 

@@ -24,16 +24,16 @@ from typing import Any
 
 import httpx
 
-from router.testbed.bench.engine_counters import CounterPage
-from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet
-from router.testbed.emulator.vocabulary import DATA
+from router.lab.emulator.options import EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet
+from router.lab.emulator.vocabulary import DATA
 from tests.bench import routers
 from tests.bench.agent_turns import cache_aware_settings
 from tests.bench.answers import MODEL
 from tests.bench.asking import PATH
 from tests.bench.figures import Bar, Line, grown_percent
 from tests.bench.prompts import Chat, Words
+from tests.bench.real_stack.engine_counters import CounterPage
 from tests.bench.routers import Running
 from tests.bench.row import BenchRun, Row
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.preflight import free_ports
 from tests.bench import load, routers, streams
 from tests.bench.answers import MODEL
 from tests.bench.asking import TimedClient

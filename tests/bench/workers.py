@@ -24,13 +24,13 @@ import uvloop
 
 from router.clock import SystemClock
 from router.errors import WarmrouteError
-from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet
-from router.testbed.loadgen.load import LoadJob, SentRequest
-from router.testbed.loadgen.load import load as drive
-from router.testbed.loadgen.report import compute_hit_share
-from router.testbed.workloads.model import Workload
-from router.testbed.workloads.presets import CODEX
+from router.lab.emulator.options import EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet
+from router.lab.loadgen.load import LoadJob, SentRequest
+from router.lab.loadgen.load import load as drive
+from router.lab.loadgen.report import compute_hit_share
+from router.lab.workloads.model import Workload
+from router.lab.workloads.presets import CODEX
 from tests.bench import load, routers
 from tests.bench.answers import MODEL
 from tests.bench.load import Shape

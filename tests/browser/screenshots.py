@@ -19,8 +19,8 @@ import yaml
 from PIL import Image
 from playwright.async_api import Page
 
-from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet
+from router.lab.emulator.options import EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet
 from tests.browser.conftest import open_page
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import MODEL, RouterProcess, _router_process, config_of

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from router.testbed.local_stack.install import STAMP, InstallFailed, cache_root, cached_venv, venv_path
+from router.lab.local_stack.install import STAMP, InstallFailed, cache_root, cached_venv, venv_path
 
 SDK = Path(__file__).resolve().parent / "sdk"
 MANIFEST = ("package.json", "package-lock.json", ".npmrc")

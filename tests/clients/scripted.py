@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from router.testbed.emulator.request_params import ForcedTool, RequestParams, RequestParamsReader
+from router.lab.emulator.request_params import ForcedTool, RequestParams, RequestParamsReader
 from tests.fakes.engines import FakeEngine
 
 

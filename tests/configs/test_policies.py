@@ -4,12 +4,12 @@ import pytest
 import yaml
 
 from router.config import schema
+from router.lab.simulator.outcome import RequestEnd
+from router.lab.simulator.run import simulate
+from router.lab.simulator.scenario import Scenario
+from router.lab.sweep import options
+from router.lab.workloads.presets import CODEX
 from router.scheduling.policy.policy import Policy, build_policy
-from router.testbed.simulator.outcome import RequestEnd
-from router.testbed.simulator.run import simulate
-from router.testbed.simulator.scenario import Scenario
-from router.testbed.sweep import options
-from router.testbed.workloads.presets import CODEX
 from scorers.contract import Decode
 from tests.paths import CONFIGS
 from tests.suites.views import a_load, a_row, a_view, an_overlap

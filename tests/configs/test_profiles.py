@@ -11,9 +11,9 @@ import pytest
 from router.config.lookup import list_files
 from router.config.reader import read_profile_file
 from router.config.yaml_source import load as document
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.sweep import options
-from router.testbed.sweep.options import load_profile
+from router.lab.engine_profile import EngineProfile
+from router.lab.sweep import options
+from router.lab.sweep.options import load_profile
 from tests.paths import CONFIGS, ROOT
 
 PROFILES = list_files(options.PROFILES)

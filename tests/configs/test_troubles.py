@@ -11,8 +11,8 @@ from router.config.lookup import list_files
 from router.config.reader import read_trouble_file
 from router.config.sections.simulation import TroubleFile
 from router.config.yaml_source import load as document
-from router.testbed.sweep import options
-from router.testbed.sweep.options import check_possible, load_troubles
+from router.lab.sweep import options
+from router.lab.sweep.options import check_possible, load_troubles
 from tests.paths import CONFIGS, ROOT
 
 TROUBLES = list_files(options.TROUBLES)

@@ -24,7 +24,7 @@ from docs.tools import examples
 from docs.tools.pages import ROOT, SHELL, Block, read_all_blocks, read_blocks
 from router.cli.serve.command import FIRST_STEPS
 from router.errors import ConfigError
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.preflight import free_ports
 
 pytestmark = pytest.mark.xdist_group("examples")  # one fleet for all of them
 

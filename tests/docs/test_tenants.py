@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from docs.tools.pages import DOCS, ROOT, SHELL, read_blocks
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.preflight import free_ports
 from tests.docs.test_examples import RunningFleet, commands_and_output
 
 START_S = 60.0

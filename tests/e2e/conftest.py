@@ -29,14 +29,14 @@ from router.app import App
 from router.clock import Clock
 from router.config import schema
 from router.fleet.instance import InstanceState
+from router.lab.emulator.supervisor import EmulatedEngine
 from router.request.concurrency import ConcurrencyLimiter
 from router.scheduling.scheduler import Scheduler
-from router.testbed.emulator.supervisor import EmulatedEngine
 from tests.fakes.engines import FakeEngine, eventually
 from tests.paths import ROOT
 
 MODEL = "warm-tiny"
-TOKENIZER = str(ROOT / "router/testbed/emulator/data")
+TOKENIZER = str(ROOT / "router/lab/emulator/data")
 WARM = {"scorers": [{"name": "prefix_overlap"}], "picker": {"name": "best"}}
 SOON = {"idle_interval_s": 0.05}  # the first look at a metrics page, which tells the block size, comes within this
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "port": 0}

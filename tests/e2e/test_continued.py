@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from router.config.sections.listeners import LimitsConfig
+from router.lab.emulator.vocabulary import Vocabulary
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
-from router.testbed.emulator.vocabulary import Vocabulary
 from tests.e2e.conftest import MODEL, Router
 from tests.fakes.engines import FakeEngine, engine, eventually
 

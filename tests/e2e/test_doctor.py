@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from router.clock import SystemClock
-from router.testbed.doctor.gather import DoctorOptions
-from router.testbed.doctor.suite import Examination, examine
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.preflight import free_ports
+from router.operate.doctor.gather import DoctorOptions
+from router.operate.doctor.suite import Examination, examine
 from tests.e2e.conftest import LOCAL, Json, Router, RouterProcess, config_of
 from tests.e2e.workers import all_up
 from tests.fakes.engines import FakeEngine, engine, eventually

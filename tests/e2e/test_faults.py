@@ -26,8 +26,8 @@ from router.config.sections.listeners import LimitsConfig
 from router.fleet.instance import InstanceState, Target
 from router.fleet.load import LoadBook
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Tier
-from router.testbed.emulator.options import EngineFaults, EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet, EmulatedEngine
+from router.lab.emulator.options import EngineFaults, EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet, EmulatedEngine
 from tests.e2e.chats import PATH, Chat, ask, beside, chats, crowd, kept, promises
 from tests.e2e.conftest import MODEL, Router
 from tests.fakes.engines import INSTANT, FakeEngine, engine, eventually, is_proof

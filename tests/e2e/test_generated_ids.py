@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.backends.token_ids import proofs
-from router.testbed.emulator.options import EngineFaults
+from router.lab.emulator.options import EngineFaults
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import MODEL, TOKENIZER, Json, Router
 from tests.e2e.test_handing import tried

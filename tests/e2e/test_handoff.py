@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from router.fleet.instance import InstanceState
-from router.testbed.emulator.mooncake_master import MasterOptions, MooncakeMaster
+from router.lab.emulator.mooncake_master import MasterOptions, MooncakeMaster
 from tests.e2e.chats import ask
 from tests.e2e.conftest import Json, Router
 from tests.e2e.test_preload import PATH, SYSTEM, agents, preloads

@@ -21,7 +21,7 @@ from router.control.keda.external_scaler_pb2 import (
     MetricValues,
 )
 from router.errors import ConfigError
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.preflight import free_ports
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import LOCAL, MODEL, Json, Router, config_of
 from tests.e2e.test_replicas import SECRET, all_heard

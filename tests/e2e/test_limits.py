@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from router.clock import SystemClock
+from router.lab.local_stack.preflight import free_ports
 from router.telemetry.usage_store import UsageStore
-from router.testbed.local_stack.preflight import free_ports
 from tests.e2e.conftest import MODEL, Router, RouterClient
 from tests.e2e.workers import all_up
 from tests.fakes.engines import engine, eventually

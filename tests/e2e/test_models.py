@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from router.testbed.emulator.vocabulary import DATA
+from router.lab.emulator.vocabulary import DATA
 from tests.fakes.engines import engine, eventually
 
 MODEL = "warm-tiny"

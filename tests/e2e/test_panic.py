@@ -11,8 +11,8 @@ import pytest
 
 from router.clock import SystemClock
 from router.fleet.instance import InstanceState
-from router.testbed.doctor.gather import DoctorOptions
-from router.testbed.doctor.suite import examine
+from router.operate.doctor.gather import DoctorOptions
+from router.operate.doctor.suite import examine
 from tests.e2e.chats import PATH, ask
 from tests.e2e.conftest import MODEL, Json, Router
 from tests.e2e.workers import Clients, all_up, say

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from router.clock import SystemClock
-from router.testbed.picker_conformance.report import ConformanceReport
-from router.testbed.picker_conformance.suite import CASES, ConformanceOptions, run_suite
 from tests.e2e.conftest import LOCAL, MODEL, Router
 from tests.fakes.engines import engine, eventually
+from tests.picker_conformance.report import ConformanceReport
+from tests.picker_conformance.suite import CASES, ConformanceOptions, run_suite
 
 PICKER = LOCAL | {"health_port": 0}
 THIN = ("EPP-701", "EPP-702", "EPP-703", "EPP-707")

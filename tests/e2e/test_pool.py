@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.testbed.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
+from router.lab.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from tests.e2e.chats import PATH, Chat, Said, ask, chats
 from tests.e2e.conftest import MODEL, Json, Router
 from tests.fakes.engines import FakeEngine, engine, eventually

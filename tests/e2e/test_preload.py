@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.fleet.instance import InstanceState
-from router.testbed.emulator.mooncake_master import MasterOptions, MooncakeMaster
+from router.lab.emulator.mooncake_master import MasterOptions, MooncakeMaster
 from tests.e2e.chats import ask
 from tests.e2e.conftest import Json, Router
 from tests.fakes.engines import FakeEngine, engine, eventually

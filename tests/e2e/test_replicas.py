@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.preflight import free_ports
 from tests.e2e.chats import beside
 from tests.e2e.conftest import MODEL, Json, Router, RouterProcess
 from tests.e2e.workers import Clients, all_up, say

@@ -11,8 +11,8 @@ import pytest
 
 from router.cli.rollout.command import prover
 from router.fleet.instance import InstanceState
-from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet
+from router.lab.emulator.options import EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet
 from tests.e2e.chats import Said, beside, chats, crowd
 from tests.e2e.conftest import ROOT, Router
 from tests.fakes.engines import INSTANT, engine, eventually

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from router.clock import SystemClock
-from router.testbed.emulator.http_server import HttpExchange
-from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.server import EmulatedServer
-from router.testbed.emulator.supervisor import EmbeddedFleet, EmulatedEngine
-from router.testbed.simulator.engine_types import EngineGauges
+from router.lab.emulator.http_server import HttpExchange
+from router.lab.emulator.options import EngineOptions
+from router.lab.emulator.server import EmulatedServer
+from router.lab.emulator.supervisor import EmbeddedFleet, EmulatedEngine
+from router.lab.simulator.engine_types import EngineGauges
 
 INSTANT: dict[str, Any] = {
     "prefill_tokens_per_s": 0,

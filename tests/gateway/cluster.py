@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from router.config.sections.discovery import KubernetesApiConfig
-from router.testbed.local_stack.guard import ProcessGuard
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.guard import ProcessGuard
+from router.lab.local_stack.preflight import free_ports
 from tests.gateway.install import program
 from tests.stack.children import Child
 

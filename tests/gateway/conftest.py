@@ -19,7 +19,7 @@ from router.app import App
 from router.backends.discovery.kubernetes.reflector import WatchTiming
 from router.clock import Clock
 from router.config import schema
-from router.testbed.local_stack.guard import ProcessGuard
+from router.lab.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import Router, config_of
 from tests.fakes.engines import FakeEngine, engine
 from tests.gateway.chart import Helm

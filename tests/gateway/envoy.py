@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from router.testbed.local_stack.guard import ProcessGuard
+from router.lab.local_stack.guard import ProcessGuard
 from tests.gateway.install import program
 from tests.stack.children import Child
 

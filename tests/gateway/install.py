@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from router.testbed.local_stack.install import cache_root
+from router.lab.local_stack.install import cache_root
 
 SCRIPT = Path(__file__).resolve().parent / "build_apiserver.sh"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")  # what the script reads

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.testbed.local_stack.guard import ProcessGuard
+from router.lab.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import MODEL
 from tests.gateway.chart import Files, Helm, Rendered
 from tests.gateway.cluster import Cluster, free_port

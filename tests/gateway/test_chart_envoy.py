@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from router.testbed.local_stack.guard import ProcessGuard
+from router.lab.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import MODEL
 from tests.fakes.engines import engine, eventually
 from tests.gateway.chart import CHART, Helm, merge

@@ -19,7 +19,7 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from docs.tools.pages import ROOT, read_blocks
-from router.testbed.local_stack.guard import ProcessGuard
+from router.lab.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import MODEL
 from tests.fakes.engines import engine
 from tests.fakes.keda import Keda

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from router.testbed.local_stack.guard import ProcessGuard
+from router.lab.local_stack.guard import ProcessGuard
 from tests.e2e.conftest import config_of
 from tests.fakes.engines import eventually
 from tests.gateway.cluster import NAMESPACE, Cluster

@@ -20,8 +20,8 @@ import httpx
 import openai
 import pytest
 
-from router.testbed.emulator.options import EngineOptions
-from router.testbed.emulator.supervisor import EmbeddedFleet
+from router.lab.emulator.options import EngineOptions
+from router.lab.emulator.supervisor import EmbeddedFleet
 from tests.e2e.conftest import LOCAL, MODEL, Router, RouterProcess, _router, _router_process, config_of
 from tests.fakes.engines import INSTANT, FakeEngine, engine, engine_process, eventually
 from tests.gateway.configurations import BUFFERED, CONFORMING, DESTINATION, THIN, configuration

@@ -15,7 +15,8 @@ import pytest
 
 from router.picker import ext_proc_pb2 as pb
 from router.picker.names import DESTINATION
-from router.testbed.picker_conformance.messages import (
+from tests.picker_conformance import wrong_bodies, wrong_choices, wrong_responses
+from tests.picker_conformance.messages import (
     BUFFERED_BOTH,
     CONFORMING,
     THIN,
@@ -26,7 +27,6 @@ from router.testbed.picker_conformance.messages import (
     encode_response,
     subset,
 )
-from tests.picker_conformance import wrong_bodies, wrong_choices, wrong_responses
 from tests.picker_conformance.reference_picker import (
     Answers,
     PickerSession,

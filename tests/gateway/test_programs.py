@@ -41,7 +41,7 @@ static_resources:
 START_AND_WAIT = """
 import sys, time
 from pathlib import Path
-from router.testbed.local_stack.guard import ProcessGuard
+from router.lab.local_stack.guard import ProcessGuard
 from tests.stack.children import Child
 child = Child("etcd", [sys.argv[1], "--data-dir", sys.argv[2] + "/etcd", "--listen-client-urls", "http://127.0.0.1:0",
     "--advertise-client-urls", "http://127.0.0.1:0", "--listen-peer-urls", "http://127.0.0.1:0"],

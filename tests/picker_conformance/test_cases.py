@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from router.testbed.picker_conformance.case import CaseResult, ConformanceCase
-from router.testbed.picker_conformance.channel import open_channel
-from router.testbed.picker_conformance.peer import PickerPeer, learn_fleet
-from router.testbed.picker_conformance.suite import CASES, run_case
 from tests.picker_conformance import wrong_bodies, wrong_choices, wrong_responses
+from tests.picker_conformance.case import CaseResult, ConformanceCase
+from tests.picker_conformance.channel import open_channel
+from tests.picker_conformance.peer import PickerPeer, learn_fleet
 from tests.picker_conformance.reference_picker import MODEL, ReferencePicker, serve
+from tests.picker_conformance.suite import CASES, run_case
 from tests.picker_conformance.wrong import WRONG
 
 QUICK_S = 0.3  # a silent picker is waited for so long

@@ -8,7 +8,6 @@ import pytest
 
 from router.clock import ManualClock
 from router.picker import ext_proc_pb2 as pb
-from router.testbed.picker_conformance.suite import ConformanceOptions, run_suite
 from tests.picker_conformance.reference_picker import (
     END,
     ENDPOINTS,
@@ -20,6 +19,7 @@ from tests.picker_conformance.reference_picker import (
     response_piece,
     serve,
 )
+from tests.picker_conformance.suite import ConformanceOptions, run_suite
 
 CLOCK = ManualClock(wall=1_800_000_000.0)
 

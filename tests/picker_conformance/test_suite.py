@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from router.cli.main import app
-from router.cli.picker_conformance.command import NotConforming, check_picker
 from router.clock import ManualClock
 from router.errors import WarmrouteError
 from router.picker import ext_proc_pb2 as pb
-from router.testbed.picker_conformance.report import CaseReport, ConformanceReport
-from router.testbed.picker_conformance.suite import ConformanceOptions, run_suite
+from tests.picker_conformance.__main__ import NotConforming, app, check_picker
 from tests.picker_conformance.reference_picker import (
     ENDPOINTS,
     MODEL,
@@ -27,6 +24,8 @@ from tests.picker_conformance.reference_picker import (
     refusal,
     serve,
 )
+from tests.picker_conformance.report import CaseReport, ConformanceReport
+from tests.picker_conformance.suite import ConformanceOptions, run_suite
 from tests.picker_conformance.wrong_bodies import DropsWith503
 
 CLOCK = ManualClock(wall=1_800_000_000.0)
@@ -219,8 +218,8 @@ def unroutable() -> Iterator[str]:
 
 
 def test_the_command_passes_its_options_on(unroutable: str) -> None:
-    ran = CliRunner().invoke(app, ["picker-conformance", unroutable, "--timeout", "0.5"])
+    ran = CliRunner().invoke(app, [unroutable, "--timeout", "0.5"])
     assert isinstance(ran.exception, WarmrouteError)
     assert unroutable in str(ran.exception)
-    ran = CliRunner().invoke(app, ["picker-conformance", unroutable, "--case", "EPP-1"])
+    ran = CliRunner().invoke(app, [unroutable, "--case", "EPP-1"])
     assert "no case EPP-1" in str(ran.exception)

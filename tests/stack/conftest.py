@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from router.testbed.local_stack.install import Models, stack_models, stack_venv
-from router.testbed.local_stack.supervisor import RunningStack
+from router.lab.local_stack.install import Models, stack_models, stack_venv
+from router.lab.local_stack.supervisor import RunningStack
 from tests.stack.behind import Behind, router_in_front, running
 from tests.stack.engines import BLOCK_BYTES, Engine, small_stack
 from tests.stack.over_store import OverStore, Store, engines_over_store

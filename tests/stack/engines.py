@@ -16,8 +16,8 @@ import msgspec
 import zmq
 
 from router.config.sections.local_stack import LocalStackConfig
-from router.testbed.local_stack.install import Models
-from router.testbed.local_stack.supervisor import RunningStack
+from router.lab.local_stack.install import Models
+from router.lab.local_stack.supervisor import RunningStack
 
 MODEL, ADAPTER = "tiny", "lora"
 BLOCK_TOKENS = 128

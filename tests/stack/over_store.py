@@ -18,10 +18,10 @@ import httpx
 from router.backends.mooncake.keys import KeyForm
 from router.config.sections.kv_store import PoolModelConfig
 from router.kvcache.engine_hashes import Adapter, EngineChain
-from router.testbed.bench.engine_counters import CounterPage, EngineCounts
-from router.testbed.local_stack.commands import HASH_ALGO
-from router.testbed.local_stack.install import Models
-from router.testbed.local_stack.supervisor import RunningStack
+from router.lab.local_stack.commands import HASH_ALGO
+from router.lab.local_stack.install import Models
+from router.lab.local_stack.supervisor import RunningStack
+from tests.bench.real_stack.engine_counters import CounterPage, EngineCounts
 from tests.stack.behind import Asked, Behind
 from tests.stack.bodies import Json
 from tests.stack.children import until

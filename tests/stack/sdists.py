@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from router.testbed.local_stack.install import cache_root
+from router.lab.local_stack.install import cache_root
 
 PINS = ("llama-cpp-python==0.3.36", "vllm==0.32.0")
 BACKENDS = ("scikit_build_core/build.py", "setuptools/build_meta.py")

@@ -24,12 +24,12 @@ from tokenizers import AddedToken, Tokenizer
 
 from router.config.schema import TokenizerSource
 from router.errors import BadRequest, ConfigError
+from router.lab.local_stack.commands import ENGINE_ENVIRONMENT
+from router.lab.local_stack.install import ReportLine, print_line, stack_models, stack_venv
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat
 from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
-from router.testbed.local_stack.commands import ENGINE_ENVIRONMENT
-from router.testbed.local_stack.install import ReportLine, print_line, stack_models, stack_venv
 from tests.stack.bodies import Body
 from tests.stack.sdists import Template, chat_templates
 from tests.stack.template_bodies import FIXED, MARKS, random_chats

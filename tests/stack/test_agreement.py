@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from router.testbed.bench.agents import default_arms
 from tests.agreement.stack import POLICY, REDUCED, compared, table
+from tests.bench.real_stack.agents import default_arms
 
 pytestmark = [pytest.mark.stack, pytest.mark.long]
 

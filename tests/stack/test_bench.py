@@ -1,4 +1,4 @@
-"""`warmroute bench layers` as a user runs it, small: it starts a stack of its own, and each layer is what it says."""
+"""The benchmark of cache layers on a real stack, small: each layer is what it says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from router.testbed.local_stack.install import Models
+from router.lab.local_stack.install import Models
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.stack, pytest.mark.long]
@@ -26,7 +26,7 @@ def test_bench_layers(models: Models, tmp_path: Path) -> None:
     settings["policies_dir"] = str(ROOT / "configs" / "policies")
     file = tmp_path / "stack.yaml"
     file.write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "router", "bench", "layers", "--config", str(file), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "tests.bench.real_stack", "layers", "-c", str(file), "-o", str(tmp_path / "out")]
     done = subprocess.run(
         [*command, "--tokens", "2048", "--repetitions", "2"], capture_output=True, text=True, timeout=DONE_S, cwd=ROOT
     )

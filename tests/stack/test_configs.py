@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.testbed.local_stack.install import stack_venv
+from router.lab.local_stack.install import stack_venv
 from tests.paths import CONFIGS
 
 pytestmark = pytest.mark.stack

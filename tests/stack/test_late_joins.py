@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from router.testbed.local_stack.commands import KV_EVENTS, EngineExtras
-from router.testbed.local_stack.install import Models
-from router.testbed.local_stack.supervisor import RunningStack
+from router.lab.local_stack.commands import KV_EVENTS, EngineExtras
+from router.lab.local_stack.install import Models
+from router.lab.local_stack.supervisor import RunningStack
 from tests.stack.behind import Asked, Behind, running
 from tests.stack.bodies import CHAT, Json
 from tests.stack.engines import BLOCK_BYTES, Engine, small_stack

@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.testbed.local_stack.commands import decode, prefill
-from router.testbed.local_stack.install import Models
-from router.testbed.local_stack.preflight import free_ports
-from router.testbed.local_stack.supervisor import RunningStack
+from router.lab.local_stack.commands import decode, prefill
+from router.lab.local_stack.install import Models
+from router.lab.local_stack.preflight import free_ports
+from router.lab.local_stack.supervisor import RunningStack
 from tests.stack.behind import Asked, Behind, running
 from tests.stack.bodies import CHAT, COMPLETIONS, Json
 from tests.stack.children import until

@@ -21,10 +21,10 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.engine_hashes import EngineChain
 from router.kvcache.events import BlocksStored, Tier
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
+from router.lab.local_stack.install import stack_venv
+from router.lab.local_stack.preflight import free_ports
 from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
-from router.testbed.local_stack.install import stack_venv
-from router.testbed.local_stack.preflight import free_ports
 
 pytestmark = pytest.mark.stack
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from router.testbed.local_stack.install import Models
+from router.lab.local_stack.install import Models
 from tests.stack.behind import running
 from tests.stack.bodies import CHAT, Json
 from tests.stack.children import until

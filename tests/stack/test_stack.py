@@ -15,8 +15,8 @@ import httpx
 import pytest
 import yaml
 
-from router.testbed.local_stack.install import Models
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.install import Models
+from router.lab.local_stack.preflight import free_ports
 from tests.paths import ROOT
 from tests.stack.children import Child, until
 

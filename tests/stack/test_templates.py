@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.testbed.local_stack.install import stack_venv
+from router.lab.local_stack.install import stack_venv
 from tests.stack.sdists import chat_templates
 from tests.stack.template_bodies import FIXED
 from tests.stack.template_comparison import RANDOM_CHATS, compare

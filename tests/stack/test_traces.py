@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from router.testbed.local_stack.commands import EngineExtras
-from router.testbed.local_stack.install import Models
-from router.testbed.local_stack.supervisor import RunningStack
+from router.lab.local_stack.commands import EngineExtras
+from router.lab.local_stack.install import Models
+from router.lab.local_stack.supervisor import RunningStack
 from tests.fakes.otlp import ReceivedSpan, Receiver, draw, receiver
 from tests.stack.behind import Behind, running
 from tests.stack.bodies import CHAT

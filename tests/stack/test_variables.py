@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from router.config.schema import TokenizerSource
+from router.lab.local_stack.install import stack_models, stack_venv
 from router.prompt.tokenization.local_tokenizer import load
-from router.testbed.local_stack.install import stack_models, stack_venv
 from tests.stack.bodies import Body
 from tests.stack.sdists import Template
 from tests.stack.template_bodies import CHAT, MODEL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.config import schema
-from router.testbed.engine_profile import EngineProfile
+from router.lab.engine_profile import EngineProfile
 
 PROFILE = EngineProfile(
     name="test",

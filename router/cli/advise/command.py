@@ -1,6 +1,6 @@
 """`warmroute advise`: what a bigger pool, more instances or better placement would bring, for a decision log or trace.
 
-That needs no minutes of simulation: `router/testbed/simulator/sizing.py` counts hits for all sizes in one pass.
+That needs no minutes of simulation: `router/lab/simulator/sizing.py` counts hits for all sizes in one pass.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def advise(
     from router.cli.advise import report
     from router.cli.terminal.drawing import require
     from router.cli.terminal.output import readable_console, render, report_written, write_json
-    from router.testbed.simulator.scenario import LinkSpeed
-    from router.testbed.simulator.sizing import advise as estimate
-    from router.testbed.sweep import options
-    from router.testbed.workloads.model import ClosedLoopPace, lay_out
+    from router.lab.simulator.scenario import LinkSpeed
+    from router.lab.simulator.sizing import advise as estimate
+    from router.lab.sweep import options
+    from router.lab.workloads.model import ClosedLoopPace, lay_out
 
     if out is not None and chart:
         require()

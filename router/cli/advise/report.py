@@ -15,11 +15,11 @@ from rich.console import Console
 
 from router.cli.terminal.drawing import bare, canvas, label, save, write_heading
 from router.cli.terminal.output import Grid, make_grid, progress_bar
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.scenario import LinkSpeed
-from router.testbed.simulator.sizing import Placement, SizingAdvice, SizingCell
-from router.testbed.sweep import options
-from router.testbed.workloads.model import TimedRequest
+from router.lab.engine_profile import EngineProfile
+from router.lab.simulator.scenario import LinkSpeed
+from router.lab.simulator.sizing import Placement, SizingAdvice, SizingCell
+from router.lab.sweep import options
+from router.lab.workloads.model import TimedRequest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ import typer
 from router.errors import ConfigError
 
 if TYPE_CHECKING:  # imported where it is needed: commands start faster
-    from router.testbed.doctor.gather import DoctorOptions
+    from router.operate.doctor.gather import DoctorOptions
 
 ConfigArgument = Annotated[
     Path | None,
@@ -56,13 +56,13 @@ def doctor(
     from router.cli.terminal.console import PrintableConsole
     from router.cli.terminal.output import readable_console
     from router.clock import SystemClock
-    from router.testbed.doctor.suite import examine
+    from router.operate.doctor.suite import examine
 
     logging.getLogger("warmroute").addHandler(logging.NullHandler())  # what parts of the router log is in the findings
     options = _read_options(config, url or [], token_env, api_key_env, passive=passive, fix=fix)
     examination = asyncio.run(examine(options, SystemClock()))
     if fix and config is not None:
-        from router.testbed.doctor.patch import make_patch
+        from router.operate.doctor.patch import make_patch
 
         edits = [edit for one in examination.findings for edit in one.edits]
         print_report(PrintableConsole(stderr=True), examination)
@@ -82,7 +82,7 @@ def _read_options(
     """Return what to examine. Raises ConfigError when that is nothing, there is nothing to patch, or a variable is not
     set.
     """
-    from router.testbed.doctor.gather import DoctorOptions
+    from router.operate.doctor.gather import DoctorOptions
 
     if config is None and not urls:
         raise ConfigError("doctor: give a configuration, --url of a running router, or both")

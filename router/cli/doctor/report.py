@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from router.testbed.doctor.finding import MergedFinding, Severity
-from router.testbed.doctor.suite import Examination
+from router.operate.doctor.finding import MergedFinding, Severity
+from router.operate.doctor.suite import Examination
 
 COLOURS: dict[Severity, str] = {"fault": "bold red", "warning": "yellow", "unchecked": "magenta", "note": "dim"}
 INDENT = 11

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.cli.terminal import drawing
-from router.testbed.gameday.outcome import FaultOutcome, end_of
-from router.testbed.gameday.play import GamedayRun
-from router.testbed.loadgen.load import SentRequest
-from router.testbed.loadgen.report import compute_hit_share
+from router.lab.gameday.outcome import FaultOutcome, end_of
+from router.lab.gameday.play import GamedayRun
+from router.lab.loadgen.load import SentRequest
+from router.lab.loadgen.report import compute_hit_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

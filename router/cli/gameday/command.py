@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from router.clock import Clock
     from router.config.sections.gameday import GamedayFile
-    from router.testbed.gameday.play import GamedayRun
+    from router.lab.gameday.play import GamedayRun
 
 SCRIPT = "full"
 
@@ -102,9 +102,9 @@ async def _play(
 
     from router.cli.gameday.report import describe_progress
     from router.cli.terminal.output import cancellable, progress_bar
-    from router.testbed.gameday.clients import examine_endpoint
-    from router.testbed.gameday.play import GamedayRun
-    from router.testbed.gameday.stage import Stage
+    from router.lab.gameday.clients import examine_endpoint
+    from router.lab.gameday.play import GamedayRun
+    from router.lab.gameday.stage import Stage
 
     async with AsyncExitStack() as opened:
         if url is not None:

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from router.cli.terminal import output
 from router.config.sections.gameday import GamedayBounds
-from router.testbed.gameday.outcome import FaultOutcome
-from router.testbed.gameday.play import GamedayRun
-from router.testbed.gameday.sight import NOTICED_BY
+from router.lab.gameday.outcome import FaultOutcome
+from router.lab.gameday.play import GamedayRun
+from router.lab.gameday.sight import NOTICED_BY
 
 HEADS = (
     "fault",

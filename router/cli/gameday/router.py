@@ -21,8 +21,8 @@ from router.config.reader import read_config
 from router.config.schema import Config
 from router.control.process import raise_open_file_limit, tune_interpreter
 from router.errors import WarmrouteError
-from router.testbed.child_process import run_service
-from router.testbed.gameday.stage import CLOCK_FILE
+from router.lab.child_process import run_service
+from router.lab.gameday.stage import CLOCK_FILE
 
 
 class SteppedClock(SystemClock):

@@ -14,7 +14,7 @@ import typer
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
-    from router.testbed.doctor.survey import EngineSurvey
+    from router.operate.doctor.survey import EngineSurvey
 
 TokenizerOption = Annotated[
     list[str] | None,
@@ -66,7 +66,7 @@ def _check_absent(output: Path | None) -> None:
 
 async def _survey_all(urls: Sequence[str], api_key: str | None) -> list[EngineSurvey]:
     """Ask all engines at once. Raises WarmrouteError when none of them can be used."""
-    from router.testbed.doctor.survey import survey_url
+    from router.operate.doctor.survey import survey_url
 
     surveys = await asyncio.gather(*(survey_url(url, api_key) for url in urls))
     if all(survey.error is not None for survey in surveys):

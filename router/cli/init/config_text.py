@@ -12,7 +12,7 @@ from router.config.lookup import SHIPPED
 from router.config.reader import parse_config
 from router.config.schema import Config
 from router.errors import MAX_LINE_CHARS, ConfigError, quote_name
-from router.testbed.doctor.survey import EngineSurvey
+from router.operate.doctor.survey import EngineSurvey
 
 HEADER = """\
 # Warmroute configuration, written by `warmroute init`. All keys and defaults: warmroute check FILE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from router.testbed.doctor.survey import EngineSurvey
+from router.operate.doctor.survey import EngineSurvey
 
 EVENTS = (
     '{"enable_kv_cache_events": true, "publisher": "zmq", '

@@ -16,12 +16,12 @@ from router.cli.terminal import drawing, output
 from router.cli.terminal.output import cancellable
 from router.clock import Clock, SystemClock
 from router.errors import WarmrouteError
-from router.testbed.loadgen.calibration import find_first_model, measure_tokens_per_word
-from router.testbed.loadgen.client import LoadClient
-from router.testbed.loadgen.conversations import Prompts
-from router.testbed.loadgen.load import LoadJob, SentRequest
-from router.testbed.loadgen.processes import run_clients, split_sessions
-from router.testbed.loadgen.report import (
+from router.lab.loadgen.calibration import find_first_model, measure_tokens_per_word
+from router.lab.loadgen.client import LoadClient
+from router.lab.loadgen.conversations import Prompts
+from router.lab.loadgen.load import LoadJob, SentRequest
+from router.lab.loadgen.processes import run_clients, split_sessions
+from router.lab.loadgen.report import (
     UNKNOWN_TARGET,
     LoadReport,
     compute_hit_share,
@@ -31,7 +31,7 @@ from router.testbed.loadgen.report import (
     summarize_load,
     target_name,
 )
-from router.testbed.workloads.model import Workload
+from router.lab.workloads.model import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,10 +28,10 @@ from router.cli.terminal.output import (
     write_json,
 )
 from router.errors import ConfigError, WarmrouteError, quote_name
+from router.lab.replay.contender import load_contenders
+from router.lab.replay.replay import Replay, ReplayReport
 from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord
 from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
-from router.testbed.replay.contender import load_contenders
-from router.testbed.replay.replay import Replay, ReplayReport
 from scorers.registry import PluginError, load_registry
 
 NAMED_LINES = 5

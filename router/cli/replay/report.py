@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from router.cli.terminal.drawing import EDGE, INK, bare, canvas, draw_bars, label, save, write_heading
 from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid
-from router.testbed.replay.contender import ContenderResult
-from router.testbed.replay.replay import ReplayReport, ReproductionResult
+from router.lab.replay.contender import ContenderResult
+from router.lab.replay.replay import ReplayReport, ReproductionResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

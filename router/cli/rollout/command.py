@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # imported where it is needed: commands start faster
     from router.cli.admin.client import AdminClient
     from router.cli.rollout.report import RolloutReport
     from router.clock import Clock
-    from router.control.rollout.engine import EngineSight
-    from router.control.rollout.figures import TrafficFigures
-    from router.control.rollout.rollout import RolloutStep
+    from router.operate.rollout.engine import EngineSight
+    from router.operate.rollout.figures import TrafficFigures
+    from router.operate.rollout.rollout import RolloutStep
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def rollout(
     from router.cli.rollout.report import RolloutReport, print_plan
     from router.cli.terminal.output import readable_console
     from router.clock import SystemClock
-    from router.control.rollout.rollout import Rollout, RolloutBounds, RolloutTimes
+    from router.operate.rollout.rollout import Rollout, RolloutBounds, RolloutTimes
 
     if (command is None) != by_others:
         raise ConfigError("rollout: either --command '...' or --by-others")
@@ -131,7 +131,7 @@ class AdminRouter:
         self._has_answered = False
 
     def engines(self) -> list[EngineSight]:
-        from router.control.rollout.engine import read_engine
+        from router.operate.rollout.engine import read_engine
 
         answer = self._ask(lambda: self._client.get("instances"))
         return [read_engine(entry) for entry in answer["instances"]]
@@ -162,7 +162,7 @@ class AdminRouter:
     def _read_figures(self) -> TrafficFigures:
         import httpx
 
-        from router.control.rollout.figures import read_figures
+        from router.operate.rollout.figures import read_figures
 
         try:
             answer = httpx.get(self._metrics_url, timeout=METRICS_TIMEOUT_S, trust_env=False)
@@ -209,8 +209,8 @@ def prover(
         import asyncio
 
         from router.clock import SystemClock
-        from router.testbed.doctor.gather import DoctorOptions
-        from router.testbed.doctor.suite import examine
+        from router.operate.doctor.gather import DoctorOptions
+        from router.operate.doctor.suite import examine
 
         token = None if token_env is None else os.environ.get(token_env)
         api_key = None if api_key_env is None else os.environ.get(api_key_env)

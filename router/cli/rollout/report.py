@@ -10,9 +10,9 @@ from rich.status import Status
 
 from router.cli.terminal.output import MISSING
 from router.clock import Clock
-from router.control.rollout.engine import EngineSight
-from router.control.rollout.figures import TrafficFigures
-from router.control.rollout.rollout import RolloutStep, Stage
+from router.operate.rollout.engine import EngineSight
+from router.operate.rollout.figures import TrafficFigures
+from router.operate.rollout.rollout import RolloutStep, Stage
 
 WORDS: dict[Stage, str] = {
     "look": "looking at the traffic before",

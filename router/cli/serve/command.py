@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from router.cli.init.command import TokenizerOption
-from router.cli.terminal.console import PrintableConsole
+from router.cli.terminal.failures import err
 from router.cli.terminal.logs import log_to_stderr
 from router.errors import ConfigError, WarmrouteError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from router.app import App
     from router.config.schema import Config
     from router.config.sections.local_stack import EmbeddedFleetConfig
-    from router.testbed.emulator.options import EngineOptions
-    from router.testbed.local_stack.supervisor import RunningStack
+    from router.lab.emulator.options import EngineOptions
+    from router.lab.local_stack.supervisor import RunningStack
 
 T = TypeVar("T")
 
@@ -50,8 +50,6 @@ The fleet, live, in a browser: http://127.0.0.1:{admin}/
 
 Ctrl-C stops everything.
 """
-
-err = PrintableConsole(stderr=True)
 
 Urls = Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help="engines, like http://10.0.0.1:8100")]
 CONFIG = typer.Option("--config", "-c", help="main configuration file", exists=True, dir_okay=False, readable=True)
@@ -145,9 +143,9 @@ def stack(config: StackConfig, policy: PolicyOption = None) -> None:
     import uvloop
 
     from router.config.reader import read_config
-    from router.testbed.local_stack.preflight import check_ports
-    from router.testbed.local_stack.progress import show_progress
-    from router.testbed.local_stack.supervisor import RunningStack
+    from router.lab.local_stack.preflight import check_ports
+    from router.lab.local_stack.progress import show_progress
+    from router.lab.local_stack.supervisor import RunningStack
 
     settings = _override(read_config(config), policy)
     spec = _require(settings.stack, "stack", config, "stack")
@@ -217,8 +215,8 @@ def _override(
 async def _serve_simulated(settings: Config, spec: EmbeddedFleetConfig, file: Path | None) -> None:
     from router.cli.serve.run import serve_router
     from router.config.schema import InstanceConfig, TokenizerSource
-    from router.testbed.emulator.supervisor import EmbeddedFleet
-    from router.testbed.emulator.vocabulary import DATA
+    from router.lab.emulator.supervisor import EmbeddedFleet
+    from router.lab.emulator.vocabulary import DATA
 
     err.print(f"starting {spec.engines} simulated engines ...")
     async with EmbeddedFleet(_engine_options(spec)) as engines:
@@ -234,7 +232,7 @@ async def _serve_simulated(settings: Config, spec: EmbeddedFleetConfig, file: Pa
 async def _serve_stack(settings: Config, running: RunningStack, file: Path) -> None:
     """Serve until the router is stopped. Raises StackFailed when one of the stack's processes ends by itself."""
     from router.cli.serve.run import serve_router
-    from router.testbed.local_stack.supervisor import build_router_config
+    from router.lab.local_stack.supervisor import build_router_config
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -252,7 +250,7 @@ def _print_first_steps(app: App, model: str) -> None:
 
 
 def _engine_options(spec: EmbeddedFleetConfig) -> list[EngineOptions]:
-    from router.testbed.emulator.options import EngineOptions
+    from router.lab.emulator.options import EngineOptions
 
     return [
         EngineOptions(

@@ -12,8 +12,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from router.cli.terminal.drawing import LINE, bare, canvas, draw_bars, label, plain_numbers, write_heading
-from router.testbed.simulator.outcome import SimulationFigures
-from router.testbed.sweep.comparison import CapacityTable, ComparisonTable, FigureValue, average_over_seeds, percent
+from router.lab.simulator.outcome import SimulationFigures
+from router.lab.sweep.comparison import CapacityTable, ComparisonTable, FigureValue, average_over_seeds, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

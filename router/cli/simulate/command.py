@@ -20,11 +20,11 @@ from router.cli.terminal.console import PrintableConsole
 from router.cli.terminal.output import catch_interrupt, progress_bar, render, writing
 from router.clock import Clock, SystemClock
 from router.errors import ConfigError, WarmrouteError
-from router.testbed.sweep.capacity import CapacityResult, CapacitySearch
-from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
-from router.testbed.sweep.comparison import SweepResult, compare, encode_results, summarize_capacities
-from router.testbed.sweep.parallel import run_parallel
-from router.testbed.sweep.spec import SweepSpec, make_cells
+from router.lab.sweep.capacity import CapacityResult, CapacitySearch
+from router.lab.sweep.cells import CellFailure, CellResult, SweepCell
+from router.lab.sweep.comparison import SweepResult, compare, encode_results, summarize_capacities
+from router.lab.sweep.parallel import run_parallel
+from router.lab.sweep.spec import SweepSpec, make_cells
 
 NARROWEST = 150  # columns that a table of all figures needs; narrower terminals wrap it
 

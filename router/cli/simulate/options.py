@@ -66,7 +66,7 @@ def simulate(
     from router.cli.simulate.command import SweepOutput
     from router.cli.simulate.command import simulate as simulate_cells
     from router.cli.simulate.speed import measure as measure_speeds
-    from router.testbed.sweep.spec import SweepSpec
+    from router.lab.sweep.spec import SweepSpec
 
     spec = SweepSpec(**{field.name: options[field.name] for field in fields(SweepSpec)})
     if speed:

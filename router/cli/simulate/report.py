@@ -13,10 +13,10 @@ from math import inf
 from typing import NamedTuple
 
 from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid
-from router.testbed.simulator.scenario import InstanceFailure, Trouble
-from router.testbed.sweep import comparison
-from router.testbed.sweep.cells import CellFailure, CellResult, SweepCell
-from router.testbed.sweep.options import OFF
+from router.lab.simulator.scenario import InstanceFailure, Trouble
+from router.lab.sweep import comparison
+from router.lab.sweep.cells import CellFailure, CellResult, SweepCell
+from router.lab.sweep.options import OFF
 
 LOAD = {"rate": "requests/s come", "sessions": "sessions per instance"}
 STYLE = """

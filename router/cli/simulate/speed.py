@@ -19,12 +19,12 @@ from rich.console import Console
 from router.cli.terminal.console import PrintableConsole
 from router.cli.terminal.output import Grid, make_grid, render
 from router.errors import ConfigError
-from router.testbed.simulator.run import simulate
-from router.testbed.sweep.cells import SweepCell
-from router.testbed.sweep.spec import SweepSpec, make_cells
-from router.testbed.workloads.arrivals import speed_up, take_first
-from router.testbed.workloads.model import Workload
-from router.testbed.workloads.offered_load import workload_speed_factor
+from router.lab.simulator.run import simulate
+from router.lab.sweep.cells import SweepCell
+from router.lab.sweep.spec import SweepSpec, make_cells
+from router.lab.workloads.arrivals import speed_up, take_first
+from router.lab.workloads.model import Workload
+from router.lab.workloads.offered_load import workload_speed_factor
 
 SIZES = "8,64,250,1000"
 RHO = 0.6  # loaded, but not so that queues grow

@@ -1,6 +1,6 @@
 """Parts of all charts: canvas, axes without ornament, headings, bars, distributions, and the file they go to.
 
-matplotlib is an extra (`pip install 'warmroute[bench]'`), so it is imported only where something is drawn, and without
+matplotlib is an extra (`pip install 'warmroute[lab]'`), so it is imported only where something is drawn, and without
 pyplot: no global state, no display.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from router.cli.terminal.output import writing
-from router.errors import ConfigError, WarmrouteError
+from router.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,22 +22,14 @@ SUFFIXES = (".png", ".svg")
 INK, FAINT, EDGE, LINE = "#22272e", "#6b7280", "#d1d5db", "#e5e7eb"
 
 
-class ChartsUnavailable(WarmrouteError):
-    """matplotlib is not installed."""
-
-
 def require() -> None:
-    """Raise ChartsUnavailable when matplotlib is missing; called before a long run rather than after it."""
-    try:
+    """Raise ExtraMissing when matplotlib is missing; called before a long run rather than after it."""
+    with needs_extra("lab", "--chart"):
         import matplotlib  # noqa: F401
-    except ImportError as missing:
-        raise ChartsUnavailable(
-            "charts need matplotlib: pip install 'warmroute[bench]', or turn the chart off (--no-chart)"
-        ) from missing
 
 
 def require_for(file: Path) -> None:
-    """Raise ChartsUnavailable without matplotlib, and ConfigError when the suffix of `file` names no known format."""
+    """Raise ExtraMissing without matplotlib, and ConfigError when the suffix of `file` names no known format."""
     if file.suffix not in SUFFIXES:
         raise ConfigError(f"--chart: {file}: the name must end in {' or '.join(SUFFIXES)}")
     require()

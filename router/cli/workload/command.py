@@ -14,7 +14,7 @@ import typer
 from router.cli.terminal.console import PrintableConsole
 
 if TYPE_CHECKING:
-    from router.testbed.workloads.model import Workload
+    from router.lab.workloads.model import Workload
 
 workload = typer.Typer(name="workload", no_args_is_help=True, help="Count workloads, and write them as traces.")
 
@@ -82,8 +82,8 @@ def write(
     token) and its pauses, and when one ends the next begins. A replay of the trace does not wait for answers, so it
     says little about agents on a fleet that is slower than assumed.
     """
-    from router.testbed.workloads.model import ClosedLoopPace
-    from router.testbed.workloads.traces import encode_mooncake, write_lines
+    from router.lab.workloads.model import ClosedLoopPace
+    from router.lab.workloads.traces import encode_mooncake, write_lines
 
     chosen = read(name, seed, rate=rate, requests=requests, sessions=sessions, tokens=scale)
     count = write_lines(out, encode_mooncake(chosen, ClosedLoopPace(at_once, token_ms / 1e3)))
@@ -92,7 +92,7 @@ def write(
 
 def read(name: str, seed: int, **sizes: Any) -> Workload:
     """Return the workload as `load_workload` does; the first unusable lines of a file are printed to standard error."""
-    from router.testbed.workloads.source import NAMED_LINES, load_workload
+    from router.lab.workloads.source import NAMED_LINES, load_workload
 
     unusable: list[str] = []
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from router.cli.terminal.output import Grid, make_grid
-from router.testbed.workloads.model import Workload
-from router.testbed.workloads.presets import PUBLISHED
-from router.testbed.workloads.statistics import BlockReuse, WorkloadStatistics, compute_statistics, count_reuse
+from router.lab.workloads.model import Workload
+from router.lab.workloads.presets import PUBLISHED
+from router.lab.workloads.statistics import BlockReuse, WorkloadStatistics, compute_statistics, count_reuse
 
 REUSE_TOKENS = 512
 """Block size for counting reuse, as in traces: smaller blocks give the same picture, and take minutes."""

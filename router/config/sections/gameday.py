@@ -1,7 +1,7 @@
 """The file of a game day: a fleet under load, faults with their times, and what must hold at each.
 
-`warmroute gameday` plays it on real processes and sockets (`router/testbed/gameday`); times are seconds since the load
-began. What a number under `must` means is worked out in `router/testbed/gameday/outcome.py`.
+`warmroute gameday` plays it on real processes and sockets (`router/lab/gameday`); times are seconds since the load
+began. What a number under `must` means is worked out in `router/lab/gameday/outcome.py`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ In a profile a number without a source is an opinion, so each number is written 
 
     kv_tokens: {value: 307328, source: "..."}
 
-`router/testbed/engine_profile.py` defines what the numbers mean together and has the same fields. In a trouble file
+`router/lab/engine_profile.py` defines what the numbers mean together and has the same fields. In a trouble file
 every key is optional and at least one is required; times are seconds of the simulation, and `Trouble` in
-`router/testbed/simulator/scenario.py` applies the faults. `router/testbed/sweep/options.py` converts both.
+`router/lab/simulator/scenario.py` applies the faults. `router/lab/sweep/options.py` converts both.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ import os
 import secrets
 
 from router.backends.discovery.discovery import Discovery
-from router.backends.discovery.dns import DnsDiscovery
-from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
 from router.backends.feeds.jitter import Jitter
 from router.clock import Clock
 from router.config import schema
@@ -32,7 +30,11 @@ def build_replica_discovery(config: schema.Config, clock: Clock) -> Discovery | 
     if replicas is None or replicas.peers:
         return None
     if replicas.dns is not None:
+        from router.backends.discovery.dns import DnsDiscovery
+
         return DnsDiscovery(DnsConfig(name=replicas.dns, port=replicas.port, interval_s=REPLICAS_LOOKUP_S), clock)
+    from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
+
     api = None if kubernetes is None else kubernetes.api
     namespace = None if kubernetes is None or api is None else kubernetes.namespace
     pods = KubernetesConfig(namespace=namespace, selector=replicas.selector, ports=[replicas.port], api=api)

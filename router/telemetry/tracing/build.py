@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from router.clock import Clock
 from router.config.sections.tracing import TracingConfig
 from router.config.yaml_source import read_text
-from router.errors import ConfigError, quote_name
+from router.errors import ConfigError, needs_extra, quote_name
 from router.telemetry.tracing.context import HeadSampler, draw_ids
 from router.telemetry.tracing.spans import Address
 from router.telemetry.tracing.tracing import Tracing
@@ -34,13 +34,8 @@ def build_tracing(
     """
     ratio = read_ratio(environment) if config.sample_ratio is None else config.sample_ratio
     headers = None if config.headers_file is None else read_headers(Path(config.headers_file))
-    try:
+    with needs_extra("otel", "tracing"):
         from router.telemetry.tracing.otlp import OtlpSender
-    except ImportError as error:
-        raise ConfigError(
-            f"tracing: {error}; the packages of OpenTelemetry are an extra: pip install 'warmroute[otel]', or remove "
-            "the section"
-        ) from error
     endpoint = None if config.endpoint is None else complete_endpoint(config.endpoint)
     sender = OtlpSender(endpoint, headers, config.resource, version=version("warmroute"), instance=instance)
     sampler = HeadSampler(ratio, draw_ids().__next__, continues=continues)

@@ -26,11 +26,11 @@ MAIN = "fleet: {instances: [{url: 'http://10.0.0.1:8000'}]}\npolicies: {warm: {s
 def test_help_names_every_command(shell: Shell) -> None:
     said = shell("--help")
     assert said.code == 0
-    for command in ("serve", "init", "fleet", "stack", "policies", "bench", "engine", "check"):
+    for command in ("serve", "init", "fleet", "stack", "policies", "engine", "check"):
         assert command in said.out
 
 
-@pytest.mark.parametrize("command", ["serve", "init", "fleet", "stack", "policies", "bench", "engine", "check"])
+@pytest.mark.parametrize("command", ["serve", "init", "fleet", "stack", "policies", "engine", "check"])
 def test_every_command_has_help(shell: Shell, command: str) -> None:
     said = shell(command, "--help")
     assert said.code == 0
@@ -160,9 +160,8 @@ def test_fleet_without_an_embedded_section_is_refused(shell: Shell) -> None:
     assert "fleet.embedded" in said.err
 
 
-@pytest.mark.parametrize("command", [["stack"], ["bench", "layers"], ["bench", "agents"]])
-def test_what_needs_a_stack_section_says_so(shell: Shell, command: list[str]) -> None:
-    said = shell(*command, "-c", shell.file(MAIN))
+def test_what_needs_a_stack_section_says_so(shell: Shell) -> None:
+    said = shell("stack", "-c", shell.file(MAIN))
     assert said.code == 2
     assert "stack: is needed" in said.err
 

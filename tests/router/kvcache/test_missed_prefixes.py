@@ -13,8 +13,8 @@ from router.config.sections.kv_store import HashAlgo
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Event, EventBatch, TargetId, Tier
 from router.kvcache.recent_removals import MOST
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
-from router.testbed.simulator.engine_types import EngineShape, SequenceRequest
-from router.testbed.simulator.step_engine import StepEngine
+from router.lab.simulator.engine_types import EngineShape, SequenceRequest
+from router.lab.simulator.step_engine import StepEngine
 from tests.fakes.caches import prompt_of
 from tests.router.kvcache.house import A, B, House
 

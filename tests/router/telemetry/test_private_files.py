@@ -12,6 +12,7 @@ from rich.console import Console
 
 from router.cli.terminal.output import write_json
 from router.kvcache import snapshots
+from router.lab.workloads.traces import write_lines
 from router.telemetry.audit_log import AuditEntry, AuditLog, PoliciesInForce
 from router.telemetry.decision_log.compression import compress
 from router.telemetry.decision_log.files import COMPRESSED, UNFINISHED, OpenLogFile
@@ -19,7 +20,6 @@ from router.telemetry.private_files import open_private
 from router.telemetry.usage_store import UsageStore, number_day
 from router.tenants.token_counts import TokenCounts
 from router.tenants.usage import UsageRow
-from router.testbed.workloads.traces import write_lines
 
 PRIVATE = 0o600
 

@@ -17,9 +17,9 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.engine_hashes import Digest, EngineChain
 from router.kvcache.events import BlocksPooled, BlocksStored, Tier
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
+from router.lab.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
-from router.testbed.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from scorers.contract import PoolHit
 
 MODEL = "small"

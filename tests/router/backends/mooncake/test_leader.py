@@ -10,8 +10,8 @@ import pytest
 from router.backends.fetch import HttpAnswer
 from router.backends.mooncake.leader import MasterLeader
 from router.clock import ManualClock
+from router.lab.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from router.tasks import Tasks
-from router.testbed.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from tests.router.backends.mooncake.scene import BLOCK, prompt, scene, until
 
 LEADS = b'{"status":"ok","role":"leader","ha_state":"serving","service_ready":true,"leader_address":null}'

@@ -8,7 +8,7 @@ import pytest
 
 from router.cli.admin.client import AdminClient
 from router.errors import ConfigError, WarmrouteError
-from router.testbed.emulator.http_server import EmulatorListener
+from router.lab.emulator.http_server import EmulatorListener
 from tests.router.cli.admin.conftest import Running
 
 

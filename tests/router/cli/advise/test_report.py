@@ -13,9 +13,9 @@ from rich.console import Console
 from router.cli.advise.report import LADDER_GB, AdviceReport, draw, in_gb, make_chart, parse_sizes_gb
 from router.cli.terminal.output import render
 from router.errors import ConfigError
-from router.testbed.engine_profile import EngineProfile
-from router.testbed.simulator.scenario import LinkSpeed
-from router.testbed.simulator.sizing import Placement, SizingAdvice, SizingCell
+from router.lab.engine_profile import EngineProfile
+from router.lab.simulator.scenario import LinkSpeed
+from router.lab.simulator.sizing import Placement, SizingAdvice, SizingCell
 
 PROFILE = EngineProfile(
     name="plain",

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from tests.router.cli.conftest import Shell
-from tests.router.testbed.doctor.conftest import running
+from tests.router.operate.doctor.conftest import running
 
 
 async def test_a_healthy_fleet_is_exit_code_0(shell: Shell, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from router.cli.gameday.chart import draw_run
 from router.cli.gameday.report import describe_progress, json_run, run_remarks, run_table
 from router.clock import ManualClock
 from router.config.sections.gameday import GamedayBounds, GamedayFile
-from router.testbed.gameday.clients import LoadEndpoint
-from router.testbed.gameday.outcome import Look, PlayedFault
-from router.testbed.gameday.play import GamedayRun, describe
-from router.testbed.gameday.sight import Sight
-from router.testbed.loadgen.load import SentRequest
+from router.lab.gameday.clients import LoadEndpoint
+from router.lab.gameday.outcome import Look, PlayedFault
+from router.lab.gameday.play import GamedayRun, describe
+from router.lab.gameday.sight import Sight
+from router.lab.loadgen.load import SentRequest
 
 DAY = GamedayFile.model_validate(
     {

@@ -8,7 +8,7 @@ import pytest
 
 from router.cli.init.survey import describe_engine, recommend
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
-from router.testbed.doctor.survey import EngineSurvey
+from router.operate.doctor.survey import EngineSurvey
 
 LIVE, REPLAY = "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5657"
 CARDS = (ModelCard("sql", "/adapters/sql", "m", None), ModelCard("m", "/models/m", None, 4096))

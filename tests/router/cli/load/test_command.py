@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.tests.bench.real_stack.rows import answered, failed, loaded
 
 from router.cli.load.command import (
     COLOURS,
@@ -25,12 +26,11 @@ from router.cli.load.command import (
 )
 from router.cli.terminal.output import render
 from router.errors import ConfigError, WarmrouteError
-from router.testbed.loadgen.calibration import EndpointUnavailable
-from router.testbed.loadgen.report import LoadReport
-from router.testbed.workloads.model import Workload
-from router.testbed.workloads.presets import CODEX, GROUPS
+from router.lab.loadgen.calibration import EndpointUnavailable
+from router.lab.loadgen.report import LoadReport
+from router.lab.workloads.model import Workload
+from router.lab.workloads.presets import CODEX, GROUPS
 from tests.fakes.engines import engine, eventually
-from tests.router.testbed.bench.rows import answered, failed, loaded
 
 NOBODY = "http://127.0.0.1:1"
 AGENTS = CODEX.scale(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)

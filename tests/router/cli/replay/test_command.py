@@ -25,7 +25,7 @@ from router.telemetry.decision_log.writer import DecisionLogWriter
 from scorers import registry
 from scorers.best import Best
 from scorers.contract import Scorer, Unit, View
-from tests.router.testbed.replay.scene import FOLDER, decided, lines, named, of_a_large_fleet, to
+from tests.router.lab.replay.scene import FOLDER, decided, lines, named, of_a_large_fleet, to
 from tests.suites.plugins import Pupil
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 

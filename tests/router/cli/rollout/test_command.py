@@ -9,8 +9,8 @@ import pytest
 from router.cli.rollout import command
 from router.cli.rollout.command import AdminRouter, command_starter
 from router.clock import ManualClock
-from router.control.rollout.engine import EngineSight
 from router.errors import ConfigError, WarmrouteError
+from router.operate.rollout.engine import EngineSight
 
 
 class Client:

@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from router.cli.simulate.charts import COLOURS, OTHER, TITLE, PlotLine, line_chart, make_charts, png, svg
-from router.testbed.simulator.scenario import Trouble
-from router.testbed.sweep.cells import FleetOption, LoadLevel
-from router.testbed.sweep.comparison import CapacityTable, ComparisonTable, FigureValue, compare
-from tests.router.testbed.sweep.cells import a_cell, a_result
+from router.lab.simulator.scenario import Trouble
+from router.lab.sweep.cells import FleetOption, LoadLevel
+from router.lab.sweep.comparison import CapacityTable, ComparisonTable, FigureValue, compare
+from tests.router.lab.sweep.cells import a_cell, a_result
 
 
 def tables(loads: tuple[float, ...] = (0.6, 0.9), sizes: tuple[int, ...] = (4, 8)) -> list[ComparisonTable]:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from router.cli.simulate.command import AllCellsFailed, SweepOutput, simulate
 from router.errors import ConfigError
-from router.testbed.sweep.spec import SweepSpec
+from router.lab.sweep.spec import SweepSpec
 
 FEW: dict[str, Any] = {"workload": "tools", "requests": 40, "instances": "2", "policies": ["warm", "random"]}
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from router.cli.simulate import report
 from router.cli.simulate.report import FaultRemark, describe_trouble, fault_remarks
 from router.cli.terminal.output import Grid, GridEntry, render
-from router.testbed.simulator.scenario import InstanceFailure, Trouble
-from router.testbed.sweep.cells import CellFailure, FleetOption, LoadLevel
-from router.testbed.sweep.comparison import CapacityTable, FigureValue, compare
-from tests.router.testbed.sweep.cells import a_cell, a_result
+from router.lab.simulator.scenario import InstanceFailure, Trouble
+from router.lab.sweep.cells import CellFailure, FleetOption, LoadLevel
+from router.lab.sweep.comparison import CapacityTable, FigureValue, compare
+from tests.router.lab.sweep.cells import a_cell, a_result
 
 
 def a_grid() -> Grid:

@@ -11,9 +11,9 @@ from rich.console import Console
 from router.cli.simulate import speed
 from router.cli.simulate.speed import DecisionSpeed, measure, of_speeds, time_decisions
 from router.clock import ManualClock
-from router.testbed.sweep.spec import SweepSpec
-from router.testbed.workloads.presets import TOOLS
-from tests.router.testbed.sweep.cells import a_cell
+from router.lab.sweep.spec import SweepSpec
+from router.lab.workloads.presets import TOOLS
+from tests.router.lab.sweep.cells import a_cell
 
 
 class Ticking(ManualClock):

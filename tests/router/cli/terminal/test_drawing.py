@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.terminal.drawing import ChartsUnavailable, bare, canvas, plain_numbers, require, require_for, save
-from router.errors import ConfigError, WarmrouteError
+from router.cli.terminal.drawing import bare, canvas, plain_numbers, require, require_for, save
+from router.errors import ConfigError, ExtraMissing, WarmrouteError
 
 
 @pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("deep/er/a.svg", b"<?xml")])
@@ -28,7 +28,7 @@ def test_a_name_without_a_format_is_refused_before_anything_is_done() -> None:
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for asked in (require, lambda: require_for(Path("a.svg"))):
-        with pytest.raises(ChartsUnavailable, match=r"pip install 'warmroute\[bench\]'"):
+        with pytest.raises(ExtraMissing, match=r"pip install 'warmroute\[lab\]'"):
             asked()
 
 

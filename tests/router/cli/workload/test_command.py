@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from router.cli.workload.command import workload as commands
-from router.testbed.workloads.source import load_workload
+from router.lab.workloads.source import load_workload
 
 
 def run(*words: str) -> str:

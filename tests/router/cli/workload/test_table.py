@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.cli.workload.table import as_json, hits, lengths, statistics_of
-from router.testbed.workloads.presets import PRESETS, PUBLISHED
-from router.testbed.workloads.source import load_workload
+from router.lab.workloads.presets import PRESETS, PUBLISHED
+from router.lab.workloads.source import load_workload
 
 
 @pytest.mark.parametrize("name", PRESETS)

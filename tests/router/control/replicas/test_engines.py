@@ -7,7 +7,7 @@ from typing import Any
 import uvloop
 
 from router.control.workers.messages import BreakerMoved, InstanceSuspected
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.preflight import free_ports
 from tests.fakes.engines import eventually
 from tests.router.control.replicas.replica import A, Replica, address, running
 

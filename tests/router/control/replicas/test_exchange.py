@@ -17,10 +17,10 @@ from router.control.replicas.peers import SILENT_S
 from router.control.replicas.sockets import LINK_OPTIONS, ReplicaSockets, derive_curve_keys
 from router.control.workers.messages import BreakerMoved
 from router.errors import ConfigError
+from router.lab.gameday.relay import TcpRelay
+from router.lab.local_stack.preflight import free_ports
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
-from router.testbed.gameday.relay import TcpRelay
-from router.testbed.local_stack.preflight import free_ports
 from tests.fakes.engines import eventually
 from tests.router.control.replicas.replica import SECRET, A, Replica, address, running
 from tests.router.scheduling.experiments.traffic import a_record, finish

@@ -12,7 +12,7 @@ import uvloop
 from router.control.replicas import state_transfer
 from router.control.replicas.frames import StateAsk
 from router.kvcache.events import TargetId
-from router.testbed.local_stack.preflight import free_ports
+from router.lab.local_stack.preflight import free_ports
 from tests.fakes.caches import Cache, prompt_of
 from tests.router.control.replicas.replica import A, Replica
 

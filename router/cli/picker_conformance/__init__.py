@@ -1,1 +1,0 @@
-"""`warmroute picker-conformance`: does an endpoint picker keep the protocol?"""

@@ -1,0 +1,138 @@
+"""The clients of a game day: the load that is judged, and clients that are the fault.
+
+The load is a closed loop of chats (`router/lab/loadgen`). A flood is one prompt, sent by many at once. Clients that
+hang up close their connection before the answer is complete, some before its first byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from typing import NamedTuple
+
+import httpx
+
+from router.clock import Clock
+from router.config.sections.gameday import GamedayFile
+from router.lab.loadgen.calibration import find_first_model, measure_tokens_per_word
+from router.lab.loadgen.client import LoadClient, bearer
+from router.lab.loadgen.load import LoadJob, ReportRequest, SentRequest, load
+from router.lab.rng import Rng
+from router.lab.workloads.model import Session, Span, Turn
+
+SYSTEM_SOURCE, FLOOD_SOURCE = 0, 1
+FIRST_SOURCE = 10  # of the sessions' own messages
+SESSIONS_PER_AGENT_S = 2.0  # more than an agent can begin
+FLOOD_ANSWER_TOKENS = 8
+HANG_UP_ANSWER_TOKENS = 64
+CALIBRATION_SEED = 1
+LONGEST_PATIENCE_S = 0.4  # of a client that hangs up
+
+
+class LoadEndpoint(NamedTuple):
+    """Where clients send."""
+
+    url: str
+    model: str
+    api_key: str | None = None
+    tokens_per_word: float = 1.0
+
+
+async def examine_endpoint(url: str, model: str | None, api_key: str | None, clock: Clock) -> LoadEndpoint:
+    """Return what to send to somebody's router; `model` None is the first that it lists. Raises EndpointUnavailable."""
+    base, found = url.rstrip("/").removesuffix("/v1"), model or await find_first_model(url, api_key)
+    async with LoadClient(base, found, clock, api_key) as client:
+        return LoadEndpoint(base, found, api_key, await measure_tokens_per_word(client, CALIBRATION_SEED))
+
+
+async def run_load(
+    script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, start_s: float, report: ReportRequest
+) -> None:
+    """Run the load that is judged until `ends_s`, and return when all that was sent has ended."""
+    sessions = tuple(make_sessions(script))
+    job = _job(endpoint, "gameday", script.seed, script.load.agents, script.ends_s, sessions)
+    await load(job, clock, start_s, report)
+
+
+async def run_flood(
+    script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, start_s: float, clients: int, tokens: int, until_s: float
+) -> list[SentRequest]:
+    """Send one prompt of `tokens` tokens by `clients` at once, again and again until `until_s`; return all requests."""
+    turn = Turn(0, (Span(FLOOD_SOURCE, tokens),), FLOOD_ANSWER_TOKENS, 0.0)
+    sessions = tuple(Session(number, 0.0, (turn,)) for number in range(clients * 1000))
+    sent: list[SentRequest] = []
+    await load(_job(endpoint, "flood", script.seed, clients, until_s, sessions), clock, start_s, sent.append)
+    return sent
+
+
+async def run_hang_ups(
+    endpoint: LoadEndpoint, clock: Clock, start_s: float, clients: int, until_s: float, seed: int
+) -> int:
+    """Let `clients` begin chats and leave them, again and again until `until_s`; return how many were left."""
+
+    async def leave_often(number: int) -> int:
+        rng, left = Rng(seed * 1_000_003 + number), 0
+        while clock.now() - start_s < until_s:
+            await _leave_one(endpoint, f"hang-up {number} {left}", _uniform(rng) * LONGEST_PATIENCE_S)
+            left += 1
+        return left
+
+    return sum(await asyncio.gather(*(leave_often(number) for number in range(clients))))
+
+
+async def _leave_one(endpoint: LoadEndpoint, text: str, patience_s: float) -> None:
+    """Begin a chat and close its connection after `patience_s`, whatever has come by then."""
+    body = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": f"{text} and so on" * 20}],
+        "max_tokens": HANG_UP_ANSWER_TOKENS,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    has_tls = endpoint.url.startswith("https:")  # without it no context is made, which costs 20 ms
+    headers = bearer(endpoint.api_key)
+    async with httpx.AsyncClient(base_url=endpoint.url, headers=headers, trust_env=False, verify=has_tls) as client:
+        with suppress(TimeoutError, httpx.HTTPError):
+            async with (
+                asyncio.timeout(patience_s),
+                client.stream("POST", "/v1/chat/completions", json=body) as answer,
+            ):
+                async for _ in answer.aiter_bytes():
+                    pass
+
+
+def make_sessions(script: GamedayFile) -> Iterator[Session]:
+    """Yield more sessions than the agents can begin; each shares the system prompt, and its own turns follow."""
+    load, rng = script.load, Rng(script.seed)
+    sources = count(FIRST_SOURCE)
+    for number in range(int(script.ends_s * load.agents * SESSIONS_PER_AGENT_S)):
+        turns, context = [], 0
+        for turn in range(load.turns):
+            first = (Span(SYSTEM_SOURCE, load.system_tokens), Span(next(sources), load.first_tokens))
+            fresh = first if turn == 0 else (Span(next(sources), load.turn_tokens),)
+            turns.append(Turn(context, fresh, load.answer_tokens, 2 * load.think_s * _uniform(rng)))
+            context = turns[-1].prompt_tokens + load.answer_tokens
+        yield Session(number, 0.0, tuple(turns))
+
+
+def _job(
+    endpoint: LoadEndpoint, name: str, seed: int, agents: int, until_s: float, sessions: tuple[Session, ...]
+) -> LoadJob:
+    return LoadJob(
+        url=endpoint.url,
+        model=endpoint.model,
+        api_key=endpoint.api_key,
+        name=f"{name}-{seed}",
+        text_seed=seed,
+        tokens_per_word=endpoint.tokens_per_word,
+        concurrency=agents,
+        until_s=until_s,
+        sessions=sessions,
+    )
+
+
+def _uniform(rng: Rng) -> float:
+    """Return a number from 0 to 1."""
+    return rng.below(1 << 30) / (1 << 30)

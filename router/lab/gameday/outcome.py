@@ -1,0 +1,176 @@
+"""What a game day amounts to: each fault's figures, and which of its bounds they break. Pure.
+
+A fault is judged from its begin until the begin of the next one, or the end of the load, by the requests of the load
+that ended in that time (not those of a flood, nor those whose clients hang up):
+
+    failed       requests without a complete answer
+    p99_s        time to first token, 99th percentile of the answers
+    longest_s    the longest of them
+    hit_share    share of the prompt tokens that engines found in their caches
+    notice_s     from the begin until the router's metrics show the fault; None: they never did
+    recover_s    from the fault's end until the router's metrics are as before and stay so, and the load's answers are:
+                 the last second with a failure, or with a median time to first token of more than twice that of the
+                 calm before the first fault (and 100 ms), is over; None: not before the next fault
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from router.config.sections.gameday import FaultKind, GamedayBounds
+from router.lab.gameday.sight import NOTICED_BY, Sight, is_well
+from router.lab.loadgen.load import SentRequest
+from router.lab.loadgen.report import compute_hit_share
+from router.lab.simulator.outcome import quantile
+
+SLOW_FACTOR = 2.0
+SLOW_S = 0.1  # a median this much above the calm one is within what a busy machine does by itself
+
+
+class PlayedFault(NamedTuple):
+    """A fault as it was played. Times are seconds since the load began, by the clock that also timed the requests."""
+
+    fault: FaultKind
+    detail: str  # what was done to whom
+    began_s: float
+    ended_s: float
+    bounds: GamedayBounds
+    agents: int  # of the load: as many requests as the router may have in its books when nobody else sends
+
+
+class Look(NamedTuple):
+    """The router's metrics at a moment; None: it did not answer."""
+
+    at_s: float
+    sight: Sight | None
+
+
+class FaultOutcome(NamedTuple):
+    """The figures of one fault, or of the calm before the first; the module's text says what each means."""
+
+    name: str
+    detail: str
+    began_s: float
+    ended_s: float
+    requests: int
+    failed: int
+    p50_s: float | None
+    p99_s: float | None
+    longest_s: float | None
+    hit_share: float | None
+    notice_s: float | None
+    recover_s: float | None
+    broken: tuple[str, ...]  # bounds that do not hold
+
+
+def judge_calm(rows: Sequence[SentRequest], from_s: float, until_s: float, bounds: GamedayBounds) -> FaultOutcome:
+    """Return the figures of the calm before the first fault, which nobody has to notice or recover from."""
+    own = [one for one in rows if from_s <= end_of(one) < until_s]
+    return _outcome("calm", "", from_s, until_s, own, None, None, bounds)
+
+
+def judge(
+    played: PlayedFault, until_s: float, rows: Sequence[SentRequest], looks: Sequence[Look], calm: FaultOutcome
+) -> FaultOutcome:
+    """Return the figures of a fault that is judged until `until_s`; `calm` is that of `judge_calm`."""
+    own = [one for one in rows if played.began_s <= end_of(one) < until_s]
+    seen = [one for one in looks if played.began_s <= one.at_s < until_s]
+    before = next((one.sight for one in reversed(looks) if one.at_s < played.began_s and one.sight is not None), None)
+    notice_s = None if before is None else find_notice(played, seen, before)
+    recover_s = find_recovery(played, until_s, own, seen, before, calm.p50_s)
+    spans = played.began_s, played.ended_s
+    return _outcome(played.fault, played.detail, *spans, own, notice_s, recover_s, played.bounds)
+
+
+def find_notice(played: PlayedFault, looks: Sequence[Look], before: Sight) -> float | None:
+    """Return how long it took until a look shows the fault; None when none does, or no metric could."""
+    shows = NOTICED_BY.get(played.fault)
+    if shows is None:
+        return None
+    found = (one.at_s - played.began_s for one in looks if one.sight is not None and shows(one.sight, before))
+    return next(found, None)
+
+
+def find_recovery(
+    played: PlayedFault,
+    until_s: float,
+    rows: Sequence[SentRequest],
+    looks: Sequence[Look],
+    before: Sight | None,
+    calm_p50_s: float | None,
+) -> float | None:
+    """Return how long after the fault's end the last sign of it was seen; None when there was one until the end."""
+    ill = [
+        one.at_s
+        for one in looks
+        if before is not None and (one.sight is None or not is_well(one.sight, before, played.agents))
+    ]
+    slow_s = None if calm_p50_s is None else calm_p50_s * SLOW_FACTOR + SLOW_S
+    last_s = max([*ill, *_bad_seconds(rows, slow_s)], default=played.ended_s)
+    well_later = any(one.at_s > last_s for one in looks) or before is None
+    return max(0.0, last_s - played.ended_s) if well_later and last_s < until_s - 0.5 else None
+
+
+def _bad_seconds(rows: Sequence[SentRequest], slow_s: float | None) -> list[float]:
+    """Return the end of each second in which a request failed, or the median answer began later than `slow_s`."""
+    seconds: dict[int, list[SentRequest]] = {}
+    for one in rows:
+        seconds.setdefault(int(end_of(one)), []).append(one)
+    bad = []
+    for some in seconds.values():
+        failures = [end_of(one) for one in some if one.failure is not None]
+        waits = [one.ttft_s for one in some if one.ttft_s is not None]
+        if slow_s is not None and waits and median(waits) > slow_s:
+            bad.append(max(end_of(one) for one in some))
+        elif failures:
+            bad.append(max(failures))
+    return bad
+
+
+def end_of(one: SentRequest) -> float:
+    """When the request ended, seconds since the load began."""
+    return one.sent_s + one.duration_s
+
+
+def _outcome(
+    name: str,
+    detail: str,
+    began_s: float,
+    ended_s: float,
+    rows: Sequence[SentRequest],
+    notice_s: float | None,
+    recover_s: float | None,
+    bounds: GamedayBounds,
+) -> FaultOutcome:
+    answers = [one for one in rows if one.failure is None]
+    waits = sorted(one.ttft_s for one in answers if one.ttft_s is not None)
+    outcome = FaultOutcome(
+        name=name,
+        detail=detail,
+        began_s=began_s,
+        ended_s=ended_s,
+        requests=len(rows),
+        failed=len(rows) - len(answers),
+        p50_s=quantile(waits, 0.5),
+        p99_s=quantile(waits, 0.99),
+        longest_s=waits[-1] if waits else None,
+        hit_share=compute_hit_share(answers),
+        notice_s=notice_s,
+        recover_s=recover_s,
+        broken=(),
+    )
+    return outcome._replace(broken=tuple(list_broken(outcome, bounds)))
+
+
+def list_broken(outcome: FaultOutcome, bounds: GamedayBounds) -> list[str]:
+    """Return the names of the bounds that do not hold; what could not be measured breaks its bound."""
+    broken = []
+    for name in ("failed", "p99_s", "longest_s", "notice_s", "recover_s"):
+        bound, value = getattr(bounds, name), getattr(outcome, name)
+        if bound is not None and (value is None or value > bound):
+            broken.append(name)
+    if bounds.hit_share is not None and (outcome.hit_share is None or outcome.hit_share < bounds.hit_share):
+        broken.append("hit_share")
+    return broken

@@ -1,0 +1,53 @@
+"""Discovery of a load's endpoint before it begins: the model's name, and how many tokens a word takes.
+
+Two chats of known text, one short and one longer, are sent for one token each: the difference of their prompt tokens by
+the difference of their words is what a word takes with that model's tokenizer, whatever its chat template adds.
+"""
+
+from __future__ import annotations
+
+import httpx
+
+from router.errors import WarmrouteError
+from router.lab.loadgen.client import ClientFailure, LoadClient, bearer
+from router.lab.loadgen.conversations import TextGenerator
+
+SHORT_WORDS, LONG_WORDS = 16, 272
+CALIBRATION_SOURCE = 0  # of the text that is sent
+
+
+class EndpointUnavailable(WarmrouteError):
+    """The endpoint does not answer, or not as expected; one line."""
+
+
+async def find_first_model(url: str, api_key: str | None) -> str:
+    """Return the endpoint's first model. Raises EndpointUnavailable when it is unreachable, refuses or lists none."""
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        async with httpx.AsyncClient(base_url=base, headers=bearer(api_key), timeout=10.0, trust_env=False) as http:
+            answer = (await http.get("/v1/models")).raise_for_status().json()
+        return str(answer["data"][0]["id"])
+    except httpx.HTTPStatusError as refused:
+        status, body = refused.response.status_code, refused.response.text[:200]
+        raise EndpointUnavailable(f"{url}/v1/models: status {status}: {body}") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise EndpointUnavailable(f"{url}: {type(error).__name__}: {error}; is it running there? (--url)") from None
+    except (ValueError, LookupError, TypeError):
+        raise EndpointUnavailable(f"{url}/v1/models lists no model: name one with --model") from None
+
+
+async def measure_tokens_per_word(client: LoadClient, text_seed: int) -> float:
+    """Return how many tokens a word takes. Raises EndpointUnavailable when requests fail or usage is implausible."""
+    short, long = [await _prompt_tokens(client, text_seed, words) for words in (SHORT_WORDS, LONG_WORDS)]
+    if long <= short:
+        counts = f"{SHORT_WORDS} words as {short} prompt tokens and {LONG_WORDS} as {long}"
+        raise EndpointUnavailable(f"the endpoint counts {counts}: its usage is implausible; send token ids with --ids")
+    return (long - short) / (LONG_WORDS - SHORT_WORDS)
+
+
+async def _prompt_tokens(client: LoadClient, text_seed: int, words: int) -> int:
+    text = "".join(TextGenerator(text_seed).generate_words(CALIBRATION_SOURCE, words))
+    answer = await client.chat([{"role": "user", "content": text}], 1)
+    if isinstance(answer, ClientFailure):
+        raise EndpointUnavailable(f"the first request failed: {answer.status or 'no answer'}: {answer.reason}")
+    return answer.prompt_tokens

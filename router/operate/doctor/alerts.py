@@ -1,0 +1,122 @@
+"""The alerts that would fire now: the shipped rules, as far as one metrics page or two can tell.
+
+Of the rules in `configs/prometheus/alerts.yaml` those are evaluated that compare one metric with a number. A rate or an
+increase is taken between two scrapes of this run, so it says what happens right now. Rules over a longer past, or over
+several metrics, need Prometheus, and are counted.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.config.lookup import SHIPPED
+from router.operate.doctor.check import Check
+from router.operate.doctor.finding import FleetFinding
+from router.operate.doctor.subject import Subject
+
+RULES = SHIPPED / "prometheus" / "alerts.yaml"
+COMPARISON = re.compile(
+    r"(?P<sum>sum(?: by \([\w, ]+\)| without \([\w, ]+\))?\s*\()?\s*(?P<rise>(?:rate|increase)\()?"
+    r"(?P<metric>[a-z]\w+)(?:\{(?P<labels>[^}]*)\})?(?P<range>\[\w+\]\))?\s*\)?\s*(?P<is>==|>|<)\s*(?P<bound>-?[0-9.]+)"
+)
+LABEL = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+RELATIONS = {"==": operator.eq, ">": operator.gt, "<": operator.lt}
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+class AlertRule(NamedTuple):
+    """A rule that compares one metric with a number; several, joined by `or`, where any of them suffices."""
+
+    name: str
+    summary: str
+    runbook: str
+    lasting: str  # how long it must be true, as `5m`; "" for no time
+    comparisons: tuple[re.Match[str], ...]
+
+
+def read_rules(text: str) -> tuple[list[AlertRule], int]:
+    """Return the rules that one page can tell, and the number of the others."""
+    loaded: Any = yaml.safe_load(text)
+    rules = [rule for group in loaded["groups"] for rule in group["rules"] if "alert" in rule]
+    found = []
+    for rule in rules:
+        parts = [COMPARISON.fullmatch(part.strip()) for part in " ".join(rule["expr"].split()).split(" or ")]
+        matches = tuple(match for match in parts if match is not None and bool(match["rise"]) == bool(match["range"]))
+        if len(matches) == len(parts):
+            notes = rule.get("annotations") or {}
+            texts = notes.get("summary", ""), notes.get("runbook_url", ""), rule.get("for", "")
+            found.append(AlertRule(rule["alert"], *texts, matches))
+    return found, len(rules) - len(found)
+
+
+def check_alerts(subject: Subject) -> Iterator[FleetFinding]:
+    """No alert would fire."""
+    rules, _ = read_rules(RULES.read_text(encoding="utf-8")) if RULES.is_file() else ([], 0)
+    for router in subject.routers:
+        if router.error is not None:
+            continue
+        if router.metrics is None:
+            yield FleetFinding(
+                "unchecked",
+                "its metrics page is not known, or needs a token",
+                "no alert was evaluated",
+                "give its configuration beside --url, which tells the port; or look at Prometheus",
+                (router.url,),
+            )
+            continue
+        first, later = read_samples(router.metrics), read_samples(router.later_metrics or router.metrics)
+        for rule in rules:
+            if labels := find_firing(rule, first, later):
+                named = ", ".join(sorted({value for each in labels for value in each.values()})[:3])
+                lasting = f" if it lasts for {rule.lasting}" if rule.lasting else ""
+                yield FleetFinding(
+                    "warning",
+                    f"the alert {rule.name} fires{lasting}" + (f" ({named})" if named else ""),
+                    re.sub(r"\{\{[^}]*\}\}", "...", rule.summary),
+                    f"see {rule.runbook}" if rule.runbook else "see docs/operate/metrics.md",
+                    (router.url,),
+                )
+
+
+def find_firing(rule: AlertRule, first: Samples, later: Samples) -> list[dict[str, str]]:
+    """Return the labels of the series for which the rule is true."""
+    firing = []
+    for comparison in rule.comparisons:
+        before = {tuple(sorted(labels.items())): value for labels, value in first[comparison["metric"]]}
+        selected = [one for one in later[comparison["metric"]] if _selects(comparison["labels"] or "", one[0])]
+        if comparison["rise"]:
+            selected = [(of, value - before.get(tuple(sorted(of.items())), 0.0)) for of, value in selected]
+        if comparison["sum"] and selected:
+            selected = [({}, sum(value for _, value in selected))]
+        relation, bound = RELATIONS[comparison["is"]], float(comparison["bound"])
+        firing += [of for of, value in selected if relation(value, bound)]
+    return firing
+
+
+def read_samples(page: str) -> Samples:
+    """Return all samples of a metrics page, by name."""
+    found: Samples = defaultdict(list)
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found[sample.name].append((dict(sample.labels), sample.value))
+    return found
+
+
+def _selects(selector: str, labels: dict[str, str]) -> bool:
+    for name, how, wanted in LABEL.findall(selector):
+        value = labels.get("instance" if name == "exported_instance" else name, "")
+        same = re.fullmatch(wanted, value) is not None if "~" in how else value == wanted
+        if same == how.startswith("!"):
+            return False
+    return True
+
+
+CHECKS = (Check("alerts.firing", "no alert would fire", "router", check_alerts),)

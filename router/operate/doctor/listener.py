@@ -1,0 +1,202 @@
+"""Listens to the event streams of the examined engines, as the router does, and keeps what they announce.
+
+It subscribes with the router's own parts and files each stored block under the router's own keys, so that what is found
+of a prompt is what the router would promise. It never asks for an engine's whole history, only for the one batch that
+it has just heard, to see whether replay works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from router.backends.feeds.kv_events import KvEventSubscriber
+from router.clock import Clock
+from router.fleet.engine_facts import EventEndpoint
+from router.fleet.engine_limits import OverLimit
+from router.kvcache.block_keys import Keyring
+from router.kvcache.events import BlocksPooled, BlocksStored, EngineHash, EventBatch, Key, TargetId
+from router.kvcache.index import BlockIndex
+from router.kvcache.instance_bounds import IndexLimit
+from router.operate.doctor.subject import StreamProbe
+from router.tasks import Tasks
+
+REPLAY_TIMEOUT_S = 2.0
+FIRSTS = 4  # first blocks kept of a stream: enough to see how it hashes
+
+
+class ExpectedPrompt(NamedTuple):
+    """A prompt that is about to be sent. The engine may have its beginning from before (a system prompt, what a chat
+    template puts first), and announces hits no more.
+    """
+
+    ids: array[int]
+    adapter: str | None
+
+
+class HeardStream:
+    """What one stream said so far."""
+
+    def __init__(self, endpoint: EventEndpoint, model: str) -> None:
+        self.endpoint = endpoint
+        self.model = model
+        self.opened = False
+        self.batches = 0
+        self.malformed = 0
+        self.replay_complete: bool | None = None
+        self.replay_asked = False
+        self.block_tokens: int | None = None
+        self.ahead_s: list[float] = []  # of each batch: its time stamp against our clock
+        self.firsts: list[BlocksStored] = []  # first blocks of prompts without adapter and salt
+        self.hashes: set[EngineHash] = set()  # of all announced blocks
+        self.expected: list[ExpectedPrompt] = []
+
+
+class EventListener:
+    """Subscribes to any number of streams. An `EventHandler` and `LimitObserver` of the router's subscriber."""
+
+    def __init__(self, clock: Clock, secret: int) -> None:
+        self.keyring = Keyring(secret)
+        self.streams: dict[TargetId, HeardStream] = {}
+        self._clock = clock
+        self._index = BlockIndex(self.keyring)
+        self._tasks = Tasks("doctor")
+        self._subscriber = KvEventSubscriber(self, self, self._tasks, clock, REPLAY_TIMEOUT_S)
+        self._changed = asyncio.Event()
+
+    def subscribe(self, target: TargetId, model: str, endpoint: EventEndpoint) -> None:
+        """Listen to the stream of `target`."""
+        self.streams[target] = HeardStream(endpoint, model)
+        self._index.join(target, model)
+        self._subscriber.subscribe(target, endpoint)
+
+    async def close(self) -> None:
+        """Close all sockets."""
+        await self._subscriber.close()
+        await self._tasks.close()
+
+    async def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `condition()`, looked at whenever something was heard. Return False when it is not, in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return condition()
+
+    def expect(self, target: TargetId, prompt: ExpectedPrompt) -> None:
+        """Recognise `prompt` on the stream of `target`, if there is one, even where its first blocks are cached."""
+        if (heard := self.streams.get(target)) is not None:
+            heard.expected.append(prompt)
+
+    def held_blocks(self, target: TargetId, keys: Sequence[Key]) -> int:
+        """Return how many leading blocks of a prompt the stream of `target` announced."""
+        held = self._index.match(keys, (target,)).get(target)
+        return 0 if held is None else held.disk
+
+    def find(self, keys: Sequence[Key]) -> TargetId | None:
+        """Return a stream that announced a whole prompt; None: no stream did, or it has no whole block."""
+        found = self._index.match(keys, self.streams)
+        return next((target for target, held in found.items() if held.disk >= len(keys)), None)
+
+    def describe(self, target: TargetId, rank: int, *, own: bool, found_at: TargetId | None) -> StreamProbe:
+        """Return what was heard; `own`: the prompt of that rank was, `found_at`: on this stream instead."""
+        heard = self.streams[target]
+        replay = None if not heard.replay_asked else "answered" if heard.replay_complete else "silent"
+        return StreamProbe(
+            rank,
+            heard.endpoint.endpoint,
+            heard.endpoint.replay_endpoint,
+            heard.endpoint.topic,
+            heard.opened,
+            heard.batches,
+            own,
+            found_at,
+            heard.malformed,
+            replay,  # type: ignore[arg-type]
+            heard.block_tokens,
+            max(heard.ahead_s, default=None),
+            tuple(heard.firsts[:FIRSTS]),
+        )
+
+    # EventHandler
+
+    def on_connected(self, target: TargetId) -> int | None:
+        """Note it; nothing is replayed."""
+        self.streams[target].opened = True
+        self._changed.set()
+        return None
+
+    def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
+        """File the blocks of a live batch. The first one is asked for again."""
+        heard = self.streams[target]
+        heard.batches += 1
+        heard.ahead_s.append(batch.wall_s - self._clock.wall())
+        for event in batch.events:
+            if isinstance(event, BlocksPooled):
+                continue
+            if isinstance(event, BlocksStored):
+                self._supply_parents(target, heard, event)
+                heard.hashes.update(event.hashes)
+                heard.block_tokens = event.block_tokens
+                if _is_plain(event):
+                    heard.firsts.append(event)
+            self._index.apply(target, event)
+        self._changed.set()
+        if heard.replay_asked or heard.endpoint.replay_endpoint is None:
+            return None
+        heard.replay_asked = True
+        return batch.seq
+
+    def _supply_parents(self, target: TargetId, heard: HeardStream, event: BlocksStored) -> None:
+        """File what precedes `event` in an expected prompt, where that was announced before we listened."""
+        if event.parent is None or event.parent in heard.hashes:
+            return
+        size, first = event.block_tokens, array("I", event.token_ids[: event.block_tokens])
+        for ids, adapter in heard.expected:
+            starts = (at for at in range(size, len(ids) - size + 1, size) if ids[at : at + size] == first)
+            if adapter == event.adapter and (start := next(starts, None)) is not None:
+                hashes = [*(EngineHash(-n) for n in range(1, start // size)), event.parent]
+                earlier = event._replace(hashes=hashes, parent=None, token_ids=ids[:start], extras=None)
+                self._index.apply(target, earlier)
+                heard.hashes.add(event.parent)
+                return
+
+    def on_replayed(self, target: TargetId, batch: EventBatch) -> int | None:
+        """Ignore it: it was heard live."""
+        return None
+
+    def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
+        """Note whether the engine answered."""
+        self.streams[target].replay_complete = complete
+        self._changed.set()
+        return None
+
+    def on_malformed(self, target: TargetId, reason: str) -> None:
+        """Count it."""
+        self.streams[target].malformed += 1
+        self._changed.set()
+
+    def resume(self, target: TargetId) -> bool:
+        """Return False: every batch is applied at once."""
+        return False
+
+    def sweep(self) -> bool:
+        """Return False: nothing is kept for long."""
+        return False
+
+    def over_bounds(self, target: TargetId) -> tuple[IndexLimit, str] | None:
+        """Return None: an examination is too short to fill the index."""
+        return None
+
+    def target_over_limit(self, target: TargetId, over: OverLimit) -> None:
+        """Count a message that the router would not take in."""
+        self.on_malformed(target, over.detail)
+
+
+def _is_plain(event: BlocksStored) -> bool:
+    """Return whether the event begins a prompt whose hash needs its tokens alone."""
+    return event.parent is None and event.adapter is None and event.salt is None and not any(event.extras or ())

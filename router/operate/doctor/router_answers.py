@@ -1,0 +1,96 @@
+"""Ask the admin API of a running router for its state, and its metrics page where its address is known."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from router.config.schema import Config
+from router.config.sections.base import url_host
+from router.operate.doctor.clients import HttpClients
+from router.operate.doctor.subject import RouterAnswers
+
+RECORDS = 300  # newest ones; each is some KB
+
+
+async def ask_router(clients: HttpClients, url: str, *, config: Config | None, has_token: bool) -> RouterAnswers:
+    """Return what the router with the admin listener at `url` says. Its clients are those named `url` (with the token)
+    and `URL open`.
+    """
+    client = clients.get(url)
+    try:
+        listing = await client.get("/admin/instances")
+    except httpx.HTTPError as failure:
+        return RouterAnswers(url, f"no answer: {str(failure) or type(failure).__name__}")
+    if listing.status_code in (401, 403):
+        return RouterAnswers(url, "it wants an admin token" if not has_token else "it refuses the admin token")
+    found = _json(listing)
+    if not isinstance(found.get("instances"), list):
+        return RouterAnswers(url, f"GET /admin/instances: {listing.status_code}: not the admin API of a router")
+    pool, policies, workers, records, open_to_all, metrics = await asyncio.gather(
+        _get(client, "/admin/pool"),
+        _get(client, "/admin/policies"),
+        _get(client, "/admin/workers"),
+        _get(client, f"/admin/records?limit={RECORDS}"),
+        _is_open(clients, url),
+        scrape(clients, url, config),
+    )
+    replicas = await _get(client, "/admin/replicas")
+    return RouterAnswers(
+        url,
+        None,
+        open_to_all,
+        found["instances"],
+        found.get("discovery") or {},
+        pool,
+        policies,
+        (workers or {}).get("workers") or [],
+        (records or {}).get("records") or [],
+        metrics,
+        replicas=(replicas or {}).get("replicas") or [],
+    )
+
+
+async def scrape(clients: HttpClients, url: str, config: Config | None) -> str | None:
+    """Return the router's metrics page; None where its address is not known, or it is not answered. Only a
+    configuration tells the port of the public listener; the host is that of the admin listener.
+    """
+    if config is None:
+        return None
+    port = config.listen.port if config.metrics.port is None else config.metrics.port
+    scheme = "https" if config.metrics.port is None and config.listen.tls else "http"
+    if port == 0:
+        return None
+    host = url_host(urlsplit(url).hostname or "")
+    client = clients.add(f"{url} metrics", f"{scheme}://{host}:{port}")
+    try:
+        answer = await client.get("/metrics")
+    except httpx.HTTPError:
+        return None
+    return answer.text if answer.status_code == 200 else None
+
+
+async def _is_open(clients: HttpClients, url: str) -> bool:
+    try:
+        return (await clients.get(f"{url} open").get("/admin/instances")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+async def _get(client: httpx.AsyncClient, path: str) -> dict[str, Any] | None:
+    try:
+        answer = await client.get(path)
+    except httpx.HTTPError:
+        return None
+    return _json(answer) if answer.status_code == 200 else None
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        body = answer.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}

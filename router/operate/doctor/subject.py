@@ -1,0 +1,205 @@
+"""What is examined: the facts that were gathered of engines, routers, masters and the machine, for the checks to read.
+
+The checks are pure functions of a `Subject`; `gather.py` and `probe.py` fill it. A fact that could not be had is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from router.config.reader import ReadConfig
+from router.config.schema import Config, InstanceConfig, PolicyConfig
+from router.config.yaml_source import YamlDocument, YamlPath, format_path
+from router.kvcache.events import BlocksStored
+from router.operate.doctor.finding import Edit, Place
+from router.operate.doctor.survey import EngineSurvey
+
+Json = dict[str, Any]
+
+KINDS = ("completions", "chat", "responses", "messages", "lora", "salt", "media")
+"""Kinds of requests that reach a cache in ways of their own, and so are proved one by one."""
+
+
+class KindProbe(NamedTuple):
+    """One prompt of one kind, sent twice to one rank. Tokens; None: not known."""
+
+    kind: str
+    error: str | None = None  # why the engine did not answer; the rest is empty then
+    unknown: str | None = None  # why the router would not know the prompt's ids
+    counted_tokens: int | None = None  # by the router's tokenizer
+    prompt_tokens: int | None = None  # by the engine
+    known_tokens: int = 0  # whole blocks of the part that the router knows: all of it, but for what follows media
+    promised_tokens: int | None = None  # leading part of them that the engine's events announced, by the router's keys
+    cached_tokens: int | None = None  # delivered, the second time
+
+
+class StreamProbe(NamedTuple):
+    """The event stream of one rank, listened to while the engine computed prompts."""
+
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+    opened: bool  # a ZeroMQ publisher answered at `endpoint`
+    batches: int  # messages while listening
+    own: bool  # one of them announced the prompt that was sent to this rank
+    found_at: str | None  # the stream that announced it instead; None: no stream did
+    malformed: int
+    replay: Literal["answered", "silent"] | None  # None: not asked
+    block_tokens: int | None  # in the announcement
+    clock_ahead_s: float | None  # the engine's clock against ours, as far as a batch can tell; negative: behind
+    firsts: tuple[BlocksStored, ...] = ()  # announced first blocks of prompts without adapter, salt and media
+
+
+class EngineProbe(NamedTuple):
+    """What an engine did with real prompts."""
+
+    streams: tuple[StreamProbe, ...]
+    kinds: tuple[KindProbe, ...]
+    transfer_host: str | None = None  # of a prefill engine with Nixl: where decode engines are told to fetch
+    transfer_params: bool | None = None  # whether its answer told them; None: not asked
+    unfinished: tuple[str, ...] = ()  # kinds that were not answered in time
+
+
+class TokenizerProof(NamedTuple):
+    """The configured tokenizer, or the engine's `/tokenize`, against what one engine generates from."""
+
+    compared: int
+    differing: str | None = None  # the first text with other ids
+    is_chat: bool = False  # that text is a chat: the template may be at fault
+    engine_fails: str | None = None  # why nothing could be compared
+    no_ids: str | None = None  # why no source has the ids of chats
+
+
+@dataclass
+class ExaminedEngine:
+    """One engine: how it is configured and what it answered."""
+
+    config: InstanceConfig
+    document: YamlDocument | None = None  # where it is listed; None: a router named it
+    path: YamlPath = ()
+    survey: EngineSurvey | None = None
+    probe: EngineProbe | None = None
+    proof: TokenizerProof | None = None
+    bootstrap: str | None = None  # why its Mooncake bootstrap server does not answer; "": it does; None: not asked
+
+    @property
+    def name(self) -> str:
+        """Its id."""
+        return self.config.id
+
+    @property
+    def usable(self) -> EngineSurvey | None:
+        """What it said of itself; None when it cannot be used."""
+        return None if self.survey is None or self.survey.error is not None else self.survey
+
+    @property
+    def model(self) -> str | None:
+        """Its base model's name."""
+        return None if self.usable is None else self.usable.model
+
+    @property
+    def answered_kinds(self) -> tuple[KindProbe, ...]:
+        """The kinds of requests that it answered."""
+        return () if self.probe is None else tuple(kind for kind in self.probe.kinds if kind.error is None)
+
+    def place(self, *key: str | int) -> Place | None:
+        """Return the line of a key of this engine in the configuration."""
+        return None if self.document is None else place_in(self.document, (*self.path, *key))
+
+
+class RouterAnswers(NamedTuple):
+    """The admin API of one router, as plain JSON; None: it did not answer that."""
+
+    url: str
+    error: str | None = None
+    open_to_all: bool = False  # it answered without a token
+    instances: list[Json] = []
+    discovery: Mapping[str, str | None] = {}
+    pool: Json | None = None
+    policies: Json | None = None
+    workers: list[Json] = []
+    records: list[Json] = []
+    metrics: str | None = None  # the page for Prometheus
+    later_metrics: str | None = None  # the same, some seconds later
+    replicas: list[Json] = []  # the other routers in front of the same engines
+
+
+class MasterAnswers(NamedTuple):
+    """One Mooncake master: whether it leads, or why it cannot say."""
+
+    url: str
+    leads: bool
+    trouble: str | None
+
+
+class HostFacts(NamedTuple):
+    """Limits of this machine and process. None: not known here."""
+
+    open_files: int | None  # hard limit; the router raises its soft one to it
+    somaxconn: int | None
+    local_ports: int | None
+    memory_bytes: int | None  # of the cgroup
+    cores: int | None
+
+
+UNKNOWN_HOST = HostFacts(None, None, None, None, None)
+
+
+@dataclass
+class Subject:
+    """Everything that was gathered."""
+
+    read: ReadConfig | None = None  # None: only running routers are examined
+    document: YamlDocument | None = None
+    text: str = ""  # of the main file
+    engines: list[ExaminedEngine] = field(default_factory=list)
+    routers: list[RouterAnswers] = field(default_factory=list)
+    masters: list[MasterAnswers] = field(default_factory=list)
+    pool_keys: tuple[str, ...] | None = None  # what the leading master lists; None: too many, or not asked
+    host: HostFacts = UNKNOWN_HOST
+    passive: bool = False
+    unfinished: list[str] = field(default_factory=list)  # what took too long
+
+    @property
+    def config(self) -> Config | None:
+        """The main configuration."""
+        return None if self.read is None else self.read.config
+
+    @property
+    def policies(self) -> Mapping[str, PolicyConfig]:
+        """All policies of the configuration, by name."""
+        return {} if self.read is None else self.read.policies
+
+    @property
+    def usable(self) -> list[ExaminedEngine]:
+        """The engines that answered."""
+        return [engine for engine in self.engines if engine.usable is not None]
+
+    def place(self, *path: str | int) -> Place | None:
+        """Return the line of a key in the main file, or of its innermost existing parent."""
+        return None if self.document is None else place_in(self.document, path)
+
+    def edit(self, engine: ExaminedEngine, value: Any, *key: str | int) -> Edit | None:
+        """Return the edit of an engine's key; None where the engine is not listed in the main file."""
+        return Edit((*engine.path, *key), value) if engine.document is self.document is not None else None
+
+    def by_model(self) -> dict[str, list[ExaminedEngine]]:
+        """Return the engines that answered by the base model that they serve."""
+        groups: dict[str, list[ExaminedEngine]] = {}
+        for engine in self.usable:
+            if engine.model is not None:
+                groups.setdefault(engine.model, []).append(engine)
+        return groups
+
+
+def place_in(document: YamlDocument, path: Sequence[str | int]) -> Place:
+    """Return the line of a path in a document, or of its innermost existing parent."""
+    return Place(document.name, document.line(tuple(path)), format_path(tuple(path)))
+
+
+def list_names(engines: Sequence[ExaminedEngine]) -> tuple[str, ...]:
+    """Return the ids of engines."""
+    return tuple(engine.name for engine in engines)

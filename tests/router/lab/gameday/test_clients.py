@@ -1,0 +1,75 @@
+"""The clients of a game day: the same for the same seed, and those that leave really do, at a real engine."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from router.clock import SystemClock
+from router.config.sections.gameday import GamedayFile
+from router.lab.gameday.clients import (
+    LoadEndpoint,
+    examine_endpoint,
+    make_sessions,
+    run_flood,
+    run_hang_ups,
+    run_load,
+)
+from router.lab.loadgen.load import SentRequest
+from router.lab.workloads.model import Span
+from tests.fakes.engines import INSTANT, engine, eventually
+
+CLOCK = SystemClock()
+PATH = "/v1/chat/completions"
+
+
+def script(**fields: Any) -> GamedayFile:
+    day = {"about": "x", "calm_from_s": 0.1, "ends_s": 1.0, "load": {"agents": 2, "turns": 3, "think_s": 0.05}}
+    return GamedayFile.model_validate(day | {"faults": [{"fault": "kill", "at_s": 0.5}]} | fields)
+
+
+def test_sessions_share_the_system_prompt_and_each_turn_continues_the_one_before() -> None:
+    one, two = islice(make_sessions(script()), 2)
+    assert one.turns[0].fresh[0] == two.turns[0].fresh[0] == Span(0, 400)
+    assert one.turns[0].fresh[1] != two.turns[0].fresh[1]
+    assert [turn.context_tokens for turn in one.turns] == [0, 1216, 1382]  # 400 + 800 + 16, then + 150 + 16
+    assert all(0 <= turn.think_s <= 0.1 for turn in one.turns)
+
+
+def test_the_same_seed_gives_the_same_sessions_and_another_others() -> None:
+    assert list(make_sessions(script(seed=3))) == list(make_sessions(script(seed=3)))
+    assert list(make_sessions(script(seed=3))) != list(make_sessions(script(seed=4)))
+
+
+async def test_the_load_ends_by_itself() -> None:
+    async with engine(**INSTANT) as fake:
+        rows: list[SentRequest] = []
+        await run_load(script(), LoadEndpoint(fake.url, "warm-tiny"), CLOCK, CLOCK.now(), rows.append)
+        assert len(rows) > 5
+        assert [one.failure for one in rows if one.failure] == []
+        assert max(one.turn for one in rows) == 2
+
+
+async def test_a_flood_is_one_prompt_by_many_at_once() -> None:
+    async with engine(**INSTANT) as fake:
+        sent = await run_flood(script(), LoadEndpoint(fake.url, "warm-tiny"), CLOCK, CLOCK.now(), 4, 200, 2.0)
+        assert len(sent) >= 4
+        assert len({exchange.body for exchange in fake.seen(PATH)}) == 1
+
+
+async def test_clients_that_hang_up_leave_nothing_running() -> None:
+    async with engine(decode_ms_per_token=100) as fake:
+        left = await run_hang_ups(LoadEndpoint(fake.url, "warm-tiny"), CLOCK, CLOCK.now(), 3, 0.3, 1)
+        assert left >= 3
+        assert fake.seen(PATH)
+        await eventually(lambda: fake.server.app._generate.in_flight == 0)
+
+
+@pytest.mark.parametrize("suffix", ["", "/v1", "/"])
+async def test_somebodys_endpoint_is_asked_for_its_model_and_the_length_of_words(suffix: str) -> None:
+    async with engine(**INSTANT) as fake:
+        endpoint = await examine_endpoint(fake.url + suffix, None, None, CLOCK)
+        assert (endpoint.url, endpoint.model) == (fake.url, "warm-tiny")
+        assert endpoint.tokens_per_word > 0

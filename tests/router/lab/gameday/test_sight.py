@@ -1,0 +1,82 @@
+"""What a metrics page shows: read from the page that the router itself renders, and compared with the one before."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from router.config.sections.gameday import FaultKind
+from router.lab.gameday.sight import NOTICED_BY, WANTED, Sight, is_well, read_sight
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.metrics.snapshot import PoolState, RouterSnapshot
+from tests.router.telemetry.metrics.test_state import READY, SILENT
+
+CALM = Sight(prefill_us={"a": 100.0}, has_pool=True, policies=frozenset({"warm"}), booked=3.0)
+
+
+def page(now: RouterSnapshot) -> str:
+    return Metrics(lambda: now, lambda model: True).page().render().decode()
+
+
+def test_it_reads_what_the_router_writes() -> None:
+    closed = READY._replace(breaker="closed")
+    now = read_sight(page(RouterSnapshot([closed, SILENT])))
+    assert now.not_ready == {"b"}
+    assert now.tripped == {"b/0"}
+    assert now.untrusted == {"b/0"}
+    assert (now.restarts, now.gaps, now.lag_s, now.booked) == (6, 2, 0.5, 6)  # both targets have READY's counts
+    assert now.prefill_us == {"a": 90.5, "b": 90.5}
+    assert now.has_pool is None
+
+
+def test_every_metric_that_it_reads_exists() -> None:
+    families = Metrics(lambda: RouterSnapshot(), lambda model: True).page().collect()
+    names = {family.name + "_total" * (family.type == "counter") for family in families}
+    assert {f"warmroute_{name}" for name in WANTED} <= names
+
+
+def test_another_pages_names_are_left_alone() -> None:
+    assert read_sight(generate_latest(CollectorRegistry()).decode() + "warmroute_target_requests_x 5\n") == Sight()
+
+
+SIGNS: dict[FaultKind, dict[str, object]] = {
+    "kill": {"restarts": 1.0},
+    "freeze": {"not_ready": frozenset({"a"})},
+    "partition": {"tripped": frozenset({"a/0"})},
+    "slow": {"prefill_us": {"a": 160.0}},
+    "lossy_events": {"gaps": 1.0},
+    "wrong_events": {"untrusted": frozenset({"a/0"})},
+    "full_disk": {"write_failures": 1.0},
+    "dead_pool": {"has_pool": False},
+    "clock_jump": {"lag_s": 3600.0},
+}
+
+
+@pytest.mark.parametrize("fault", SIGNS)
+def test_a_fault_is_noticed_by_its_sign_and_not_without(fault: FaultKind) -> None:
+    assert SIGNS.keys() == NOTICED_BY.keys()
+    assert not NOTICED_BY[fault](CALM, CALM)
+    assert NOTICED_BY[fault](CALM._replace(**SIGNS[fault]), CALM)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        {"not_ready": frozenset({"a"})},
+        {"tripped": frozenset({"a/0"})},
+        {"untrusted": frozenset({"a/0"})},
+        {"has_pool": False},
+        {"policies": frozenset({"herd"})},
+        {"booked": 9.0},  # by 8 agents
+    ],
+)
+def test_what_is_not_well(sign: dict[str, object]) -> None:
+    assert is_well(CALM, CALM, 8)
+    assert not is_well(CALM._replace(**sign), CALM, 8)  # type: ignore[arg-type]
+
+
+def test_a_pool_that_leads() -> None:
+    pool = PoolState({"m": True, "n": False}, {}, 0, 0, 0.0, 0, {})
+    assert read_sight(page(RouterSnapshot(pool=pool))).has_pool is True
+    assert read_sight(page(RouterSnapshot(pool=pool._replace(masters={"m": False})))).has_pool is False

@@ -1,0 +1,58 @@
+"""What the doctor reads out of what a router says of its replicas and targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.operate.doctor.routers import check_replicas, check_targets
+from router.operate.doctor.subject import RouterAnswers, Subject
+
+URL = "http://127.0.0.1:8001"
+WELL = {
+    "address": "10.0.0.2:9004",
+    "run": "1f3a",
+    "own": False,
+    "up": True,
+    "last_heard_s": 0.1,
+    "same_policies": True,
+    "same_instances": True,
+    "instances": 4,
+}
+
+
+def whats(*replicas: dict[str, Any]) -> list[str]:
+    found = [*check_replicas(Subject(routers=[RouterAnswers(URL, replicas=[*replicas])]))]
+    assert all(finding.severity == "fault" and finding.at == (URL,) for finding in found)
+    return [finding.what for finding in found]
+
+
+def test_a_stream_joined_late_is_named_while_blocks_wait_for_a_parent() -> None:
+    stream: dict[str, Any] = {"state": "live", "joined_late": True, "keyless_blocks": 12, "replay_silent": False}
+    target = {"id": "a/0", "stream": stream, "promises": {}, "breaker": "closed"}
+    router = RouterAnswers(URL, instances=[{"id": "a", "state": "ready", "targets": [target]}])
+    (found,) = check_targets(Subject(routers=[router]))
+    assert found.what == "caches 12 blocks after prompts that the router never saw announced"
+    stream["keyless_blocks"] = 0
+    assert list(check_targets(Subject(routers=[router]))) == []
+
+
+def test_replicas_that_hear_each_other_and_agree_are_no_finding() -> None:
+    itself = WELL | {"own": True, "up": False, "last_heard_s": None, "same_policies": None, "same_instances": None}
+    assert whats(WELL, itself) == []
+    assert whats() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"up": False, "last_heard_s": None, "same_policies": None}, "does not hear 10.0.0.2:9004"),
+        ({"up": False}, "hears the router at 10.0.0.2:9004, and gets no acknowledgements"),
+        ({"address": None}, "hears a router (run 1f3a) that is not in its list"),
+        ({"same_policies": False}, "has other policies in force than the router at 10.0.0.2:9004"),
+        ({"same_instances": False}, "knows other engines than the router at 10.0.0.2:9004, which knows 4"),
+    ],
+)
+def test_each_disagreement_is_named(changes: dict[str, Any], what: str) -> None:
+    assert whats(WELL, WELL | changes) == [what]
