@@ -5,6 +5,15 @@ BIN := $(VENV)/bin
 # pytest workers. One more than the cores that the project is tested on: some tests mostly wait.
 WORKERS ?= 3
 PIP := $(BIN)/pip --disable-pip-version-check -q
+# Tests that need a machine or a time of their own, see the markers in pyproject.toml
+SPECIAL := stack abuse gateway doctor browser clients oracle gameday rollout
+HERE := not $(subst $() , and not ,$(strip $(SPECIAL)))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# Not in `make test`, each with a target of its own that CI runs
+TOOLS := tests/agreement tests/bench tests/picker_conformance tests/router/lab tests/router/operate tests/router/scheduling/experiments/test_error_rates.py \
+  $(addprefix tests/e2e/,test_load.py test_picker_conformance.py) \
+  $(addprefix tests/router/cli/,advise doctor gameday load replay rollout simulate workload)
+ELSEWHERE := $(TOOLS) $(addprefix tests/,abuse browser clients docs gameday gateway oracle package stack)
 # of `make fuzz`
 TARGETS ?= client engine gateway events snapshot body answer metrics engine_json config
 MINUTES ?= 10
@@ -14,7 +23,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-router test-tools test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,8 +34,23 @@ run: $(VENV)/.installed  ## start four simulated engines and the router in front
 stack: $(VENV)/.installed  ## start two real vLLM engines over a real Mooncake Store, and the router
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
-test: check  ## run `check` and every test that needs no real engine
-	$(BIN)/python -m pytest -m "not stack and not abuse and not gateway and not doctor and not browser and not clients and not oracle and not gameday and not rollout" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.installed-test  ## run `check` and the tests of the router, beside each other (5 minutes on two cores)
+	@$(MAKE) --no-print-directory -j 2 check test-router
+
+test-router: $(VENV)/.installed-test  ## run the tests of the router: every module, and whole routers before emulated engines
+	$(PYTEST) -m "$(HERE)" $(addprefix --ignore=,$(ELSEWHERE))
+
+test-tools: $(VENV)/.installed-test  ## run the tests of lab, doctor, rollout, simulations, benchmarks and the picker conformance suite
+	$(PYTEST) -m "$(HERE)" $(TOOLS)
+
+test-deep: $(VENV)/.installed-test  ## try all properties with many new examples (`make test` tries 20, always the same)
+	$(PYTEST) -m "hypothesis and $(HERE)" --hypothesis-profile deep
+
+test-package: $(VENV)/.installed-test  ## build sdist and wheel, install the wheel alone and with each extra, and run it
+	$(BIN)/python -m pytest tests/package
+
+test-abuse: $(VENV)/.installed-test  ## run the attacks that take seconds (`make abuse`: all)
+	$(PYTEST) -m "$(HERE)" tests/abuse
 
 check: $(VENV)/.installed-test  ## run lint, format, types and import rules (under a minute)
 	$(BIN)/ruff check .
@@ -37,7 +61,7 @@ check: $(VENV)/.installed-test  ## run lint, format, types and import rules (und
 
 # tests/builds holds both builds equal, so the parts that decide and index are what is worth testing in both.
 test-pure: $(VENV)/.installed-test  ## run the core's tests on the source of compiled modules
-	WARMROUTE_PURE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not stack and not gateway" --hypothesis-profile quick \
+	WARMROUTE_PURE=1 $(PYTEST) -m "$(HERE)" \
 	  tests/scorers tests/router/fleet tests/router/kvcache tests/router/prompt tests/router/proxy tests/router/request tests/router/scheduling
 
 test-stack: $(VENV)/.installed-test  ## run the tests that need real vLLM engines and a real Mooncake Store
@@ -55,8 +79,8 @@ test-gateway: $(VENV)/.installed-test  ## run the tests that need a real Kuberne
 test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute doctor` knows in a fleet of emulated engines (a minute)
 	$(BIN)/python -m pytest -m doctor -n $(WORKERS) tests/router/operate/doctor tests/e2e/test_doctor.py
 
-test-rollout: $(VENV)/.installed-test  ## restart fleets of emulated engines with `warmroute rollout`, and the router itself, under load (two minutes)
-	$(BIN)/python -m pytest -m rollout tests/e2e/test_rollout.py tests/e2e/test_handover.py
+test-rollout: $(VENV)/.installed-test  ## restart fleets of emulated engines with `warmroute rollout`, and the router itself (two minutes)
+	$(BIN)/python -m pytest -m rollout tests/e2e/test_rollout.py tests/e2e/test_handover.py tests/e2e/test_snapshot.py
 
 # Playwright drives Debian's browser, not one of its own.
 test-browser: $(VENV)/.installed-test  ## run the tests of the live page in Chromium, which is installed from Debian where it is not there
@@ -128,7 +152,8 @@ reference: $(VENV)/.installed  ## write what is generated from the code: referen
 protos: $(VENV)/.installed-test  ## generate the Python code of all .proto files
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. router/picker/*.proto router/control/keda/*.proto
 
-docs: $(VENV)/.installed-test  ## build the pages into build/site; fails on dead links, unlisted pages and wrong examples
+docs: $(VENV)/.installed-test  ## build the pages into build/site and run their examples; fails on dead links and unlisted pages
+	$(PYTEST) tests/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 vendor:  ## copy the live page's JavaScript libraries, with licences, from npm into router/control/page/vendor

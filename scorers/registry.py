@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
@@ -164,11 +165,17 @@ class Registry:
 
 def load_registry() -> Registry:
     """Return the built-in plug-ins and those that the installed packages offer. Raises PluginError when two plug-ins of
-    one kind have the same name. Reads every installed package's metadata (some milliseconds): call it when a
-    configuration is read, not per request.
+    one kind have the same name.
     """
-    offered = entry_points()  # read once: each call reads every package's files
-    return Registry({kind: _list_offered(kind, offered.select(group=group)) for kind, group in GROUPS.items()})
+    offered = installed_plugins()
+    return Registry({kind: _list_offered(kind, offered[group]) for kind, group in GROUPS.items()})
+
+
+@cache
+def installed_plugins() -> dict[str, tuple[EntryPoint, ...]]:
+    """Return the entry points of each of our groups. Read once in a process: it reads files of every package."""
+    offered = entry_points()
+    return {group: tuple(offered.select(group=group)) for group in GROUPS.values()}
 
 
 def _list_offered(kind: type[Plugin], offered: Iterable[EntryPoint]) -> dict[str, EntryPoint]:

@@ -15,10 +15,11 @@ from scorers.build import is_compiled
 # beside open gRPC calls ended with a segmentation fault before it was executed: its other threads are in no child.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("untimed", UNTIMED)
-settings.register_profile("quick", UNTIMED, max_examples=20)  # for what runs once more (make test-pure)
-settings.load_profile("untimed")
+# How often properties are tried. `quick`, the default, tries the same examples each time: it never fails by chance.
+# `deep` (make test-deep) tries new ones, as many as each test names (tests/suites/properties.py).
+settings.register_profile("deep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("deep"), max_examples=20, derandomize=True, database=None)
+settings.load_profile("quick")
 
 
 def pytest_configure() -> None:

@@ -24,7 +24,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 
 from docs.tools.chart_schema import VALUES_SCHEMA
@@ -132,6 +131,8 @@ def _read(folder: Path, text: str, kind: str) -> None:
 
 def _check_values(values: dict[str, Any]) -> None:
     """Check values of the Helm chart by its schema. Raises ConfigError."""
+    import jsonschema  # here: it takes a second to load
+
     try:
         jsonschema.validate(values, json.loads(VALUES_SCHEMA.read_text(encoding="utf-8")))
     except jsonschema.ValidationError as wrong:

@@ -69,7 +69,7 @@ class RouterClient:
         self.url = url
         self.admin_url = admin_url
         self.http = self.client(verify=False)
-        self.admin = httpx.AsyncClient(base_url=admin_url, timeout=10.0)
+        self.admin = httpx.AsyncClient(base_url=admin_url, timeout=10.0, verify=False)
 
     def client(self, **options: Any) -> httpx.AsyncClient:
         """Return another client of the public API, with connections of its own. The caller closes it."""

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 import pytest_asyncio
@@ -36,7 +35,9 @@ async def client(routed: Any) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def claude(routed: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def claude(routed: Any) -> AsyncIterator[Any]:
+    import anthropic  # here: it takes a second to load
+
     async with anthropic.AsyncAnthropic(base_url=routed.url, api_key="none", max_retries=0) as client:
         yield client
 
@@ -170,7 +171,7 @@ async def test_openai_errors(client: openai.AsyncOpenAI) -> None:
         await client.responses.retrieve("resp_nobody")
 
 
-async def test_anthropic(routed: Any, claude: anthropic.AsyncAnthropic) -> None:
+async def test_anthropic(routed: Any, claude: Any) -> None:
     asked: dict[str, Any] = {"model": MODEL, "max_tokens": 12, "system": "Be brief.", "messages": CHAT[1:]}
     raw = await claude.messages.with_raw_response.create(**asked)
     whole = await raw.parse()
@@ -189,7 +190,7 @@ async def test_anthropic(routed: Any, claude: anthropic.AsyncAnthropic) -> None:
     assert final.usage.cache_read_input_tokens > 0
 
 
-async def test_anthropic_tools(claude: anthropic.AsyncAnthropic) -> None:
+async def test_anthropic_tools(claude: Any) -> None:
     tool = {"name": "weather", "description": "of a city", "input_schema": SCHEMA}
     answer = await claude.messages.create(
         model=MODEL,
@@ -215,7 +216,9 @@ async def test_anthropic_tools(claude: anthropic.AsyncAnthropic) -> None:
     assert follow.content[0].type == "text"
 
 
-async def test_anthropic_errors(claude: anthropic.AsyncAnthropic) -> None:
+async def test_anthropic_errors(claude: Any) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         await claude.messages.create(model="who", max_tokens=5, messages=CHAT[1:])
     assert missing.value.body["error"]["type"] == "not_found_error"

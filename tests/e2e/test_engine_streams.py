@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -331,6 +330,8 @@ async def test_a_client_of_responses_sees_why_its_stream_ended(router: Any) -> N
 
 
 async def test_a_client_of_messages_sees_why_its_stream_ended(router: Any) -> None:
+    import anthropic  # here: it takes a second to load
+
     start = {"id": "m", "type": "message", "role": "assistant", "content": [], "model": MODEL, "stop_reason": None}
     start |= {"stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 0}}
     async with scripted(router) as (r, (engine,)):

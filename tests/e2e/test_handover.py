@@ -45,6 +45,7 @@ def prompts(load: Load, port: int, clients: int = 8) -> list[Coroutine[Any, Any,
     return [load.prompts(Service(port), keep=n % 2 > 0, stream=n % 4 > 1) for n in range(clients)]
 
 
+@pytest.mark.rollout
 async def test_a_new_process_takes_over_under_load(router_process, fleet_config) -> None:
     """From one process to two workers, with the admin and the metrics port."""
     ports = public, admin, metrics = free_ports(3)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvloop
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.app import App
@@ -30,6 +30,7 @@ from router.request.relay_path import RelayPath
 from router.scheduling.ticket import Ticket
 from tests.e2e.conftest import LOCAL, MODEL, TOKENIZER
 from tests.fakes.gateway import BUFFERED, Gateway, Refusal
+from tests.suites.properties import examples
 
 CARD = ModelCard(MODEL, MODEL, None, 32768)
 WORDS = ["the", "warm", "cache", "remembers", "what", "the", "cold", "one", "forgot"]
@@ -134,7 +135,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(sequence=st.lists(requests, min_size=1, max_size=6))
 def test_the_same_request_on_the_same_state_goes_to_the_same_target(
     pair: Pair, sequence: list[tuple[list[str], int, str, bool, int, float]]

@@ -13,6 +13,8 @@ from tests.e2e.chats import Chat, ask
 from tests.e2e.conftest import Json, RouterClient
 from tests.fakes.engines import engine, eventually
 
+pytestmark = pytest.mark.rollout
+
 
 def saved(file: Path) -> SavedIndex:
     found = load(file)

@@ -20,7 +20,7 @@ from tests.router.tenants.issuer import AUDIENCE, ISSUER, Issuer
 
 MODEL = "warm-tiny"
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-PROBES = 1000
+PROBES = 400
 AT_ONCE = 2  # so that a prompt seldom waits for another one, which would hide what its own takes
 PROMPT_WORDS = 48  # some six blocks of the emulated engine
 
@@ -84,7 +84,7 @@ def advantage(of_victim: list[float], of_nobody: list[float]) -> float:
 
 
 class Learned:
-    """What the answers to 1,000 probes say about which of the prompts somebody else has sent before."""
+    """What the answers to all probes say about which of the prompts somebody else has sent before."""
 
     def __init__(self, probes: list[Answered], victims: list[bool]) -> None:
         def tell(value: Callable[[Answered], float]) -> float:
@@ -111,8 +111,8 @@ async def attack(router: Any, isolation: str, keys: str, probes: int, tokens_per
 async def test_an_attacker_learns_nothing_where_tenants_are_kept_apart(router: Any, keys: Any) -> None:
     learned = await attack(router, "tenant", keys(victim="victim", attacker="attacker"), PROBES, 20_000)
     assert learned.by_hits == 0.5
-    assert learned.by_time == pytest.approx(0.5, abs=0.07)  # of 500 and 500 by chance: a deviation of 0.018
-    assert learned.by_target == pytest.approx(0.5, abs=0.07)
+    assert learned.by_time == pytest.approx(0.5, abs=0.12)  # of 200 and 200 by chance: a deviation of 0.029
+    assert learned.by_target == pytest.approx(0.5, abs=0.12)
 
 
 async def test_the_attack_works_where_they_are_not(router: Any, keys: Any) -> None:

@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.affinity_gate import AffinityGate
 from scorers.contract import Overlap, Row, Speed, View
+from tests.suites.properties import examples
 from tests.suites.scorers import check_filter
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -77,13 +78,13 @@ def test_parameters_have_bounds(params: dict[str, float], complaint: str) -> Non
 @pytest.mark.parametrize(
     "gate", [AffinityGate(), AffinityGate(share=0.1, penalty_ms=5.0), AffinityGate(penalty_ms=0.0)]
 )
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(gate: AffinityGate, data: st.DataObject, view: View) -> None:
     check_filter(gate, view, data.draw(st.permutations(range(len(view.rows)))))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(views())
 def test_somebody_always_stays(view: View) -> None:
     assert any(AffinityGate(share=0.01, penalty_ms=1.0).keep(view))

@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.aibrix_prefix import AibrixPrefix
 from scorers.contract import Overlap, Row, View
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -78,7 +79,7 @@ def test_parameters_have_bounds(params: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize(
     "scorer", [AibrixPrefix(), AibrixPrefix(imbalance=1_000_000), AibrixPrefix(imbalance=1_000_000, sigma=0.0)]
 )
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: AibrixPrefix, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

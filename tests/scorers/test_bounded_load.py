@@ -1,10 +1,11 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.bounded_load import BoundedLoad
+from tests.suites.properties import examples
 from tests.suites.scorers import check_filter
 from tests.suites.views import a_load, a_row, a_view, views
 
@@ -31,7 +32,7 @@ def test_a_looser_bound_keeps_more() -> None:
     assert keep([10, 6, 3, 0], factor=2.2) == [True, True, True, True]  # ceil(2.2 * 5) = 11
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20), st.floats(1, 4))
 def test_somebody_always_stays_and_the_idlest_does(requests: list[int], factor: float) -> None:
     kept = keep(requests, factor)
@@ -47,7 +48,7 @@ def test_bounds() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.25, 3.0])
-@settings(max_examples=50)
+@examples(50)
 @given(st.data(), views())
 def test_contract(factor: float, data: Any, view: Any) -> None:
     check_filter(BoundedLoad(factor=factor), view, data.draw(st.permutations(range(len(view.rows)))))

@@ -4,17 +4,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 from scorers.admission.contract import AdmissionRule
 from scorers.contract import Filter, Outcome, Picker, Scorer, View
 from scorers.registry import BUILTINS, load_registry
+from tests.suites.properties import examples
 from tests.suites.scorers import check_filter, check_parts, check_picker, check_scorer
 from tests.suites.views import a_row, a_view, views
 
 REGISTRY = load_registry()
-many = settings(max_examples=120)
+many = examples(120)
 durations_ms = st.floats(0, 1e6)
 outcomes = st.builds(
     Outcome, st.booleans(), st.none(), st.none() | durations_ms, durations_ms, st.none(), st.none(), st.none()

@@ -2,11 +2,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.consistent_hash import ConsistentHash, Key
 from scorers.contract import Ask, Needs, View
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_row, a_view, views
 
@@ -134,7 +135,7 @@ def test_it_needs_what_its_key_needs(by: Key, needs: Needs) -> None:
     ],
     ids=lambda scorer: scorer.by,
 )
-@settings(max_examples=50)
+@examples(50)
 @given(st.data(), views())
 def test_contract(scorer: ConsistentHash, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -7,11 +7,12 @@ from itertools import compress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import View
 from scorers.dual_hash import DualHash
+from tests.suites.properties import examples
 from tests.suites.scorers import check_filter
 from tests.suites.views import a_row, a_view, views
 
@@ -81,7 +82,7 @@ def test_parameters_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("a_filter", [DualHash(), DualHash(blocks=1), DualHash(blocks=4, salt=-3)])
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(a_filter: DualHash, data: st.DataObject, view: View) -> None:
     check_filter(a_filter, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Ask, Overlap, Row, Speed, View
 from scorers.dualmap import Dualmap
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -70,7 +71,7 @@ def test_parameters_have_bounds(params: dict[str, float], name: str) -> None:
 
 
 @pytest.mark.parametrize("scorer", [Dualmap(), Dualmap(ttft_ms=0.0), Dualmap(ttft_ms=1e6, stale_s=500.0)])
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: Dualmap, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

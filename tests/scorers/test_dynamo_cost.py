@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import PoolHit, Row
 from scorers.dynamo_cost import DynamoCost
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -120,7 +121,7 @@ def test_with_equal_loads_the_longest_prefix_costs_least(blocks: list[int]) -> N
     ],
     ids=["defaults", "decaying", "shared"],
 )
-@settings(max_examples=50)
+@examples(50)
 @given(st.data(), views())
 def test_contract(scorer: DynamoCost, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

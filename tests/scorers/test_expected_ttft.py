@@ -6,11 +6,12 @@ from itertools import chain, combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Load, Overlap, PoolHit, Row, Speed, Transfer
 from scorers.expected_ttft import ExpectedTtft
+from tests.suites.properties import examples
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
 FLAT = Speed(10.0, 100.0, 0.0, 0, None, None, None, None)  # 10 ms + 0.1 ms a token, context costs nothing
@@ -188,7 +189,7 @@ def test_a_stale_age_must_be_one() -> None:
 links = st.builds(link, st.floats(0, 50), st.floats(0, 300))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.lists(st.integers(0, 5000), min_size=4, max_size=4).map(sorted),
     st.lists(st.integers(0, 6000), min_size=2, max_size=2).map(sorted),

@@ -3,12 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Load, Overlap, PoolHit, Row, Speed, Transfer, View
 from scorers.expected_ttft import ExpectedTtft
 from scorers.least_work_left import LeastWorkLeft
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -54,13 +55,13 @@ def test_unknown_overlap_costs_what_is_usual() -> None:
 
 
 @pytest.mark.parametrize("scorer", [LeastWorkLeft(), LeastWorkLeft(pool=False)])
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: LeastWorkLeft, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(views())
 def test_where_nobody_else_uses_the_engines_it_is_expected_ttft(view: View) -> None:
     ours = view._replace(rows=tuple(row._replace(load=row.load._replace(elsewhere=0)) for row in view.rows))

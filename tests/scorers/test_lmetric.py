@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import PoolHit, Row
 from scorers.lmetric import Lmetric
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -71,7 +72,7 @@ def test_no_weight_is_negative() -> None:
     [Lmetric(), Lmetric(overlap_score_credit=2.0, shared_cache_multiplier=0.5), Lmetric(overlap_score_credit=0.0)],
     ids=["defaults", "shared", "load only"],
 )
-@settings(max_examples=50)
+@examples(50)
 @given(st.data(), views())
 def test_contract(scorer: Lmetric, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Row, View
 from scorers.lora_affinity import LoraAffinity
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, views
 
@@ -53,7 +54,7 @@ def test_an_age_is_above_zero() -> None:
 
 
 @pytest.mark.parametrize("scorer", [LoraAffinity(), LoraAffinity(stale_s=0.5), LoraAffinity(stale_s=5000.0)])
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: LoraAffinity, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

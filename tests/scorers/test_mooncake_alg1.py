@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Overlap, PoolHit, Row, Speed, Transfer, View
 from scorers.mooncake_alg1 import MooncakeAlg1
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -91,7 +92,7 @@ def test_parameters_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 20.0])
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(threshold: float, data: st.DataObject, view: View) -> None:
     order = data.draw(st.permutations(range(len(view.rows))))

@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Load, Overlap, Row, Speed, View
 from scorers.near_longest import NearLongest
+from tests.suites.properties import examples
 from tests.suites.scorers import check_filter
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -94,13 +95,13 @@ def test_an_age_is_above_zero() -> None:
 
 
 @pytest.mark.parametrize("a_filter", [NearLongest(), NearLongest(share=1.0), NearLongest(share=0.01, stale_s=500.0)])
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(a_filter: NearLongest, data: st.DataObject, view: View) -> None:
     check_filter(a_filter, view, data.draw(st.permutations(range(len(view.rows)))))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(views())
 def test_the_longest_and_the_least_queue_always_stay(view: View) -> None:
     def silent(load: Load) -> Load:

@@ -2,10 +2,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.power_of_k import PowerOfK
+from tests.suites.properties import examples
 from tests.suites.scorers import check_picker
 from tests.suites.views import a_row, a_view, views
 
@@ -44,7 +45,7 @@ def test_bounds() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@settings(max_examples=50)
+@examples(50)
 @given(st.data(), views())
 def test_contract(k: int, data: Any, view: Any) -> None:
     count = len(view.rows)

@@ -2,11 +2,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Row
 from scorers.ray_prefix_affinity import RayPrefixAffinity
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -82,7 +83,7 @@ def test_bounds() -> None:
     [RayPrefixAffinity(), RayPrefixAffinity(10, 0.5), RayPrefixAffinity(imbalanced_threshold=0.0)],
     ids=["defaults", "documented", "always drawn"],
 )
-@settings(max_examples=50)
+@examples(50)
 @given(st.data(), views())
 def test_contract(scorer: RayPrefixAffinity, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

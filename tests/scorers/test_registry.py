@@ -1,5 +1,6 @@
 """Outside packages are made real for these tests: a module and a `.dist-info` folder on `sys.path`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from scorers.admission.contract import AdmissionRule
 from scorers.contract import Filter, Needs, Picker, Scorer, Unit
 from scorers.prefix_overlap import PrefixOverlap
-from scorers.registry import BUILTINS, PluginError, load_registry
+from scorers.registry import BUILTINS, PluginError, installed_plugins, load_registry
 
 MODULE = '''
 from dataclasses import dataclass
@@ -50,12 +51,14 @@ class Site:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         lines = [f"{name} = {package}_plugins:{attribute}" for name, attribute in points.items()]
         (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+        installed_plugins.cache_clear()
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    return Site(tmp_path)
+    yield Site(tmp_path)
+    installed_plugins.cache_clear()
 
 
 def test_built_ins_are_built_with_their_parameters() -> None:

@@ -1,11 +1,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Row
 from scorers.sglang_threshold import SglangThreshold
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -90,7 +91,7 @@ def test_bounds() -> None:
     ],
     ids=["defaults", "trees", "eager"],
 )
-@settings(max_examples=50)
+@examples(50)
 @given(st.data(), views())
 def test_contract(scorer: SglangThreshold, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

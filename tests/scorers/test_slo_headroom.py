@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Ask, Decode, Row, Speed, View
 from scorers.slo_headroom import SloHeadroom
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -140,7 +141,7 @@ def test_parameters_have_bounds(params: dict[str, Any], complaint: str) -> None:
         SloHeadroom(ttft_ms=900.0, ttft_weight=0.0),
     ],
 )
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: SloHeadroom, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import View
 from scorers.token_load import TokenLoad
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, views
 
@@ -27,7 +28,7 @@ def test_parameters_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("scorer", [TokenLoad(), TokenLoad(full_tokens=1), TokenLoad(full_tokens=50_000)])
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: TokenLoad, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Overlap, PoolHit, Row
 from scorers.vllm_router_kv_aware import VllmRouterKvAware
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, overlaps, views
 
@@ -91,7 +92,7 @@ def test_no_token_is_credited_twice(overlap: Overlap, pooled: int) -> None:
     [VllmRouterKvAware(), VllmRouterKvAware(overlap_credit=2.0, decode_active_request_weight=5.0, kv_penalty_disk=0.0)],
     ids=["defaults", "others"],
 )
-@settings(max_examples=50)
+@examples(50)
 @given(st.data(), views())
 def test_contract(scorer: VllmRouterKvAware, data: Any, view: Any) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))

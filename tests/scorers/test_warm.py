@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Ask, Decode, Load, Overlap, PoolHit, Row, Speed, Transfer, View
 from scorers.expected_ttft import ExpectedTtft
 from scorers.warm import Warm
+from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
@@ -198,13 +199,13 @@ def test_parameters_have_bounds() -> None:
 
 
 @pytest.mark.parametrize("scorer", [Warm(), Warm(cap=1.0), Warm(cap=64.0, pool=False), Warm(stale_s=500.0)])
-@settings(max_examples=30)
+@examples(30)
 @given(st.data(), views())
 def test_it_keeps_the_contract(scorer: Warm, data: st.DataObject, view: View) -> None:
     check_scorer(scorer, view, data.draw(st.permutations(range(len(view.rows)))))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(views())
 def test_where_all_overlaps_are_known_nobody_is_busy_and_nothing_streams_it_is_expected_ttft(view: View) -> None:
     still = [row._replace(load=row.load._replace(requests=row.load.prefilling)) for row in view.rows]
@@ -213,7 +214,7 @@ def test_where_all_overlaps_are_known_nobody_is_busy_and_nothing_streams_it_is_e
     assert Warm().score(idle) == ExpectedTtft().score(idle)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(views(), st.sampled_from(["busy", "live_share"]), st.floats(0, 1), st.floats(0, 1))
 def test_no_price_falls_when_more_of_the_fleet_is_in_use(view: View, share: str, one: float, other: float) -> None:
     less, more = sorted((one, other))

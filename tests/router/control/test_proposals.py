@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
@@ -17,6 +17,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from scorers.registry import load_registry
 from tests.router.control.control_plane import TEXTS, experiment, spec
+from tests.suites.properties import examples
 
 REGISTRY = load_registry()
 SPECS = {name: spec(text) for name, text in TEXTS.items()}
@@ -40,14 +41,14 @@ def regime_of(said: FileSettings) -> PolicySet:
     return proposals.build_policy_set(policies, said.active, said.experiment, said.admission)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(saids(), saids())
 def test_without_a_hand_in_it_what_files_say_is_what_is_in_force(first: FileSettings, second: FileSettings) -> None:
     after = proposals.merge_file_changes(regime_of(first), first, second, REGISTRY).policy_set
     assert proposals.extract_settings(after) == second
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(saids(), saids())
 def test_files_that_stay_as_they_are_change_nothing(seen: FileSettings, in_force: FileSettings) -> None:
     before = regime_of(in_force)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.schema import DecodePrior, SpeedPrior
 from router.fleet.latency_model import CURVE_SAMPLES, LINK_SAMPLES, LINKS, LatencyModel, Link
 from scorers.contract import Decode, Speed, Transfer
+from tests.suites.properties import examples
 
 PRIOR = SpeedPrior()
 STEP_PRIOR = Decode(10.0, 50.0, 60.0, 0, None)
@@ -90,7 +91,7 @@ def test_one_odd_prompt_after_a_monotonous_day_does_not_throw_it() -> None:
     assert speed.prefill_ms(20_000, 0) == pytest.approx(TRUTH.prefill_ms(20_000, 0), rel=0.5)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.lists(
         st.tuples(st.integers(-5, 200_000), st.integers(-5, 200_000), st.floats(allow_nan=True, allow_infinity=True)),
@@ -224,7 +225,7 @@ def test_an_answer_sooner_than_the_curve_alone_counts_too() -> None:
     assert load_ms(learned(model), 10_000) < 15
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.lists(
         st.tuples(
@@ -351,7 +352,7 @@ def test_what_decoding_took_says_nothing_of_prefills() -> None:
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.floats(-10, 1e6)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.tuples(numbers, st.floats(-5, 1e5), st.floats(-5, 1e9)), max_size=40))
 def test_whatever_it_is_told_no_step_is_negative(samples: list[tuple[float, float, float]]) -> None:
     model = LatencyModel(PRIOR)

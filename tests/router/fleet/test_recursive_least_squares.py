@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.fleet.recursive_least_squares import RecursiveLeastSquares
+from tests.suites.properties import examples
 
 
 def test_it_begins_at_its_prior() -> None:
@@ -38,7 +39,7 @@ def test_a_rest_is_as_noisy_as_the_time_it_is_left_of() -> None:
     assert 10 < rest.theta[0] < 10.1
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     st.lists(
         st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(-1e6, 1e6), st.floats(0, 1e6)),

@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from router.kvcache import bulk
 from tests.paths import ROOT
+from tests.suites.properties import examples
 
 
 def load_twin() -> Any:
@@ -187,9 +188,9 @@ class HolderTables(RuleBasedStateMachine):
 
 
 TestKeyTables = KeyTables.TestCase
-TestKeyTables.settings = settings(max_examples=60, stateful_step_count=30)
+TestKeyTables.settings = examples(60, stateful_step_count=30)
 TestHolderTables = HolderTables.TestCase
-TestHolderTables.settings = settings(max_examples=60, stateful_step_count=30)
+TestHolderTables.settings = examples(60, stateful_step_count=30)
 
 
 @given(st.lists(keys | wrong, max_size=100))

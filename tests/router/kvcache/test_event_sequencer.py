@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache import event_sequencer
 from router.kvcache.event_sequencer import ApplyBatch, EventSequencer, ForgetTarget, RequestReplay, Step
 from router.kvcache.events import BlocksCleared, BlocksRemoved, EngineHash, Event, EventBatch, Tier
+from tests.suites.properties import examples
 
 
 def batch(seq: int, born: float = 100.0, events: list[Event] | None = None) -> EventBatch:
@@ -583,7 +584,7 @@ def test_ages_and_lag() -> None:
     assert book.lag_s == 0.25
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.data())
 def test_whatever_is_lost_on_the_way_the_end_is_exact(data: st.DataObject) -> None:
     """Live batches drop, repeat, and the engine restarts; replays break off or lose their middle. As long as the

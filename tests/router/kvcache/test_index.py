@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -14,6 +13,7 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineHash, Event, Key, TargetId, Tier
 from router.kvcache.index import SWEEP_BLOCKS, BlockIndex, HeldBlocks
 from tests.suites.naive_index import NaiveIndex
+from tests.suites.properties import examples
 
 RING = Keyring(1)
 A, B, C, D = TargetId("a/0"), TargetId("b/0"), TargetId("b/1"), TargetId("d/0")
@@ -495,4 +495,4 @@ class Stories(RuleBasedStateMachine):
 
 
 TestStories = Stories.TestCase
-TestStories.settings = settings(max_examples=80, stateful_step_count=40)
+TestStories.settings = examples(80, stateful_step_count=40)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache.events import BlocksCleared, TargetId, Tier
@@ -14,6 +14,7 @@ from router.kvcache.overlap_estimate import CACHE_TTL_S, OverlapEstimate
 from scorers.contract import Overlap
 from tests.fakes.caches import Cache, prompt_of
 from tests.router.kvcache.house import APPROXIMATE_TTL_S, IDS, PROMPT, TTL_S, A, B, House, late, tokens
+from tests.suites.properties import examples
 
 
 @pytest.fixture
@@ -308,7 +309,7 @@ AKIN = prompt_of([*IDS[:8], *[7] * 9])  # begins as PROMPT does
 
 
 @given(STEPS, st.sets(st.sampled_from([A, B])))
-@settings(max_examples=300)
+@examples(300)
 def test_what_is_kept_of_earlier_beliefs_changes_none(
     steps: Sequence[tuple[str, TargetId, Any]], distrusted: set[TargetId]
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from router.config.sections.listeners import ListenConfig
@@ -23,6 +23,7 @@ from router.proxy.client_exchange import ClientExchange
 from router.proxy.connection_limits import BODY_GRACE_S
 from router.proxy.listener import HttpListener, configure_server
 from tests.router.proxy.connections import BareHandler
+from tests.suites.properties import examples
 
 PATIENCE_S = 5.0
 
@@ -779,7 +780,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PIECES | st.binary(max_size=40), max_size=8))
 @example([b"POST / HTTP/1.1\r\n", b"Expect: 100-continue\r\n", b"Content-Length: 3\r\n", b"\r\n", b"abc", GET])
 def test_no_bytes_crash_the_listener(fuzzed, pieces):

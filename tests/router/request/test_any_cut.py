@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.clock import ManualClock
@@ -32,6 +32,7 @@ from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.tenants.tenant import ServiceClass, Tenant
 from tests.router.request.some_services import some_services
+from tests.suites.properties import examples
 
 MODEL, ALIAS = "llama", "the-chat"
 TEXTS = [
@@ -193,7 +194,7 @@ def assert_same(data: bytes, more: Sequence[Sequence[int]], passed: Callable[[li
     return whole.seen
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(streams(), OPTIONS, CUTS)
 def test_a_stream_that_can_be_carried_on(data: bytes, options: dict[str, Any], more: list[list[int]]) -> None:
     seen = assert_same(data, more, lambda pieces: through_stream(pieces, options))
@@ -263,7 +264,7 @@ class Scene:
         return Passed(seen, (self.observer.stopped, known, None if self.observer.stopped else self.request.events))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(streams(), OPTIONS, st.booleans(), st.booleans(), CUTS)
 def test_all_of_them_as_the_observer_composes_them(
     data: bytes, options: dict[str, Any], continued: bool, renamed: bool, more: list[list[int]]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.clock import ManualClock
@@ -24,6 +24,7 @@ from scorers.contract import Ask, View
 from tests.fakes.caches import RING
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House
 from tests.router.scheduling.test_scheduler_experiments import HALVES, Trying, experiment, policy, units_of
+from tests.suites.properties import examples
 
 # what the view holds
 
@@ -237,7 +238,7 @@ def test_a_whole_stream_teaches_the_time_between_tokens(
 # explaining
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.lists(st.tuples(st.booleans(), st.sampled_from(["turns", "warm", "sticky", "calm"]), st.sampled_from("xyz"))),
     st.integers(0, 3),

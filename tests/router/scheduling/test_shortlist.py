@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from router.config import schema
@@ -21,6 +21,7 @@ from router.scheduling.shortlist import EQUALS, SMALL, AlikeGroup, ShortlistRequ
 from scorers.contract import PoolHit
 from tests.fakes.caches import prompt_of
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House, page
+from tests.suites.properties import examples
 
 PROMPT = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True)
 MANY = SMALL + 6
@@ -112,7 +113,7 @@ def done(house: House, number: int, what: str, one: int, other: int) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=40)
+@examples(40)
 @given(
     story=st.lists(st.tuples(st.integers(0, MANY - 1), steps), max_size=60),
     everywhere=st.integers(0, 10),

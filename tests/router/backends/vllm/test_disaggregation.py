@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.backends.vllm.disaggregation import (
@@ -20,6 +20,7 @@ from router.backends.vllm.disaggregation import (
     read_kv_params,
 )
 from router.prompt.prompt import Endpoint
+from tests.suites.properties import examples
 
 HANDED = (
     '{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[1,2,3]],\n'
@@ -172,7 +173,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.dictionaries(names, values, max_size=5), st.sampled_from(list(Endpoint)[:4]))
 def test_whatever_a_body_holds_both_halves_are_json_and_hold_it_too(fields: dict[str, Any], endpoint: Endpoint) -> None:
     fields.pop("kv_transfer_params", None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.backends.vllm.kv_event import EXTRA_BYTES, MAX_GROUPS, PIECE_BLOCKS
@@ -36,6 +36,7 @@ from router.kvcache.events import (
 )
 from router.kvcache.index import BlockIndex, HeldBlocks
 from tests.paths import FRAMES
+from tests.suites.properties import examples
 
 TAGS = {BlocksStored: "BlockStored", BlocksRemoved: "BlockRemoved", BlocksCleared: "AllBlocksCleared"}
 GOLDENS = sorted(path.stem for path in FRAMES.glob("*.json"))
@@ -446,7 +447,7 @@ wire = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.lists(wire | st.fixed_dictionaries({}, optional=dict.fromkeys(stored(), wire)), max_size=4), st.data())
 def test_no_event_is_ever_an_error(events: list[Any], data: st.DataObject) -> None:
     broken = stored(**{data.draw(st.sampled_from([*stored(), "extra_keys", "group_idx"])): data.draw(wire)})
@@ -459,7 +460,7 @@ def test_no_event_is_ever_an_error(events: list[Any], data: st.DataObject) -> No
 any_map = st.fixed_dictionaries({}, optional=dict.fromkeys(stored(), wire) | {"token_ids": wire.filter(is_not_odd)})
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.lists(any_map | any_map.map(lambda changes: stored(**changes)), min_size=1, max_size=4))
 def test_maps_are_read_alike_alone_and_beside_an_array(maps: list[dict[str, Any]]) -> None:
     """Alone they are decoded with their token ids packed."""
@@ -467,7 +468,7 @@ def test_maps_are_read_alike_alone_and_beside_an_array(maps: list[dict[str, Any]
     assert beside == alone._replace(events=[*alone.events, BlocksCleared()], size_bytes=beside.size_bytes)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.binary(max_size=40), max_size=5))
 def test_no_bytes_are_ever_an_error(frames: list[bytes]) -> None:
     assert isinstance(decode(frames), (EventBatch, MalformedMessage))
@@ -597,7 +598,7 @@ def test_more_than_any_step_of_an_engine_is_refused(packed: bytes) -> None:
     assert over.limit == "message"
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data())
 def test_no_large_message_raises(data: st.DataObject) -> None:
     events = [stored(), removal(1), {"type": "odd", "x": "y" * PLAIN_BYTES}, ["BlockRemoved", list(range(30_000))]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.backends.vllm.metrics import PARSED_BYTES, read_gauges
 from router.fleet.engine_facts import Gauges, PoolTransferCounts
 from router.fleet.engine_limits import MAX_MODELS, MAX_RANKS, OverLimit
 from tests.paths import DATA
+from tests.suites.properties import examples
 
 RECORDED = (DATA / "vllm-0.32-metrics.txt").read_bytes()
 
@@ -184,7 +185,7 @@ def test_adapters_and_numbers_that_are_absurd_are_unknown() -> None:
     assert only(cache % (2**20, 4)).block_tokens is None
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.data())
 def test_no_page_raises(data: st.DataObject) -> None:
     whole = b"\n".join(line for line in RECORDED.splitlines() if b"vllm:num_req" in line or b"cache_" in line) + LORA

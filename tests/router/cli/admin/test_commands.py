@@ -149,7 +149,7 @@ def test_charts_that_cannot_be(router: Running, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(WarmrouteError, match=r"--chart: .*chart\.png: (file exists|not a directory)"):
         router.said(experiment, "show", "--chart", str(tmp_path / "file" / "chart.png"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(WarmrouteError, match=r"pip install 'warmroute\[bench\]'"):
+    with pytest.raises(WarmrouteError, match=r"pip install 'warmroute\[lab\]'"):
         router.said(experiment, "show", "--chart", str(tmp_path / "chart.png"))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import schemathesis
 from fastapi.testclient import TestClient
-from hypothesis import settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from router.config.sections.listeners import AdminTokenConfig
@@ -22,6 +21,7 @@ from router.telemetry.metrics.snapshot import ReplicaReport
 from router.telemetry.record_query import RecordQuery
 from router.telemetry.request_flow import TargetRequest
 from tests.router.control.control_plane import ControlPlane
+from tests.suites.properties import examples
 
 LOOPBACK = "http://127.0.0.1:8001"
 
@@ -323,7 +323,7 @@ schema = schemathesis.openapi.from_asgi(
 
 
 @schema.parametrize()
-@settings(max_examples=40)
+@examples(40)
 def test_openapi_tells_the_truth(case: schemathesis.Case) -> None:
     # A policy is text, and so is a time: what stands in it no JSON schema can say.
     of_text = case.method == "PUT" or case.path == "/admin/records"

@@ -7,7 +7,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
@@ -18,6 +18,7 @@ from router.scheduling.policy.record import Attempt, PrefillRecord
 from router.scheduling.policy.record_view import describe_record
 from scorers.contract import View
 from tests.router.control.api.scene import VIEW, WARM, Rows, a_record
+from tests.suites.properties import examples
 from tests.suites.views import maybe, names, views
 
 
@@ -223,7 +224,7 @@ def test_what_clients_and_engines_are_called_is_escaped() -> None:
     assert Rows(html).tags == Rows(render_page(describe_record(record))).tags
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(views(), maybe(names), st.booleans())
 def test_every_record_has_a_page(view: View, word: str | None, done: bool) -> None:
     record = a_record(view, client=word, error=word, done=done)

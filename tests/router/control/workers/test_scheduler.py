@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.clock import ManualClock
@@ -46,6 +46,7 @@ from router.wiring import WorkerRole, build_scheduler
 from scorers.registry import load_registry
 from tests.fakes.caches import RING, Cache, prompt_of
 from tests.paths import CONFIGS
+from tests.suites.properties import examples
 
 A = TargetId("a/0")
 CARD = ModelCard("m", "/models/m", None, 8192)
@@ -117,7 +118,7 @@ def test_a_sessions_target_is_sent_when_it_moves_and_with_replicas_with_every_re
         assert [message.target for message in worker.sent.messages if isinstance(message, SessionMoved)] == sent
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["admit", "byte", "settle", "tell"])), max_size=40))
 def test_once_told_everybodys_books_are_the_sum_and_at_the_end_nothing(steps: list[tuple[int, str]]) -> None:
     workers = Worker(0), Worker(1)

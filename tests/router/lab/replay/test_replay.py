@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cli.replay.report import remarks
@@ -31,6 +31,7 @@ from tests.router.lab.replay.scene import (
     to,
 )
 from tests.suites.plugins import Pupil
+from tests.suites.properties import examples
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
 REGISTRY = registry.load_registry()  # reads every installed package's metadata: once is enough
@@ -61,7 +62,7 @@ def test_the_policies_that_learn() -> None:
     assert learning == LEARNING
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(seen=st.lists(views(), min_size=1, max_size=4))
 def test_every_policy_that_does_not_learn_decides_again_as_it_did(all_shipped: list[Policy], seen: list[View]) -> None:
     seen = [view._replace(ask=view.ask._replace(priority=1)) for view in seen]  # JSON has no number of any size

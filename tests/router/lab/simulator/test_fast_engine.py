@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored
@@ -16,6 +16,7 @@ from router.lab.simulator.fast_engine import EngineJob, EngineSurroundings, Fast
 from router.lab.simulator.scenario import LinkSpeed
 from router.lab.workloads.block_names import SessionContext
 from router.lab.workloads.model import Span, make_token_ids
+from tests.suites.properties import examples
 
 BLOCK = 16
 PLAIN = EngineProfile(
@@ -201,7 +202,7 @@ WAVE_S = 60.0  # by then all have ended
 waves = st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(0, 400), st.integers(1, 500), st.integers(1, 60))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(waves, min_size=1, max_size=12, unique_by=lambda drawn: drawn[:2]))
 def test_strides_and_steps_tell_the_same_story(drawn: list[tuple[int, int, int, int, int]]) -> None:
     """Where memory suffices (who gives way when it does not is the same rule, but blocks round differently), and no two

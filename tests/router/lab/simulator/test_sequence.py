@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache.events import BlocksRemoved, BlocksStored
 from router.lab.simulator.engine_types import EngineShape, RequestId, SequenceOutput, SequenceRequest, StepResult
 from router.lab.simulator.step_engine import StepEngine
+from tests.suites.properties import examples
 
 NINE = [11, 12, 13, 14, 21, 22, 23, 24, 31]
 
@@ -237,7 +238,7 @@ def test_an_answer_that_ended_otherwise_keeps_nothing() -> None:
 # -- whatever happens
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.lists(
         st.tuples(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given as given_
-from hypothesis import settings
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 from pydantic import BaseModel, ValidationError
@@ -27,6 +26,7 @@ from router.prompt.api.field_values import (
     whole_number,
 )
 from router.prompt.api.openai import ChatFields
+from tests.suites.properties import examples
 
 
 class Written(str):
@@ -70,7 +70,7 @@ def test_given_and_starts() -> None:
 
 
 @given_(VALUES, st.booleans())
-@settings(max_examples=400)
+@examples(400)
 def test_whatever_is_read_is_what_python_reads(thing: Any, ascii_: bool) -> None:
     text = written(thing, ascii_)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.backends.fetch import HttpAnswer
@@ -29,6 +29,7 @@ from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.tokenization import Tokenization
 from router.tenants.isolation import CacheScope, derive_salt_key
 from tests.router.prompt.api.hostile_bodies import PIECES, VALID, field_names, hostile_bodies, render
+from tests.suites.properties import examples
 
 SCOPE = CacheScope(derive_salt_key(7), "somebody")
 PARAMETERS = AliasParameters({"temperature": 0.5, "stop": "x"}, 10)
@@ -122,7 +123,7 @@ def mangled(draw: st.DrawFn) -> tuple[str, bytes]:
     return path, bytes(body if end is None else body[:end])
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(mangled(), st.sampled_from(OPTIONS), st.sampled_from([None, SCOPE]))
 def test_mangled_bodies(request: tuple[str, bytes], options: ReadOptions, scope: CacheScope | None) -> None:
     found = read(*request, options, scope)

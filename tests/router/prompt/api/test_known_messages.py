@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -16,6 +16,7 @@ from router.prompt.api.field_values import value
 from router.prompt.api.known_messages import LEAST_BYTES, read_messages
 from router.prompt.api.messages import has_media, normalise
 from router.prompt.known_prompt import KnownPrompt, NamedText, ReadMessages
+from tests.suites.properties import examples
 
 UNUSUAL = (
     '{"role": "user", "content": "one", "content": "two"}',  # the last one counts
@@ -87,7 +88,7 @@ def find(known: KnownPrompt | None) -> Any:
 
 
 @given(arrays=arrays(), data=st.data())
-@settings(max_examples=300)
+@examples(300)
 def test_they_are_those_of_the_plain_way(arrays: list[str], data: st.DataObject) -> None:
     remembered: list[KnownPrompt | None] = [None]
     for array in arrays:

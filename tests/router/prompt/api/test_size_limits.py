@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
@@ -15,6 +15,7 @@ from router.prompt.api import size_limits
 from router.prompt.api.openai import ChatFields, CompletionFields
 from router.prompt.api.responses import ResponsesFields
 from router.prompt.api.size_limits import check_elements, exceeds
+from tests.suites.properties import examples
 
 TEXTS = st.text(st.sampled_from('a",:[]{}\\\n\u00e9\u4e2d\U0001f600'), max_size=8)
 VALUES = st.recursive(
@@ -53,7 +54,7 @@ def accepted(raw: bytes, *, has_ids: bool = False) -> bool:
 
 
 @given(VALUES, st.booleans(), st.integers(1, 9))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_strings_arrays_and_objects_are_counted_to_the_last_one(
     monkeypatch: pytest.MonkeyPatch, value: Any, ascii_: bool, slice_bytes: int
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -26,6 +26,7 @@ from router.prompt.tokenization.prefix_cache import PrefixCache
 from router.prompt.tokenization.segments import FRAGMENTS
 from router.prompt.tokenization.threads import TokenizerThreads
 from tests.router.prompt.tokenization.families import FAMILIES, family, loaded, word_piece
+from tests.suites.properties import examples
 
 T = TypeVar("T")
 Message = dict[str, Any]
@@ -129,7 +130,7 @@ def room() -> Iterator[Room]:
     memory_bytes=st.sampled_from([0, 2_000, 6_000, 1 << 30]),
     special=st.booleans(),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_any_chat_in_any_order_of_its_turns(
     name: str, turns: list[Message], tools: list[Any] | None, order: list[int], memory_bytes: int, special: bool
 ) -> None:
@@ -141,7 +142,7 @@ def test_any_chat_in_any_order_of_its_turns(
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(parts=st.lists(texts, max_size=5), special=st.booleans())
-@settings(max_examples=40)
+@examples(40)
 def test_any_text(name: str, parts: list[str], special: bool) -> None:
     room, local = Room(), family(name)
     for end in (*range(len(parts) + 1), len(parts)):
@@ -315,5 +316,5 @@ class Conversations(RuleBasedStateMachine):
             self.room.threads.close()
 
 
-Conversations.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+Conversations.TestCase.settings = examples(40, stateful_step_count=25)
 TestConversations = Conversations.TestCase

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.kvcache.memory_budget import MemoryBudget
@@ -12,6 +12,7 @@ from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.named_text import continue_text, drop_segments, encode_rest, name_rest
 from router.prompt.tokenization.prefix_cache import PrefixCache
 from router.prompt.tokenization.segments import Segmenter
+from tests.suites.properties import examples
 
 CUT = "<|>"
 pieces = st.sampled_from(["", CUT, "<|", ">", "a", "word ", "é🎉", "<", "|>", f"{CUT}user\n", "東京"])
@@ -30,7 +31,7 @@ def plain(text: list[str], root: bytes, segmenter: Segmenter) -> tuple[list[byte
     kept=st.lists(st.integers(0, 20), min_size=5, max_size=5),
     min_bytes=st.integers(1, 12),
 )
-@settings(max_examples=300)
+@examples(300)
 def test_any_text_behind_any_other(
     texts: list[tuple[int, list[str]]], roots: list[bytes], kept: list[int], min_bytes: int
 ) -> None:

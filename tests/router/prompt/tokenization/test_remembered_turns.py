@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.backends.remote_tokenizer import EngineTokenizer
@@ -25,6 +25,7 @@ from router.prompt.tokenization.tokenization import Tokenization, _owner
 from tests.router.prompt.api.test_known_messages import arrays
 from tests.router.prompt.tokenization.families import FAMILIES, family, loaded, prepended
 from tests.router.prompt.tokenization.test_incremental import run
+from tests.suites.properties import examples
 
 LOOKS_AHEAD = """\
 {%- set ns = namespace(last=-1) %}
@@ -100,7 +101,7 @@ def remembers_short_chats() -> Iterator[None]:
     adapters=st.lists(st.sampled_from([None, None, "a"]), min_size=6, max_size=6),
     order=st.lists(st.integers(0, 5), max_size=4),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_any_bodies_in_any_order(
     name: str, arrays: list[str], others: list[str], adapters: list[str | None], order: list[int]
 ) -> None:

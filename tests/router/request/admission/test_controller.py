@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.admission.controller import AdmissionController
@@ -12,6 +12,7 @@ from router.request.admission.shared_prefixes import PromptPrefix
 from router.request.admission.verdicts import Admitted, Arrival, Queued, Released
 from scorers.admission.contract import Admission, FleetMemory, TargetMemory
 from scorers.admission.fit import Fit
+from tests.suites.properties import examples
 
 MAX_WAIT_S = 100.0
 
@@ -438,7 +439,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(STEP, max_size=60))
 def test_nothing_starts_beyond_the_capacity_nothing_is_lost_and_everything_is_given_back(steps: list[tuple]) -> None:
     controller, now, under_way, waiting = a_controller(1000), 0.0, [], []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.admission.fair_order import FairOrder, WaitOf
 from router.request.admission.tenant_lane import PATIENCE
 from router.request.admission.virtual_time import CREDIT_S, VirtualClock
 from scorers.admission.contract import Admission, AgentProgram, Claim
+from tests.suites.properties import examples
 
 
 def wait_of(waits: dict[str, float] | None) -> WaitOf:
@@ -54,7 +55,7 @@ class Line:
         return served
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(
         st.tuples(st.floats(0.5, 8), st.lists(st.integers(1, 1000), min_size=5, max_size=5)), min_size=2, max_size=4
@@ -225,7 +226,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(STEP, max_size=80))
 def test_books_return_to_zero_whatever_happens(steps: list[tuple]) -> None:  # type: ignore[type-arg]
     line, alive = Line(), list[Admission]()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
@@ -20,6 +20,7 @@ from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.best import Best
 from scorers.contract import Row, View
 from tests.suites.plugins import Fixed
+from tests.suites.properties import examples
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
 WARM = a_row("a", an_overlap(800), a_load(requests=1))
@@ -96,7 +97,7 @@ def test_where_choices_would_go_and_what_that_is_worth() -> None:
     )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(views(), min_size=1, max_size=5))
 @pytest.mark.parametrize("name", ["expected_ttft", "session_affinity", "random"])
 def test_the_policy_that_decided_changes_nothing(name: str, seen: list[View]) -> None:

@@ -7,13 +7,14 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.sections.models import AliasConfig
 from router.scheduling.experiments.model_split import ModelSplit
 from router.scheduling.experiments.policy_set import draw_arm
 from tests.router.scheduling.experiments.traffic import a_record, finish
+from tests.suites.properties import examples
 
 EVEN = {"stable": {"model": "llama", "share": 50}, "canary": {"model": "qwen", "share": 50}}
 
@@ -26,7 +27,7 @@ def units(count: int, seed: int = 0) -> list[bytes]:
     return [blake2b(b"%d %d" % (seed, n), digest_size=16).digest() for n in range(count)]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=4), st.integers(0, 2**32))
 def test_shares_hold_and_a_unit_stays(weights: list[int], seed: int) -> None:
     """5,000 units: four standard deviations of a share are at most 2.9 %."""
@@ -39,7 +40,7 @@ def test_shares_hold_and_a_unit_stays(weights: list[int], seed: int) -> None:
     assert all(abs(counts[f"arm-{n}"] / 50 - share) < 3 for n, share in enumerate(shares))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.integers(1, 98), st.integers(0, 1000))
 def test_a_larger_share_moves_only_units_that_must_move(share: int, seed: int) -> None:
     def arms(canary: int) -> dict[str, Any]:

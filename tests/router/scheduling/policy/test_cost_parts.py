@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from router.config import schema
 from router.scheduling.policy.cost_parts import NO_PARTS, NO_SUM, split_costs
@@ -15,6 +15,7 @@ from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stag
 from router.scheduling.policy.record_view import describe_record
 from scorers.best import Best
 from scorers.contract import Outcome, Scorer, Unit, View
+from tests.suites.properties import examples
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
 VIEW = a_view(
@@ -48,7 +49,7 @@ class Odd(Scorer):
         return self.given
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(views())
 def test_parts_are_those_of_the_rows_that_were_priced(view: View) -> None:
     policy = built("warm", filters=[{"name": "near_longest"}])

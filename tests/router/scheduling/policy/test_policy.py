@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from router.config import schema
 from router.errors import ConfigError
@@ -18,6 +18,7 @@ from router.scheduling.policy.policy import (
 )
 from scorers.best import Best
 from scorers.contract import Filter, Needs, Picker, Row, Scorer, Unit, View
+from tests.suites.properties import examples
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views
 
 
@@ -95,7 +96,7 @@ def test_a_decision_worked_by_hand() -> None:
     assert (decision.policy, decision.view, decision.skipped_filters) == ("default", view, ())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(views())
 def test_terms_add_up_to_the_score(view: View) -> None:
     decision = build_policy("default", LLMD).decide(view)
@@ -241,7 +242,7 @@ def test_the_name_of_the_fallback_is_taken() -> None:
         build_policy("fallback", LLMD)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(views())
 def test_the_fallback_takes_the_fewest_own_requests_whatever_the_view(view: View) -> None:
     decision = fallback_policy().decide(view)

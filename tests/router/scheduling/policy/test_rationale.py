@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
@@ -14,6 +14,7 @@ from router.scheduling.policy.decision import FALLBACK, Decision, Term
 from router.scheduling.policy.policy import Policy, build_policy, fallback_policy
 from router.scheduling.policy.rationale import describe_omitted, explain_choice, format_amount
 from scorers.contract import View
+from tests.suites.properties import examples
 from tests.suites.views import a_load, a_row, a_view, views
 
 NAMES = ("engine-0", "engine-1", "engine-2")
@@ -129,7 +130,7 @@ WEIGHTED = build_policy(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(views(), st.integers(0, 3))
 def test_every_decision_has_a_reason_that_speaks_for_the_choice(view: View, chosen: int) -> None:
     """Whichever row was taken, and by whatever margin: what is said to be less is never less than nothing."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
@@ -20,6 +20,7 @@ from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stag
 from router.scheduling.policy.record_view import describe_record, to_plain
 from scorers.contract import Picker, Scorer, Unit, View
 from scorers.registry import load_registry
+from tests.suites.properties import examples
 from tests.suites.views import a_load, a_row, a_speed, a_view, an_overlap, views
 
 SCORERS = {
@@ -171,7 +172,7 @@ def policies(draw: st.DrawFn) -> Policy:
     return build_policy("any", schema.PolicyConfig.model_validate({"scorers": scorers, "picker": {"name": picker}}))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(policies(), views())
 def test_the_terms_add_up_to_every_candidates_cost(policy: Policy, view: View) -> None:
     """Exactly so when added in the order in which they are told. Only plain JSON types come out, whatever the view."""

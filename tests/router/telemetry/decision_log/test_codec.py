@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
@@ -19,6 +19,7 @@ from router.telemetry.decision_log.format import FIELDS, UNPLACED, VERSION, Logg
 from scorers.contract import Ask, View
 from tests.bench.busy_fleet import BusyFleet
 from tests.router.telemetry.records import POLICY, VIEW, a_record
+from tests.suites.properties import examples
 from tests.suites.views import a_load, a_row, a_view, views
 
 SALT = 99
@@ -44,7 +45,7 @@ def typed(value: Any) -> Any:
     return type(value), repr(value)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(views())
 def test_any_view_comes_back_exactly(view: View) -> None:
     (choice,) = logged(a_record(view=view)).attempts
