@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pytest workers. One more than the cores that the project is tested on: some tests mostly wait.
-WORKERS ?= 3
+# pytest workers. Twice the cores that the project is tested on: half of the tests mostly wait.
+WORKERS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check -q
 # Tests that need a machine or a time of their own, see the markers in pyproject.toml
 SPECIAL := stack abuse gateway doctor browser clients oracle gameday rollout

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ from router.lab.emulator.http_server import HttpExchange
 from router.lab.emulator.options import EngineOptions
 from router.lab.emulator.server import EmulatedServer
 from router.lab.emulator.supervisor import EmbeddedFleet, EmulatedEngine
+from router.lab.emulator.vocabulary import Vocabulary
 from router.lab.simulator.engine_types import EngineGauges
 
 INSTANT: dict[str, Any] = {
@@ -77,9 +80,15 @@ class FakeEngine:
         return self.server.cores.sources()
 
 
+@cache  # loading it takes 10 ms, and tests start thousands of engines
+def _vocabulary(folder: str | None) -> Vocabulary:
+    return Vocabulary() if folder is None else Vocabulary(Path(folder))
+
+
 @asynccontextmanager
 async def engine(**options: Any) -> AsyncIterator[FakeEngine]:
-    async with EmulatedServer(EngineOptions(**(INSTANT | options)), SystemClock()) as server:
+    chosen = EngineOptions(**(INSTANT | options))
+    async with EmulatedServer(chosen, SystemClock(), _vocabulary(chosen.tokenizer)) as server:
         yield FakeEngine(server)
 
 

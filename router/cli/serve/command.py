@@ -29,13 +29,13 @@ FIRST_STEPS = """
 Ready. Try it:
 
   curl -s http://127.0.0.1:{port}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    -d '{{"model": "{model}", "max_tokens": 40, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
 
   from openai import OpenAI  # pip install openai
   client = OpenAI(base_url="http://127.0.0.1:{port}/v1", api_key="none")
   chat = [{{"role": "user", "content": "Tell me a long story about routers. " * 20}}]
   for turn in ("Go on.", "And then?"):
-      answer = client.chat.completions.with_raw_response.create(model="{model}", messages=chat)
+      answer = client.chat.completions.with_raw_response.create(model="{model}", messages=chat, max_tokens=40)
       reply = answer.parse()
       usage = reply.usage
       print(answer.headers["x-warmroute-target"], usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens)

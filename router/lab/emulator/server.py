@@ -27,10 +27,12 @@ from router.tasks import Tasks
 
 
 class EmulatedServer:
-    """Listens while entered; making or entering it raises OSError when a port is in use."""
+    """Listens while entered; making or entering it raises OSError when a port is in use. `vocabulary`: that of
+    the tokenizer in `options`, where it is loaded already.
+    """
 
-    def __init__(self, options: EngineOptions, clock: Clock) -> None:
-        vocabulary = Vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
+    def __init__(self, options: EngineOptions, clock: Clock, vocabulary: Vocabulary | None = None) -> None:
+        vocabulary = vocabulary or Vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
         self.options = options
         self._tasks = Tasks(f"engine {options.name}")
         self.connectors = KvConnectors(options, self._tasks)

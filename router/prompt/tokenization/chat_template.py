@@ -14,7 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
+from types import CodeType
 from typing import Any, Literal
 
 import jinja2
@@ -62,9 +63,9 @@ class ChatTemplate:
     def __init__(self, source: str, wall: Callable[[], float]) -> None:
         """Compile `source`. Raises jinja2.TemplateSyntaxError."""
         self.source = source
+        code, in_parts = _compile(source)
         environment = _environment(wall)
-        self._template = environment.from_string(source)
-        in_parts = iterates_content(environment.parse(source))
+        self._template = environment.template_class.from_code(environment, code, environment.make_globals(None))
         self.content_format: Literal["string", "openai"] = "openai" if in_parts else "string"
         self._knows_developer = '"developer"' in source or "'developer'" in source
 
@@ -182,6 +183,13 @@ class ChatTemplate:
             return "".join(self._generate([{"role": "user", "content": content}], None, values, True))
         except UnrenderableChat:
             return None
+
+
+@lru_cache(maxsize=16)  # the template of a model is the same at each of its engines, and compiling it takes 10 ms
+def _compile(source: str) -> tuple[CodeType, bool]:
+    """Return the code of a template, and whether it iterates over content parts. Raises jinja2.TemplateSyntaxError."""
+    environment = _environment(lambda: 0.0)
+    return environment.compile(source), iterates_content(environment.parse(source))
 
 
 def _environment(wall: Callable[[], float]) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
