@@ -19,7 +19,7 @@ COPY configs configs
 COPY router router
 COPY scorers scorers
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN pip wheel --no-deps --wheel-dir /dist . \
+RUN WARMROUTE_COMPILE=1 pip wheel --no-deps --wheel-dir /dist . \
     && python -m venv /opt/warmroute \
     && /opt/warmroute/bin/pip install -c constraints.txt "$(echo /dist/*.whl)[otel,picker]"
 

@@ -135,10 +135,10 @@ pure:  ## remove the compiled modules
 	find router scorers -name '*.so' -delete
 
 wheel: $(VENV)/.installed-test  ## build the compiled wheel of this platform into dist/ (5 minutes)
-	$(BIN)/python -m build --no-isolation --wheel
+	WARMROUTE_COMPILE=1 $(BIN)/python -m build --no-isolation --wheel
 
 dist: $(VENV)/.installed-test  ## build sdist, pure wheel and a bill of materials (CycloneDX) of what it installs into dist/, and check them
-	rm -rf dist build/bom && WARMROUTE_PURE=1 $(BIN)/python -m build --no-isolation
+	rm -rf dist build/bom && $(BIN)/python -m build --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 	$(PYTHON) -m venv --without-pip build/bom

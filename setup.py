@@ -1,7 +1,11 @@
-"""Compiles the modules on the path of a request with mypyc where there is a C compiler; installs pure Python otherwise.
+"""Compiles the modules on the path of a request with mypyc, where that is wished for; installs pure Python otherwise.
 
-pyproject.toml describes the project. `pip install -e .` never compiles, `make compiled` does: an edited module would go
-on running as it was compiled (tests/conftest.py refuses that).
+    pip install .                          pure Python
+    WARMROUTE_COMPILE=1 pip install .      compiled: a minute or two, and a C compiler
+    make compiled                          compiled in place
+
+pyproject.toml describes the project. `pip install -e .` never compiles: an edited module would go on running as it was
+compiled (tests/conftest.py refuses that).
 """
 
 from __future__ import annotations
@@ -103,6 +107,16 @@ INTERPRETED = {
         "router/tenants/tokens.py",
     ),
 }
+COMPILES = os.environ.get("WARMROUTE_COMPILE") == "1"
+# mypy has mypyc; the others have types that compiled modules use
+REQUIRES = [
+    "mypy>=2.4,<3",
+    "httptools>=0.6.4,<0.10",
+    "msgspec>=0.19,<0.23",
+    "pydantic>=2.10,<3",
+    "tokenizers>=0.21,<0.24",
+    "xxhash>=3.5,<5",
+]
 LIBRARY = "scorers.compiled"  # all modules in one, so that they call each other without Python's calls
 
 
@@ -133,28 +147,22 @@ def bulk() -> Extension:
     return Extension("router.kvcache.bulk", sources, depends=headers, extra_compile_args=["-O2", "-Wall"])
 
 
-def find_extensions(commands: Sequence[str]) -> list[Extension]:
-    """Return what `commands` of setuptools have to compile; nothing where the installation is to be pure."""
-    if not {"build_ext", "bdist_wheel"}.intersection(commands):
-        return []
-    if os.environ.get("WARMROUTE_PURE") == "1":
-        reason = "WARMROUTE_PURE=1"
-    elif not has_compiler():
-        reason = "there is no working C compiler, or it does not find Python.h"
-    else:
-        from mypyc.build import mypycify
+def build_extensions() -> list[Extension]:
+    """Translate the modules to C, and return the extensions to compile."""
+    if not has_compiler():
+        sys.exit("warmroute: WARMROUTE_COMPILE=1 needs a C compiler and Python.h; without it pure Python is installed")
+    from mypyc.build import mypycify
 
-        # types are checked by `make check`; here libraries whose types do not matter need not even be installed
-        options = ["--config-file=", "--ignore-missing-imports", "--no-error-summary"]
-        try:
-            found = mypycify([*options, *modules_to_compile()], opt_level="2", multi_file=True, group_name=LIBRARY)
-        except SystemExit as failed:  # it has printed why
-            sys.exit(f"warmroute: mypyc failed ({failed.code}); with WARMROUTE_PURE=1 pure Python is installed")
-        for extension in found:
-            extension.include_dirs.append("build/scorers")  # of the library's header, which mypyc forgets in a package
-        return [*found, bulk()]
-    print(f"warmroute: installing pure Python: {reason}", file=sys.stderr)
-    return []
+    # types are checked by `make check`; here libraries whose types do not matter need not even be installed
+    options = ["--config-file=", "--ignore-missing-imports", "--no-error-summary"]
+    try:
+        found = mypycify([*options, *modules_to_compile()], opt_level="1", multi_file=True, group_name=LIBRARY)
+    except SystemExit as failed:  # it has printed why
+        sys.exit(f"warmroute: mypyc failed ({failed.code}); without WARMROUTE_COMPILE=1 pure Python is installed")
+    for extension in found:
+        extension.include_dirs.append("build/scorers")  # of the library's header, which mypyc forgets in a package
+        extension.extra_compile_args.append("-g0")  # debug information takes a third of the time
+    return [*found, bulk()]
 
 
 class ParallelBuild(build_ext):
@@ -177,7 +185,8 @@ class ParallelBuild(build_ext):
 
 if __name__ == "__main__":  # mypyc starts processes that import this module
     setup(
-        ext_modules=find_extensions(sys.argv[1:]),
+        ext_modules=build_extensions() if "build_ext" in sys.argv or (COMPILES and "bdist_wheel" in sys.argv) else [],
+        setup_requires=REQUIRES if COMPILES else [],
         cmdclass={"build_ext": ParallelBuild},
         options={"build_ext": {"parallel": os.cpu_count()}},
     )

@@ -1,25 +1,24 @@
-"""The sdist and the wheel: built, checked, installed apart from the checkout, and used there without any file.
+"""The sdist and the wheel: built, checked, installed with the core's dependencies alone, and used without a checkout.
 
-Dependencies come from the environment of the tests, through a .pth file: nothing is downloaded. The project's own
-packages cannot come from there, since a .pth file does not take in the .pth file of an editable install.
+pip installs from the index that it is configured for, in the versions of `constraints.txt`: half a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -31,21 +30,10 @@ SOURCES = (
     *("MANIFEST.in", "README.md", "LICENSE", "constraints.txt"),
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-SIMULATION = (
-    "simulate",
-    "--scale",
-    "0.1",
-    "--requests",
-    "40",
-    "-w",
-    "groups",
-    "-n",
-    "2",
-    "-j",
-    "1",
-    "-p",
-    "warm,random",
-)
+SIZE = ("--scale", "0.1", "--requests", "40", "-n", "2", "-j", "1")
+SIMULATION = ("simulate", *SIZE, "-w", "groups", "-p", "warm,random")
+OF_EXTRAS = ("cryptography", "grpcio", "hpack", "matplotlib", "opentelemetry-sdk", "protobuf")
+READY_S = 90.0
 
 
 class Install(NamedTuple):
@@ -70,6 +58,14 @@ class Install(NamedTuple):
         assert done.returncode == code, done.stderr + done.stdout
         return done
 
+    @contextmanager
+    def file(self, **sections: Any) -> Iterator[str]:
+        """A configuration in the empty folder, for the time of the block."""
+        file = self.empty / "router.yaml"
+        file.write_text(json.dumps({"policies": {"one": {"scorers": [{"name": "random"}]}}, **sections}))
+        yield str(file)
+        file.unlink()
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Install:
@@ -83,19 +79,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Install:
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(ROOT / name, source)
-    _python("-m", "build", "--no-isolation", "--outdir", str(dist), str(source), CC="false")  # there is no compiler
+    _python("-m", "build", "--no-isolation", "--outdir", str(dist), str(source))
     _python("-m", "venv", "--without-pip", str(venv))
-    python = str(venv / "bin" / "python")
     (wheel,) = dist.glob("*.whl")
-    _python("-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", "--no-compile", str(wheel))
-    (site,) = venv.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = ("-m", "pip", "--python", str(venv / "bin" / "python"), "--disable-pip-version-check", "install", "-q")
+    _python(*install, "-c", str(ROOT / "constraints.txt"), str(wheel))
     return Install(dist, venv, empty)
 
 
-def _python(*words: str, **environment: str) -> None:
-    env = os.environ | environment
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd="/", env=env)
+def _python(*words: str) -> None:
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr + done.stdout
 
 
@@ -147,8 +140,42 @@ def test_policies_and_a_simulation_by_shipped_names(installed: Install) -> None:
     assert os.listdir(installed.empty) == []
 
 
+def test_what_needs_an_extra_names_it(installed: Install) -> None:
+    found = {path.name.partition("-")[0].replace("_", "-") for path in installed.venv.glob("lib/*/*/*.dist-info")}
+    assert {"fastapi", "warmroute"} <= found
+    assert found.isdisjoint(set(OF_EXTRAS) - {"cryptography"}), "cryptography verifies signed tokens as well"
+    instances = {"instances": [{"url": "http://127.0.0.1:9"}]}
+    local = {"listen": {"host": "127.0.0.1", "port": 0}, "admin": {"port": 0}, "fleet": instances}
+    for section, extra in (("picker", "picker"), ("keda", "picker"), ("tracing", "otel")):
+        settings = {} if section == "tracing" else {"host": "127.0.0.1", "port": 0}
+        with installed.file(**local, **{section: settings}) as file:
+            said = installed.run("serve", "--config", file, code=2).stderr
+        assert said.startswith(f"{section}: ")
+        assert f"pip install 'warmroute[{extra}]'" in said
+    said = installed.run("gameday", "short", "--chart", "a.png", code=2).stderr
+    assert "--chart: matplotlib is not installed" in said
+    assert "pip install 'warmroute[lab]'" in said
+
+
+async def test_it_serves_two_engines(installed: Install) -> None:
+    """Without a file: the engines are those of a fleet, behind a router of their own."""
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(_engine(installed, name)) for name in ("one", "two")]
+        running = _router(installed, "serve", *urls, "--port", "0", "--admin-port", "0", ready=2)
+        port, admin, _ = await stack.enter_async_context(running)
+        chat = [{"role": "user", "content": "Tell me a long story about routers. " * 20}]
+        body = {"model": "warm-tiny", "messages": chat, "max_tokens": 4}
+        async with httpx.AsyncClient(timeout=30) as client:
+            answers = [await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body) for _ in range(2)]
+            listed = await client.get(f"http://127.0.0.1:{admin}/admin/instances")
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].headers["x-warmroute-target"] == answers[1].headers["x-warmroute-target"]
+    assert answers[1].json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+    assert sorted(one["url"] for one in listed.json()["instances"]) == sorted(urls)
+
+
 async def test_a_fleet_a_chat_a_switch_and_a_configuration(installed: Install) -> None:
-    async with _fleet(installed) as (port, admin, engine):
+    async with _router(installed, "fleet", "--port", "0", "--admin-port", "0", ready=4) as (port, admin, engine):
         body = {"model": "warm-tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         async with httpx.AsyncClient(timeout=30) as client:
             answer = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body)
@@ -161,25 +188,39 @@ async def test_a_fleet_a_chat_a_switch_and_a_configuration(installed: Install) -
         await asyncio.to_thread(installed.run, "init", engine, "--output", "main.yaml")
     assert f"url: {engine}" in installed.run("check", "main.yaml").stdout
     assert os.listdir(installed.empty) == ["main.yaml"]
+    (installed.empty / "main.yaml").unlink()
 
 
 @asynccontextmanager
-async def _fleet(installed: Install) -> AsyncIterator[tuple[int, int, str]]:
-    """The public port, the admin port and the URL of one engine of `warmroute fleet`."""
-    process = await asyncio.create_subprocess_exec(
-        *(installed.command, "fleet", "--port", "0", "--admin-port", "0"),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=installed.empty,
-        env=installed.env,
-    )
-    try:
-        async with asyncio.timeout(90):
-            engine = (await _seen(process, rb"engine-0  (\S+)"))[1].decode()
+async def _engine(installed: Install, name: str) -> AsyncIterator[str]:
+    """The URL of `warmroute engine`."""
+    async with _process(installed, "engine", "--name", name) as process:
+        assert process.stdout is not None
+        async with asyncio.timeout(READY_S):
+            announced = json.loads(await process.stdout.readline())
+        yield announced["url"]
+
+
+@asynccontextmanager
+async def _router(installed: Install, *words: str, ready: int) -> AsyncIterator[tuple[int, int, str]]:
+    """The public port, the admin port and the URL of one engine, when `ready` instances are."""
+    async with _process(installed, *words) as process:
+        async with asyncio.timeout(READY_S):
+            engine = "" if words[0] == "serve" else (await _seen(process, rb"engine-0  (\S+)"))[1].decode()
             ports = await _seen(process, rb"listening on \S+:(\d+), admin on \S+:(\d+)")
-            for _ in range(4):
+            for _ in range(ready):
                 await _seen(process, rb" is ready: warm-tiny")
         yield int(ports[1]), int(ports[2]), engine
+
+
+@asynccontextmanager
+async def _process(installed: Install, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        installed.command, *words, stdout=pipe, stderr=pipe, cwd=installed.empty, env=installed.env
+    )
+    try:
+        yield process
     finally:
         process.terminate()
         await process.communicate()
