@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.tests.bench.real_stack.rows import answered, failed, loaded
 
 from router.cli.load.command import (
     COLOURS,
@@ -31,6 +30,7 @@ from router.lab.loadgen.report import LoadReport
 from router.lab.workloads.model import Workload
 from router.lab.workloads.presets import CODEX, GROUPS
 from tests.fakes.engines import engine, eventually
+from tests.router.lab.loadgen.reports import answered, failed, loaded
 
 NOBODY = "http://127.0.0.1:1"
 AGENTS = CODEX.scale(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)

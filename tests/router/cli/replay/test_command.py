@@ -291,5 +291,5 @@ def test_a_chart_without_matplotlib_is_refused_at_once(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(WarmrouteError, match=r"pip install 'warmroute\[bench\]'"):
+    with pytest.raises(WarmrouteError, match=r"pip install 'warmroute\[lab\]'"):
         replay([log], [str(FOLDER / "random.yaml")], chart=tmp_path / "r.png", console=console())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.tests.bench.real_stack.rows import answered, failed, loaded
 
 from router.lab.loadgen.report import (
     TargetReport,
@@ -15,6 +14,7 @@ from router.lab.loadgen.report import (
     summarize_load,
 )
 from router.lab.simulator.outcome import SimulationFigures
+from tests.router.lab.loadgen.reports import answered, failed, loaded
 
 
 def test_figures_have_the_simulators_names_and_their_arithmetic() -> None:
