@@ -156,7 +156,7 @@ def build_extensions() -> list[Extension]:
     # types are checked by `make check`; here libraries whose types do not matter need not even be installed
     options = ["--config-file=", "--ignore-missing-imports", "--no-error-summary"]
     try:
-        found = mypycify([*options, *modules_to_compile()], opt_level="1", multi_file=True, group_name=LIBRARY)
+        found = mypycify([*options, *modules_to_compile()], opt_level="2", multi_file=True, group_name=LIBRARY)
     except SystemExit as failed:  # it has printed why
         sys.exit(f"warmroute: mypyc failed ({failed.code}); without WARMROUTE_COMPILE=1 pure Python is installed")
     for extension in found:
