@@ -6,12 +6,11 @@ BIN := $(VENV)/bin
 WORKERS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check -q
 # Tests that need a machine or a time of their own, see the markers in pyproject.toml
-SPECIAL := stack abuse gateway doctor browser clients oracle gameday rollout
-HERE := not $(subst $() , and not ,$(strip $(SPECIAL)))
+HERE := not stack and not abuse and not gateway and not doctor and not browser and not clients and not oracle and not gameday and not rollout
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # Not in `make test`, each with a target of its own that CI runs
-TOOLS := tests/agreement tests/bench tests/picker_conformance tests/router/lab tests/router/operate tests/router/scheduling/experiments/test_error_rates.py \
-  $(addprefix tests/e2e/,test_load.py test_picker_conformance.py) \
+TOOLS := tests/agreement tests/bench tests/picker_conformance tests/router/lab tests/router/operate \
+  tests/e2e/test_load.py tests/e2e/test_picker_conformance.py tests/router/scheduling/experiments/test_error_rates.py \
   $(addprefix tests/router/cli/,advise doctor gameday load replay rollout simulate workload)
 ELSEWHERE := $(TOOLS) $(addprefix tests/,abuse browser clients docs gameday gateway oracle package stack)
 # of `make fuzz`
@@ -46,7 +45,7 @@ test-tools: $(VENV)/.installed-test  ## run the tests of lab, doctor, rollout, s
 test-deep: $(VENV)/.installed-test  ## try all properties with many new examples (`make test` tries 20, always the same)
 	$(PYTEST) -m "hypothesis and $(HERE)" --hypothesis-profile deep
 
-test-package: $(VENV)/.installed-test  ## build sdist and wheel, install the wheel alone and with each extra, and run it
+test-package: $(VENV)/.installed-test  ## build sdist and wheel, install the wheel without extras, and use it
 	$(BIN)/python -m pytest tests/package
 
 test-abuse: $(VENV)/.installed-test  ## run the attacks that take seconds (`make abuse`: all)

@@ -117,7 +117,7 @@ class PickerSession:
         hint = message.metadata_context.filter_metadata[SUBSET_HINT]
         if SUBSET not in hint.fields:
             return None
-        value = hint[SUBSET]
+        value: Any = hint[SUBSET]
         listed = value.split(",") if isinstance(value, str) else [str(one) for one in value]
         return self.match({one.strip() for one in listed})
 

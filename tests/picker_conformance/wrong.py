@@ -14,7 +14,7 @@ WRONG: dict[int, list[type[ReferencePicker]]] = {}
 def breaks(number: int) -> Any:
     """Enter a class under the number of the case that it must fail: a picker, or the sessions of one."""
 
-    def enter(wrong: type) -> type:
+    def enter(wrong: Any) -> Any:
         if issubclass(wrong, ReferencePicker):
             picker: type[ReferencePicker] = wrong
         else:
