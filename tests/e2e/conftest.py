@@ -34,13 +34,14 @@ from router.request.concurrency import ConcurrencyLimiter
 from router.scheduling.scheduler import Scheduler
 from tests.fakes.engines import FakeEngine, eventually
 from tests.paths import ROOT
+from tests.patience import PATIENCE_S
 
 MODEL = "warm-tiny"
 TOKENIZER = str(ROOT / "router/lab/emulator/data")
 WARM = {"scorers": [{"name": "prefix_overlap"}], "picker": {"name": "best"}}
 SOON = {"idle_interval_s": 0.05}  # the first look at a metrics page, which tells the block size, comes within this
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "port": 0}
-PROCESS_START_S = 30.0
+PROCESS_START_S = PATIENCE_S
 LISTENING = re.compile(rb"listening on ([\w.]+):(\d+), admin on ([\w.]+):(\d+)")
 
 PASS_SOCKETS = """
@@ -69,11 +70,11 @@ class RouterClient:
         self.url = url
         self.admin_url = admin_url
         self.http = self.client(verify=False)
-        self.admin = httpx.AsyncClient(base_url=admin_url, timeout=10.0, verify=False)
+        self.admin = httpx.AsyncClient(base_url=admin_url, timeout=PATIENCE_S, verify=False)
 
     def client(self, **options: Any) -> httpx.AsyncClient:
         """Return another client of the public API, with connections of its own. The caller closes it."""
-        own = {"base_url": self.url, "timeout": 10.0, "limits": httpx.Limits(max_connections=None)}
+        own = {"base_url": self.url, "timeout": PATIENCE_S, "limits": httpx.Limits(max_connections=None)}
         return httpx.AsyncClient(**(own | options))
 
     async def close(self) -> None:
@@ -89,7 +90,7 @@ class RouterClient:
     async def record(self, of: httpx.Response | str) -> Json:
         """The finished record of an answer, or by its id."""
         id = of if isinstance(of, str) else of.headers["x-warmroute-record"]
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE_S):
             while not (found := (await self.admin.get(f"/admin/records/{id}")).raise_for_status().json())["done"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         return dict(found)
@@ -180,6 +181,11 @@ class RouterProcess(RouterClient):
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def errors(self) -> list[str]:
+        """Lines of the log that are errors."""
+        return [line for line in self.log.decode().splitlines() if " ERROR " in line]
 
     @property
     def rss_bytes(self) -> int:

@@ -17,7 +17,7 @@ from tests.e2e.conftest import MODEL
 from tests.fakes.gateway import Choice, Gateway
 
 HOST = "127.0.0.1"
-READ_TIMEOUT_S = 20.0
+READ_TIMEOUT_S = 60.0
 LONGEST_BYTES = 1 << 24
 
 

@@ -11,6 +11,7 @@ import httpx
 from router.backends.vllm.lora import LOAD, UNLOAD
 from tests.e2e.conftest import MODEL, Json
 from tests.fakes.engines import FakeEngine, engine, eventually
+from tests.patience import PATIENCE_S
 
 PATH = "/v1/chat/completions"
 ADAPTERS = {name: {"path": f"/adapters/{name}", "base": MODEL} for name in ("poet", "sql", "law")}
@@ -69,7 +70,7 @@ async def test_one_with_a_request_in_flight_stays_and_the_other_request_is_refus
         async def retry() -> httpx.Response:
             return await r.post(PATH, chat("sql"))
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while (await retry()).status_code == 503:
                 pass
         assert posted(UNLOAD, a) == ["poet"]

@@ -8,6 +8,7 @@ from typing import Any
 from tests.e2e.chats import PATH, Chat, Said, beside
 from tests.e2e.conftest import MODEL, Json, Router
 from tests.fakes.engines import engine, eventually
+from tests.patience import PATIENCE_S
 
 SMALL: Json = {"block_tokens": 16, "blocks": 40}  # 640 tokens
 ON: Json = {"enabled": True, "rule": {"name": "fit", "idle_below": 0}}  # idle fleets hold sessions back, too
@@ -26,7 +27,7 @@ async def waiting(r: Router) -> int:
 
 
 async def until_waiting(r: Router, count: int) -> None:
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while await waiting(r) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -107,7 +108,7 @@ async def test_a_turn_whose_context_is_gone_is_parked_ahead_of_new_sessions(rout
         assert elsewhere.instance != said.instance
         assert (await gate(r))["capacity_tokens"] == 1280
         assert (await r.admin.post(f"/admin/instances/{said.instance}/drain")).status_code == 200
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE_S):
             while (await gate(r))["capacity_tokens"] != 640:
                 assert (await second.turn(forget=True)).ok
         async with beside(Chat(r, "third", words=240).turn()):

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.engines import engine, eventually
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,7 +43,7 @@ async def raw(routed: Any, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(request)
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE_S):
             return await reader.readuntil(b"\r\n\r\n")
     finally:
         writer.close()
@@ -256,7 +257,7 @@ async def test_two_requests_in_one_go_get_two_answers_in_order(routed: Any) -> N
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(sent)
     ids = []
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         for _ in bodies:
             answer = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = int(answer.split(b"content-length:")[1].split(b"\r\n")[0])
@@ -333,7 +334,7 @@ async def test_metrics_on_a_port_of_their_own_with_a_token(router: Any) -> None:
     metrics = {"port": 0, "token_hash": hashlib.sha256(b"secret").hexdigest()}
     async with engine() as a, router([a], metrics=metrics) as r:
         assert (await r.http.get("/metrics")).status_code == 404
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{r.app.metrics_port}") as own:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{r.app.metrics_port}", timeout=PATIENCE_S) as own:
             assert (await own.get("/metrics")).status_code == 401
             answer = await own.get("/metrics", headers={"authorization": "Bearer secret"})
             assert "\nwarmroute_in_flight_requests 0.0\n" in answer.text

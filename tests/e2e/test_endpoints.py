@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.engines import engine, eventually
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -189,7 +190,7 @@ async def test_the_first_piece_of_a_stream_does_not_wait_for_the_second(router: 
     """The second token takes a minute; the first is here at once. Then the client leaves, and the engine is told."""
     async with engine(decode_ms_per_token=60_000) as slow, router([slow]) as r:
         async with r.http.stream("POST", path, json=first_body(path, stream=True)) as answer:
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(PATIENCE_S):
                 got = ""
                 pieces = answer.aiter_text()
                 while not re.search(r'"(content|text|delta)":\s*"[^"]', got):
@@ -231,7 +232,7 @@ async def test_a_response_is_known_while_it_is_still_being_made(router: Any) -> 
     async with engine(decode_ms_per_token=60_000) as a, engine(decode_ms_per_token=60_000) as b, router([a, b]) as r:
         body = first_body("/v1/responses", stream=True)
         async with r.http.stream("POST", "/v1/responses", json=body) as answer:
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(PATIENCE_S):
                 first = await anext(answer.aiter_text())
             id = re.search(r'"id":"(resp_[^"]+)"', first)[1]
             asked = await r.http.post(f"/v1/responses/{id}/cancel")
@@ -278,7 +279,7 @@ async def test_a_silent_engine_does_not_hide_a_response(router: Any) -> None:
             id = (await first.post("/v1/responses", first_body("/v1/responses"))).json()["id"]
         async with router([a, b]) as second:
             b.faults(hang=["/v1/responses"])
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(PATIENCE_S):
                 assert (await second.http.get(f"/v1/responses/{id}")).status_code == 200
 
 

@@ -18,6 +18,7 @@ import pytest
 from router.config.sections.listeners import LimitsConfig
 from tests.e2e.conftest import MODEL, Router
 from tests.fakes.engines import eventually, is_proof
+from tests.patience import PATIENCE_S
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 LOAD = {"scorers": [{"name": "least_requests"}], "picker": {"name": "best"}}
@@ -93,7 +94,7 @@ async def scripted(router: Any, count: int = 1, **config: Any) -> AsyncIterator[
         limits = {"continuation_bytes": LimitsConfig().continuation_bytes}
         settings = {"limits": limits, "policies": {"load": LOAD}, "active": "load", "tokenizers": {}} | config
         running = await stack.enter_async_context(router([one.url for one in fleet], wait=False, **settings))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while len([i for i in running.core.fleet if i.targets]) < count or running.app.unready_reason():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         for one in fleet[1:]:

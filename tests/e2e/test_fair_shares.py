@@ -12,6 +12,7 @@ from typing import Any
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import MODEL, Json, Router
 from tests.fakes.engines import engine, eventually
+from tests.patience import PATIENCE_S
 
 SLOW: Json = {"block_tokens": 16, "blocks": 4000, "prefill_tokens_per_s": 4_000, "decode_ms_per_token": 0}
 ON: Json = {"enabled": True, "rule": {"name": "saturation"}}
@@ -37,7 +38,7 @@ async def asks(r: Router, tenant: str, number: int, words: int = 100, **headers:
 
 async def until_it_waits(r: Router) -> None:
     """Return when a request waits for the engine."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not any(one["waiting"] for one in (await r.admin.get("/admin/admission")).json()["models"]):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 

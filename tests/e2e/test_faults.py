@@ -31,6 +31,7 @@ from router.lab.emulator.supervisor import EmbeddedFleet, EmulatedEngine
 from tests.e2e.chats import PATH, Chat, ask, beside, chats, crowd, kept, promises
 from tests.e2e.conftest import MODEL, Router
 from tests.fakes.engines import INSTANT, FakeEngine, engine, eventually, is_proof
+from tests.patience import PATIENCE_S
 
 QUICK_HEALTH = {"interval_s": 0.1, "timeout_s": 0.5, "failures": 2}
 EVERYTHING = {"drop_events": 0.2, "duplicate_events": 0.2, "reorder_events": 0.2}
@@ -45,7 +46,7 @@ async def engines(count: int, **options: Any) -> AsyncIterator[list[FakeEngine]]
 async def nudge(fleet: Sequence[FakeEngine]) -> None:
     """One more message from everyone: what is lost at the very end of a stream cannot be known before."""
     for one in fleet:
-        async with httpx.AsyncClient(base_url=one.url) as client:
+        async with httpx.AsyncClient(base_url=one.url, timeout=PATIENCE_S) as client:
             body = {"model": MODEL, "prompt": [1500 + n for n in range(40)], "max_tokens": 1, "cache_salt": "nudge"}
             (await client.post("/v1/completions", json=body)).raise_for_status()
 

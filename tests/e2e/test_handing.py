@@ -16,6 +16,7 @@ from tests.e2e.chats import PATH, Said, ask, beside, chats, crowd
 from tests.e2e.conftest import MODEL, TOKENIZER, Json, Router
 from tests.e2e.test_pairs import alone, fleet, text_of
 from tests.fakes.engines import FakeEngine, engine, eventually
+from tests.patience import PATIENCE_S
 
 HANDING: Any = {"tokens": {"token_id_passthrough": "auto"}}
 QUESTION = [{"role": "user", "content": "What is the airspeed of an unladen swallow, and of which kind?"}]
@@ -44,7 +45,7 @@ async def tried(router: Router) -> None:
         shown = (await router.instances()).values()
         return all(one["token_ids"] is not None and "not tried" not in one["token_ids"]["why"] for one in shown)
 
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not await told():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

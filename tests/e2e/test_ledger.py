@@ -27,6 +27,7 @@ from router.telemetry.decision_log.reader import UnreadableLine, find_files, rea
 from tests.e2e.chats import PATH, Chat, ask, beside
 from tests.e2e.conftest import MODEL, ROOT, WARM, Json, RouterClient, RouterProcess
 from tests.fakes.engines import FakeEngine, engine, eventually
+from tests.patience import PATIENCE_S
 
 POLICIES: Json = {
     "warm": WARM,
@@ -215,7 +216,7 @@ async def test_a_router_that_is_killed_leaves_a_ledger_that_can_be_read(
             async with beside(load(r)) as going:
                 written = await until_written(r, 200)
                 os.kill(r.pid, signal.SIGKILL)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE_S):
                     await going
             assert await r.process.wait() == -signal.SIGKILL
         entries = list(read([folder]))
@@ -233,7 +234,7 @@ async def test_a_router_that_is_killed_leaves_a_ledger_that_can_be_read(
         async with router_process(config) as r:  # goes on beside what is there, and packs it
             assert (await ask(r, [{"role": "user", "content": "again"}])).ok
             r.process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await r.process.wait() == 0
         after = [entry for entry in read([folder]) if isinstance(entry, LoggedRecord)]
         assert len(after) == len(kept) + 1

@@ -22,10 +22,11 @@ from tests.e2e.chats import PATH, Chat, ask, beside, crowd
 from tests.e2e.conftest import MODEL, ROOT, TOKENIZER, WARM, Json, Router, RouterProcess
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.files import replace
+from tests.patience import PATIENCE_S
 
 ENDLESS = {"ignore_eos": True, "max_tokens": 5000}
 SLOW = {"decode_ms_per_token": 20}
-START_S = 30.0
+START_S = 60.0
 
 
 class Ended(NamedTuple):
@@ -75,7 +76,7 @@ def alive(pid: int) -> bool:
 
 
 async def under_way(router: RouterProcess) -> None:
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while await router.metric("warmroute_in_flight_requests") < 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -88,7 +89,7 @@ async def test_sigterm_lets_streams_finish_and_says_so(router_process, fleet_con
         async with beside(ask(r, [{"role": "user", "content": "tell me"}], stream=True, max_tokens=60)) as asking:
             await under_way(r)
             r.process.send_signal(signal.SIGTERM)
-            async with r.client() as probe, asyncio.timeout(20.0):
+            async with r.client() as probe, asyncio.timeout(PATIENCE_S):
                 while (answer := await probe.get("/ready")).status_code == 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert answer.json() == {"status": "not ready", "reason": "stopping"}
@@ -122,7 +123,7 @@ async def test_an_idle_router_stops_at_once(router_process, fleet_config, number
         r.process.send_signal(number)
         assert await ended(r.process, 2.0) == 0
         assert b"Traceback" not in r.log
-        assert b"ERROR" not in r.log
+        assert r.errors == []
 
 
 # -- the list of instances
@@ -164,7 +165,7 @@ async def test_the_instance_list_changes_without_a_restart(router, tmp_path, cap
             assert (await r.admin.get("/admin/instances")).json()["discovery"]["file"]
             assert await r.metric("warmroute_discovery_trouble", source="file") == 1
             listed.names(a, b)
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(PATIENCE_S):
                 while await r.metric("warmroute_discovery_trouble", source="file"):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             assert (await r.admin.get("/admin/instances")).json()["discovery"] == {"file": None}
@@ -252,7 +253,9 @@ async def test_a_fleet_leaves_nobody_behind(tmp_path, end) -> None:
         assert all(alive(pid) for pid in children)
         port = re.search(r"http://127.0.0.1:(\d+)/v1", invitation)
         assert port is not None
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port[1]}") as client:  # the line that it prints works
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port[1]}", timeout=PATIENCE_S
+        ) as client:  # the line that it prints works
             body = {"model": MODEL, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
             assert (await client.post(PATH, json=body | {"max_tokens": 2})).status_code == 200
         if end == "SIGINT to all, as Ctrl-C":

@@ -18,6 +18,7 @@ from router.telemetry.usage_store import UsageStore
 from tests.e2e.conftest import MODEL, Router, RouterClient
 from tests.e2e.workers import all_up
 from tests.fakes.engines import engine, eventually
+from tests.patience import PATIENCE_S
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 SLOW = {"decode_ms_per_token": 20}
@@ -357,7 +358,7 @@ async def test_workers_share_limits_and_usage_and_a_restart_goes_on(
                     body = {"model": MODEL, "prompt": WORDS, "max_tokens": 1}
                     statuses[(await http.post(COMPLETIONS, json=body, headers=KEY)).status_code] += 1
             assert 12 <= statuses[200] <= 14, "one or two more, which another worker was not told of yet"
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while await usage_requests(r) < statuses[200]:  # noqa: ASYNC110  followers tell it every second
                     await asyncio.sleep(0.05)
         store = UsageStore(str(tmp_path / "usage.db"))

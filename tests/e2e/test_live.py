@@ -19,6 +19,7 @@ from tests.e2e.conftest import MODEL, Json, RouterClient
 from tests.e2e.workers import Clients, all_up, say
 from tests.fakes.engines import engine, eventually
 from tests.files import replace
+from tests.patience import PATIENCE_S
 
 
 class Feed:
@@ -152,7 +153,7 @@ async def test_a_viewer_whose_connection_is_full_is_given_up(router, monkeypatch
             if len(sent) > 1:
                 await never.wait()
 
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE_S):
             await live.LiveResponse(r.app._live, b"hello")({}, receive, send)
         assert sent == ["http.response.start", "http.response.body"]
         await eventually(lambda: not r.app._live.composing)
@@ -210,7 +211,7 @@ async def test_files_of_the_page_are_locked_down(router, path: str) -> None:
 async def test_the_router_stops_with_a_page_open(router) -> None:
     async with engine() as a:
         async with router([a]) as r:
-            client = httpx.AsyncClient(base_url=r.admin_url)
+            client = httpx.AsyncClient(base_url=r.admin_url, timeout=PATIENCE_S)
             request = client.build_request("GET", "/admin/live")
             answer = await client.send(request, stream=True)
             await anext(answer.aiter_lines())

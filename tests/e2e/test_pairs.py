@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.chats import Chat
 from tests.e2e.conftest import MODEL, Router
 from tests.fakes.engines import FakeEngine, engine, eventually
+from tests.patience import PATIENCE_S
 
 Json = dict[str, Any]
 ROLES = {"p": "prefill", "q": "prefill", "c": "decode", "d": "decode"}
@@ -79,7 +80,7 @@ def instance_of(fake: FakeEngine, protocol: str) -> Json:
 
 async def alone(path: str, body: Json) -> str:
     """What an engine answers that computes everything itself."""
-    async with engine() as fake, httpx.AsyncClient(base_url=fake.url) as client:
+    async with engine() as fake, httpx.AsyncClient(base_url=fake.url, timeout=PATIENCE_S) as client:
         return text_of((await client.post(path, json={"model": MODEL, **body})).raise_for_status().json())
 
 

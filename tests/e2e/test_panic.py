@@ -18,6 +18,7 @@ from tests.e2e.conftest import MODEL, Json, Router
 from tests.e2e.workers import Clients, all_up, say
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.fakes.webhook import Webhook
+from tests.patience import PATIENCE_S
 
 HEALTH = {"interval_s": 0.1, "timeout_s": 0.2, "failures": 2}
 MESSAGES = [{"role": "user", "content": "is anybody there?"}]
@@ -167,7 +168,7 @@ async def test_a_frozen_engine_is_not_taken_for_one_that_delivers(router) -> Non
         async with r.http.stream("POST", PATH, json=body) as answer:
             await anext(answer.aiter_lines())
             fake.faults(freeze=True)
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(PATIENCE_S):
                 await eventually(lambda: states(r) == {InstanceState.DOWN})
 
 
@@ -178,7 +179,7 @@ async def test_several_processes_serve_alike(router_process, fleet_config) -> No
             await all_up(r)
             for fake in (a, b):
                 fake.faults(hang=["/health"])
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(PATIENCE_S):
                 while {one["state"] for one in (await r.instances()).values()} != {"down"}:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             async with Clients(r) as clients:

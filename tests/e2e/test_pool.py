@@ -17,6 +17,7 @@ from router.lab.emulator.mooncake_master import MasterFaults, MasterOptions, Moo
 from tests.e2e.chats import PATH, Chat, Said, ask, chats
 from tests.e2e.conftest import MODEL, Json, Router
 from tests.fakes.engines import FakeEngine, engine, eventually
+from tests.patience import PATIENCE_S
 
 SOONEST = {"scorers": [{"name": "expected_ttft"}], "picker": {"name": "best"}}
 PATIENT = {"deadline_ms": 5000, "ttl_ms": 20}  # a busy machine is not a silent pool, whose health is polled within 1 s
@@ -35,7 +36,7 @@ class Fleet:
     async def pooled_only(self, words: str) -> list[Json]:
         """A chat whose prompt the pool holds, and nobody in the fleet."""
         messages = [{"role": "user", "content": words}]
-        async with httpx.AsyncClient(base_url=self.beside.url) as http:
+        async with httpx.AsyncClient(base_url=self.beside.url, timeout=PATIENCE_S) as http:
             body = {"model": MODEL, "messages": messages, "max_tokens": 1}
             told = (await http.post(PATH, json=body)).raise_for_status().json()
         await self.saved()

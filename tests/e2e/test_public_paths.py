@@ -18,6 +18,7 @@ import pytest_asyncio
 from router.prompt.tokenization.tokenization import Tokenization
 from router.request.public_paths import PATHS
 from tests.fakes.engines import engine
+from tests.patience import PATIENCE_S
 from tests.router.prompt.api.hostile_bodies import PIECES, VALID, WHOLE, render
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -47,7 +48,7 @@ async def raw(routed: Any, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(request)
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE_S):
             return await reader.read()
     finally:
         writer.close()

@@ -14,6 +14,7 @@ from tests.e2e.chats import beside
 from tests.e2e.conftest import MODEL, Json, Router, RouterProcess
 from tests.e2e.workers import Clients, all_up, say
 from tests.fakes.engines import engine, eventually
+from tests.patience import PATIENCE_S
 
 SLOW = {"decode_ms_per_token": 20}
 LONG = {"ignore_eos": True, "max_tokens": 40}
@@ -117,7 +118,7 @@ async def test_a_router_of_several_workers_is_one_replica_and_nothing_of_it_is_l
 
 async def known(router: RouterProcess, requests: int) -> None:
     """Wait until all its workers know of so many requests, none of which is its own."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENCE_S):
         while await booked(router) != requests:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert await router.metric("warmroute_target_requests") == 0  # the leader sends what it knows when it asks workers

@@ -30,6 +30,7 @@ from router.request.relay_path import RelayPath
 from router.scheduling.ticket import Ticket
 from tests.e2e.conftest import LOCAL, MODEL, TOKENIZER
 from tests.fakes.gateway import BUFFERED, Gateway, Refusal
+from tests.patience import PATIENCE_S
 from tests.suites.properties import examples
 
 CARD = ModelCard(MODEL, MODEL, None, 32768)
@@ -85,7 +86,7 @@ class Pair:
             self.apps.append(app)
         assert self.apps[1]._picker is not None
         await self.apps[1]._picker.start()
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.apps[0].port}")
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.apps[0].port}", timeout=PATIENCE_S)
         self.connection = Gateway.connect(self.apps[1].picker_port)
         self.gateway = await self.connection.__aenter__()
 

@@ -20,6 +20,7 @@ from tests.e2e.chats import PATH, beside
 from tests.e2e.conftest import MODEL, WARM, Json, RouterClient, RouterProcess
 from tests.fakes.engines import FakeEngine, engine
 from tests.files import replace
+from tests.patience import PATIENCE_S
 
 CALM = "scorers: [{name: least_requests}]"
 TURNS = "scorers: [{name: round_robin}]"
@@ -64,7 +65,7 @@ class Load:
     async def goes_on(self, requests: int = 20) -> None:
         """So many more have been answered."""
         goal = self.statuses.total() + requests
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while self.statuses.total() < goal:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

@@ -16,6 +16,7 @@ from router.backends import client_keys
 from router.request.public_paths import LOAD_ROUTED
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.files import replace
+from tests.patience import PATIENCE_S
 from tests.router.tenants.issuer import AUDIENCE, ISSUER, Issuer
 
 MODEL = "warm-tiny"
@@ -263,5 +264,5 @@ def received(fake: FakeEngine, body: str) -> list[str]:
 
 
 async def ask_engine(fake: FakeEngine, body: Any) -> httpx.Response:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         return await http.post(f"{fake.url}/v1/embeddings", json=body)

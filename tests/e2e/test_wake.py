@@ -14,6 +14,7 @@ from tests.e2e.conftest import MODEL, Json
 from tests.e2e.workers import all_up
 from tests.fakes.engines import engine, eventually
 from tests.fakes.webhook import Webhook
+from tests.patience import PATIENCE_S
 
 REQUESTS = 100
 
@@ -113,7 +114,7 @@ async def test_each_worker_waits_and_the_leader_alone_calls(router_process, flee
             async def waiting() -> float:
                 return await r.metric("warmroute_wake_waiting_requests")
 
-            async with asyncio.timeout(20.0):
+            async with asyncio.timeout(PATIENCE_S):
                 while await waiting() < len(clients):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             assert len(hook.requests) == 1

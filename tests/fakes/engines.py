@@ -24,6 +24,7 @@ from router.lab.emulator.server import EmulatedServer
 from router.lab.emulator.supervisor import EmbeddedFleet, EmulatedEngine
 from router.lab.emulator.vocabulary import Vocabulary
 from router.lab.simulator.engine_types import EngineGauges
+from tests.patience import PATIENCE_S
 
 INSTANT: dict[str, Any] = {
     "prefill_tokens_per_s": 0,
@@ -104,7 +105,7 @@ def is_proof(head: bytes, body: bytes) -> bool:
     return b"/render " in head or body.endswith(b'"max_tokens":1,"temperature":0,"return_token_ids":true}')
 
 
-async def eventually(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], object], deadline_s: float = PATIENCE_S) -> None:
     """Wait until `condition()` is true. Fails with its last value after `deadline_s`."""
     end = asyncio.get_running_loop().time() + deadline_s
     while not (value := condition()):

@@ -16,7 +16,7 @@ import grpc
 from router.control.keda.external_scaler import METRIC, SERVICE
 from router.control.keda.external_scaler_pb2 import Activity, MetricSpecs, MetricsQuestion, MetricValues, ScaledObject
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def trigger(**metadata: str) -> ScaledObject:

@@ -9,6 +9,7 @@ import pytest
 
 from router import tasks
 from router.tasks import Tasks
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ async def test_what_should_never_end_is_started_again(pauses: list[float], caplo
     owner = Tasks("feeds")
     with caplog.at_level(logging.ERROR, logger="warmroute.tasks"):
         task = owner.supervise("health", work)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await well.wait()
     assert owner.restarts == 8
     assert pauses[:8] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]

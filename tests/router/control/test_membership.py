@@ -41,6 +41,7 @@ from router.wiring import (
 from tests.fakes.caches import Cache
 from tests.fakes.engines import eventually
 from tests.paths import TOKENIZER
+from tests.patience import PATIENCE_S
 
 RANDOM = {"warm": schema.PolicyConfig.model_validate({"scorers": [{"name": "random"}]})}
 CARD = ModelCard("warm-tiny", "/models/warm-tiny", None, 8192)
@@ -317,7 +318,7 @@ async def test_an_engines_key_comes_from_the_environment(house: House, monkeypat
     await house.members.update_source("config", listed(instance("a", api_key_env="ENGINE_KEY"), instance("b")))
     heads = []
     for name in ("a", "b"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             heads.append(await first_head(house, name))
     assert [b"authorization: Bearer sesame" in head for head in heads] == [True, False]
 

@@ -15,6 +15,7 @@ from router.kvcache.events import TargetId
 from router.kvcache.snapshot_format import SavedIndex, SavedTarget, SavedTargetBlocks
 from router.kvcache.snapshots import Snapshots, load, write
 from router.tasks import Tasks
+from tests.patience import PATIENCE_S
 
 SHELF = SavedTargetBlocks("m", 16, [], [], [])
 
@@ -100,7 +101,7 @@ async def test_it_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(snapshot, "JOIN_WITHIN_S", 0.01)
     file, source, tasks = tmp_path / "index", Source(), Tasks("test")
     Snapshots(file, 0.01, 7, source, tasks).start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await source.given_up.wait()
         while (found := load(file)) is None or found.targets[0].cursor.last_seq < 3:  # noqa: ASYNC110  a thread writes it
             await asyncio.sleep(0.005)

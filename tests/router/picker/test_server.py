@@ -29,6 +29,7 @@ from router.proxy.call import Headers
 from router.proxy.client_address import TrustedProxies
 from router.proxy.listening_sockets import ListeningSockets
 from tests.paths import ROOT
+from tests.patience import PATIENCE_S
 
 TLS = ROOT / "tests/fakes/tls"
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "health_port": 0}
@@ -140,7 +141,7 @@ async def test_another_picker_takes_over_without_a_failed_call() -> None:
         await new.start()
         old.stop_accepting()
         old.retire(0.0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await asking
         await old.stop(0.1)
         assert await ask() == "NOT_SERVING"

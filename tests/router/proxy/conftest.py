@@ -29,7 +29,7 @@ from router.proxy.upstreams import UpstreamRequest, Upstreams, UpstreamTimeouts
 from router.request.concurrency import ConcurrencyLimiter
 from tests.router.proxy.connections import BareHandler
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 
 
 class Peer:

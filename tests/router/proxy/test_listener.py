@@ -18,6 +18,7 @@ from router.proxy.call import ClientDisconnected
 from router.proxy.client_exchange import ClientExchange
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.tenants.fair_share import Shortage
+from tests.patience import PATIENCE_S
 from tests.router.proxy.connections import BareHandler
 
 
@@ -94,7 +95,7 @@ async def test_stop_lets_running_answers_end_and_closes_idle_connections():
         await asyncio.open_connection("127.0.0.1", listener.port)
     assert not stopping.done()
     app.proceed.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read()
         await stopping
     assert answer.endswith(b"1\r\n1\r\n1\r\n2\r\n0\r\n\r\n")
@@ -107,7 +108,7 @@ async def test_stop_cuts_what_outlives_the_grace():
     listener = await started(app)
     reader, writer = await ask(listener)
     await app.begun.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await listener.stop(0.05)
     assert app.gone
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
@@ -145,7 +146,7 @@ async def test_the_sockets_of_a_process_that_does_not_accept_are_served():
     assert waits.poll(1000)
     assert not all(task.done() for task in asking)
     listener.serve_for(1, True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert set(await asyncio.gather(*asking)) == {b"HTTP/1.1 200 OK\r\n"}
     await listener.stop(0)
 
@@ -194,7 +195,7 @@ async def test_a_retired_connection_that_is_idle_closes():
     idle, fresh = await ask(listener), await asyncio.open_connection("127.0.0.1", listener.port)
     await idle[0].readuntil(b"hello")
     listener.retire(0.05)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert [await reader.read() for reader, _ in (idle, fresh)] == [b"", b""]
     for _, writer in (idle, fresh):
         writer.close()
@@ -251,7 +252,7 @@ async def served(pairs: list[tuple[Any, Any]]) -> int:
     async def is_served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         with suppress(ConnectionError):
             writer.write(b"GET / HTTP/1.1\r\nHost: r\r\n\r\n")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 return await reader.read(1) != b""
         return False
 
@@ -269,7 +270,7 @@ async def test_a_client_has_its_share_of_the_connections_and_another_finds_room(
     assert "127.0.0.2 is refused: its 8 are its share of 10" in caplog.text
     for _, writer in many:
         writer.transport.abort()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while listener.connections > 1:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     again = await opened(listener, "127.0.0.2", 1)
@@ -302,7 +303,7 @@ async def test_connections_wait_while_the_system_has_no_descriptor(monkeypatch, 
     monkeypatch.setattr(socket.socket, "accept", accept)
     monkeypatch.setattr("router.proxy.listener.ACCEPT_RETRY_S", 0.01)
     pairs = await opened(listener, "127.0.0.1", 3)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not caplog.records:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)
@@ -326,7 +327,7 @@ async def test_a_handshake_that_fails_or_takes_too_long_costs_a_connection_and_n
         await asyncio.wait_for(garbage.read(), 5)
     with suppress(ConnectionError):
         assert await asyncio.wait_for(silent.read(), 5) == b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while listener.connections:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     assert listener.refused == {"handshake": 2}

@@ -11,6 +11,7 @@ import pytest
 
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import HELD_BYTES, RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted
+from tests.patience import PATIENCE_S
 
 POST = b"POST /v1/completions?a=b%20c HTTP/1.1\r\nHost: router\r\nContent-Length: 2\r\n\r\n{}"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
@@ -215,7 +216,7 @@ async def test_a_client_that_leaves_closes_the_engines_connection(house, eventua
     client.send(POST)
     await eventually(lambda: len(front.watches) == 1)
     client.reset()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await closed.wait()
     assert await front.end() == "gone"
     assert (front.limiter.in_flight, front.limiter.held_bytes) == (0, 0)
@@ -235,7 +236,7 @@ async def test_a_client_that_leaves_mid_stream_closes_the_engines_connection(hou
     client.send(POST)
     await client.until(b"data: 1\n\n")
     client.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await closed.wait()
     assert await front.end() == "gone"
 
@@ -620,7 +621,7 @@ async def test_a_reader_that_stops_stops_its_engine(house, eventually):
     assert sent < 20_000_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 * 1024  # KiB
     got = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while data := await client.reader.read(1 << 20):
             got += len(data)
             if data.endswith(b"0\r\n\r\n"):

@@ -12,6 +12,7 @@ from router.errors import ConfigError
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.headers import NO_HEADERS, ForwardedHeaders
 from router.proxy.upstreams import UpstreamExchange, UpstreamRequest, Upstreams, UpstreamUnanswered
+from tests.patience import PATIENCE_S
 
 QUESTION = UpstreamRequest("GET", b"/", NO_HEADERS, b"")
 
@@ -194,7 +195,7 @@ async def test_a_removed_instance_keeps_no_connection(house, upstreams, eventual
         upstreams.remove("e")
         proceed.set()
         assert await answer.read_all(100) == b"abcd"  # what ran ended undisturbed
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await closed.wait()
     assert isinstance(await upstreams.send("e", QUESTION, first_byte_s=5, idle_s=5), UpstreamUnanswered)
 
@@ -212,7 +213,7 @@ async def test_an_answer_not_read_to_its_end_closes_the_connection(house, upstre
     with await upstreams.send("e", QUESTION, first_byte_s=5, idle_s=5) as answer:
         assert await answer.read() == b"ab"
         assert not answer.drained
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await closed.wait()
     assert upstreams.idle("e") == 0
 

@@ -16,6 +16,7 @@ from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import InstanceState
 from router.tasks import Tasks
+from tests.patience import PATIENCE_S
 
 
 def models(*names: str) -> HttpAnswer:
@@ -289,6 +290,6 @@ async def test_many_instances_share_a_budget_of_probes(scene: Scene) -> None:
 async def test_started_it_runs_by_itself(scene: Scene) -> None:
     scene.health.start()
     scene.watch("a")
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE_S):
         await scene.heard.wait()
     assert scene.state("a") is InstanceState.READY

@@ -22,6 +22,7 @@ from router.fleet.engine_limits import OverLimit
 from router.kvcache.event_sequencer import ApplyBatch, EventSequencer, ForgetTarget, RequestReplay, Step
 from router.kvcache.events import BlocksRemoved, EventBatch, TargetId
 from router.tasks import Tasks
+from tests.patience import PATIENCE_S
 
 T = TargetId("e/0")
 
@@ -63,7 +64,7 @@ class Engine:
         return EventEndpoint(0, f"tcp://127.0.0.1:{self.port}", f"tcp://127.0.0.1:{self.replay_port}", "")
 
     async def subscribed(self) -> None:
-        assert await asyncio.wait_for(self.pub.recv(), 10.0) == b"\x01"
+        assert await asyncio.wait_for(self.pub.recv(), PATIENCE_S) == b"\x01"
 
     def _frames(self, seq: int) -> list[bytes]:
         return [self.topic, seq.to_bytes(8, "big"), self.buffer[seq]]
@@ -105,7 +106,7 @@ class Engine:
         await self.stop()
         self.life += 1
         self.buffer.clear()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     self.start(self.port, self.replay_port)
@@ -362,7 +363,7 @@ async def test_only_the_topic_asked_for(engine: Engine) -> None:
     listener = Listener()
     async with feed(listener) as events:
         events.subscribe(T, engine.source._replace(topic="kv@e"))
-        assert await asyncio.wait_for(engine.pub.recv(), 10.0) == b"\x01kv@e"
+        assert await asyncio.wait_for(engine.pub.recv(), PATIENCE_S) == b"\x01kv@e"
         await engine.pub.send_multipart([b"other", b"short", b""])
         await engine.publish(2)
         await until(lambda: listener.caught_up(engine) and listener.known[T] == [0, 1])

@@ -14,6 +14,7 @@ from router.clock import ManualClock
 from router.config import schema
 from router.fleet.engine_facts import Gauges
 from router.tasks import Tasks
+from tests.patience import PATIENCE_S
 
 PAGE = b'vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_waiting{engine="0"} 1\n'
 
@@ -163,6 +164,6 @@ async def test_started_it_runs_by_itself(scene: Scene) -> None:
     scene.poll.watch("a")
     scene.clock.advance(1.0)
     scene.poll.start()
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE_S):
         await scene.heard.wait()
     assert scene.told[0][0] == "a"

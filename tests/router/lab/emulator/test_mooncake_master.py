@@ -13,6 +13,7 @@ import pytest
 
 from router.lab.emulator.mooncake_master import MasterOptions, MooncakeMaster
 from tests.paths import ROOT
+from tests.patience import PATIENCE_S
 
 KEY = "Small-1B@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@00ff"
 
@@ -92,7 +93,7 @@ async def test_as_a_process_it_says_where_it_is_and_ends_when_told() -> None:
         cwd=ROOT,
     )
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         facts = json.loads(await process.stdout.readline())
         async with httpx.AsyncClient() as http:
             assert (await http.get(f"{facts['url']}/role")).text == "leader"
@@ -105,7 +106,7 @@ async def test_as_a_process_it_refuses_options_it_does_not_know() -> None:
         *(sys.executable, "-m", "router.lab.emulator.mooncake_master", '{"prot": 1}'),
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         _, errors = await process.communicate()
     assert process.returncode == 1
     assert "prot" in errors.decode()
