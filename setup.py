@@ -150,7 +150,7 @@ def bulk() -> Extension:
 def build_extensions() -> list[Extension]:
     """Translate the modules to C, and return the extensions to compile."""
     if not has_compiler():
-        sys.exit("warmroute: WARMROUTE_COMPILE=1 needs a C compiler and Python.h; without it pure Python is installed")
+        sys.exit("warmroute: compiling needs a C compiler and Python.h (Debian: gcc and python3-dev)")
     from mypyc.build import mypycify
 
     # types are checked by `make check`; here libraries whose types do not matter need not even be installed
