@@ -214,7 +214,8 @@ def config_of(engines: Sequence[Engine], **overrides: Any) -> Json:
         "admin": LOCAL,
         "fleet": {"instances": [instance_of(engine) for engine in engines], "metrics": SOON},
         "tokenizers": {MODEL: {"path": TOKENIZER}},
-        "tokens": {"token_id_passthrough": "off"},  # engines get what clients sent, and nothing that they did not
+        # engines get what clients sent, and nothing that they did not; on a busy machine token ids come late
+        "tokens": {"token_id_passthrough": "off", "budget_ms": 30_000},
         "limits": {"continuation_bytes": 0},  # the same
         "policies": {"warm": WARM},
         "active": "warm",

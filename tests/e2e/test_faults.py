@@ -329,7 +329,7 @@ async def test_errors_pass_through_and_open_the_breaker_which_closes_by_requests
     """
     breaking = {"failures": 3, "open_s": 0.2}
     async with (
-        engines(2, decode_ms_per_token=10) as fleet,
+        engines(2, decode_ms_per_token=60) as fleet,  # slow enough that the trial lasts until the others are placed
         router(fleet, fleet=with_health(fleet) | {"breaker": breaking}) as r,
     ):
         sick, well = fleet

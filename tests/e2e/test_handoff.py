@@ -37,6 +37,7 @@ def pair(said: Any, one: FakeEngine, two: FakeEngine) -> tuple[FakeEngine, FakeE
 async def test_the_next_session_hits_elsewhere_what_only_the_drained_engine_held(router: Any) -> None:
     async with engine(name="a") as a, engine(name="b") as b, router(named(a, b), preload=ON) as r:
         said = await agents(r, 3)
+        await r.hear()
         leaving, staying = pair(said[0], a, b)
         assert {one.instance for one in said} == {leaving.server.options.name}
         name = leaving.server.options.name
@@ -48,6 +49,7 @@ async def test_the_next_session_hits_elsewhere_what_only_the_drained_engine_held
         assert (await r.instances())[name]["state"] == "draining"
         assert r.booked == 0
         (said,) = await agents(r, 1, first=100)
+        await r.hear()
         record = await r.record(said.record)
         assert (said.instance, record["preloaded_tokens"]) == (staying.server.options.name, len(sent["prompt"]))
         assert record["cached_tokens"] == record["attempts"][0]["predicted_tokens"] >= len(sent["prompt"])
@@ -57,6 +59,7 @@ async def test_the_next_session_hits_elsewhere_what_only_the_drained_engine_held
 async def test_it_serves_until_then_and_a_second_call_drains_it_at_once(router: Any) -> None:
     async with engine(name="a") as a, engine(name="b") as b, router(named(a, b), preload=ON) as r:
         said = await agents(r, 3)
+        await r.hear()
         leaving, staying = pair(said[0], a, b)
         booking = r.core.fleet.get(staying.server.options.name).targets[0].book(100, 100)  # it has other work
         name = leaving.server.options.name
@@ -64,6 +67,7 @@ async def test_it_serves_until_then_and_a_second_call_drains_it_at_once(router: 
         seen = (await r.instances())[name]
         assert (seen["state"], seen["handing_off"]) == ("ready", True)
         (said,) = await agents(r, 1, first=50)
+        await r.hear()
         assert said.instance == name
         await drain(r, name)
         seen = (await r.instances())[name]

@@ -54,7 +54,8 @@ async def test_a_warm_session_stays_when_an_image_comes(router: Any) -> None:
 
 @pytest.mark.parametrize("blind", ["an image first", "no answer of /tokenize"])
 async def test_a_session_whose_tokens_are_unknown_stays_with_its_last_target(router: Any, blind: str) -> None:
-    async with engine(images=True) as a, engine(images=True) as b, router([a, b], tokenizers={}) as r:
+    tokens = {} if blind == "an image first" else {"budget_ms": 100}
+    async with engine(images=True) as a, engine(images=True) as b, router([a, b], tokenizers={}, tokens=tokens) as r:
         if blind != "an image first":
             a.faults(hang=["/tokenize"])
             b.faults(hang=["/tokenize"])
