@@ -75,7 +75,7 @@ class House:
         self.core: Scheduler = build_scheduler(
             settings, PolicySet(build_configured_policies(settings), "warm"), keyring, self.clock
         )
-        self.upstreams = Upstreams(connect_timeout_s=0.2, keepalive_s=1.0)
+        self.upstreams = Upstreams(connect_timeout_s=20.0, keepalive_s=1.0)
         self.tokens = build_tokenization(settings, keyring, self.upstreams, self.clock)
         self.handing = build_token_id_passthrough(settings, self.tokens, self.upstreams, self.tasks)
         proofs = build_tokenizer_proofs(self.tokens, self.tasks, self.clock)

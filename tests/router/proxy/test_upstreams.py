@@ -19,7 +19,7 @@ QUESTION = UpstreamRequest("GET", b"/", NO_HEADERS, b"")
 
 @pytest.fixture
 async def upstreams():
-    made = Upstreams(connect_timeout_s=0.5, keepalive_s=4)
+    made = Upstreams(connect_timeout_s=20.0, keepalive_s=4)
     yield made
     made.close()
     await asyncio.sleep(0)
