@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,8 +12,16 @@ from tests.e2e.chats import ask
 from tests.e2e.conftest import Json, Router
 from tests.e2e.test_preload import PATH, SYSTEM, agents, preloads
 from tests.fakes.engines import FakeEngine, engine, eventually
+from tests.patience import PATIENCE_S
 
 ON = {"drain": True}
+
+
+async def known_to_hold(router: Router, id: str) -> None:
+    """Wait until the router has heard that an instance caches something."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await router.instances())[id]["targets"][0]["stream"]["blocks"]["gpu"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def drain(router: Router, id: str, way: str = "drain") -> Json:
@@ -90,6 +99,7 @@ async def test_time_is_limited(router: Any) -> None:
     options = ON | {"drain_s": 0.2}
     async with engine(name="a") as a, engine(name="b") as b, router(named(a, b), preload=options) as r:
         leaving, staying = pair((await agents(r, 3))[0], a, b)
+        await r.hear()
         booking = r.core.fleet.get(staying.server.options.name).targets[0].book(100, 100)  # it has other work
         name = leaving.server.options.name
         await drain(r, name)
@@ -109,6 +119,7 @@ async def test_nothing_is_loaded_that_others_or_one_session_or_the_pool_have(rou
             router(named(a, b), preload=ON, **options) as r,
         ):
             leaving, staying = pair((await agents(r, 3))[0], a, b)
+            await r.hear()
             await eventually(lambda: leaving.saving == 0)
             await drain(r, leaving.server.options.name)
             handoff = await drained(r, leaving.server.options.name)
@@ -116,9 +127,11 @@ async def test_nothing_is_loaded_that_others_or_one_session_or_the_pool_have(rou
             assert staying.seen(PATH) == []
     async with engine(name="a") as a, engine(name="b") as b, router(named(a, b), preload=ON) as r:
         leaving, staying = pair((await agents(r, 3))[0], a, b)
+        await r.hear()
         name = leaving.server.options.name
         r.core.drain(name, True)
         await agents(r, 1, first=50)  # a session brings it to the other one
+        await known_to_hold(r, staying.server.options.name)
         r.core.drain(name, False)
         await drain(r, name)
         assert (await drained(r, name))["planned"] == 0

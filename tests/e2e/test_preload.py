@@ -66,6 +66,7 @@ async def test_a_new_engine_gets_what_sessions_share_before_it_is_asked(router: 
         assert r.core.fleet.get("new").targets[0].latency_model.speed(r.app._clock.now()).samples == 1
 
         await r.admin.post("/admin/instances/old/drain")
+        await eventually(lambda: r._heard(new))
         (said,) = await agents(r, 1, first=100)
         record = await r.record(said.record)
         assert (said.instance, record["preloaded_tokens"]) == ("new", tokens)

@@ -115,7 +115,7 @@ async def test_block_keys_with_another_secret_are_not_taken_over_but_speeds_are(
 
 
 async def test_a_replica_that_stops_answering_holds_no_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_transfer, "STALLED_S", 0.2)
+    monkeypatch.setattr(state_transfer, "STALLED_S", 1.5)
     async with Pair() as pair:
         answer = pair.donor.exchange._donor.answer
 
