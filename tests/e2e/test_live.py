@@ -56,7 +56,7 @@ class Feed:
             self.buckets[bucket[0], bucket[1]] = bucket
         self.marks += event.get("marks", ())
 
-    async def until(self, condition: Any, within_s: float = 20.0) -> None:
+    async def until(self, condition: Any, within_s: float = PATIENCE_S) -> None:
         async with asyncio.timeout(within_s):
             while not condition():
                 await self.next()

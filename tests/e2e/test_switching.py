@@ -30,7 +30,7 @@ TOKEN = "secret"
 ADMIN = {"tokens": [{"name": "ops", "hash": hashlib.sha256(TOKEN.encode()).hexdigest(), "rights": ["read", "write"]}]}
 
 
-async def until(true: Callable[[], Awaitable[object]], deadline_s: float = 10.0) -> None:
+async def until(true: Callable[[], Awaitable[object]], deadline_s: float = PATIENCE_S) -> None:
     """As `eventually`, of what must be asked over HTTP."""
     async with asyncio.timeout(deadline_s):
         while not await true():  # noqa: ASYNC110

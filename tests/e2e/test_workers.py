@@ -36,7 +36,7 @@ OTHER = {"scorers": [{"name": "random"}]}
 HIT_SHARE = 0.885  # of the chats below, from their second turn on, with one worker
 
 
-async def until(condition, within_s: float = 20.0) -> None:
+async def until(condition, within_s: float = PATIENCE_S) -> None:
     """`condition` is asked over HTTP: not more often than it costs."""
     async with asyncio.timeout(within_s):
         while not await condition():  # noqa: ASYNC110

@@ -12,8 +12,9 @@ import httpx
 
 from tests.e2e.chats import PATH, Said
 from tests.e2e.conftest import MODEL, Json, RouterClient, RouterProcess
+from tests.patience import PATIENCE_S
 
-UP_WITHIN_S = 60.0
+UP_WITHIN_S = PATIENCE_S
 LOOK_S = 0.02
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.fakes.engines import eventually
+from tests.patience import PATIENCE_S
 
 KINDS = {1: "internal", 2: "server", 3: "client"}
 FAILED = 2
@@ -53,7 +54,9 @@ class Receiver:
             self.spans += read_spans(ExportTraceServiceRequest.FromString(body))
         return self.status
 
-    async def wait(self, true: Callable[[Sequence[ReceivedSpan]], bool], within_s: float = 10.0) -> list[ReceivedSpan]:
+    async def wait(
+        self, true: Callable[[Sequence[ReceivedSpan]], bool], within_s: float = PATIENCE_S
+    ) -> list[ReceivedSpan]:
         """Return the spans as soon as `true` is of them."""
         await eventually(lambda: true(self.spans), within_s)
         return list(self.spans)
@@ -132,7 +135,7 @@ def draw(spans: Sequence[ReceivedSpan]) -> str:
     return "\n".join(lines(None, 0))
 
 
-def wait_until(true: Callable[[], object], within_s: float = 10.0) -> None:
+def wait_until(true: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     """Wait outside of an event loop."""
     deadline = time.monotonic() + within_s
     while not true():

@@ -76,7 +76,9 @@ async def check(channel: grpc.aio.Channel, service: str) -> Any:
     """The status of a service by its name, or the code of the failure."""
     async with channel:
         try:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=5)
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                HealthCheckRequest(service=service), timeout=PATIENCE_S
+            )
         except grpc.aio.AioRpcError as error:
             return error.code()
     return HealthCheckResponse.ServingStatus.Name(answer.status)
@@ -132,7 +134,7 @@ async def test_another_picker_takes_over_without_a_failed_call() -> None:
         stub = health_pb2_grpc.HealthStub(channel)
 
         async def ask() -> str:
-            answer = await stub.Check(HealthCheckRequest(service=EXT_PROC), timeout=5)
+            answer = await stub.Check(HealthCheckRequest(service=EXT_PROC), timeout=PATIENCE_S)
             said.append(HealthCheckResponse.ServingStatus.Name(answer.status))
             return said[-1]
 

@@ -10,6 +10,7 @@ from router.config import schema
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
 from scorers.contract import View
+from tests.patience import PATIENCE_S
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
 POLICY = build_policy(
@@ -29,7 +30,7 @@ def a_record(number: int = 0, view: View = VIEW, **known: Any) -> Record:
     return record
 
 
-def until(true: Callable[[], bool], within_s: float = 20.0) -> None:
+def until(true: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline, "did not come true in time"

@@ -27,7 +27,7 @@ from tests.patience import PATIENCE_S
 T = TargetId("e/0")
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(deadline_s):
         while not condition():  # noqa: ASYNC110  what sockets and other threads do sets no event
             await asyncio.sleep(0.002)

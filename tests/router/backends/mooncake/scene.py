@@ -21,6 +21,7 @@ from router.lab.emulator.mooncake_master import MasterFaults, MasterOptions, Moo
 from router.proxy.upstreams import Upstreams
 from router.tasks import Tasks
 from scorers.contract import PoolHit
+from tests.patience import PATIENCE_S
 
 MODEL = "small"
 PATH = "/models/Small-1B"
@@ -30,7 +31,7 @@ ORIGIN = HashInputs(MODEL, PATH, None, None)
 KEYRING = Keyring(7)
 
 
-async def until(what: str, condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+async def until(what: str, condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}"

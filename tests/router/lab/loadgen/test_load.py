@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from router.lab.loadgen.load import LoadJob, SentRequest, encode_frame, load, re
 from router.lab.workloads.model import Session, Span, Turn, Workload
 from router.lab.workloads.presets import CODEX
 from tests.fakes.engines import FakeEngine, engine, eventually
+from tests.patience import PATIENCE_S
 
 SMALL = CODEX.scale(tokens=0.01, sessions=4 / CODEX.sessions, turns=3 / CODEX.turns.median, think=0.001).workload(3)
 
@@ -123,8 +125,12 @@ async def test_an_endpoint_that_dies_midway_fails_the_rest_and_the_load_ends() -
     async with engine(model="m", decode_ms_per_token=1.0) as fake:
         running_job = job(fake)
         running = asyncio.ensure_future(load(running_job, clock, clock.now(), sent.append))
-        await eventually(lambda: sent, 20.0)
-    await asyncio.wait_for(running, 20)
+        await eventually(lambda: sent)
+        port = fake.server.port
+    with socket.socket() as dead:
+        dead.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        dead.bind(("127.0.0.1", port))  # or an engine of another test might listen there
+        await asyncio.wait_for(running, PATIENCE_S)
     assert sent[0].failure is None
     failed = [one for one in sent if one.failure is not None]
     assert failed
