@@ -115,7 +115,8 @@ async def test_what_was_reserved_is_settled_by_what_the_engine_counted(router, c
         used = first.json()["usage"]
         assert 10_000 - 300 < int(first.headers["x-ratelimit-remaining-tokens"]) < 10_000
         assert first.headers["x-ratelimit-limit-tokens"] == "10000"
-        assert first.headers["x-ratelimit-reset-tokens"] in ("1m0s",)
+        reset = first.headers["x-ratelimit-reset-tokens"]
+        assert reset == "1m0s" or reset.startswith("5"), reset  # the time since its arrival is already gone
         await eventually(lambda: idle(r))
         state = ledger(r).state("acme", r.app._config.clients.service_classes["small"].limits)
         assert state.tokens.remaining == 10_000 - used["prompt_tokens"] - used["completion_tokens"]

@@ -60,7 +60,7 @@ async def test_requests_wait_for_the_first_instance_none_is_lost_and_none_sent_t
 async def test_what_may_not_wait_and_what_waits_in_vain(router, tmp_path) -> None:
     async with Webhook() as hook:
         hook.status = 500
-        settings = wake(hook, wait_s=0.2, pause_s=60.0)
+        settings = wake(hook, wait_s=1.5, pause_s=60.0)
         async with router([], fleet=fleet_file(tmp_path), wake=settings, wait=False) as r:
             unknown = await r.post(PATH, a_body(1, "other"))
             assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
