@@ -214,7 +214,8 @@ async def test_a_follower_that_is_killed_takes_only_its_own_streams_along(router
         long = {"ignore_eos": True, "max_tokens": 60}
         async with Clients(r) as clients:
             staying, dying = clients.by_run[leader["run"]], clients.by_run[follower["run"]]
-            async with beside(say(staying, "I stay", **long)) as stays, beside(say(dying, "I go", **long)) as goes:
+            endless = say(dying, "I go", ignore_eos=True, max_tokens=2_000)
+            async with beside(say(staying, "I stay", **long)) as stays, beside(endless) as goes:
                 await until(lambda: booked(r, 2))
                 counted = await r.metric("warmroute_requests_total")
                 os.kill(follower["pid"], signal.SIGKILL)
