@@ -26,13 +26,13 @@ import httpx
 from router.app import App
 from router.config import schema
 from tests.fakes.engines import engine, eventually
+from tests.paths import TOKENIZER
 
 MODEL = "warm-tiny"
 ENGINES, PREFILL_TOKENS_PER_S, WORDS = 8, 4_000, 200
 MODEST, GREEDY = ("modest-0", "modest-1", "modest-2"), "greedy"
 MODEST_LOAD = 0.45  # of what the engines can prefill, all modest tenants together
 SETTLE_S, MEASURE_S = 10.0, 40.0
-TOKENIZER = str(Path(__file__).resolve().parent.parent.parent / "router/lab/emulator/data")
 
 
 async def ask(http: httpx.AsyncClient, tenant: str, number: int) -> tuple[float, int]:

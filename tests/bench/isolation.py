@@ -20,11 +20,11 @@ import httpx
 from router.app import App
 from router.config import schema
 from tests.fakes.engines import engine, eventually
+from tests.paths import TOKENIZER
 
 MODEL = "warm-tiny"
 ENGINES, SESSIONS, TURNS = 4, 6, 4  # sessions per tenant
 SHARED_WORDS, TURN_WORDS = 1000, 150
-TOKENIZER = str(Path(__file__).resolve().parent.parent.parent / "router/lab/emulator/data")
 
 
 class Hits(NamedTuple):

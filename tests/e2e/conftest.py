@@ -33,11 +33,10 @@ from router.lab.emulator.supervisor import EmulatedEngine
 from router.request.concurrency import ConcurrencyLimiter
 from router.scheduling.scheduler import Scheduler
 from tests.fakes.engines import FakeEngine, eventually
-from tests.paths import ROOT
+from tests.paths import ROOT, TOKENIZER
 from tests.patience import PATIENCE_S
 
 MODEL = "warm-tiny"
-TOKENIZER = str(ROOT / "router/lab/emulator/data")
 WARM = {"scorers": [{"name": "prefix_overlap"}], "picker": {"name": "best"}}
 SOON = {"idle_interval_s": 0.05}  # the first look at a metrics page, which tells the block size, comes within this
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "port": 0}

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +20,6 @@ from router.lab.emulator.http_server import HttpExchange
 from router.lab.emulator.options import EngineOptions
 from router.lab.emulator.server import EmulatedServer
 from router.lab.emulator.supervisor import EmbeddedFleet, EmulatedEngine
-from router.lab.emulator.vocabulary import Vocabulary
 from router.lab.simulator.engine_types import EngineGauges
 from tests.patience import PATIENCE_S
 
@@ -81,15 +78,9 @@ class FakeEngine:
         return self.server.cores.sources()
 
 
-@cache  # loading it takes 10 ms, and tests start thousands of engines
-def _vocabulary(folder: str | None) -> Vocabulary:
-    return Vocabulary() if folder is None else Vocabulary(Path(folder))
-
-
 @asynccontextmanager
 async def engine(**options: Any) -> AsyncIterator[FakeEngine]:
-    chosen = EngineOptions(**(INSTANT | options))
-    async with EmulatedServer(chosen, SystemClock(), _vocabulary(chosen.tokenizer)) as server:
+    async with EmulatedServer(EngineOptions(**(INSTANT | options)), SystemClock()) as server:
         yield FakeEngine(server)
 
 

@@ -21,18 +21,16 @@ from router.lab.emulator.engine_cores import EngineCores
 from router.lab.emulator.http_server import EmulatorListener
 from router.lab.emulator.kv_connectors import KvConnectors
 from router.lab.emulator.options import EngineOptions
-from router.lab.emulator.vocabulary import DATA, Vocabulary
+from router.lab.emulator.vocabulary import DATA, Vocabulary, load_vocabulary
 from router.lab.simulator.engine_types import EngineShape
 from router.tasks import Tasks
 
 
 class EmulatedServer:
-    """Listens while entered; making or entering it raises OSError when a port is in use. `vocabulary`: that of
-    the tokenizer in `options`, where it is loaded already.
-    """
+    """Listens while entered; making or entering it raises OSError when a port is in use."""
 
-    def __init__(self, options: EngineOptions, clock: Clock, vocabulary: Vocabulary | None = None) -> None:
-        vocabulary = vocabulary or Vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
+    def __init__(self, options: EngineOptions, clock: Clock) -> None:
+        vocabulary = load_vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
         self.options = options
         self._tasks = Tasks(f"engine {options.name}")
         self.connectors = KvConnectors(options, self._tasks)

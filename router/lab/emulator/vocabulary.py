@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ class Vocabulary:
     def names(self, tokens: Sequence[int]) -> list[str]:
         """The tokens in the tokenizer's own notation, for `return_token_strs`."""
         return [self._tokenizer.id_to_token(token) or "" for token in tokens]
+
+
+@cache  # one never changes, and tests start thousands of engines in a process: loading it takes 10 ms
+def load_vocabulary(folder: Path) -> Vocabulary:
+    """Return the vocabulary of a model directory, loaded once in a process. Raises FileNotFoundError."""
+    return Vocabulary(folder)
 
 
 def _is_word(text: str) -> bool:

@@ -189,7 +189,9 @@ class ChatTemplate:
 def _compile(source: str) -> tuple[CodeType, bool]:
     """Return the code of a template, and whether it iterates over content parts. Raises jinja2.TemplateSyntaxError."""
     environment = _environment(lambda: 0.0)
-    return environment.compile(source), iterates_content(environment.parse(source))
+    parsed = environment.parse(source)
+    in_parts = iterates_content(parsed)
+    return environment.compile(parsed), in_parts
 
 
 def _environment(wall: Callable[[], float]) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
