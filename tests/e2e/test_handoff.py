@@ -24,6 +24,15 @@ async def known_to_hold(router: Router, id: str) -> None:
             await asyncio.sleep(0.01)
 
 
+async def known_to_be_pooled(router: Router) -> None:
+    """Wait until the router finds recent prompts in the shared pool."""
+    preloader = router.app._status.preloading.preloader
+    async with asyncio.timeout(PATIENCE_S):
+        for prompt in list(router.app._recent_records.prompts.by_prefix().values()):
+            while not await preloader.is_pooled(prompt, await preloader.tokenize(prompt)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
 async def drain(router: Router, id: str, way: str = "drain") -> Json:
     return dict((await router.admin.post(f"/admin/instances/{id}/{way}")).raise_for_status().json())
 
@@ -121,6 +130,7 @@ async def test_nothing_is_loaded_that_others_or_one_session_or_the_pool_have(rou
             leaving, staying = pair((await agents(r, 3))[0], a, b)
             await r.hear()
             await eventually(lambda: leaving.saving == 0)
+            await known_to_be_pooled(r)
             await drain(r, leaving.server.options.name)
             handoff = await drained(r, leaving.server.options.name)
             assert (handoff["planned"], handoff["loaded"]) == (1, 0)
