@@ -12,6 +12,7 @@ import asyncio
 import logging
 import resource
 import secrets
+from collections.abc import Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,20 +30,28 @@ from router.config.sections.listeners import ListenConfig
 from router.control import background
 from router.control.api.admin import admin_app
 from router.control.control import Control
+from router.control.duty import Duty
 from router.control.explain import Explain
+from router.control.key_secret import load_snapshot, resolve_key_secret
 from router.control.live.feed import LiveFeed
 from router.control.membership import Membership
-from router.control.replicas.connect import connect_replicas
+from router.control.metering import Metering
+from router.control.peers.adapters import SharedAdapters
+from router.control.peers.answers import SharedAnswers
+from router.control.peers.connect import LocalState, PeerParts, build_exchange, connect_peers
+from router.control.peers.frames import Sender
+from router.control.peers.instances import SharedInstances
+from router.control.peers.parts import SharedPart
+from router.control.peers.scheduler import PeerScheduler
 from router.control.scaling import Scaling
 from router.control.status import Status
-from router.control.workers.admission import SyncedAdmission
-from router.control.workers.follower import FollowerWorker, LocalState
-from router.control.workers.leader import LeaderWorker
-from router.control.workers.scheduler import SyncedScheduler
+from router.control.workers.host_workers import describe_members
+from router.control.workers.messages import Members, Query
+from router.control.workers.metrics_merge import encode_families
 from router.fleet.instance import InstanceState
-from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
+from router.picker.answer_log import AnswerLog
 from router.picker.rpc_listener import RpcListener
 from router.proxy.asgi import AsgiHandler
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
@@ -60,6 +69,7 @@ from router.request.services import Services
 from router.request.stored_responses import StoredResponseFinder
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
+from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot
 from router.telemetry.recent_records import RecentRecords
@@ -71,16 +81,15 @@ if TYPE_CHECKING:  # loaded where it is configured
 log = logging.getLogger("warmroute.app")
 
 POLL_S = 0.02
-WORKER_END_S = 2.5  # in which workers end the streams that outlived the grace time
-STOP_IDLE_S = 1.0  # for a client that is between two requests, to send one more and learn that it is the last
+STATIC = frozenset({"config"})  # sources of instances that every worker reads by itself
 
 
 class App:
     """One router process: built from its configuration, running between `start` and `stop`.
 
-    `file` is where the configuration was read, to be watched for changes. `role` is that of a follower; without one,
-    this process leads as many workers as the configuration says, or is the only one. With `only_picker` the public
-    listener serves health and metrics and no prompts. `sockets`: with those that were handed over to this process.
+    `file` is where the configuration was read, to be watched for changes. `role` is that of a worker among several;
+    without one, this process is the only one. With `only_picker` the public listener serves health and metrics and no
+    prompts. `sockets`: with those that were handed over to this process.
     """
 
     def __init__(
@@ -99,33 +108,35 @@ class App:
         self._clock = clock or SystemClock()
         self._run_id = secrets.token_hex(4)
         self._tasks = Tasks("router")
-        self._started = self._stopping = False
-        self._build_scheduler(role)
+        self._started = self._stopping = self._open = False
+        self._file = file
+        self._role = role
+        self._duty = Duty(self._run_id, held=role is None)
+        self._build_scheduler()
         self._build_feeds()
-        self._build_control(file)
+        self._build_control()
         self._build_status()
         self._build_listeners()
 
-    def _build_scheduler(self, role: WorkerRole | None) -> None:
-        """Build what a decision needs: index and scheduler, the shared pool, token ids."""
-        config, clock, limits = self._config, self._clock, self._config.limits
+    def _build_scheduler(self) -> None:
+        """Build what a decision needs: index and scheduler, the shared pool, token ids; and the exchange with peers."""
+        config, clock, limits, role = self._config, self._clock, self._config.limits, self._role
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
-        saved = None if config.index.snapshot_file is None else snapshots.load(Path(config.index.snapshot_file))
-        self._secret = secret = wiring.resolve_key_secret(config, saved) if role is None else role.secret
-        if role is None and (config.workers > 1 or config.replicas is not None):
-            role = WorkerRole(0, secret, LeaderWorker(config, secret, clock, self._tasks))
-        self._role, worker = role, None if role is None else role.worker
-        self._leader = worker if isinstance(worker, LeaderWorker) else None
-        self._follower = worker if isinstance(worker, FollowerWorker) else None
+        saved = load_snapshot(config)
+        self._secret = secret = resolve_key_secret(config, saved) if role is None else role.start.key_secret
+        host = self._run_id if role is None else role.start.host
+        near = None if role is None else role.network(config.workers)
+        self._peers = peers = build_exchange(config, Sender(host, self._run_id), near, clock)
         self._keyring = keyring = Keyring(secret)
-        memory = MemoryBudget(config.tokens.memory_bytes)
+        memory = MemoryBudget(config.tokens.memory_bytes // config.workers)
         self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
         policies = wiring.build_policy_set(config)
-        self._scheduler = wiring.build_scheduler(config, policies, keyring, clock, self._pool, secret=secret, role=role)
+        number = 0 if role is None else role.start.number
+        core = config, policies, keyring, clock, self._pool
+        self._scheduler = wiring.build_scheduler(*core, secret=secret, peers=peers, number=number)
         if saved is not None:
             wiring.restore_index(saved, secret, self._scheduler.indexer)
-        self._leads = self._follower is None
-        self._snapshots = wiring.build_snapshots(config, secret, self._scheduler, self._tasks) if self._leads else None
+        self._snapshots = wiring.build_snapshots(config, secret, self._scheduler, self._tasks)
         self._tokenization = wiring.build_tokenization(config, keyring, self._upstreams, clock, memory)
         self._passthrough = wiring.build_token_id_passthrough(config, self._tokenization, self._upstreams, self._tasks)
 
@@ -142,63 +153,77 @@ class App:
             self._scheduler.indexer, membership, tasks, clock, config.index.replay_timeout_s
         )
         self._recent_records = RecentRecords(config.records.keep, config.preload.prompt_bytes)
-        leads = partial(wiring.leads_replicas, self._run_id, self._leader)
+        leads = partial(wiring.loads_ahead, self._duty, self._peers)
         loaded_from = self._keyring, self._pool, self._recent_records
         self._preloading = wiring.build_preloading(config, self._scheduler, *loaded_from, fetch, leads, tasks, clock)
         membership.warmup = None if self._preloading is None else self._preloading.warmup
         self._bootstrap = BootstrapClient(self._scheduler.peers, fetch, tasks, clock)
 
-    def _build_control(self, file: Path | None) -> None:
+    def _build_control(self) -> None:
         """Build what an operator changes policies with, and what is kept of past requests."""
-        audit = AuditLog(self._config.admin.audit_file)
-        self._control = Control(self._scheduler, self._recent_records, audit, self._clock, file)
-        if self._leader is not None:
-            self._control.wait_for_workers_with(self._leader.wait_until_applied)
+        audit = AuditLog(self._config.admin.audit_file, writes=self._duty.held)
+        file = self._file if self._duty.held else None
+        self._control = Control(self._scheduler, self._recent_records, audit, self._clock, file, self._duty)
+        self._models = build_model_names(self._config, self._scheduler, self._clock, self._run_id)
+        self._splits = [] if self._models is None else self._models.aliases.splits
+        self._control.guard_splits(self._splits)
         self._decision_log = wiring.build_decision_log(self._config, self._secret, self._run_id, self._clock)
         self._tracing = wiring.build_tracing(self._config, self._scheduler.fleet, self._run_id, self._clock)
         self._exports = [export for export in (self._decision_log, self._tracing) if export is not None]
 
     def _build_status(self) -> None:
-        """Build admission control and all that reports: status, metrics, and this worker's part for the others."""
-        config, scheduler, clock, follower = self._config, self._scheduler, self._clock, self._follower
+        """Build admission control and all that reports: status, metrics, and what peers share of this process."""
+        config, scheduler, clock, role = self._config, self._scheduler, self._clock, self._role
         pooled, tenants = config.pool is not None, config.clients.identifies
         queues = AdmissionQueues(config.admission, scheduler, clock, self._on_wait_end, pooled=pooled, tenants=tenants)
-        synced = None if follower is None else SyncedAdmission(config.admission, scheduler, clock, follower)
-        self._admission: AdmissionControl = synced or queues
-        scheduler.on_swap.append(lambda policy_set: self._admission.follow(policy_set))
         listed, wakes = config.clients.tenants, () if config.wake is None else config.wake.models
         self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
-        self._metering = wiring.build_metering(config, self._run_id, self._role, self._metrics, scheduler.fleet, clock)
+        context_tokens, tables = scheduler.fleet.context_tokens, self._metrics.tenants
+        self._metering = Metering(config.clients, self._run_id, tables, context_tokens, clock)
         known = self._discoveries.values(), self._recent_records
         self._scaling = Scaling(scheduler.fleet, scheduler.working_sets, *known, wakes, clock)
+        self._answers = AnswerLog(clock.now)  # that gateways log
+        self._adapters = build_adapter_loader(config, scheduler.fleet, self._upstreams.fetch, self._tasks, clock)
+        self._instances: SharedInstances | None = None  # None: this process is the only one
+        parts: PeerParts | None = None
+        if self._peers is not None and isinstance(scheduler, PeerScheduler):
+            scheduler.suspect = self._health.suspect
+            self._instances = SharedInstances(self._membership.update_source, self._duty, self._peers, self._tasks)
+            more: list[SharedPart] = [self._instances]
+            if config.picker is not None:
+                more.append(SharedAnswers(self._answers, self._peers))
+            if self._adapters is not None:
+                more.append(SharedAdapters(self._adapters, self._peers))
+            kept = self._recent_records, self._metering, self._scaling.waiting, self._duty, self._secret, more
+            local = LocalState(scheduler, self._control, self._splits, queues, *kept)
+            parts = connect_peers(self._peers, local, self._tasks, clock)
+        self._admission: AdmissionControl = queues if parts is None else parts.admission
+        scheduler.on_swap.append(self._admission.follow)
+        members = None
+        if role is not None and parts is not None:
+            members = lambda: describe_members(role.link.members, config.workers, parts.facts)  # noqa: E731
+        self._wake: Wake | None = None
+        if config.wake is not None:
+            from router.control.wake import build_wake
+
+            asked = self._metrics.on_wake_end, self._scaling.waiting, self._duty, None if parts is None else parts.waits
+            self._wake = build_wake(config.wake, scheduler.fleet, config.fleet, *asked, self._tasks, clock)
         of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
         self._status = Status(
             *(scheduler, self._tokenization, self._passthrough, *of_engines),
             recent_records=self._recent_records,
             control=self._control,
+            admission=self._admission,
             decision_log=self._decision_log,
             clock=clock,
             run_id=self._run_id,
-            leader=self._leader,
-            admission=self._admission,
+            peers=self._peers,
+            host_records=None if parts is None else parts.records,
+            host_workers=members,
             preloading=self._preloading,
             metering=self._metering,
             scaling=self._scaling,
         )
-        told = self._metrics.on_wake_end, self._scaling.waiting, self._leader or self._follower
-        self._wake: Wake | None = None
-        if config.wake is not None:
-            from router.control.wake import build_wake
-
-            self._wake = build_wake(config, scheduler.fleet, *told, self._tasks, clock)
-        if self._role is not None and isinstance(scheduler, SyncedScheduler):
-            local = LocalState(self._run_id, scheduler, self._recent_records, self._metrics, clock)
-            scheduler.suspect = self._health.suspect
-            if self._leader is not None:
-                self._leader.attach(local, queues)
-                connect_replicas(config, local, self._leader, self._control, queues, self._scaling.waiting)
-            if follower is not None and synced is not None:
-                follower.attach(local, synced)
 
     def _on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
         self._metrics.on_wait_end(model, queue, end, seconds)  # built after the queues, from a status that has these
@@ -209,8 +234,6 @@ class App:
         self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         self._client_keys = wiring.build_client_keys(config, self._secret)
         tenants = None if self._client_keys is None else self._client_keys.directory
-        models = build_model_names(config, self._scheduler, self._clock, self._run_id)
-        self._control.guard_splits([] if models is None else models.aliases.splits)
         services = Services(
             config=config,
             clock=self._clock,
@@ -232,33 +255,44 @@ class App:
             admin_tokens=AdminTokens(config.admin.tokens),
             waits=None if self._wake is None else self._wake.waits,
             run_id=self._run_id,
-            models=models,
+            models=self._models,
             stored_responses=StoredResponseFinder(self._scheduler, fetch, self._clock),
-            adapters=build_adapter_loader(config, self._scheduler.fleet, fetch, self._tasks, self._clock),
+            adapters=self._adapters,
         )
-        render = self._role.worker.scrape if self._role is not None and config.workers > 1 else self._metrics.scrape
-        metrics = wiring.build_metrics_access(config, render, self._tasks, self._clock)
+        metrics = wiring.build_metrics_access(config, self._scrape, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
         api = AsgiHandler(ops) if self._only_picker else PublicApi(RequestApi(services, tenants), ops)
         parts = services, tenants, self._passthrough, self._upstreams, self.unready_reason
-        self._picker = wiring.build_picker(*parts, lambda: self._stopping, self._sockets)
+        number = 0 if self._role is None else self._role.start.number
+        served = self._sockets, self._answers, config.workers, number
+        self._picker = wiring.build_picker(*parts, lambda: self._stopping, *served)
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
-        self._listener = HttpListener(server, sockets=self._sockets, processes=config.workers if self._leads else 1)
+        self._listener = HttpListener(server, sockets=self._sockets, processes=config.workers, number=number)
         reading = EngineTokenizer(fetch), wiring.build_read_options(config, want_source=True)
-        explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, models)
+        explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, self._models)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=self._sockets)
-        self._metrics_listener = wiring.build_metrics_listener(config, metrics, self._sockets) if self._leads else None
-        self._keda = wiring.build_keda(config, self._scaling, self._clock, self._sockets) if self._leads else None
+        self._metrics_listener = wiring.build_metrics_listener(config, metrics, self._sockets)
+        self._keda = wiring.build_keda(config, self._scaling, self._clock, self._sockets)
 
     def _snapshot(self) -> RouterSnapshot:
         connections = ConnectionState(self._listener.connections, self._listener.refused)
         now, traced = self._status.snapshot(), None if self._tracing is None else self._tracing.stats
         wakes = now.wake if self._wake is None else self._wake.snapshot()
         return now._replace(connections=connections, tracing=traced, wake=wakes)
+
+    @property
+    def run_id(self) -> str:
+        """Id of this run, with which the ids of its records begin."""
+        return self._run_id
+
+    @property
+    def on_duty(self) -> bool:
+        """Whether this process has the duties of its host."""
+        return self._duty.held
 
     @property
     def port(self) -> int:
@@ -288,62 +322,145 @@ class App:
             return "no instance is ready"
         return None
 
+    async def _scrape(self, form: PageForm) -> bytes:
+        """Return the metrics page of all workers, or of this one where the supervisor does not answer."""
+        page = None if self._role is None else await self._role.link.scrape(form)
+        return await self._metrics.scrape(form) if page is None else page
+
     async def start(self, *, hold: bool = False, join: bool = True) -> None:
-        """Start listeners, feeds and discovery. With `hold`, and in a follower, connections are accepted from `open`
-        on; without `join` replicas are joined by `join_replicas`. Raises `ConfigError` when a port is not available.
+        """Start listeners, feeds and discovery. With `hold` connections are accepted from `open` on; without `join`
+        other hosts are joined by `join_replicas`. Raises `ConfigError` when a port is not available.
         """
         self._admission.follow(self._scheduler.selector.policy_set)
-        if self._leads:
-            for listener in self._listeners():
-                await listener.bind()
+        for listener in (*self._shared_listeners, *self._duty_listeners):
+            await listener.bind()
+        if self._role is not None:
+            self._follow_members(self._role.link.members)
+            self._role.link.on_members, self._role.link.answer = self._follow_members, self._answer
+        if self._peers is not None:  # what is taken over counts for engines that join later
+            await self._peers.start(learn=self._role is not None and self._role.start.learn)
             if join:
-                await self.join_replicas()  # what it takes over counts for engines that join later
-            if not hold:
-                await self.open()
-            background.start(self._control, self._scheduler, self._clock, self._tasks, watch=self._config.watch)
-            self._scaling.start(self._tasks)
-            if self._preloading is not None and self._preloading.copies is not None:
-                self._preloading.copies.start()
+                await self.join_replicas()
+        if self._duty.held:
+            await self._take_duties()
+            if self._peers is not None:
+                await self._peers.listen()  # the duties may have come while this host was joined
+        else:
+            self._duty.when_taken(lambda: self._tasks.spawn("duties", self._take_over_duties()))
+        if not hold:
+            await self.open()
+        background.start(self._control, self._scheduler, self._clock, self._tasks)
+        self._scaling.start(self._tasks)
         for export in self._exports:
             export.start()
         if self._client_keys is not None:
             self._client_keys.start(self._tasks)
-        self._metering.start(self._tasks)
-        if self._snapshots is not None:
-            self._snapshots.start()
         self._pool.start()
         self._health.start()
         self._polls.start()
         self._bootstrap.start()
-        for name, discovery in self._discoveries.items():
-            self._tasks.supervise(f"discovery by {name}", partial(self._follow, name, discovery))
+        self._discover(STATIC)
+        if self._duty.held:
+            self._discover(self._discoveries.keys() - STATIC)
         self._started = True
-        if self._leader is not None:
-            self._leader.start(self._listener)
+
+    async def _take_duties(self) -> None:
+        """Do from now on what one process of a host does (`Duty`). Raises ConfigError for a bad usage file."""
+        self._metering.open_file(self._tasks)
+        self._control.audit.writes = True
+        if self._config.watch and self._file is not None:
+            self._tasks.supervise("files", partial(background.follow_files, self._control))
+        if self._snapshots is not None:
+            self._snapshots.start()
+        if self._preloading is not None and self._preloading.copies is not None:
+            self._preloading.copies.start()
+
+    async def _take_over_duties(self) -> None:
+        """Take the duties of a worker that has ended, or stops."""
+        if self._stopping:
+            return
+        log.info("this worker has the duties of this host from now on")
+        if self._file is not None:
+            await self._control.follow_file(self._file)
+        await self._take_duties()
+        self._discover(self._discoveries.keys() - STATIC)
+        if self._open:
+            for listener in self._duty_listeners:
+                await listener.start()
+        if self._peers is not None:
+            await self._peers.listen()
+
+    def _follow_members(self, members: Members) -> None:
+        """Follow which workers live: their peers, who has the duties, and for whom to accept connections."""
+        assert self._role is not None
+        runs, held = {member.number: member.run for member in members.living}, self._duty.held
+        self._duty.follow(runs.get(members.on_duty))
+        if held and not self._duty.held:  # this worker stops: another one has the usage file from now on
+            self._tasks.spawn("usage file", self._metering.close())
+        if self._peers is not None:
+            self._peers.follow_members(set(runs.values()) - {self._run_id})
+        up = {member.number for member in members.living if member.up}
+        for listener in self._shared_listeners:
+            for number in set(range(self._config.workers)) - {self._role.start.number}:
+                listener.serve_for(number, self._duty.held and number not in up)
+
+    async def _answer(self, query: Query) -> bytes:
+        """Answer the supervisor."""
+        match query:
+            case "page" | "counters":
+                page = self._metrics.page()
+                return await asyncio.to_thread(encode_families, page, whole=query == "page")
+            case "save_index":
+                await self.save_index()
+            case "release":
+                await self.hand_over()
+            case "reload":
+                self.reload()
+        return b""
+
+    @property
+    def _shared_listeners(self) -> list[HttpListener | RpcListener]:
+        """Those on which every worker accepts."""
+        return [listener for listener in (self._listener, self._picker) if listener is not None]
+
+    @property
+    def _duty_listeners(self) -> list[HttpListener | RpcListener]:
+        """Those on which the process on duty accepts."""
+        listeners = (self._admin_listener, self._metrics_listener, self._keda)
+        return [listener for listener in listeners if listener is not None]
 
     def _listeners(self) -> list[HttpListener | RpcListener]:
-        if not self._leads:
-            return [self._listener]
-        listeners = (self._admin_listener, self._metrics_listener, self._listener, self._picker, self._keda)
-        return [listener for listener in listeners if listener is not None]
+        return [*self._shared_listeners, *(self._duty_listeners if self._duty.held else ())]
 
     async def open(self) -> None:
         """Accept connections."""
+        self._open = True
         for listener in self._listeners():
             await listener.start()
 
     async def join_replicas(self) -> None:
-        """Start the exchange with other replicas, if there are any. Raises `ConfigError` when its port is taken."""
-        if self._leader is not None:
-            await self._leader.join_replicas()
+        """Connect to the routers of other hosts, if there are any. Raises `ConfigError` when the port is taken."""
+        if self._peers is not None:
+            await self._peers.join(listen=self._duty.held)
 
     def knows_engines(self) -> bool:
         """Return whether no engine is still joining, and one is ready."""
         states = [instance.state for instance in self._scheduler.fleet]
         return bool(states) and InstanceState.JOINING not in states and self.unready_reason() is None
 
+    def knows_peers(self) -> bool:
+        """Return whether this process exchanges what it knows with all other workers of its host."""
+        return self._peers is None or self._peers.members <= set(self._peers.near_runs())
+
+    def _discover(self, sources: Set[str]) -> None:
+        """Follow these sources of instances."""
+        for name in sources & self._discoveries.keys():
+            self._tasks.supervise(f"discovery by {name}", partial(self._follow, name, self._discoveries[name]))
+
     async def _follow(self, name: str, discovery: Discovery) -> None:
         async for instances in discovery.watch():
+            if self._instances is not None and name not in STATIC:
+                self._instances.publish(name, instances)
             await self._membership.update_source(name, instances)
 
     def reload(self) -> None:
@@ -356,19 +473,24 @@ class App:
 
     async def save_index(self) -> None:
         """Write the index snapshot, if there is one."""
-        if self._snapshots is not None:
+        if self._snapshots is not None and self._duty.held:
             await self._snapshots.save()
 
     def release(self) -> None:
         """Accept no new connections from here on: other processes do, or nobody should."""
-        for listener in self._listeners():
+        for listener in (*self._shared_listeners, *self._duty_listeners):
             listener.stop_accepting()
 
     async def hand_over(self) -> None:
         """Leave all ports to a process that has the sockets, the one of replicas too."""
         self.release()
-        if self._leader is not None:
-            await self._leader.leave_replicas()
+        if self._peers is not None:
+            await self._peers.leave()
+
+    async def leave_host(self) -> None:
+        """Leave the ports to the next router: the supervisor is gone, and nobody gets the duties any more."""
+        await self.hand_over()
+        self._duty.follow(None)
 
     async def stop(self, idle_s: float = 0.0) -> None:
         """Stop within the grace time, in which requests in progress, and those that arrive all the same, may finish.
@@ -376,8 +498,6 @@ class App:
         connection's last; a client that is between two requests gets `idle_s` to send one more.
         """
         self._stopping = True
-        if self._leader is not None:
-            self._leader.announce_stop(idle_s)
         for listener in self._listeners() if idle_s else []:
             listener.retire(idle_s)
         give_up_at = self._clock.now() + self._config.limits.grace_s
@@ -386,8 +506,6 @@ class App:
         for gateways in filter(None, (self._picker, self._keda)):
             await gateways.stop(max(0.1, give_up_at - self._clock.now()))
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
-        if self._leader is not None:
-            await self._leader.stop(max(0.1, give_up_at - self._clock.now()) + WORKER_END_S)
         self._live.close()
         await self._admin_listener.stop(0.5)
         if self._metrics_listener is not None:
@@ -396,6 +514,8 @@ class App:
         await self.save_index()
         await self._pool.close()
         await self._metering.close()
+        if self._peers is not None:
+            await self._peers.close()
         await self._tasks.close()
         await self._control.audit.flush()
         for export in self._exports:

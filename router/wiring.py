@@ -32,18 +32,18 @@ from router.config import schema
 from router.config.reader import load_policies
 from router.config.sections.base import split_base_url
 from router.config.sections.listeners import ListenConfig
-from router.control.metering import Metering
+from router.control.duty import Duty
+from router.control.peers.exchange import HostNetwork, PeerExchange
+from router.control.peers.scheduler import PeerScheduler
 from router.control.preload.budget import PreloadBudget
 from router.control.preload.copies import HotCopies
 from router.control.preload.handoff import HandOff
 from router.control.preload.preloader import Preloader
-from router.control.preload.preloading import Preloading, is_first
+from router.control.preload.preloading import Preloading
 from router.control.preload.warmup import WarmUp
-from router.control.replicas.connect import read_replicas_secret
 from router.control.scaling import Scaling
-from router.control.workers.follower import FollowerWorker
-from router.control.workers.leader import LeaderWorker
-from router.control.workers.scheduler import SyncedScheduler
+from router.control.workers.messages import StartWorker
+from router.control.workers.supervisor_link import SupervisorLink
 from router.errors import needs_extra
 from router.fleet.fleet import Fleet
 from router.kvcache import snapshots
@@ -54,6 +54,7 @@ from router.kvcache.indexer import KvIndexer
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.snapshot_format import SavedIndex
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.picker.answer_log import AnswerLog
 from router.picker.rpc_listener import RpcListener
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization import local_tokenizer
@@ -76,7 +77,6 @@ from router.scheduling.selector import Selector
 from router.tasks import Tasks
 from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.exposition import PageForm
-from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.shared_scrape import SharedScrape
 from router.telemetry.recent_records import RecentRecords
 from router.telemetry.tracing import build
@@ -92,11 +92,14 @@ log = logging.getLogger("warmroute.app")
 
 
 class WorkerRole(NamedTuple):
-    """One worker among several. All have the same `secret`, which seeds block keys and pseudonyms."""
+    """One worker among several: how its supervisor has started it, and the way to that."""
 
-    number: int
-    secret: int
-    worker: LeaderWorker | FollowerWorker
+    start: StartWorker
+    link: SupervisorLink
+
+    def network(self, workers: int) -> HostNetwork:
+        """Return the network of all workers of this host."""
+        return HostNetwork(self.start.name, self.start.peer_secret, self.start.number, workers)
 
 
 def build_configured_policies(config: schema.Config) -> dict[str, Policy]:
@@ -119,9 +122,12 @@ def build_scheduler(
     observer: StoredBlockObserver | None = None,
     *,
     secret: int = 0,
-    role: WorkerRole | None = None,
+    peers: PeerExchange | None = None,
+    number: int = 0,
 ) -> Scheduler:
-    """Build the scheduler with an empty index and fleet. `observer` gets every stored block that an event reports."""
+    """Build the scheduler with an empty index and fleet. `observer` gets every stored block that an event reports;
+    `number` is that of this worker among those of its host.
+    """
     index = config.index
     indexer = KvIndexer(
         BlockIndex(keyring, index.orphan_blocks),
@@ -134,9 +140,9 @@ def build_scheduler(
     selector = Selector(policy_set, seed=choose_seed(config))
     parts = Fleet(config.fleet), indexer, selector, clock, config.limits.responses_kept
     pooled = config.pool is not None
-    if role is None:
+    if peers is None:
         return Scheduler(*parts, shared_pool=pooled, secret=secret)
-    return SyncedScheduler(*parts, shared_pool=pooled, secret=secret, worker=role.number, broadcast=role.worker)
+    return PeerScheduler(*parts, shared_pool=pooled, secret=secret, broadcast=peers, number=number)
 
 
 def choose_seed(config: schema.Config) -> int:
@@ -262,21 +268,23 @@ def build_picker(
     unready_reason: Callable[[], str | None],
     stopping: Callable[[], bool],
     sockets: ListeningSockets,
+    answer_log: AnswerLog,
+    processes: int = 1,
+    number: int = 0,
 ) -> RpcListener | None:
-    """Build the endpoint picker of `picker`, over the services of the proxy but for the data path. Raises `ConfigError`
-    for certificate files that cannot be used.
+    """Build the endpoint picker of `picker`, over the services of the proxy but for the data path; this process is the
+    one with this `number` of the `processes` that serve it. Raises `ConfigError` for certificate files that cannot be
+    used.
     """
     config, clock = services.config, services.clock
     if config.picker is None:
         return None
     with needs_extra("picker", "picker"):
-        from router.picker.answer_log import AnswerLog
         from router.picker.health import PickerHealth
         from router.picker.server import PickerServer, read_bounds
         from router.request.picker_api import PickerApi
         from router.request.picker_path import PickerPath
 
-    answer_log = AnswerLog(clock.now)
     path = PickerPath(
         services.scheduler.fleet,
         passthrough,
@@ -291,7 +299,7 @@ def build_picker(
     bounds = read_bounds(config.limits, config.listen)
     health = PickerHealth(unready_reason, stopping)
     proxies = TrustedProxies(config.listen.trusted_proxies)
-    return PickerServer(config.picker, bounds, proxies, api, answer_log, health, clock, sockets)
+    return PickerServer(config.picker, bounds, proxies, api, answer_log, health, clock, sockets, processes, number)
 
 
 def build_keda(config: schema.Config, scaling: Scaling, clock: Clock, sockets: ListeningSockets) -> RpcListener | None:
@@ -337,17 +345,10 @@ def build_client_keys(config: schema.Config, secret: int) -> ClientKeys | None:
     return ClientKeys(config.clients, derive_salt_key(secret))
 
 
-def build_metering(
-    config: schema.Config, run_id: str, role: WorkerRole | None, metrics: Metrics, fleet: Fleet, clock: Clock
-) -> Metering:
-    """Build limits and usage of tenants. Raises ConfigError for a usage file that cannot be used."""
-    worker = None if role is None else role.worker
-    return Metering(config.clients, run_id, worker, metrics.tenants, fleet.context_tokens, clock)
-
-
 def build_snapshots(
     config: schema.Config, secret: int, scheduler: Scheduler, tasks: Tasks
 ) -> snapshots.Snapshots | None:
+    """Build what writes the index snapshot; None: there is none."""
     index = config.index
     if index.snapshot_file is None:
         return None
@@ -365,7 +366,7 @@ def build_preloading(
     tasks: Tasks,
     clock: Clock,
 ) -> Preloading | None:
-    """Build what loads prefixes ahead; None where nothing is. `leads`: no other replica does it."""
+    """Build what loads prefixes ahead; None where nothing is. `leads`: no other process does it."""
     if not config.preload.enabled:
         return None
     scheduler.view_builder.names_sessions = True  # they are counted by prefix
@@ -380,9 +381,9 @@ def build_preloading(
     )
 
 
-def leads_replicas(run_id: str, leader: LeaderWorker | None) -> bool:
-    """Return whether this router does what one of all replicas does."""
-    return leader is None or is_first(run_id, leader.describe_replicas())
+def loads_ahead(duty: Duty, peers: PeerExchange | None) -> bool:
+    """Return whether this process does what one of all processes in front of the fleet does."""
+    return duty.held and (peers is None or peers.is_first_host())
 
 
 def restore_index(saved: SavedIndex, secret: int, indexer: KvIndexer) -> None:
@@ -393,19 +394,3 @@ def restore_index(saved: SavedIndex, secret: int, indexer: KvIndexer) -> None:
     for target in saved.targets:
         indexer.restore(target)
     log.info("index.snapshot_file: restored %d targets, to be confirmed by their events", len(saved.targets))
-
-
-def resolve_key_secret(config: schema.Config, saved: SavedIndex | None = None) -> int:
-    """Return the 64-bit secret that seeds block keys and that clients cannot know.
-
-    `index.key_secret_env` takes precedence over `replicas.secret_env` (replicas name sessions by the same pseudonyms),
-    that over the snapshot's secret; without all of them it is random.
-    """
-    name = config.index.key_secret_env
-    if name is None and config.replicas is not None:
-        keyed = blake2b(read_replicas_secret(config.replicas), digest_size=8, person=b"warmroute index")
-        return int.from_bytes(keyed.digest(), "little")
-    if name is None and saved is not None:
-        return saved.secret
-    secret = secrets.token_bytes() if name is None else os.fsencode(os.environ[name])
-    return int.from_bytes(blake2b(secret, digest_size=8).digest(), "little")

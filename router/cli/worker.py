@@ -1,76 +1,116 @@
-"""A follower's process: `python -m router.cli.worker FD SOCKET...`, started by the leading worker.
+"""A worker's process: `python -m router.cli.worker FD SOCKET...`, started by the supervisor of its host.
 
-`FD` is the follower's end of the channel to the leader, which sends the configuration and everything else. `SOCKET...`
-are the descriptors of its listening sockets, on which the leader accepts when this process does not. SIGTERM ends
-it as the leader's stop message does: requests in flight have the grace time. When the leader is gone, it stops
-listening at once.
+`FD` is the worker's end of the channel to the supervisor, which sends the configuration and when to stop. `SOCKET...`
+are the descriptors of the listening sockets of all workers. SIGTERM ends this worker as the supervisor's stop message
+does: requests in flight have the grace time. When the supervisor is gone, it stops listening at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import uvloop
 
-from router.app import POLL_S, STOP_IDLE_S, App
+from router.app import POLL_S, App
+from router.cli.serve.run import STOP_IDLE_S
 from router.cli.terminal.logs import log_to_stderr
+from router.config.schema import Config
 from router.control.process import raise_open_file_limit, tune_interpreter
-from router.control.workers.follower import FollowerWorker, parse_config
-from router.errors import WarmrouteError
+from router.control.workers.messages import (
+    StartWorker,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStarted,
+    WorkerStopping,
+    WorkerUp,
+)
+from router.control.workers.supervisor_link import SupervisorLink
+from router.errors import ConfigError
 from router.proxy.listening_sockets import ListeningSockets
 from router.tasks import Tasks
 from router.wiring import WorkerRole
 
-log = logging.getLogger("warmroute.app")
-
-ENGINES_TIMEOUT_S = 5.0  # a follower listens after this long even if some instances are still joining
+ENGINES_TIMEOUT_S = 5.0  # a worker listens after this long even if some instances are still joining
 
 
-async def follow(sock: socket.socket, sockets: ListeningSockets) -> None:
-    """Answer requests until the leader is gone or sends the stop message, or until SIGTERM or SIGINT."""
+async def work(sock: socket.socket, sockets: ListeningSockets) -> None:
+    """Answer requests until the supervisor is gone or sends the stop message, or until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
-    tasks = Tasks("follow")
-    follower = FollowerWorker(tasks)
+    tasks = Tasks("worker")
+    link = SupervisorLink(tasks)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, follower.stopping.set)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the leader reads the configuration
+        loop.add_signal_handler(number, link.stopping.set)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor asks the worker on duty to read the configuration
     try:
-        start = await follower.connect(sock)
+        start = await link.connect(sock)
     except ConnectionError:
         return
-    config = parse_config(start)
+    config = Config.model_validate_json(start.config)
     log_to_stderr(config.log.level, config.log.format, access=config.log.access, worker=start.number)
     raise_open_file_limit()
-    app = App(config, role=WorkerRole(start.number, start.secret, follower), sockets=sockets)
-    await app.start()
-    opening = tasks.spawn("open", _open(app, follower))
-    tune_interpreter()
-    await follower.stopping.wait()
-    opening.cancel()
-    app.release()
-    follower.announce_stop()
-    await app.stop(STOP_IDLE_S if follower.idle_s is None else follower.idle_s)
+    try:
+        app = await _start(config, start, link, sockets)
+    except ConfigError as error:
+        link.send(WorkerFailed(str(error)))
+    else:
+        beginning = [_open(app, link), _report_ready(app, link), _join(app, link, start)]
+        begun = [tasks.spawn("begin", each) for each in beginning]
+        tune_interpreter()
+        await link.stopping.wait()
+        for each in begun:
+            each.cancel()
+        app.release()
+        if link.gone:
+            await app.leave_host()
+        link.send(WorkerStopping())
+        await app.stop(STOP_IDLE_S if link.idle_s is None else link.idle_s)
     await tasks.close()
-    follower.close()
+    link.close()
 
 
-async def _open(app: App, follower: FollowerWorker) -> None:
-    """Accept connections once this follower knows the engines; until then, other workers choose better."""
+async def _start(config: Config, start: StartWorker, link: SupervisorLink, sockets: ListeningSockets) -> App:
+    """Return this worker's router, started. Raises ConfigError."""
+    file = None if start.file is None else Path(start.file)
+    role = WorkerRole(start, link)
+    app = App(config, file=file, role=role, only_picker=start.only_picker, sockets=sockets)
+    await link.announce_built(app.run_id)
+    await app.start(hold=True, join=start.join)
+    link.send(WorkerStarted())
+    return app
+
+
+async def _open(app: App, link: SupervisorLink) -> None:
+    """Accept connections when that is allowed: the worker on duty at once, the others when that is ready and they know
+    the engines and each other; until then, it chooses better.
+    """
+    await link.may_open.wait()
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + ENGINES_TIMEOUT_S
-    while not app.knows_engines() and (loop.time() < give_up_at or app.unready_reason() is not None):  # noqa: ASYNC110
+    while not (app.on_duty or (link.members.ready and app.knows_engines() and app.knows_peers())):
+        if loop.time() >= give_up_at and app.unready_reason() is None:
+            break
         await asyncio.sleep(POLL_S)
     await app.open()
-    follower.announce_up()
+    link.send(WorkerUp())
+
+
+async def _report_ready(app: App, link: SupervisorLink) -> None:
+    while app.unready_reason() is not None:  # noqa: ASYNC110  many causes, one answer
+        await asyncio.sleep(POLL_S)
+    link.send(WorkerReady())
+
+
+async def _join(app: App, link: SupervisorLink, start: StartWorker) -> None:
+    """Connect to other hosts when that may be later than the start."""
+    if not start.join:
+        await link.may_join.wait()
+        await app.join_replicas()
 
 
 if __name__ == "__main__":
-    try:
-        channel, *passed = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-        uvloop.run(follow(channel, ListeningSockets(passed)))
-    except WarmrouteError as failure:
-        sys.exit(f"warmroute worker: {failure}")
+    channel, *passed = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    uvloop.run(work(channel, ListeningSockets(passed)))

@@ -313,11 +313,6 @@ class LogConfig(Section):
     of its record and trace"""
 
 
-ONE_SPLIT_PROCESS = "the arms of a split are compared in one process: set workers to 1, and run replicas for more"
-ONE_LOADING_PROCESS = "adapters are loaded and unloaded by one process: set workers to 1"
-ONE_PICKER_PROCESS = "a picker runs in one process: the access logs of a gateway arrive at one; set workers to 1"
-
-
 class Config(Section):
     """The main configuration file."""
 
@@ -328,7 +323,8 @@ class Config(Section):
     keda: KedaConfig | None = None
     """answer KEDA as its external scaler; null: do not"""
     workers: Positive = 1
-    """processes that answer requests on the public port, as `--workers`; about one per core"""
+    """processes that answer requests on the public port and those of `picker`, as `--workers`; about one per core.
+    From 2 on a further process supervises them"""
     replicas: ReplicasConfig | None = None
     """other routers in front of the same engines, which share load, sessions and drains with this one; null: this
     router is alone"""
@@ -377,22 +373,7 @@ class Config(Section):
     log: LogConfig = LogConfig()
 
     @model_validator(mode="after")
-    def _keep_picker_in_one_process(self) -> Config:
-        if self.picker is not None and self.workers > 1:
-            raise ValueError(f"picker: {ONE_PICKER_PROCESS}")
-        return self
-
-    @model_validator(mode="after")
     def _check_models(self) -> Config:
         if chain := next(find_chains(self.models), None):
             raise ValueError(chain)
-        if self.splits_models and self.workers > 1:
-            raise ValueError(f"models: {ONE_SPLIT_PROCESS}")
-        if self.adapters and self.workers > 1:
-            raise ValueError(f"adapters: {ONE_LOADING_PROCESS}")
         return self
-
-    @property
-    def splits_models(self) -> bool:
-        """Any alias has several models that share its requests."""
-        return any(alias.split for alias in self.models.values())

@@ -35,16 +35,15 @@ MAX_LINKS = 40  # as the kernel's own limit
 Folders = Mapping[Path, tuple[int, int] | None]  # device and inode; None: the folder does not exist
 
 
-def start(control: Control, scheduler: Scheduler, clock: Clock, tasks: Tasks, *, watch: bool) -> None:
-    """Start the tasks. `watch`: apply changed configuration files."""
+def start(control: Control, scheduler: Scheduler, clock: Clock, tasks: Tasks) -> None:
+    """Start the tasks of every process; `follow_files` is one of the process on duty."""
     tasks.supervise("audit", control.audit.run)
     tasks.supervise("memory", give_back_memory)
     tasks.supervise("guard", lambda: guard_experiment(control, scheduler, clock))
-    if watch and control.watched_paths():
-        tasks.supervise("files", lambda: follow_files(control))
 
 
 async def follow_files(control: Control) -> None:
+    """Apply changed configuration files, until cancelled."""
     async for _ in watch_changes(control.watched_paths):
         await control.reload_files()
 

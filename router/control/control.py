@@ -34,10 +34,11 @@ from router.config.reader import (
 )
 from router.config.validation_errors import describe_unknown
 from router.control import proposals
+from router.control.duty import Duty
 from router.control.proposals import Proposal
 from router.control.splits import SplitGuard
 from router.control.summaries import SwitchSummary, describe_experiment, describe_policies
-from router.control.switch import ADMIN, FILES, REPLICAS, PolicySwitch, Rollbacks, SwitchListener, SwitchRequest
+from router.control.switch import ADMIN, FILES, REPLICAS, PolicySwitch, SwitchListener, SwitchRequest
 from router.errors import ConfigError, NotFound, RequestRefused
 from router.scheduling.experiments.model_split import ModelSplit
 from router.scheduling.experiments.policy_set import PolicySet
@@ -63,7 +64,8 @@ class SourceFailure(NamedTuple):
 
 
 class Control:
-    """Changes the policies of `scheduler`. `file` is the main configuration file that it was built from, or None.
+    """Changes the policies of `scheduler`. `file` is the main configuration file that it was built from; None: there is
+    none, or another process of this host watches it. `duty` None: this is the only process.
 
     The operations of an operator raise `ConfigError`, `NotFound` or `ControlConflict`, and have changed nothing then.
     """
@@ -75,6 +77,7 @@ class Control:
         audit: AuditLog,
         clock: Clock,
         file: Path | str | None = None,
+        duty: Duty | None = None,
     ) -> None:
         self.audit = audit
         self.failures: Counter[str] = Counter()  # by source: changes that could not be read or built
@@ -84,7 +87,7 @@ class Control:
         self._scheduler = scheduler
         self._clock = clock
         self._registry = load_registry()
-        self._switch = PolicySwitch(scheduler, recent_records, audit, clock)
+        self._switch = PolicySwitch(scheduler, recent_records, audit, clock, duty)
         self._file = None if file is None else Path(file)
         # The baseline for changes that need a restart. Its settings are those of the files and not of the policies in
         # force, which may have been chosen otherwise at the start (`serve --policy`).
@@ -102,10 +105,13 @@ class Control:
         """Guard these splits of models."""
         if splits:
             self.splits = SplitGuard(splits, self.audit, self._clock, lambda: self.policy_set)
+            self.splits.listener = self._switch.listener
 
     def report_to(self, listener: SwitchListener) -> None:
         """Let `listener` learn what is decided here from now on."""
         self._switch.listener = listener
+        if self.splits is not None:
+            self.splits.listener = listener
 
     @property
     def policy_set(self) -> PolicySet:
@@ -118,9 +124,9 @@ class Control:
         return self._switch.switches
 
     @property
-    def rollbacks(self) -> Rollbacks:
-        """The arms rolled back so far."""
-        return self._switch.rollbacks
+    def rollbacks(self) -> list[tuple[str, str]]:
+        """The fingerprints of experiments and splits, each with an arm that was rolled back."""
+        return sorted({*self._switch.rollbacks, *(() if self.splits is None else self.splits.rollbacks)})
 
     # operations
 
@@ -206,6 +212,18 @@ class Control:
 
     # files
 
+    async def follow_file(self, file: Path) -> None:
+        """Apply changes of the configuration files from now on, in the place of a process that has ended and had
+        applied those before.
+        """
+        self._file = file
+        try:
+            self._first_read = found = await asyncio.to_thread(proposals.read_files, file)
+        except ConfigError as error:
+            self._record_failure(FILES, error)
+        else:
+            self._folder, self._file_settings = found.folder, found.settings
+
     def watched_paths(self) -> list[Path]:
         """Return the paths whose changes `reload_files` would apply."""
         return [path for path in (self._file, self._folder) if path is not None]
@@ -237,27 +255,42 @@ class Control:
     # the guard
 
     def handle_finding(self, finding: Finding) -> None:
-        """Roll back an arm that the guard or a limit found too bad."""
+        """Roll back an arm that the guard or a limit found too bad. Each process judges the units that it counts."""
         self._switch.roll_back(finding)
 
-    # other replicas
+    # other processes
 
     async def follow_replica(
-        self, what: str, build: Callable[[PolicySet], PolicySet], confirm: Callable[[], bool], back: bool
+        self,
+        what: str,
+        build: Callable[[PolicySet], PolicySet],
+        confirm: Callable[[], bool],
+        *,
+        back: bool,
+        near: bool = False,
     ) -> None:
-        """Put policies in force that were decided at another router; see `PolicySwitch.follow`. Those that cannot be
+        """Put policies in force that were decided at another process; see `PolicySwitch.follow`. Those that cannot be
         built are the error of the source `replicas`.
         """
         try:
-            await self._switch.follow(what, build, confirm, back=back)
+            await self._switch.follow(what, build, confirm, back=back, near=near)
         except ConfigError as error:
             self._record_failure(REPLICAS, error)
         else:
             self.errors.pop(REPLICAS, None)
 
-    def follow_rollback(self, experiment: str, arm: str) -> None:
-        """Take an arm out that was rolled back at another router."""
-        self._switch.follow_rollback(experiment, arm)
+    def follow_rollback(self, experiment: str, arm: str, *, near: bool = False) -> None:
+        """Take an arm of an experiment or a split out that was rolled back elsewhere, `near`: at a worker of this
+        host.
+        """
+        self._switch.follow_rollback(experiment, arm, near=near)
+        if self.splits is not None:
+            self.splits.follow_rollback(experiment, arm)
+
+    def trouble(self, source: str) -> str | None:
+        """Return why the last change of a source was not applied; None when it was."""
+        failure = self.errors.get(source)
+        return None if failure is None else failure.text
 
     # status, as plain JSON types
 

@@ -1,8 +1,8 @@
-"""The limits and the usage of tenants in one process: their books, the file that keeps them, and who else is told.
+"""The limits and the usage of tenants in one process: their books, and the file that keeps them.
 
-One process of a router has the file, the leader; followers tell it what they counted. It is written every second and at
-the end, so that a process that is killed loses at most that second. While it cannot be written, what is to be written
-waits in memory.
+One process of a host has the file, the one on duty; other workers send it what they counted (`peers/tenants.py`), but
+for what is left when they stop. It is written every second and at the end, so that a process that is killed loses at
+most that second. While it cannot be written, what is to be written waits in memory.
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from typing import NamedTuple
 
 from router.clock import Clock
 from router.config.sections.clients import ClientsConfig, TenantConfig, TenantLimits
-from router.control.workers.follower import FollowerWorker
-from router.control.workers.leader import LeaderWorker
-from router.control.workers.tenants import SHARE_S, USAGE_S, FollowerTenants, LeaderTenants
-from router.errors import RequestRefused
+from router.errors import ConfigError, RequestRefused
 from router.request.metering import Meter
 from router.tasks import Tasks
 from router.telemetry.metrics.tenant_tables import TenantTables
 from router.telemetry.usage_store import UsageStore, UsageUnwritten
-from router.tenants.ledger import DAY_S, Ledger, LimitName, LimitUse
+from router.tenants.ledger import Ledger, LimitName, LimitUse
 from router.tenants.usage import UsageRow
 from router.tenants.usage_book import UsageBook
 
 log = logging.getLogger("warmroute.tenants")
 
+WRITE_S = 1.0
 TENANTS_PER_TURN = 100  # described in one turn of the event loop
 
 
@@ -44,54 +42,51 @@ class TenantUse(NamedTuple):
 
 
 class Metering:
-    """`worker` None: this is the only process. `run_id` and `context_tokens` as elsewhere."""
+    """`run_id` and `context_tokens` as elsewhere."""
 
     def __init__(
         self,
         config: ClientsConfig,
         run_id: str,
-        worker: LeaderWorker | FollowerWorker | None,
         tables: TenantTables,
         context_tokens: Callable[[str], int | None],
         clock: Clock,
     ) -> None:
-        """Raise ConfigError for a usage file that cannot be used."""
         self._config = config
         self._clock = clock
         self._unwritten = ""  # why the last write failed
         self._lock = asyncio.Lock()  # held while the file is used
-        follows = isinstance(worker, FollowerWorker)
-        self._store = UsageStore(config.usage_file) if self.active and not follows else None
-        self._ledger = Ledger(config.prices, clock, run_id if self._store is None else self._store.owner)
-        self._usage = UsageBook()
-        self.meter = Meter(self._ledger, self._usage, tables, context_tokens, clock)
-        self.leader: LeaderTenants | None = None
-        self._follower: FollowerTenants | None = None
-        if self._store is not None:
-            for tenant, spent in self._store.spent(self._today()).items():
-                self._ledger.restore(tenant, spent)
-        if isinstance(worker, FollowerWorker):
-            self._follower = worker.tenants = FollowerTenants(self._ledger, self._usage, worker.send)
-        elif worker is not None:
-            self.leader = worker.tenants = LeaderTenants(self._ledger, self._usage, worker.channels)
+        self._store: UsageStore | None = None  # None: another process of this host has it
+        self.ledger = Ledger(config.prices, clock, run_id)
+        self.usage = UsageBook()
+        self.meter = Meter(self.ledger, self.usage, tables, context_tokens, clock)
+        self.reclaim: Callable[[], None] = lambda: None
+        """Put back into `usage` what no other process has taken over, for the last write; see `SharedTenants`."""
 
     @property
     def active(self) -> bool:
         """Requests need a tenant."""
         return self._config.identifies
 
-    def start(self, tasks: Tasks) -> None:
-        """Write and tell from now on."""
-        if not self.active:
-            return
-        tasks.supervise("usage", self._write_always)
-        if (shared := self._follower or self.leader) is not None:
-            tasks.supervise("limits of tenants", lambda: _tell_always(shared))
+    def open_file(self, tasks: Tasks) -> None:
+        """Write the usage from now on, and go on from what was spent today. Raises ConfigError for a usage file that
+        cannot be used.
+        """
+        if self.active:
+            self._store = UsageStore(self._config.usage_file)
+            self.ledger.adopt(self._store.owner, self._store.spent(self.ledger.today()))
+            tasks.supervise("usage", self._write_always)
 
     async def close(self) -> None:
-        """Write what is left, and close the file."""
-        if self._follower is not None:
-            self._follower.tell_usage()
+        """Write what is left, and close the file. All workers of a host stop at once: each writes what the one on duty
+        has not taken over.
+        """
+        self.reclaim()
+        if self._store is None and self._config.usage_file is not None and self.usage:
+            try:
+                self._store = await asyncio.to_thread(UsageStore, self._config.usage_file)
+            except ConfigError as error:
+                log.error("the usage that nobody has taken over is lost: %s", error)
         if self._store is None:
             return
         await self.write()
@@ -102,15 +97,15 @@ class Metering:
     async def write(self) -> None:
         """Write what was counted since the last call."""
         async with self._lock:
-            if self._store is None or not (rows := self._usage.take()):
+            if self._store is None or not (rows := self.usage.take()):
                 return
             try:
                 await asyncio.to_thread(self._store.add, rows)
             except UsageUnwritten as error:
                 for row in rows:
-                    self._usage.add(row)
+                    self.usage.add(row)
                 if str(error) != self._unwritten:
-                    log.error("clients.usage_file: trying again every %g s: %s", USAGE_S, error)
+                    log.error("clients.usage_file: trying again every %g s: %s", WRITE_S, error)
                 self._unwritten = str(error)
                 return
             if self._unwritten:
@@ -122,7 +117,7 @@ class Metering:
         model; None: today. Raises `RequestRefused` when the file cannot be read.
         """
         await self.write()
-        today = self._today()
+        today = self.ledger.today()
         async with self._lock:
             if self._store is None:
                 return []
@@ -137,11 +132,11 @@ class Metering:
         which nothing counts now may be missing.
         """
         found = []
-        for number, tenant in enumerate(self._ledger.tenants()):
+        for number, tenant in enumerate(self.ledger.tenants()):
             if number % TENANTS_PER_TURN == 0:
                 await asyncio.sleep(0)  # for requests
-            limits = self._ledger.last_limits(tenant) or self._find_limits(tenant)
-            found.append(TenantUse(tenant, {} if limits is None else self._ledger.use(tenant, limits)))
+            limits = self.ledger.last_limits(tenant) or self._find_limits(tenant)
+            found.append(TenantUse(tenant, {} if limits is None else self.ledger.use(tenant, limits)))
         return nlargest(most, found, key=TenantUse.fullest)
 
     def _find_limits(self, tenant: str) -> TenantLimits | None:
@@ -153,19 +148,7 @@ class Metering:
         found = self._config.service_classes.get(name)
         return None if found is None else found.limits
 
-    def _today(self) -> int:
-        return int(self._clock.wall() // DAY_S)
-
     async def _write_always(self) -> None:
         while True:
-            await asyncio.sleep(USAGE_S)
-            if self._follower is not None:
-                self._follower.tell_usage()
-            else:
-                await self.write()
-
-
-async def _tell_always(shared: FollowerTenants | LeaderTenants) -> None:
-    while True:
-        await asyncio.sleep(SHARE_S)
-        shared.tell()
+            await asyncio.sleep(WRITE_S)
+            await self.write()

@@ -1,6 +1,6 @@
 """Reads the fleet for how many instances are wanted, and names the one that would be missed least.
 
-The load books are those of all workers and replicas, so one process, the leader, knows it for all.
+The load books are those of all workers and replicas, so each process knows it for all; the one on duty is asked.
 
 The cache of an instance is worth the prompt tokens that it alone had, of the requests that it answered in the last
 `WORTH_S`: what the chosen target held minus what the best other candidate held. Another one would compute them again.

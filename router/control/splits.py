@@ -1,17 +1,19 @@
 """Guards the splits of models: takes an arm's share away when its guard or a limit finds it too bad.
 
 What `switch.py` is for policies. A rollback is in the audit log, and with an `admin.audit_file` it outlives a restart,
-for as long as the split's settings are the same: another `seed` is another split.
+for as long as the split's settings are the same: another `seed` is another split. Where several processes have the
+split, each of them may find an arm too bad; what one has rolled back is out at all, and stays so.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from router.clock import Clock
 from router.control.summaries import describe_report, summarize_policies
+from router.control.switch import GUARD, SwitchListener
 from router.scheduling.experiments.experiment import CLOSES_AT_ONCE
 from router.scheduling.experiments.model_split import ModelSplit
 from router.scheduling.experiments.policy_set import PolicySet
@@ -19,8 +21,6 @@ from router.scheduling.experiments.results import Finding
 from router.telemetry.audit_log import AuditEntry, AuditLog
 
 log = logging.getLogger("warmroute.control")
-
-GUARD = "guard"
 
 
 class SplitGuard:
@@ -35,12 +35,24 @@ class SplitGuard:
         self._audit = audit
         self._clock = clock
         self._policy_set = policy_set
+        self.listener: SwitchListener | None = None
         by_fingerprint = {split.fingerprint: split for split in splits}
         for entry in reversed(audit.latest()):
             split = None if entry.split is None else by_fingerprint.get(entry.split)
             if split is not None and entry.arm is not None and entry.what.startswith("rollback") and entry.who == GUARD:
                 split.roll_back(entry.arm)
                 log.warning("model %s: arm %s was rolled back in this very split and stays so", split.name, entry.arm)
+
+    @property
+    def rollbacks(self) -> Iterator[tuple[str, str]]:
+        """Iterate over the fingerprints of splits and their arms that were rolled back."""
+        return ((split.fingerprint, arm) for split in self._splits for arm in sorted(split.rolled_back))
+
+    def follow_rollback(self, fingerprint: str, arm: str) -> None:
+        """Take an arm out that was rolled back at another process; ignored if no split here has the fingerprint."""
+        for split in self._splits:
+            if split.fingerprint == fingerprint and split.roll_back(arm):
+                log.warning("model %s: arm %s was rolled back at another process", split.name, arm)
 
     def check(self) -> bool:
         """Check every split once, for about 10 ms each at most. Return whether units are left to check."""
@@ -73,6 +85,8 @@ class SplitGuard:
             self._log_entry(split, f"alarm of model {split.name}", finding)
         else:
             log.warning("model %s: arm %s is rolled back: %s", split.name, finding.arm, finding.why)
+            if self.listener is not None:
+                self.listener.on_rollback(split.fingerprint, finding.arm)
             self._log_entry(split, f"rollback of model {split.name}", finding)
 
     def _log_entry(self, split: ModelSplit, what: str, finding: Finding) -> None:
@@ -80,3 +94,5 @@ class SplitGuard:
         wall_s = self._clock.wall()
         entry = AuditEntry(wall_s, GUARD, what, now, now, why=finding.why, arm=finding.arm, split=split.fingerprint)
         self._audit.add(entry)
+        if self.listener is not None:
+            self.listener.on_entry(entry)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +23,14 @@ from router.control.admission_status import describe_admission, snapshot_admissi
 from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
 from router.control.metering import Metering
+from router.control.peers.exchange import PeerExchange
+from router.control.peers.host_records import HostRecords
 from router.control.pool_status import describe_pool, snapshot_pool
 from router.control.preload.handoff import HandOff
 from router.control.preload.preloading import Preloading, describe_preloads
 from router.control.preload.warmup import WarmUp
 from router.control.record_detail import Others, describe_in_full
 from router.control.scaling import Scaling
-from router.control.workers.leader import LeaderWorker
 from router.fleet.engine_facts import EventEndpoint
 from router.fleet.instance import Instance, Target
 from router.fleet.worker_share import NO_SHARE
@@ -37,8 +38,7 @@ from router.kvcache.event_stream import EventStream
 from router.kvcache.events import Tier
 from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import Tokenization, TokenizationReport
-from router.request.admission.model_admission import ModelAdmission
-from router.request.admission.waiting import AdmissionQueues
+from router.request.admission.waiting import AdmissionControl
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.record_view import to_plain
 from router.scheduling.scheduler import Scheduler
@@ -73,14 +73,16 @@ class Status:
     describe_sources: Callable[[str], list[dict[str, Any]]]  # which discovery sources list an instance
     recent_records: RecentRecords
     control: Control
+    admission: AdmissionControl
     decision_log: DecisionLogWriter | None
     clock: Clock
     run_id: str
-    leader: LeaderWorker | None = None
-    admission: Iterable[ModelAdmission] = ()
+    peers: PeerExchange | None = None  # None: this process is the only one
+    host_records: HostRecords | None = None  # of other workers
+    host_workers: Callable[[], list[dict[str, Any]]] | None = None  # describes all; None: this is the only one
     preloading: Preloading | None = None  # None: nothing is loaded ahead
     metering: Metering | None = None  # None: tenants are not counted
-    scaling: Scaling | None = None  # None: the leader knows
+    scaling: Scaling | None = None
 
     # for the admin API, as plain JSON types
 
@@ -165,7 +167,7 @@ class Status:
         record = self.recent_records.get(record_id)
         if record is not None:
             return await describe_in_full(record, self.scheduler.selector.policy_set.policies, others)
-        return None if self.leader is None else await self.leader.fetch_record(record_id, others)
+        return None if self.host_records is None else await self.host_records.find(record_id, others)
 
     async def find_records(self, query: RecordQuery) -> list[bytes]:
         """Return the records of all workers that match as JSON, newest first. A session may be given by the name that
@@ -175,23 +177,23 @@ class Status:
         named = tuple(map(self.scheduler.view_builder.session_pseudonym, names))
         query = msgspec.structs.replace(query, sessions=query.sessions + named)
         own = await self.recent_records.encode(query)
-        if self.leader is None:
+        if self.host_records is None:
             return own
-        return await asyncio.to_thread(sort_records, own + await self.leader.fetch_records(query), query.limit)
+        return await asyncio.to_thread(sort_records, own + await self.host_records.select(query), query.limit)
 
     async def list_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
         """Return the newest requests whose last attempt was at `target`, newest first."""
         found = await list_target_requests(self.recent_records, target, limit)
-        if self.leader is not None:
-            found += await self.leader.fetch_target_requests(target, limit)
+        if self.host_records is not None:
+            found += await self.host_records.list_target_requests(target, limit)
         return sorted(found, key=lambda request: request.at_s, reverse=True)[:limit]
 
     async def describe_cache(self, limit: int) -> dict[str, Any]:
         """Return the prefixes that most prompts of the last minutes share, who holds them, and what is held twice."""
         block_tokens = find_block_tokens(self.scheduler)
         parts = [await count_prefixes(self.recent_records, self.clock.wall(), block_tokens)]
-        if self.leader is not None:
-            parts += await self.leader.fetch_prefixes(block_tokens)
+        if self.host_records is not None:
+            parts += await self.host_records.count_prefixes(block_tokens)
         return await describe_cache(self.scheduler, parts, block_tokens, limit)
 
     def describe_preloads(self) -> dict[str, Any]:
@@ -203,15 +205,15 @@ class Status:
         return [] if self.scaling is None else await self.scaling.describe()
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        """Describe the processes that answer requests, this one first, and the policies in force in each."""
-        if self.leader is not None:
-            return self.leader.describe_workers()
+        """Describe the processes that answer requests, and the policies in force in each."""
+        if self.host_workers is not None:
+            return self.host_workers()
         own = {"number": 0, "pid": os.getpid(), "run": self.run_id, "up": True}
         return [own | {"policies": self.scheduler.selector.policy_set.digests, "trouble": None}]
 
     def describe_replicas(self) -> list[ReplicaReport]:
         """Describe the other routers that share load with this one; empty without `replicas`."""
-        return [] if self.leader is None else self.leader.describe_replicas()
+        return [] if self.peers is None else self.peers.describe()
 
     def describe_pool(self) -> dict[str, Any] | None:
         """Leader, query outcomes and block names of each model in the shared pool; None when none is configured."""
@@ -220,8 +222,7 @@ class Status:
 
     def describe_admission(self) -> dict[str, Any]:
         """The rule in force, and live sessions, capacity and queue of each model that requests asked for."""
-        queues = self.admission
-        config = queues.config if isinstance(queues, AdmissionQueues) else self.control.policy_set.admission
+        config = self.admission.config
         models = [describe_admission(model, self.clock.now()) for model in self.admission]
         return {"enabled": config.enabled, "rule": config.rule.model_dump(mode="json"), "models": models}
 
@@ -265,7 +266,7 @@ class Status:
 
     def _snapshot_target(self, instance: Instance, target: Target) -> TargetState:
         now, books = self.clock.now(), target.load_book
-        away = NO_SHARE if self.leader is None else self.leader.share_of_replicas(target.id)
+        away = NO_SHARE if self.peers is None else self.peers.share_of_far(target.id)
         stream = self.scheduler.indexer.describe_stream(target.id)
         book = stream.sequencer if stream is not None else None
         return TargetState(

@@ -1,6 +1,6 @@
 """The one way to change the policies in force: build, dry run on earlier requests, swap, write to the audit log.
 
-Switches run one after the other, dry run included. Only a rollback, and what was decided at another replica, do not
+Switches run one after the other, dry run included. Only a rollback, and what was decided at another process, do not
 wait: a dry run in progress is repeated on the policies now in force, so no switch brings back an arm that was rolled
 back meanwhile.
 """
@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from router.clock import Clock
+from router.control.duty import Duty
 from router.control.proposals import Proposal
 from router.control.summaries import SwitchSummary, collect_notes, describe_experiment, fingerprint, summarize_policies
 from router.scheduling.experiments.dry_run import DryRun, DryRunReport
@@ -54,13 +55,13 @@ class SwitchStep(NamedTuple):
 
 
 class SwitchListener(Protocol):
-    """Learns what is decided at this router; `router/control/replicas` tells the other routers."""
+    """Learns what is decided at this process; `router/control/peers` publishes it."""
 
     def on_switch(self, what: str, after: PolicySet, *, back: bool) -> None:
         """`after` is in force because somebody switched here; `back`: by an undo."""
 
     def on_rollback(self, experiment: str, arm: str) -> None:
-        """An arm of the experiment with this fingerprint was rolled back here."""
+        """An arm of the experiment, or split of a model, with this fingerprint was rolled back here."""
 
     def on_entry(self, entry: AuditEntry) -> None:
         """The audit log has an entry of this router."""
@@ -98,9 +99,18 @@ class Rollbacks:
 
 
 class PolicySwitch:
-    """Starts with the policy set of `scheduler`, minus the arms that the audit log has as rolled back."""
+    """Starts with the policy set of `scheduler`, minus the arms that the audit log has as rolled back. Of a host's
+    workers the one on `duty` counts and logs what all of them do; None: this is the only process.
+    """
 
-    def __init__(self, scheduler: Scheduler, recent_records: RecentRecords, audit: AuditLog, clock: Clock) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        recent_records: RecentRecords,
+        audit: AuditLog,
+        clock: Clock,
+        duty: Duty | None = None,
+    ) -> None:
         self.audit = audit
         self.switches: Counter[str] = Counter()  # by source
         self.undo: deque[SwitchStep] = deque(maxlen=MAX_UNDO_STEPS)
@@ -111,6 +121,7 @@ class PolicySwitch:
         self._scheduler = scheduler
         self._recent_records = recent_records
         self._clock = clock
+        self._duty = duty
         self._lock = asyncio.Lock()
         after = self.rollbacks.apply(self.policy_set)
         why = None
@@ -118,7 +129,8 @@ class PolicySwitch:
             why = STAYS_OUT
             log.warning("experiment: %s: %s", ", ".join(sorted(after.rolled_back)) or "it is over", why)
             scheduler.swap(after)
-        self._log_entry(FILES, "start", None, after, why=why)
+        if self._is_on_duty():
+            self._log_entry(FILES, "start", None, after, why=why)
 
     @property
     def policy_set(self) -> PolicySet:
@@ -175,9 +187,9 @@ class PolicySwitch:
         self._log_entry(GUARD, ROLLBACK, before, self.policy_set, why=finding.why, arm=finding.arm)
 
     async def follow(
-        self, what: str, build: Callable[[PolicySet], PolicySet], confirm: Callable[[], bool], *, back: bool
+        self, what: str, build: Callable[[PolicySet], PolicySet], confirm: Callable[[], bool], *, back: bool, near: bool
     ) -> None:
-        """Put in force what was decided at another replica, without a dry run: it has made one. `build`, in a thread,
+        """Put in force what was decided at another process, without a dry run: it has made one. `build`, in a thread,
         makes the policies from those in force here; dropped when `confirm`, called just before, says that a later
         decision counts. Raises what `build` raises.
         """
@@ -195,16 +207,22 @@ class PolicySwitch:
             self.undo.append(SwitchStep(what, before))
         elif self.undo:
             self.undo.pop()
-        self.switches[REPLICAS] += 1
-        await self.wait_until_applied()
+        self._count_followed(near)
 
-    def follow_rollback(self, experiment: str, arm: str) -> None:
-        """Take an arm out that was rolled back at another replica; if another experiment runs, whenever it is back."""
+    def follow_rollback(self, experiment: str, arm: str, *, near: bool) -> None:
+        """Take an arm out that was rolled back at another process; if another experiment runs, whenever it is back."""
         self.rollbacks.add(experiment, arm)
         if (after := self.rollbacks.apply(self.policy_set)) is not self.policy_set:
-            log.warning("experiment: arm %s was rolled back at another replica", arm)
+            log.warning("experiment: arm %s was rolled back at another process", arm)
             self._swap(after)
-            self.switches[REPLICAS] += 1
+            self._count_followed(near)
+
+    def _count_followed(self, near: bool) -> None:
+        """Count a switch of another host once for all workers; a worker of this host has counted its own."""
+        self.switches[REPLICAS] += not near and self._is_on_duty()
+
+    def _is_on_duty(self) -> bool:
+        return self._duty is None or self._duty.held
 
     async def _dry_run(self, after: PolicySet) -> DryRunReport:
         """Decide earlier requests again, in slices between which the event loop serves requests."""

@@ -1,7 +1,7 @@
 """Calls what starts instances: for a model one call at a time, and the next one after a pause.
 
-One process of a router calls: the leader, where there are several workers. Each worker asks as long as requests wait
-there (`request/wake/model_waits.py`), followers by a message; this decides which of these become calls.
+One process of a host calls: the worker on duty, where there are several. Each worker asks as long as requests wait
+there (`request/wake/model_waits.py`), the others by a message; this decides which of these become calls.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from router.backends.wake.starter import InstanceStarter
 from router.backends.wake.webhook import WebhookStarter
 from router.clock import Clock
 from router.config import schema
-from router.config.sections.wake import WakeModelConfig
-from router.control.workers.follower import FollowerWorker
-from router.control.workers.leader import LeaderWorker
-from router.control.workers.messages import InstanceWanted
+from router.config.sections.wake import WakeConfig, WakeModelConfig
+from router.control.duty import Duty
+from router.control.peers.wake import SharedWaits
 from router.errors import quote_name
 from router.fleet.fleet import Fleet
 from router.request.wake.model_waits import ModelWaits, OnWakeEnd, WakePatterns
@@ -79,51 +78,44 @@ class WakeCaller:
 
 
 class Wake:
-    """The parts of `wake` in one process. `caller` None: the leader calls."""
+    """The parts of `wake` in one process."""
 
-    def __init__(self, waits: ModelWaits, caller: WakeCaller | None) -> None:
+    def __init__(self, waits: ModelWaits, caller: WakeCaller) -> None:
         self.waits = waits
         self.caller = caller
 
     def snapshot(self) -> WakeState:
         """Return what waits and was called, as of now."""
-        return WakeState(dict(self.waits.waiting()), {} if self.caller is None else dict(self.caller.calls))
+        return WakeState(dict(self.waits.waiting()), dict(self.caller.calls))
 
 
 def build_wake(
-    config: schema.Config,
+    config: WakeConfig,
     fleet: Fleet,
+    fleet_config: schema.FleetConfig,
     on_wait_end: OnWakeEnd,
     waiting_models: WaitingModels,
-    worker: LeaderWorker | FollowerWorker | None,
+    duty: Duty,
+    shared: SharedWaits | None,
     tasks: Tasks,
     clock: Clock,
-) -> Wake | None:
-    """Build what lets requests wait in this process, has instances started, and notes in `waiting_models` what waits in
-    any worker; None without `wake`. Raises ConfigError for a Deployment outside of a cluster.
+) -> Wake:
+    """Build what lets requests wait in this process, has instances started, and notes in `waiting_models` what waits.
+    `shared` None: this is the only process. Raises ConfigError for a Deployment outside of a cluster.
     """
-    if config.wake is None:
-        return None
-    if isinstance(worker, FollowerWorker):
-
-        def ask_leader(model: str, waiting: int) -> None:
-            worker.send(InstanceWanted(model, waiting))
-
-        waits = ModelWaits(config.wake, fleet, clock, ask_leader, on_wait_end)
-        worker.on_wake_call = waits.on_call_end
-        return Wake(waits, None)
-    starters = {name: build_starter(model, config.fleet) for name, model in config.wake.models.items()}
-    caller = WakeCaller(starters, config.wake.pause_s, tasks, clock)
+    starters = {name: build_starter(model, fleet_config) for name, model in config.models.items()}
+    caller = WakeCaller(starters, config.pause_s, tasks, clock)
 
     def ask(model: str, waiting: int) -> None:
         waiting_models.report(model, waiting)
-        caller.ask(model, waiting)
+        if duty.held:
+            caller.ask(model, waiting)
 
-    waits = ModelWaits(config.wake, fleet, clock, ask, on_wait_end)
+    waits = ModelWaits(config, fleet, clock, ask, on_wait_end)
     caller.on_end.append(waits.on_call_end)
-    if worker is not None:
-        worker.on_instance_wanted = ask
-        caller.on_end.append(worker.report_wake_call)
+    if shared is not None:
+        shared.call, shared.on_call_end = caller.ask, waits.on_call_end
+        caller.on_end.append(shared.publish_end)
     return Wake(waits, caller)
 
 

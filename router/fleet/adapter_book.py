@@ -8,7 +8,7 @@ progress wants, and that no engine reports as running or waiting (other clients 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -21,6 +21,13 @@ class LoadPlan(NamedTuple):
 
     instance: str
     unload: str | None = None
+
+
+class AdapterUse(NamedTuple):
+    """How the requests of one process use an adapter."""
+
+    wanted: int  # requests in progress
+    age_s: float  # since the last one came
 
 
 class AdapterBook:
@@ -43,13 +50,25 @@ class AdapterBook:
         """A request for the adapter has ended."""
         self._wanted[adapter] -= 1
 
-    def is_loaded(self, adapter: str) -> bool:
-        """Return whether a ready instance has the adapter."""
-        return any(target.instance.state is InstanceState.READY for target in self._fleet.targets_serving(adapter))
+    def list_uses(self, adapters: Iterable[str], now: float) -> dict[str, AdapterUse]:
+        """Return the use of `adapters`, without those that no request has asked for."""
+        used_s = self._used_s
+        return {name: AdapterUse(self._wanted[name], now - used_s[name]) for name in adapters if name in used_s}
 
-    def plan(self, base: str) -> LoadPlan | None:
+    def learn(self, uses: Mapping[str, AdapterUse], now: float) -> None:
+        """Take over when the last requests came at another process."""
+        for name, use in uses.items():
+            if name in self._managed:
+                self._used_s[name] = max(now - use.age_s, self._used_s.get(name, -inf))
+
+    def find_instance(self, model: str) -> str | None:
+        """Return a ready instance that has the adapter, or serves the model; None: none does."""
+        instances = (target.instance for target in self._fleet.targets_serving(model))
+        return next((each.id for each in instances if each.state is InstanceState.READY), None)
+
+    def plan(self, base: str, wanted: Collection[str] = ()) -> LoadPlan | None:
         """Return where to load an adapter of the model `base`; None: no ready instance serves it, or none has room and
-        an adapter to unload.
+        an adapter to unload. `wanted`: adapters that stay, as requests of other processes want them.
         """
         instances = [each for each in self._fleet if each.state is InstanceState.READY and base in each.served]
         loaded = {each.id: len(list_adapters(each)) + self.loading[each.id] for each in instances}
@@ -60,7 +79,8 @@ class AdapterBook:
             (self._used_s.get(name, -inf), each.requests, each.id, name)
             for each in instances
             for name in list_adapters(each)
-            if name in self._managed and not self._wanted[name] and name not in reported_adapters(each)
+            if name in self._managed and not self._wanted[name] and name not in wanted
+            if name not in reported_adapters(each)
         ]
         if not cold:
             return None

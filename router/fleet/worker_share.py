@@ -1,4 +1,4 @@
-"""One worker's part of a target's load, as workers and replicas tell it to each other.
+"""One process's part of a target's load, as processes report it to each other.
 
 It is apart from the load book that counts it, so that this can be compiled: what msgspec reads and writes cannot.
 """

@@ -3,20 +3,19 @@
 Envoy sends a log entry when an exchange has ended, in batches, on one stream for each of its workers. An answer is
 joined by the key that its choice had in the metadata. One whose entry does not come is given up: when its gateway has
 had no log stream for a while (it ended, or sends no logs), and after a bound in any case.
+
+A gateway's log streams may end at other pickers than its requests: other processes, and other hosts. An entry is then
+passed on to where its answer is open, and each picker knows which gateways have log streams at any of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
-from google.protobuf.struct_pb2 import Struct
-
-from router.picker.access_log_pb2 import HTTPAccessLogEntry, StreamAccessLogsMessage
-from router.picker.names import OWN, RECORD
-from router.prompt.usage import MAX_TOKENS, Usage
+from router.prompt.usage import Usage
 
 UNFOLLOWED_S = 30.0  # without a log stream of the gateway
 LONGEST_S = 6 * 3600.0
@@ -55,76 +54,113 @@ class OpenAnswer:
         return await self.end
 
 
+class OtherPickers(Protocol):
+    """The other pickers that a gateway may send its log to, and its requests."""
+
+    def pass_on(self, key: str, end: LoggedEnd) -> None:
+        """Pass an answer's end on to the picker that has it open, if there is one."""
+
+    def on_follow(self) -> None:
+        """Other gateways have log streams here than before; see `AnswerLog.gateways`."""
+
+    def on_open(self) -> None:
+        """The first answer is open here, or the last one no longer is; see `len` of an `AnswerLog`."""
+
+    def wait_here(self) -> bool:
+        """Return whether answers are open at pickers that stop with this one: the other workers of its host."""
+
+
 class AnswerLog:
     """The open answers. `now` is a monotonic clock, seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
+        self.others: OtherPickers | None = None  # None: there are none
         self._open: dict[str, OpenAnswer] = {}
         self._streams: Counter[str] = Counter()  # by gateway
+        self._elsewhere: dict[str, frozenset[str]] = {}  # gateways with log streams at other pickers, by their run
         self._lost_s: dict[str, float] = {}  # when a gateway's last stream ended
 
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def gateways(self) -> list[str]:
+        """Those that have log streams here."""
+        return list(self._streams)
+
     def follows(self, gateway: str) -> bool:
-        """Return whether this gateway sends logs now."""
-        return self._streams[gateway] > 0
+        """Return whether this gateway sends logs now, here or to another picker."""
+        return gateway in self._followed()
+
+    def _followed(self) -> set[str]:
+        return set(self._streams).union(*self._elsewhere.values())
+
+    @property
+    def is_needed(self) -> bool:
+        """The log streams here may have entries of answers that are open at a picker that stops with this one."""
+        return bool(self._streams) and self.others is not None and self.others.wait_here()
 
     def open(self, key: str, gateway: str) -> OpenAnswer:
         """Return an answer that entries are joined with from now on."""
         self._open[key] = answer = OpenAnswer(self, key, gateway)
+        if len(self._open) == 1 and self.others is not None:
+            self.others.on_open()
         return answer
 
     def close(self, key: str) -> None:
-        self._open.pop(key, None)
+        del self._open[key]
+        if not self._open and self.others is not None:
+            self.others.on_open()
 
     def on_stream_begin(self, gateway: str) -> None:
         self._streams[gateway] += 1
-        self._lost_s.pop(gateway, None)
+        if self._streams[gateway] == 1 and self.others is not None:
+            self.others.on_follow()
 
     def on_stream_end(self, gateway: str) -> None:
         self._streams[gateway] -= 1
         if not self._streams[gateway]:
             del self._streams[gateway]
+            self._note_lost([gateway])
+            if self.others is not None:
+                self.others.on_follow()
+
+    def follow_elsewhere(self, run: str, gateways: Iterable[str]) -> None:
+        """Note which gateways have log streams at another picker; none when it has ended."""
+        before = self._elsewhere.pop(run, frozenset())
+        if now := frozenset(gateways):
+            self._elsewhere[run] = now
+        self._note_lost(before - now)
+
+    def _note_lost(self, gateways: Iterable[str]) -> None:
+        """Note that streams of these gateways have ended, which may have been their last ones."""
+        for gateway in set(gateways) - self._followed():
             self._lost_s[gateway] = self.now()
 
-    def take(self, message: StreamAccessLogsMessage) -> None:
-        """Take a batch of entries. Those of other requests are ignored."""
-        for entry in message.http_logs.log_entry:
-            metadata = entry.common_properties.metadata.filter_metadata.get(OWN)
-            if metadata is not None and RECORD in metadata.fields:
-                answer = self._open.get(metadata.fields[RECORD].string_value)
-                if answer is not None and not answer.end.done():
-                    answer.end.set_result(_read_end(entry, metadata))
+    def take(self, key: str, end: LoggedEnd) -> None:
+        """Take what a log stream says of an answer, which may be open at another picker."""
+        if not self.join(key, end) and self.others is not None:
+            self.others.pass_on(key, end)
+
+    def join(self, key: str, end: LoggedEnd) -> bool:
+        """Join an answer with its end. Return whether it is open here."""
+        answer = self._open.get(key)
+        if answer is not None and not answer.end.done():
+            answer.end.set_result(end)
+        return answer is not None
 
     def expire(self) -> None:
         """Give up the answers whose entries do not come any more; call it every second or so."""
-        now = self.now()
+        now, followed = self.now(), self._followed()
         for answer in self._open.values():
             if (followed_s := answer.left_s) is None or answer.end.done():
                 continue
             longest_s = now - followed_s
             if (lost_s := self._lost_s.get(answer.gateway)) is not None:
                 followed_s = max(followed_s, lost_s)
-            lost = answer.gateway not in self._streams and now - followed_s > UNFOLLOWED_S
+            lost = answer.gateway not in followed and now - followed_s > UNFOLLOWED_S
             if lost or longest_s > LONGEST_S:
                 answer.end.set_result(None)
         for gateway in [name for name, lost_s in self._lost_s.items() if now - lost_s > 2 * UNFOLLOWED_S]:
             del self._lost_s[gateway]
-
-
-def _read_end(entry: HTTPAccessLogEntry, metadata: Struct) -> LoggedEnd:
-    common = entry.common_properties
-    address = common.upstream_remote_address.socket_address
-    served = f"{address.address}:{address.port_value}" if address.port_value else None
-    counts = [_read_count(metadata, name) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")]
-    usage = None if counts == [None, None, None] else Usage(*counts)
-    return LoggedEnd(entry.response.response_code.value, entry.response.response_code_details, served, usage)
-
-
-def _read_count(metadata: Struct, name: str) -> int | None:
-    if name not in metadata.fields or metadata.fields[name].WhichOneof("kind") != "number_value":
-        return None
-    value = metadata.fields[name].number_value
-    return int(value) if 0 <= value <= MAX_TOKENS else None

@@ -13,6 +13,7 @@ from router.picker.answer_log import AnswerLog
 from router.picker.exchange import PickerExchange
 from router.picker.ext_proc_pb2 import FULL_DUPLEX_STREAMED, ProcessingRequest
 from router.picker.grpc_stream import CANCELLED, INTERNAL, INVALID_ARGUMENT, GrpcStream
+from router.picker.log_entries import read_ends
 from router.picker.messages import build_refusal, build_response_piece, pass_on
 from router.picker.names import FAIRNESS_IDS
 from router.proxy.call import Headers
@@ -215,10 +216,13 @@ class AccessLogCall:
 
     def on_message(self, data: bytes) -> None:
         try:
-            self._log.take(StreamAccessLogsMessage.FromString(data))
+            message = StreamAccessLogsMessage.FromString(data)
         except DecodeError:
             self._stream.finish(INVALID_ARGUMENT, "not a StreamAccessLogsMessage")
             self.on_gone()
+            return
+        for key, end in read_ends(message):
+            self._log.take(key, end)
 
     def on_half_close(self) -> None:
         self._stream.send(b"")

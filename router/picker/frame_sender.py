@@ -26,7 +26,7 @@ from router.picker.frames import (
     read_settings,
 )
 from router.picker.grpc_stream import GrpcStream
-from router.picker.peers import Peers
+from router.picker.peers import PeerConnections
 
 UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages not whole or not sent: so much is held whatever others hold
 
@@ -53,7 +53,7 @@ class FrameSender:
     _transport: asyncio.Transport
     allowance: Allowance
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: PeerConnections) -> None:
         self._peers = peers
         self._out: list[bytes] = []
         self._scheduled = False

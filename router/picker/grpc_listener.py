@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from router.clock import Clock
 from router.errors import ConfigError
 from router.picker.grpc_stream import GrpcHandler, GrpcStream
 from router.picker.http2 import GrpcConnection
-from router.picker.peers import QUESTIONS, PeerBounds, Peers
-from router.proxy.listening_sockets import BACKLOG, ListeningSockets
+from router.picker.peers import QUESTIONS, PeerBounds, PeerConnections
+from router.proxy.acceptor import Acceptor
+from router.proxy.listening_sockets import ListeningSockets
+from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.grpc")
 
@@ -26,7 +30,9 @@ Services = Mapping[bytes, Callable[[GrpcStream], GrpcHandler]]
 
 
 class GrpcListener:
-    """Serves `services` at `host` and `port`. `setting` names the port in errors. `tls` None: clear text."""
+    """Serves `services` at `host` and `port`. `setting` names the port in errors. `tls` None: clear text. `processes`
+    serve this address, of which this is the one with this `number`; each has the bounds for itself.
+    """
 
     def __init__(
         self,
@@ -38,49 +44,51 @@ class GrpcListener:
         clock: Clock,
         bounds: PeerBounds = FOR_QUESTIONS,
         tls: ssl.SSLContext | None = None,
+        processes: int = 1,
+        number: int = 0,
     ) -> None:
         self.port = port
         self._setting = setting
         self._host = host
         self._services = services
-        self._sockets = sockets
-        self._peers = Peers(bounds, clock.now)
+        self._acceptor = Acceptor(sockets, self._admit, processes, number)
+        self._peers = PeerConnections(bounds, clock.now)
         self._tls = tls
-        self._servers: list[asyncio.Server] = []
+        self._tasks = Tasks("grpc listener")
 
     async def bind(self) -> None:
         """Bind the address; `port` is the bound one from here on. Raises `ConfigError` when it cannot be bound."""
         try:
-            (sockets,) = await self._sockets.open(self._host, self.port)
+            self.port = await self._acceptor.bind(self._host, self.port)
         except ConfigError as error:
             raise ConfigError(f"{self._setting}: {error}") from error
-        for listening in sockets:
-            server = await asyncio.get_running_loop().create_server(
-                self._connect,
-                sock=listening,
-                backlog=BACKLOG,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
-                start_serving=False,
-            )
-            self._servers.append(server)
-        self.port = int(sockets[0].getsockname()[1])
-
-    def _connect(self) -> GrpcConnection:
-        return GrpcConnection(self._services, self._peers)
 
     async def start(self) -> None:
         """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done that."""
-        if not self._servers:
+        if not self._acceptor.bound:
             await self.bind()
-        for server in self._servers:
-            await server.start_serving()
+        self._acceptor.start()
         log.info("%s: gRPC on %s:%d", self._setting, self._host, self.port)
+
+    def serve_for(self, process: int, on: bool) -> None:
+        """Accept from the sockets of another process, which does not; or no longer."""
+        self._acceptor.serve_for(process, on)
+
+    def _admit(self, accepted: socket.socket, _: str) -> None:
+        self._tasks.spawn("handshake", self._connect(accepted))
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        with suppress(OSError):  # the peer left, or its handshake failed or took too long
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: GrpcConnection(self._services, self._peers),
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+            )
 
     def stop_accepting(self) -> None:
         """Accept no new connections; those that are open go on."""
-        for server in self._servers:
-            server.close()
+        self._acceptor.close()
 
     def retire(self, idle_s: float) -> None:
         """Let peers make their next calls on other connections than those that are open, at once."""
@@ -96,3 +104,4 @@ class GrpcListener:
         await asyncio.sleep(SENT_LAST_S)
         for connection in list(self._peers.connections):
             connection.abort()
+        await self._tasks.close()

@@ -32,7 +32,7 @@ from router.picker.frames import (
 )
 from router.picker.grpc_stream import STREAM_WINDOW, UNIMPLEMENTED, GrpcHandler, GrpcStream
 from router.picker.header_blocks import HEADER_BYTES, PathReader
-from router.picker.peers import Peers
+from router.picker.peers import PeerConnections
 from router.proxy.client_address import client_of
 
 FRAME_BYTES = 256 * 1024  # largest frame that is taken
@@ -67,7 +67,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         "peer",
     )
 
-    def __init__(self, services: Mapping[bytes, Callable[[GrpcStream], GrpcHandler]], peers: Peers) -> None:
+    def __init__(self, services: Mapping[bytes, Callable[[GrpcStream], GrpcHandler]], peers: PeerConnections) -> None:
         super().__init__(peers)
         self._services = services
         self._bounds = peers.bounds

@@ -39,14 +39,14 @@ QUESTIONS = AllowanceRule(start=2000, per_s=500, most=2000, message=0, end=0, co
 """Probes and KEDA's operator ask each few seconds. A question on a new connection costs about ten."""
 
 
-class Sender(Protocol):
+class SendQueue(Protocol):
     """The sending side of a connection."""
 
     def flush(self) -> None:
         """Send what is queued."""
 
 
-class PeerConnection(Sender, Protocol):
+class PeerConnection(SendQueue, Protocol):
     """One of the connections."""
 
     def proceed(self) -> None:
@@ -65,7 +65,7 @@ class PeerConnection(Sender, Protocol):
         """Cut the connection off at once."""
 
 
-class Peers:
+class PeerConnections:
     """The connections of one listener. `now` is a monotonic clock, seconds."""
 
     def __init__(self, bounds: PeerBounds, now: Callable[[], float]) -> None:
@@ -77,7 +77,7 @@ class Peers:
         self.unsent_bytes = 0  # of messages that wait for windows of the peers, of all connections
         self.until_s = 0.0  # when this turn's slice is over; 0: it has not begun
         self._scheduled = False
-        self._unsent: list[Sender] = []
+        self._unsent: list[SendQueue] = []
         self._ready: deque[PeerConnection] = deque()
         self._paced: dict[Allowance, deque[PeerConnection]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -91,7 +91,7 @@ class Peers:
             self._schedule()
         return True
 
-    def flush_later(self, sender: Sender) -> None:
+    def flush_later(self, sender: SendQueue) -> None:
         """Let `sender` send what is queued at the end of this turn."""
         self._unsent.append(sender)
         if not self._scheduled:

@@ -8,6 +8,7 @@ silent where something should come is ended.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from router.clock import Clock
 from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
@@ -41,8 +42,8 @@ def read_bounds(limits: LimitsConfig, listen: ListenConfig) -> PickerBounds:
 
 
 class PickerServer:
-    """Serves gateways from `start` to `stop`; `handler` answers exchanges. Raises `ConfigError` for certificate files
-    that cannot be used.
+    """Serves gateways from `start` to `stop`; `handler` answers exchanges. `processes` serve the same addresses, of
+    which this is the one with this `number`. Raises `ConfigError` for certificate files that cannot be used.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class PickerServer:
         health: PickerHealth,
         clock: Clock,
         sockets: ListeningSockets | None = None,
+        processes: int = 1,
+        number: int = 0,
     ) -> None:
         self._log = answer_log
         self._tasks = Tasks("picker")
@@ -66,12 +69,15 @@ class PickerServer:
             f"/{ACCESS_LOG}/StreamAccessLogs".encode(): lambda stream: AccessLogCall(answer_log, stream),
             **for_probes,
         }
-        sockets, host, tls = sockets or ListeningSockets(), config.host, server_context(config.tls, clock.wall())
+        sockets, tls = sockets or ListeningSockets(), server_context(config.tls, clock.wall())
         of_peers = PeerBounds(
             bounds.body_bytes + MESSAGE_OVERHEAD_BYTES, bounds.budget_bytes, CONNECTIONS, STREAMS, GATEWAYS
         )
-        self._gateways = GrpcListener("picker.port", host, config.port, for_gateways, sockets, clock, of_peers, tls)
-        self._probes = GrpcListener("picker.health_port", host, config.health_port, for_probes, sockets, clock)
+        listener = partial(
+            GrpcListener, host=config.host, sockets=sockets, clock=clock, processes=processes, number=number
+        )
+        self._gateways = listener("picker.port", port=config.port, services=for_gateways, bounds=of_peers, tls=tls)
+        self._probes = listener("picker.health_port", port=config.health_port, services=for_probes)
         self._listeners = self._gateways, self._probes
 
     @property
@@ -95,6 +101,11 @@ class PickerServer:
             await listener.start()
         self._tasks.supervise("check", self._check)
 
+    def serve_for(self, process: int, on: bool) -> None:
+        """Accept from the sockets of another process, which does not; or no longer."""
+        for listener in self._listeners:
+            listener.serve_for(process, on)
+
     def stop_accepting(self) -> None:
         """Accept no new connections; those that are open go on."""
         for listener in self._listeners:
@@ -106,12 +117,12 @@ class PickerServer:
             listener.retire(idle_s)
 
     async def stop(self, grace_s: float) -> None:
-        """Stop when the open exchanges have ended, or after `grace_s`; then they are cut off, and with them the log
-        streams, which have no end.
+        """Stop when the open exchanges have ended, and the log streams have nothing for others, or after `grace_s`;
+        then they are cut off, as log streams have no end.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + grace_s
-        while self._calls and loop.time() < give_up_at:  # noqa: ASYNC110  they end in many places
+        while (self._calls or self._log.is_needed) and loop.time() < give_up_at:  # noqa: ASYNC110  they end in many places
             await asyncio.sleep(POLL_S)
         await asyncio.gather(*(listener.stop(0.0) for listener in self._listeners))
         await self._tasks.close()

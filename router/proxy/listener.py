@@ -1,21 +1,20 @@
 """A listening socket: where it is bound, TLS, who gets a connection, and the connections from start to stop.
 
 Two listeners share one event loop and `app.py` owns the signals, so this does only two things: start, so that the bound
-port is known, and stop, so that running exchanges may end. It accepts by itself: a connection beyond the capacity or
-its client's share costs no more than to accept and close it, one in its TLS handshake counts like any other, and
-neither a flood of connections nor a lack of file descriptors keeps the event loop from its other work.
+port is known, and stop, so that running exchanges may end. It accepts by itself (`acceptor.py`): a connection beyond
+the capacity or its client's share costs no more than to accept and close it, and one in its TLS handshake counts like
+any other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain
 
 from router.config.sections.listeners import ListenConfig
+from router.proxy.acceptor import Acceptor, RareWarnings
 from router.proxy.certificates import Certificates
 from router.proxy.client_address import TrustedProxies, client_of
 from router.proxy.client_connection import ClientConnection, ConnectionContext
@@ -25,12 +24,7 @@ from router.proxy.listening_sockets import ListeningSockets
 from router.tasks import Tasks
 from router.tenants.fair_share import FairShare, Shortage
 
-log = logging.getLogger("warmroute.web")
-
 KEEPALIVE_S = 75.0  # longer than the usual 60 s of load balancers, so that they are the ones to close
-ACCEPTS_AT_ONCE = 64  # connections, before the event loop turns to something else
-ACCEPT_RETRY_S = 1.0  # after the system had no descriptor for a connection
-WARN_INTERVAL_S = 60.0  # between two lines about connections that are not served
 LAST_GRACE_S = 1.0  # for clients to read the end of their streams, and for handlers to end
 FEW_CONNECTIONS = 256
 DESCRIPTORS_PER_REQUEST = 3  # the client's connection, and those to a pair of engines
@@ -83,11 +77,8 @@ def connection_capacity(concurrent: int, open_files: int) -> int:
 
 
 class HttpListener:
-    """Serves `server` on the running event loop (uvloop) from `start` to `stop`, on one of `sockets`.
-
-    `processes` serve the same address, each with a socket of its own (Linux, SO_REUSEPORT: the kernel gives each
-    connection to one of them, for good). This one binds all sockets, keeps the first, and accepts from those of the
-    others for as long as they do not: a connection in the backlog of a process that dies is not lost.
+    """Serves `server` on the running event loop (uvloop) from `start` to `stop`, on one of `sockets`. `processes` serve
+    the same address, of which this is the one with this `number`.
     """
 
     def __init__(
@@ -97,21 +88,16 @@ class HttpListener:
         *,
         sockets: ListeningSockets | None = None,
         processes: int = 1,
+        number: int = 0,
     ) -> None:
         self._config = server
-        self._listening = sockets or ListeningSockets()
-        self._processes = processes
-        # One by one where others may accept from the same socket: a burst of connections is shared out among them.
-        self._accepts_at_once = 1 if processes > 1 or self._listening.handed_over else ACCEPTS_AT_ONCE
+        self._acceptor = Acceptor(sockets or ListeningSockets(), self._admit, processes, number)
         self._handshake_timeout_s = handshake_timeout_s
         self._connections = _Connections(server.connections)
         self._tasks = Tasks("listener")
-        self._sockets: list[list[socket.socket]] = []  # of each process
-        self._served = set(range(processes))  # processes whose sockets this one accepts from
-        self._accepting: set[socket.socket] = set()
         self._context: ConnectionContext | None = None  # None: not started, or stopped
         self._renewal: asyncio.Task[None] | None = None
-        self._warn_at = 0.0  # not before; seconds of the event loop
+        self._warn = RareWarnings().warn
         self.refused: Counter[str] = Counter()  # connections, by why: total, share, handshake
         self.port = server.port
 
@@ -123,55 +109,24 @@ class HttpListener:
         """Take or bind the sockets; `port` is the bound one from here on. Raises `ConfigError` when the address cannot
         be bound.
         """
-        self._sockets = await self._listening.open(self._config.host, self._config.port, self._processes)
-        self.port = self._sockets[0][0].getsockname()[1]
+        self.port = await self._acceptor.bind(self._config.host, self._config.port)
 
     async def start(self) -> None:
         """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done that."""
         config, loop = self._config, asyncio.get_running_loop()
-        if not self._sockets:
+        if not self._acceptor.bound:
             await self.bind()
         self._context = ConnectionContext(config.handler, config.limits, self._connections.remove, config.proxies, loop)
-        self._follow_sockets()
+        self._acceptor.start()
         if config.certificates is not None:
             self._renewal = self._tasks.supervise("certificates", config.certificates.follow)
 
     def sockets_of(self, process: int) -> list[socket.socket]:
-        return self._sockets[process]
+        return self._acceptor.sockets_of(process)
 
     def serve_for(self, process: int, on: bool) -> None:
         """Accept from the sockets of another process, which does not; or no longer."""
-        (self._served.add if on else self._served.discard)(process)
-        if self._context is not None:
-            self._follow_sockets()
-
-    def _follow_sockets(self) -> None:
-        loop = asyncio.get_running_loop()
-        wanted = {one for n, group in enumerate(self._sockets) if n in self._served for one in group}
-        for listening in self._accepting - wanted:
-            loop.remove_reader(listening)
-        for listening in wanted - self._accepting:
-            loop.add_reader(listening, self._accept, listening)
-        self._accepting = wanted
-
-    def _accept(self, listening: socket.socket) -> None:
-        """Accept what waits, up to a number."""
-        for _ in range(self._accepts_at_once):
-            try:
-                accepted, address = listening.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:  # no descriptor, or no memory: what waits goes on waiting
-                self._warn("connections cannot be accepted, trying again every %g s: %s", ACCEPT_RETRY_S, error)
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(listening)
-                loop.call_later(ACCEPT_RETRY_S, self._accept_again, listening)
-                return
-            self._admit(accepted, address[0])
-
-    def _accept_again(self, listening: socket.socket) -> None:
-        if listening in self._accepting:
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+        self._acceptor.serve_for(process, on)
 
     def _admit(self, accepted: socket.socket, host: str) -> None:
         """Serve a connection from `host`, or close it at once where that is one too many."""
@@ -212,22 +167,9 @@ class HttpListener:
             held = shares.held(client)
             self._warn("a connection of %s is refused: its %d are its share of %d", client, held, shares.capacity)
 
-    def _warn(self, message: str, *values: object) -> None:
-        """Log a line, unless there was one a short while ago."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._warn_at:
-            self._warn_at = now + WARN_INTERVAL_S
-            log.warning(message, *values)
-
     def stop_accepting(self) -> None:
         """Accept no new connections; those that are open go on."""
-        loop = asyncio.get_running_loop()
-        for listening in self._accepting:
-            loop.remove_reader(listening)
-        for listening in chain(*self._sockets):
-            listening.close()
-        self._accepting.clear()
-        self._sockets.clear()
+        self._acceptor.close()
 
     def retire(self, idle_s: float) -> None:
         """Let each connection end with its next answer, which says so, or once it was idle for `idle_s`; also those

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections import defaultdict
 from collections.abc import Iterable, MutableMapping
 from itertools import chain
 from typing import Any
@@ -40,15 +41,16 @@ class ListeningSockets:
 
     async def open(self, host: str, port: int, copies: int = 1) -> list[list[socket.socket]]:
         """Return the sockets for `host` and `port`, for `copies` processes: one list for each, with a socket for each
-        address of `host`. The kernel assigns each connection to one of the processes; where fewer sockets were handed
-        over than there are processes, some share one. Raises ConfigError when an address cannot be bound.
+        address of `host`, the same lists in every process that gets the same sockets in the same order. The kernel
+        assigns each connection to one of the processes; where fewer sockets were handed over than there are processes,
+        some share one. Raises ConfigError when an address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             addresses: list[SocketAddress] = [(family, address) for family, _, _, _, address in found]
             if taken := self._take(addresses):
-                return [taken[n::copies] or [taken[n % len(taken)]] for n in range(copies)]
+                return _share_out(taken, copies)
             if copies > 1:
                 check_port_free(host, port)
             return self._bind(addresses, copies)
@@ -113,6 +115,20 @@ def check_port_free(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         raise ConfigError(_bind_error(error, host, port)) from error
+
+
+def _share_out(sockets: list[socket.socket], copies: int) -> list[list[socket.socket]]:
+    """Return as many lists as there are `copies`, each with a socket of every address. They depend on the order of
+    `sockets` alone, so that all processes that got the same ones agree on them.
+    """
+    groups: list[list[socket.socket]] = [[] for _ in range(copies)]
+    by_address = defaultdict(list)
+    for one in sockets:
+        by_address[one.getsockname()].append(one)
+    for same in by_address.values():
+        for n in range(max(copies, len(same))):
+            groups[n % copies].append(same[n % len(same)])
+    return groups
 
 
 def _is_bound_to(listening: socket.socket, address: tuple[Any, ...]) -> bool:

@@ -3,22 +3,27 @@
 One loading at a time per adapter: requests that come meanwhile wait for the same one, up to `adapter_loading.wait_s`. A
 loading goes on when the request that began it leaves. The fleet learns of it at once; the health check reads the
 engine's own list within half a minute. From its choice to its end a request keeps its adapter from being unloaded.
+
+Of several processes one loads the adapters of a base model, and the others wait for it as for their own loading. Before
+it unloads an adapter, all of them have stopped choosing it there; if a request wants it by then, another adapter makes
+room. What remains, as with one process: a health check that reads the engine's list before the unloading has ended
+shows the adapter for half a minute more, and requests for it get the engine's 404.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeGuard
+from typing import NamedTuple, Protocol, TypeGuard
 
 from router.backends.fetch import Fetch
 from router.backends.vllm.lora import LOAD, UNLOAD, find_load_error, find_unload_error, load_body, unload_body
 from router.clock import Clock
 from router.config.schema import Config
 from router.errors import NoTarget, quote_name
-from router.fleet.adapter_book import AdapterBook
+from router.fleet.adapter_book import AdapterBook, AdapterUse, LoadPlan
 from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.tasks import Tasks
@@ -26,19 +31,51 @@ from router.tasks import Tasks
 log = logging.getLogger("warmroute.adapters")
 
 
+PLANS = 3  # of a loading: each but the first because a request came for the adapter that was to make room
+
+
+class LoadFailure(NamedTuple):
+    """The last loading of an adapter failed."""
+
+    at_s: float
+    error: str
+
+
+class AdapterPeers(Protocol):
+    """The other processes that send requests to the same engines; `router/control/peers` reaches them."""
+
+    async def load(self, adapter: str) -> str | None:
+        """Have the process that loads the adapters of its base load one: another process, or this one by
+        `AdapterLoader.carry_out`. Return why it was not loaded; None: it was.
+        """
+
+    async def list_uses(self, base: str) -> Sequence[Mapping[str, AdapterUse]]:
+        """Return how the requests of each other process use the adapters of a base model."""
+
+    async def withdraw(self, instance: str, adapter: str) -> bool:
+        """Have every other process stop choosing `instance` for an adapter. Return False if one has requests that want
+        the adapter, or does not reply.
+        """
+
+    def on_loaded(self, instance: str, adapter: str) -> None:
+        """Publish that an instance has an adapter."""
+
+
 class AdapterLoader:
     """Loads the adapters of `config.adapters`."""
 
     def __init__(self, config: Config, fleet: Fleet, fetch: Fetch, tasks: Tasks, clock: Clock) -> None:
         self.adapters = config.adapters
-        self._settings = config.adapter_loading
+        self.wait_s = config.adapter_loading.wait_s
+        self.peers: AdapterPeers | None = None  # None: this process is the only one
+        self._retry_s = config.adapter_loading.retry_s
         self._fleet = fleet
         self._fetch = fetch
         self._tasks = tasks
         self._clock = clock
         self._book = AdapterBook(fleet, config.adapters, config.adapter_loading.max_loaded)
         self._loadings: dict[str, asyncio.Task[None]] = {}  # by adapter
-        self._failed_s: dict[str, float] = {}  # when the last loading of an adapter failed
+        self._failures: dict[str, LoadFailure] = {}  # by adapter
 
     def manages(self, model: str | None) -> TypeGuard[str]:
         """Return whether a model's name is an adapter that can be loaded."""
@@ -62,87 +99,131 @@ class AdapterLoader:
             ),
         ]
 
+    def loadable(self) -> frozenset[str]:
+        """Return the adapters whose base model a ready instance serves."""
+        bases = {adapter.base for adapter in self.adapters.values()}
+        ready = {base for base in bases if self._book.find_instance(base) is not None}
+        return frozenset(name for name, adapter in self.adapters.items() if adapter.base in ready)
+
+    def find_instance(self, adapter: str) -> str | None:
+        """Return a ready instance that has the adapter; None: none has."""
+        return self._book.find_instance(adapter)
+
+    def list_uses(self, base: str) -> dict[str, AdapterUse]:
+        """Return how requests of this process use the adapters of a base model."""
+        names = (name for name, adapter in self.adapters.items() if adapter.base == base)
+        return self._book.list_uses(names, self._clock.now())
+
+    def set_loaded(self, instance: str, adapter: str, loaded: bool) -> None:
+        """Note that an instance has an adapter, or that it is not to be chosen for it any more."""
+        if (member := self._fleet.get(instance)) is None:
+            return
+        cards = [card for card in member.cards if card.id != adapter]
+        if loaded:
+            config = self.adapters[adapter]
+            cards.append(ModelCard(adapter, config.path, config.base, None))
+        self._fleet.set_models(instance, cards)
+
     @asynccontextmanager
     async def use(self, adapter: str) -> AsyncIterator[None]:
         """Keep an adapter loaded inside of the block. Raises `NoTarget` where it cannot be loaded in time."""
         self._book.begin(adapter, self._clock.now())
         try:
-            if not self._book.is_loaded(adapter):
-                await self._wait(adapter)
+            if await self.load(adapter) is not None:
+                text = f"the adapter `{quote_name(adapter)}` could not be loaded; try again"
+                raise NoTarget(text, retry_after_s=max(1, round(self._retry_s)), code="adapter_not_loaded")
             yield
         finally:
             self._book.end(adapter)
 
-    async def _wait(self, adapter: str) -> None:
-        """Wait until the adapter is loaded. Raises `NoTarget`."""
-        failed_s, retry_s = self._failed_s.get(adapter), self._settings.retry_s
+    async def load(self, adapter: str) -> str | None:
+        """Wait until a ready instance has the adapter, and have it loaded if none has. Return why none has it; None:
+        one has.
+        """
+        if self._book.find_instance(adapter) is not None:
+            return None
         if (loading := self._loadings.get(adapter)) is None:
-            if failed_s is not None and self._clock.now() - failed_s < retry_s:
-                raise self._refusal(adapter)
-            loading = self._tasks.spawn(f"load {adapter}", self._load(adapter))
-            self._loadings[adapter] = loading
-        _, late = await asyncio.wait([loading], timeout=self._settings.wait_s)
-        if late or not self._book.is_loaded(adapter):
-            raise self._refusal(adapter)
+            failure = self._failures.get(adapter)
+            if failure is not None and self._clock.now() - failure.at_s < self._retry_s:
+                return failure.error
+            loading = self._loadings[adapter] = self._tasks.spawn(f"load {adapter}", self._load(adapter))
+        await asyncio.wait([loading], timeout=self.wait_s)
+        if self._book.find_instance(adapter) is not None:
+            return None
+        failure = self._failures.get(adapter) if loading.done() else None
+        return "no ready instance has it yet" if failure is None else failure.error
 
     async def _load(self, adapter: str) -> None:
-        """Load the adapter where there is room, or where another one makes room."""
         try:
-            error = await self._carry_out(adapter)
+            error = await (self.carry_out(adapter) if self.peers is None else self.peers.load(adapter))
         finally:
             del self._loadings[adapter]
         if error is None:
-            self._failed_s.pop(adapter, None)
+            self._failures.pop(adapter, None)
         else:
-            self._failed_s[adapter] = self._clock.now()
+            self._failures[adapter] = LoadFailure(self._clock.now(), error)
             log.error("adapter %s was not loaded: %s", adapter, error)
 
-    async def _carry_out(self, adapter: str) -> str | None:
-        """Return why the adapter was not loaded; None: it was."""
-        config = self.adapters[adapter]
-        if (plan := self._book.plan(config.base)) is None:
-            return f"no instance that serves {config.base} has room for it"
-        instance = plan.instance
-        self._book.loading[instance] += 1
-        try:
-            if plan.unload is not None and (error := await self._unload(instance, plan.unload)) is not None:
-                return error
-            body = load_body(adapter, config.path)
-            answer = await self._fetch(instance, "POST", LOAD, body, timeout_s=self._settings.wait_s)
-            error = "no answer" if answer is None else find_load_error(answer.status, answer.body)
+    async def carry_out(self, adapter: str) -> str | None:
+        """Load the adapter where there is room, or where another one makes room. Return why it was not loaded; None:
+        it was.
+        """
+        base = self.adapters[adapter].base
+        for _ in range(PLANS):
+            if (plan := await self._plan(base)) is None:
+                return f"no instance that serves {base} has room for it"
+            self._book.loading[plan.instance] += 1
+            try:
+                if plan.unload is None or await self._withdraw(plan.instance, plan.unload):
+                    return await self._replace(plan, adapter)
+            finally:
+                self._book.loading[plan.instance] -= 1
+        return "requests want each adapter that was to make room for it, or a process has not replied"
+
+    async def _plan(self, base: str) -> LoadPlan | None:
+        """Return where to load an adapter, by what the requests of all processes use if another one makes room."""
+        plan = self._book.plan(base)
+        if self.peers is None or plan is None or plan.unload is None:
+            return plan
+        wanted = set[str]()
+        for uses in await self.peers.list_uses(base):
+            self._book.learn(uses, self._clock.now())
+            wanted.update(name for name, use in uses.items() if use.wanted)
+        return self._book.plan(base, wanted)
+
+    async def _withdraw(self, instance: str, adapter: str) -> bool:
+        """Stop choosing `instance` for an adapter, at all processes. Return False, and choose it again, if requests
+        want it.
+        """
+        self.set_loaded(instance, adapter, False)
+        withdrawn = self.peers is None or await self.peers.withdraw(instance, adapter)
+        if not withdrawn:
+            self._on_loaded(instance, adapter)
+        return withdrawn
+
+    async def _replace(self, plan: LoadPlan, adapter: str) -> str | None:
+        """Load the adapter, in the place of the one that is withdrawn. Return why it was not loaded; None: it was."""
+        instance, gone = plan
+        if gone is not None:
+            answer = await self._fetch(instance, "POST", UNLOAD, unload_body(gone), timeout_s=self.wait_s)
+            error = "no answer" if answer is None else find_unload_error(answer.status, answer.body)
             if error is not None:
-                return f"instance {instance}: {error}"
-            self._change_cards(instance, None, ModelCard(adapter, config.path, config.base, None))
-        finally:
-            self._book.loading[instance] -= 1
+                self._on_loaded(instance, gone)
+                return f"instance {instance}: {gone} was not unloaded: {error}"
+            log.info("adapter %s is unloaded from instance %s", gone, instance)
+        body = load_body(adapter, self.adapters[adapter].path)
+        answer = await self._fetch(instance, "POST", LOAD, body, timeout_s=self.wait_s)
+        error = "no answer" if answer is None else find_load_error(answer.status, answer.body)
+        if error is not None:
+            return f"instance {instance}: {error}"
+        self._on_loaded(instance, adapter)
         log.info("adapter %s is loaded on instance %s", adapter, instance)
         return None
 
-    async def _unload(self, instance: str, adapter: str) -> str | None:
-        """Unload an adapter, to which no request is sent from now on. Return why it was not unloaded; None: it was."""
-        card = self._change_cards(instance, adapter, None)
-        answer = await self._fetch(instance, "POST", UNLOAD, unload_body(adapter), timeout_s=self._settings.wait_s)
-        error = "no answer" if answer is None else find_unload_error(answer.status, answer.body)
-        if error is None:
-            log.info("adapter %s is unloaded from instance %s", adapter, instance)
-            return None
-        if card is not None:
-            self._change_cards(instance, None, card)
-        return f"instance {instance}: {adapter} was not unloaded: {error}"
-
-    def _change_cards(self, instance: str, gone: str | None, new: ModelCard | None) -> ModelCard | None:
-        """Change what an instance serves; return the card that is gone, if there was one."""
-        member = self._fleet.get(instance)
-        if member is None:
-            return None
-        before, replaced = member.cards, gone if new is None else new.id
-        kept = [card for card in before if card.id != replaced]
-        self._fleet.set_models(instance, kept if new is None else [*kept, new])
-        return next((card for card in before if card.id == gone), None)
-
-    def _refusal(self, adapter: str) -> NoTarget:
-        text = f"the adapter `{quote_name(adapter)}` could not be loaded; try again"
-        return NoTarget(text, retry_after_s=max(1, round(self._settings.retry_s)), code="adapter_not_loaded")
+    def _on_loaded(self, instance: str, adapter: str) -> None:
+        self.set_loaded(instance, adapter, True)
+        if self.peers is not None:
+            self.peers.on_loaded(instance, adapter)
 
 
 def build_adapter_loader(

@@ -70,6 +70,7 @@ class ResponseObserver:
         prompt = request.prompt
         self._ticket = ticket
         self._request = request
+        self._services = services
         self._scheduler = services.scheduler
         self._tokenization = services.tokenization
         self._clock = services.clock
@@ -116,6 +117,9 @@ class ResponseObserver:
         if self._request.reservation is not None and status < 400:  # else a long stream held it until its end
             self._request.reservation.correct(held_tokens(self._ticket.attempt))
         record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
+        self._scheduler.on_ttft(record)
+        if self._request.choice is not None and self._services.models is not None:
+            self._services.models.aliases.first_byte(self._request.choice, record)
         if self._request.lease is not None:
             self._request.lease.on_first_byte()
 

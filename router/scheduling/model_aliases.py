@@ -117,6 +117,11 @@ class ModelAliases:
             if choice.fallback is not None:
                 split.leave(record, now)
 
+    def first_byte(self, choice: ModelChoice, record: Record) -> None:
+        """Note that the answer of a request has begun."""
+        if choice.unit is not None and (split := self._split(choice)) is not None:
+            split.first_byte(record)
+
     def leave(self, choice: ModelChoice, record: Record, now: float) -> None:
         """Count a request, which began with `choice` and which another model is going to answer, as failed there."""
         if choice.unit is not None and (split := self._split(choice)) is not None:

@@ -255,6 +255,11 @@ class Scheduler:
         if self.experiment is not None:
             self.experiment.begin_request(record.arm, unit, record)
 
+    def on_ttft(self, record: Record) -> None:
+        """Note that the answer of a request has begun, after `record.ttft_ms`, for the experiment."""
+        if self.experiment is not None and record.arm is not None:
+            self.experiment.first_byte(record)
+
     def complete(self, record: Record) -> None:
         """Evaluate shadows and count the request in the experiment: it has left, and its record is complete."""
         if self.selector.shadows and record.attempts:

@@ -3,7 +3,7 @@
 An entry counts as soon as `add` has returned; a thread writes it. So a full or hanging disk never delays a switch or a
 first token: what could not be written is kept, tried again, and counted. The end of the file is read at start. A crash
 in the middle of a line leaves it torn: it is skipped, and the next entry begins on a line of its own. With other
-replicas (`router/control/replicas`), each has the entries of all.
+processes (`router/control/peers`), each has the entries of all, and of a host's workers one writes them.
 
     {"at_wall_s": 1766000000.1, "who": "guard", "what": "rollback", "from": {...}, "to": {...}, "why": "...", ...}
 """
@@ -49,15 +49,16 @@ class AuditEntry(msgspec.Struct, frozen=True, rename={"before": "from", "after":
     plan: list[str] | None = None  # of the dry run, in sentences; None: there was none
     why: str | None = None
     arm: str | None = None  # of a rollback
-    replica: str | None = None  # run id of the router where it happened; None: here
+    replica: str | None = None  # run id of the process where it happened; None: here
     split: str | None = None  # fingerprint of the model split that `arm` belongs to; None: of no split
-    number: int | None = None  # among the entries of that router's run, from 1; None: it happened here
+    number: int | None = None  # among the entries of that process's run, from 1; None: it happened here
 
 
 class AuditLog:
-    """The newest `MAX_ENTRIES` entries in memory, and all of them in `file` if there is one."""
+    """The newest `MAX_ENTRIES` entries in memory, and all of them in `file` if this process `writes` it."""
 
-    def __init__(self, file: Path | str | None = None, retry_s: float = RETRY_S) -> None:
+    def __init__(self, file: Path | str | None = None, retry_s: float = RETRY_S, *, writes: bool = True) -> None:
+        self.writes = writes
         self.lost = 0  # entries that will never be written
         self.failures = 0  # writes that failed, each try counting
         self.trouble: str | None = None  # why the last write failed; None: it succeeded
@@ -80,7 +81,7 @@ class AuditLog:
         self._entries.append(entry)
         if entry.before is not None:  # a start is logged elsewhere
             log.info("%s: %s%s", entry.who, entry.what, "" if entry.why is None else f": {entry.why}")
-        if self._file is None:
+        if self._file is None or not self.writes:
             return
         if len(self._pending) >= MAX_ENTRIES:
             self._pending.popleft()

@@ -1,14 +1,12 @@
-"""The account of one tenant: what this process charged it, and what others say that they did.
+"""The account of one tenant: what this process charged it, and what its peers report that they did.
 
-What processes tell each other are totals that only rise, since the account began, and present values as a whole (open
+What processes report are totals that only rise, since the account began, and present values as a whole (open
 requests, reserved tokens, what was spent today). So a lost message is made up for by the next one. The receiver charges
-the difference to a window of its own for that process, when it hears of it: a charge counts there a little longer than
+the difference to a window of its own for that process, when it receives it: a charge counts there a little longer than
 where it was made, never shorter, once it is known. Pure.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from router.config.sections.clients import TenantLimits
 from router.tenants.tenant_totals import TenantTotals
@@ -17,37 +15,23 @@ from router.tenants.token_sums import Prices, TokenSums
 from router.tenants.window import SlidingWindow, count_charged
 
 
-class Spending(NamedTuple):
-    """What somebody else spent today. `near`: another process of this router."""
-
-    counts: TokenCounts
-    near: bool
-
-
 class HeardAccount:
-    """The account of the same tenant at another process, or at several that are told together."""
+    """The account of the same tenant at another process."""
 
-    __slots__ = (
-        *("last", "near", "open", "requests", "requests_counted", "reserved", "returned", "silent", "tokens"),
-        "tokens_in",
-    )
+    __slots__ = ("last", "open", "requests", "reserved", "silent", "tokens")
 
-    def __init__(self, near: bool) -> None:
-        self.near = near
+    def __init__(self) -> None:
         self.last: TenantTotals | None = None
         self.requests = SlidingWindow()
         self.tokens = SlidingWindow()
-        self.requests_counted = 0  # these three: what was charged to the windows so far
-        self.tokens_in = 0
-        self.returned = 0
         self.open = 0
         self.reserved = NO_TOKENS
-        self.silent = False  # it is gone, or was not heard for long
+        self.silent = False  # it is gone, or has reported nothing for long
 
     def apply(self, totals: TenantTotals, now: float) -> None:
         """Charge what is new. Of what was missed for long, at most what is in the other's window still counts."""
         last, self.last, self.silent = self.last, totals, False
-        if last is None or (last.owner, last.began) != (totals.owner, totals.began):
+        if last is None or last.began != totals.began:
             requests, tokens, returned = totals.window_requests, totals.window_tokens, 0
         else:
             requests = min(totals.requests - last.requests, totals.window_requests)
@@ -55,13 +39,10 @@ class HeardAccount:
             tokens = min(totals.tokens - last.tokens, totals.window_tokens + returned)
         if requests > 0:
             self.requests.charge(requests, now)
-            self.requests_counted += requests
         if tokens > 0:
             self.tokens.charge(tokens, now)
-            self.tokens_in += tokens
         if returned > 0:
             self.tokens.give_back(returned, now)
-            self.returned += returned
         self.open, self.reserved = totals.open, totals.reserved
 
     def forget_open(self) -> None:
@@ -73,7 +54,7 @@ class Account:
     """One tenant's account. `number` is its own among those of this process."""
 
     __slots__ = (
-        *("_far", "budget_per_day", "concurrent", "day", "heard", "limits", "number", "open", "requests"),
+        *("budget_per_day", "concurrent", "day", "heard", "limits", "number", "open", "requests"),
         *("requests_charged", "requests_per_minute", "reserved", "returned_tokens", "spending", "spent", "tokens"),
         *("tokens_charged", "tokens_per_minute"),
     )
@@ -95,8 +76,7 @@ class Account:
         self.spent = TokenSums()  # today, by requests that ended here
         self.reserved = TokenSums()  # for those that are open here
         self.heard: dict[str, HeardAccount] = {}  # by source
-        self.spending: dict[str, Spending] = {}  # of others, today, by owner
-        self._far = (0, 0, 0)  # what other routers charged that are forgotten: requests, tokens, tokens given back
+        self.spending: dict[str, TokenCounts] = {}  # of others, today, by owner
 
     def follow(self, limits: TenantLimits) -> None:
         """Take over the limits of a request."""
@@ -114,14 +94,16 @@ class Account:
             self.spent = TokenSums()
             self.spending.clear()
 
-    def hear(self, source: str, totals: TenantTotals, near: bool, now: float) -> None:
-        """Take over what another process tells."""
+    def hear(self, source: str, totals: TenantTotals, now: float) -> None:
+        """Take over what another process reports."""
         if (heard := self.heard.get(source)) is None:
-            heard = self.heard[source] = HeardAccount(near)
+            heard = self.heard[source] = HeardAccount()
+        if heard.last is not None and heard.last.owner != totals.owner:
+            self.spending.pop(heard.last.owner, None)  # it goes on from another's file now, where this is written, too
         heard.apply(totals, now)
         self.turn_to(totals.day)
         if totals.day == self.day:
-            self.spending[totals.owner] = Spending(totals.spent, near)
+            self.spending[totals.owner] = totals.spent
 
     def request_windows(self) -> list[SlidingWindow]:
         """Return the windows of all processes."""
@@ -144,7 +126,7 @@ class Account:
         """Return the price of what was spent today, and of what is reserved, by all processes."""
         cost = prices.cost(self.spent) + prices.cost(self.reserved)
         for spending in self.spending.values():
-            cost += prices.cost(spending.counts)
+            cost += prices.cost(spending)
         for heard in self.heard.values():
             cost += prices.cost(heard.reserved)
         return cost
@@ -156,41 +138,13 @@ class Account:
             return False
         return not count_charged(self.request_windows(), now) and not count_charged(self.token_windows(), now)
 
-    def _drop_silent(self, now: float) -> None:
-        """Drop the accounts of silent processes of which nothing is in a window any more; their totals remain."""
-        for source, heard in list(self.heard.items()):
+    def totals(self, owner: str, now: float) -> TenantTotals:
+        """Return what this process reports."""
+        for source, heard in list(self.heard.items()):  # nothing of a silent one counts once its windows are empty
             if heard.silent and not heard.requests.advance(now) and not heard.tokens.advance(now):
                 del self.heard[source]
-                if heard.near:
-                    self.requests_charged += heard.requests_counted
-                    self.tokens_charged += heard.tokens_in
-                    self.returned_tokens += heard.returned
-                else:
-                    requests, tokens, returned = self._far
-                    counted = requests + heard.requests_counted, tokens + heard.tokens_in, returned + heard.returned
-                    self._far = counted
-
-    def totals(self, owner: str, now: float, *, without: str | None, near_only: bool) -> TenantTotals:
-        """Return what to tell: all but what the source `without` said itself; with `near_only` what this router did."""
-        self._drop_silent(now)
-        requests, tokens, returned = (0, 0, 0) if near_only else self._far
-        requests += self.requests_charged
-        tokens += self.tokens_charged
-        returned += self.returned_tokens
-        in_requests, in_tokens = self.requests.advance(now), self.tokens.advance(now)
-        open_, spent, reserved = self.open, self.spent.read(), self.reserved.read()
-        for source, heard in self.heard.items():
-            if source != without and (heard.near or not near_only):
-                requests += heard.requests_counted
-                tokens += heard.tokens_in
-                returned += heard.returned
-                in_requests += heard.requests.advance(now)
-                in_tokens += heard.tokens.advance(now)
-                open_ += heard.open
-                reserved = reserved.plus(heard.reserved)
-        excluded = None if without is None or (own := self.heard.get(without)) is None else own.last
-        for name, spending in self.spending.items():
-            if (excluded is None or name != excluded.owner) and (spending.near or not near_only):
-                spent = spent.plus(spending.counts)
-        counts = (requests, tokens, returned, in_requests, in_tokens, open_, spent, reserved)
-        return TenantTotals(owner, self.number, self.day, *counts)
+        charged = self.requests_charged, self.tokens_charged, self.returned_tokens
+        windows = self.requests.advance(now), self.tokens.advance(now)
+        return TenantTotals(
+            owner, self.number, self.day, *charged, *windows, self.open, self.spent.read(), self.reserved.read()
+        )

@@ -10,12 +10,13 @@ What an estimate has too much is taken off the 60 s in which it was made, and wh
 known. The budget of a day has what ended in that day and what is reserved; a request that runs over midnight counts for
 the day in which it ends.
 
-Exact for the requests of one process. What others did is known when they tell it (`account.py`), so several together
-may exceed a limit by what they have not told each other yet. Pure but for the clock; one thread.
+Exact for the requests of one process. What others did is known when they report it (`account.py`), so several together
+may exceed a limit by what they have not reported yet. Pure but for the clock; one thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Literal, NamedTuple
 
@@ -70,7 +71,7 @@ class LimitState:
 
 
 class LimitUse(NamedTuple):
-    """A limit, and what of it is used now, by all processes that are heard."""
+    """A limit, and what of it is used now, by all processes that report theirs."""
 
     allowed: float
     used: float
@@ -86,7 +87,7 @@ class Ledger:
         self._accounts: dict[str, Account] = {}
         self._begun = 0
         self._sweep_at = FIRST_SWEEP
-        self._changed: set[tuple[str, str | None]] = set()
+        self._changed: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -104,7 +105,7 @@ class Ledger:
             account.requests.charge(1, now)
             account.requests_charged += 1
         account.open += 1
-        self._changed.add((tenant, None))
+        self._changed.add(tenant)
         left = _look(account.requests_per_minute, account.request_windows(), now)
         return Reservation(self, tenant, account, left)
 
@@ -160,9 +161,9 @@ class Ledger:
         return self._open(tenant).all_open()
 
     def restore(self, tenant: str, spent: TokenCounts) -> None:
-        """Go on from what a tenant has spent today, as a file tells it, before its first request."""
+        """Count what a tenant has spent today elsewhere: as a file has it, or a process that hands it over."""
         self._open(tenant).spent.add(spent)
-        self._changed.add((tenant, None))
+        self._changed.add(tenant)
 
     def _reserve(self, reservation: Reservation, estimate: TokenCounts) -> Refusal | None:
         account, now = reservation.account, self._clock.now()
@@ -172,17 +173,17 @@ class Ledger:
         reservation.estimate, reservation.if_left = estimate, NO_TOKENS
         if account.tokens_per_minute is not None:
             reservation.charge(estimate.computed, now)
-        self._changed.add((reservation.tenant, None))
+        self._changed.add(reservation.tenant)
         return None
 
     def _settle(self, reservation: Reservation, actual: TokenCounts) -> None:
         account, estimate = reservation.account, reservation.estimate
-        account.turn_to(self._today())
+        account.turn_to(self.today())
         account.open -= 1
         account.reserved.subtract(estimate)
         account.spent.add(actual)
         self._charge_difference(reservation, actual.computed - estimate.computed)
-        self._changed.add((reservation.tenant, None))
+        self._changed.add(reservation.tenant)
 
     def _correct(self, reservation: Reservation, estimate: TokenCounts) -> None:
         """Put another estimate in the place of the last one."""
@@ -191,7 +192,7 @@ class Ledger:
         reserved.add(estimate)
         self._charge_difference(reservation, estimate.computed - reservation.estimate.computed)
         reservation.estimate = estimate
-        self._changed.add((reservation.tenant, None))
+        self._changed.add(reservation.tenant)
 
     def _charge_difference(self, reservation: Reservation, difference: int) -> None:
         """Correct what a request was charged to the tokens per minute."""
@@ -202,44 +203,57 @@ class Ledger:
         elif difference < 0:
             reservation.give_back(-difference, now)
 
+    def today(self) -> int:
+        """Return the days since the epoch, UTC."""
+        return int(self._clock.wall() // DAY_S)
+
     # several processes
 
-    def hear(self, source: str, tenant: str, totals: TenantTotals, *, near: bool) -> None:
-        """Take over what `source` tells: another process of this router (`near`), or another router."""
-        self._open(tenant).hear(source, totals, near, self._clock.now())
-        self._changed.add((tenant, source))
+    def hear(self, source: str, tenant: str, totals: TenantTotals) -> None:
+        """Take over what the process `source` reports."""
+        account = self._open(tenant)
+        account.hear(source, totals, self._clock.now())
+        account.spending.pop(self.owner, None)  # of the one before that has the file: it is in this process's books
 
     def forget(self, source: str) -> None:
         """End the open requests of a process that is gone or silent. What it charged and spent remains."""
-        for tenant, account in self._accounts.items():
+        for account in self._accounts.values():
             if (heard := account.heard.get(source)) is not None:
                 heard.forget_open()
-                self._changed.add((tenant, source))
 
-    def totals(self, tenant: str, *, without: str | None = None, near_only: bool = False) -> TenantTotals:
-        """Return what to tell of a tenant: to the source `without` what all others did, or with `near_only` what this
-        router did.
+    def hand_over(self, tenant: str, spent: TokenCounts) -> None:
+        """Leave what a tenant has spent here today to the process that writes it to the file and reports it, too."""
+        if (account := self._accounts.get(tenant)) is not None:
+            account.spent.subtract(spent)
+            self._changed.add(tenant)
+
+    def adopt(self, owner: str, spent: Mapping[str, TokenCounts]) -> None:
+        """Go on from a file that `owner` has written, with what tenants have spent today by it: report that too from
+        now on, in the place of the process that did.
         """
-        account = self._open(tenant)
-        return account.totals(self.owner, self._clock.now(), without=without, near_only=near_only)
+        self.owner = owner
+        self._changed.update(self._accounts)
+        for account in self._accounts.values():
+            account.spending.pop(owner, None)
+        for tenant, tokens in spent.items():
+            self.restore(tenant, tokens)
+
+    def totals(self, tenant: str) -> TenantTotals:
+        """Return what this process reports of a tenant."""
+        return self._open(tenant).totals(self.owner, self._clock.now())
 
     def tenants(self) -> list[str]:
         """Return the tenants with an account."""
         return list(self._accounts)
 
-    def take_changed(self) -> set[tuple[str, str | None]]:
-        """Return the tenants whose totals have changed since the last call, each with the source that told of it, None
-        for this process.
-        """
+    def take_changed(self) -> set[str]:
+        """Return the tenants that this process has charged, or given back, since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
-    def _today(self) -> int:
-        return int(self._clock.wall() // DAY_S)
-
     def _open(self, tenant: str) -> Account:
         """Return the account of a tenant, which begins if there is none."""
-        day = self._today()
+        day = self.today()
         if (account := self._accounts.get(tenant)) is not None:
             account.turn_to(day)
             return account

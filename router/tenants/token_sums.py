@@ -1,4 +1,4 @@
-"""Sums of tokens that change with every request, and their price. `TokenCounts` are what is told of them."""
+"""Sums of tokens that change with every request, and their price. `TokenCounts` are what is reported of them."""
 
 from __future__ import annotations
 

@@ -23,6 +23,9 @@ class UsageBook:
     def __init__(self) -> None:
         self._sums: dict[UsageKey, _Sums] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
     def add_request(self, key: UsageKey, tokens: TokenCounts, gpu_s: float) -> None:
         """Add a request that ended."""
         sums = self._find(key)

@@ -23,14 +23,14 @@ from typing import Any
 
 import uvloop
 
+from router.control.peers.messages import SessionMoved
 from router.control.process import tune_interpreter
-from router.control.workers.messages import SessionMoved
 from router.kvcache.events import BlocksStored, EngineHash, EventBatch, TargetId, Tier
 from router.lab.local_stack.preflight import free_ports
 from tests.bench import routers
 from tests.bench.figures import Bar, Line
 from tests.bench.row import BenchRun, NotMeasured, Row
-from tests.router.control.replicas.replica import Replica
+from tests.router.control.peers.replica import Replica
 
 REQUESTS_PER_S, PEERS, BLOCKS = 1000, 3, 1_000_000
 SHARE_BAR, START_BAR_S = 0.05, 2.0
@@ -41,9 +41,11 @@ START_S = 60.0
 TARGETS, BLOCK_TOKENS, EVENT_BLOCKS = 8, 16, 1000
 
 
-async def load(replica: Replica, requests_per_s: int, seconds: float) -> None:
-    """Begin, answer and end requests at a steady rate; each lasts ten ticks."""
+async def load(replica: Replica, requests_per_s: int, seconds: float, *, shared: bool = True) -> None:
+    """Begin, answer and end requests at a steady rate; each lasts ten ticks. `shared`: they are published."""
     loop = asyncio.get_running_loop()
+    report_load = replica.exchange.report_load if shared else lambda target: None
+    share = replica.exchange.share if shared else lambda message: None
     began, running = loop.time(), []
     for tick in count(1):
         for n in range(round(requests_per_s * TICK_S)):
@@ -51,14 +53,14 @@ async def load(replica: Replica, requests_per_s: int, seconds: float) -> None:
             assert target is not None
             booking = target.load_book.book(400, 1600)
             running.append((tick, target, booking))
-            replica.leader.report_load(target.id)
-            replica.leader.send(SessionMoved(False, "m", f"{tick * n % 4096:032x}", target.id))
+            report_load(target.id)
+            share(SessionMoved(False, "m", f"{tick * n % 4096:032x}", target.id, loop.time()))
         while running and running[0][0] <= tick - 10:
             _, target, booking = running.pop(0)
             booking.on_first_byte()
-            replica.leader.report_load(target.id)
+            report_load(target.id)
             booking.release()
-            replica.leader.report_load(target.id)
+            report_load(target.id)
         if (due_s := began + tick * TICK_S - loop.time()) > 0:
             await asyncio.sleep(due_s)
         if loop.time() - began > seconds:
@@ -69,18 +71,18 @@ async def exchange(number: int, ports: list[int], requests_per_s: int, seconds: 
     """Return CPU seconds per second of this router, without and with its peers, and what it has received."""
     peers = [f"127.0.0.1:{port}" for port in ports]
     alone = Replica("alone", 0, peers, engines=ENGINES)
-    alone.leader._replicas = None
     tune_interpreter()  # as a router's process is
     used = []
     for replica in (alone, Replica(f"run{number}", ports[number], peers, engines=ENGINES)):
         if replica is not alone:
-            await replica.exchange.start()
+            await replica.start()
             async with asyncio.timeout(START_S):
                 while sum(report.up for report in replica.exchange.describe()) < len(peers) - 1:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
-        await load(replica, requests_per_s, WARM_UP_S)
+        shared = replica is not alone
+        await load(replica, requests_per_s, WARM_UP_S, shared=shared)
         before, began = time.process_time(), time.perf_counter()
-        await load(replica, requests_per_s, seconds)
+        await load(replica, requests_per_s, seconds, shared=shared)
         used.append((time.process_time() - before) / (time.perf_counter() - began))
     reports = [report for report in replica.exchange.describe() if not report.own]
     found = {
@@ -94,7 +96,7 @@ async def exchange(number: int, ports: list[int], requests_per_s: int, seconds: 
     }
     if number:  # until the first router has measured
         await load(replica, requests_per_s, WARM_UP_S)
-    await replica.exchange.close()
+    await replica.close()
     return found
 
 
@@ -104,10 +106,10 @@ async def donate(ports: list[int], blocks: int) -> None:
     for name in ENGINES[:TARGETS]:
         donor.join(name, streamed=True)
         fill(donor, TargetId(f"{name}/0"), blocks // TARGETS)
-    await donor.exchange.start()
+    await donor.start()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    await donor.exchange.close()
+    await donor.close()
 
 
 def fill(replica: Replica, target: TargetId, blocks: int) -> None:
@@ -128,12 +130,12 @@ async def learn(ports: list[int]) -> dict[str, float]:
     """Return the seconds until this router has taken over what the other one knows, its CPU time, and its blocks."""
     router = Replica("starting", ports[1], [f"127.0.0.1:{port}" for port in ports], engines="")
     began, used = time.perf_counter(), time.process_time()
-    await router.exchange.start()
+    await router.start()
     took_s, used = time.perf_counter() - began, time.process_time() - used
     for name in ENGINES[:TARGETS]:
         router.join(name, streamed=True)
     blocks = sum(router.core.indexer.copies(tier).held for tier in Tier)
-    await router.exchange.close()
+    await router.close()
     return {"seconds": took_s, "cpu_seconds": used, "blocks": blocks}
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -19,15 +20,17 @@ from tests.fakes.gateway import Choice, Gateway
 HOST = "127.0.0.1"
 READ_TIMEOUT_S = 60.0
 LONGEST_BYTES = 1 << 24
+UNASSIGNED = 20_000, 32_000
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    held = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """Ports that nobody listens on, below those that the system gives to whoever asks for any."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(*UNASSIGNED)
+        with suppress(OSError), socket.create_server((HOST, port)):
+            found.append(port)
+    return found
 
 
 def body_of(tokens: int, *, stream: bool) -> bytes:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.e2e.chats import Said
 from tests.e2e.conftest import Json, RouterProcess
-from tests.e2e.workers import alive, all_up, nothing_under_way, run_of, say
-from tests.fakes.engines import engine, eventually
+from tests.e2e.workers import all_up, nothing_under_way, run_of, say
+from tests.fakes.engines import engine
 from tests.patience import PATIENCE_S
 
 SLOW = {"block_tokens": 16, "blocks": 40, "decode_ms_per_token": 1000.0}  # 640 tokens; an answer takes minutes
@@ -147,22 +147,26 @@ async def test_a_killed_worker_gives_back_what_its_sessions_held(router_process,
         await until(lambda: nobody_known(r))
 
 
-async def test_without_the_leader_nobody_waits_for_ever(router_process, fleet_config) -> None:
+async def test_when_the_worker_that_decides_is_killed_the_next_one_goes_on(router_process, fleet_config) -> None:
+    """The other worker's sessions keep their places, and those of them that wait go on waiting, until there is room."""
     async with routed(router_process, fleet_config, 2) as r, connections(r, 6) as clients:
-        leader, follower = await all_up(r)
-        talks = [talk(clients[follower["run"]][number], f"session {number}") for number in range(6)]
+        deciding, other = await all_up(r)
+        assert deciding["on_duty"]
+        talks = [talk(clients[other["run"]][number], f"session {number}") for number in range(6)]
         async with talking(talks):
             await until(lambda: all_here(r, 6))
             queued = await waiting(r)
             assert queued > 0
-            os.kill(leader["pid"], signal.SIGKILL)
-            await eventually(lambda: sum(each.done() for each in talks) == queued)
-            ended = await asyncio.gather(*(each for each in talks if each.done()), return_exceptions=True)
-            answered = [said for said in ended if isinstance(said, Said)]
-            assert {(said.status, said.error and said.error["code"]) for said in answered} == {(503, "stopping")}
-            assert all(said.headers["retry-after"] == "1" for said in answered)
-            assert all(isinstance(said, Said | httpx.TransportError) for said in ended)  # or cut, on a busy machine
-        await eventually(lambda: not alive(follower["pid"]))
+            os.kill(deciding["pid"], signal.SIGKILL)
+            await until(lambda: waits(r, queued))
+            assert not any(each.done() for each in talks)
+            assert [one["on_duty"] for one in await all_up(r, but=[deciding["pid"]])] == [False, True]
+            for each in talks[:-1]:
+                each.cancel()
+            await until(lambda: all_here(r, 1))
+            await until(lambda: waits(r, 0))
+        await until(lambda: nothing_under_way(r))
+        await until(lambda: nobody_known(r))
 
 
 @pytest.mark.parametrize("by", ["leader", "follower"])

@@ -309,7 +309,7 @@ async def test_a_frozen_engine_costs_its_requests_a_deadline_and_then_nothing(ro
         async with beside(crowd([talk, *chats(r, "other", 11)], 1)) as waiting:
             await eventually(lambda: state(r, frozen) is InstanceState.DOWN)
             said = await waiting
-        assert loop.time() - began < 8.0  # less than the client waits, on a machine that is three times slower
+        assert loop.time() - began < PATIENCE_S / 2  # the client waits for `PATIENCE_S`; alone it takes 2 s
         late = [one for one in said if not one.ok]
         assert said[0] in late
         assert {one.status for one in late} == {504}

@@ -61,7 +61,7 @@ async def test_a_new_process_takes_over_under_load(router_process, fleet_config)
                     await streaming
                     await replaced(load, old)
                     await load.stop()
-                    assert old.errors + new.errors == []
+                    assert old.errors + new.errors == [], (old.log + new.log).decode()[-9000:]
             assert load.failures == []
             assert len(load.answers) >= 2
             assert min(load.pages.values()) > 10
@@ -79,7 +79,7 @@ async def test_workers_take_over_from_workers(router_process, fleet_config) -> N
                 await replaced(load, old)
                 await all_up(new)
                 await load.stop()
-                assert old.errors + new.errors == []
+                assert old.errors + new.errors == [], (old.log + new.log).decode()[-9000:]
             assert load.failures == []
 
 
@@ -100,7 +100,7 @@ async def test_a_picker_takes_over_from_a_picker(router_process, fleet_config) -
                     before = load.choices.total()
                     await eventually(lambda: load.choices.total() > before + 20 or load.failures)
                     await load.stop()
-                    assert old.errors + new.errors == []
+                    assert old.errors + new.errors == [], (old.log + new.log).decode()[-9000:]
             assert load.failures == []
             assert len(load.choices) == 2
 
@@ -156,7 +156,7 @@ async def test_a_pod_that_another_one_replaces_loses_nothing(router_process, fle
                 old.process.send_signal(signal.SIGTERM)
                 await replaced(load, old)
                 await load.stop()
-                assert old.errors + new.errors == []
+                assert old.errors + new.errors == [], (old.log + new.log).decode()[-9000:]
         assert load.failures == []
         assert len(load.answers) == 2
 
@@ -244,7 +244,7 @@ async def ended_while_streaming(old: RouterProcess, port: int) -> None:
     """A stream that begins before another process takes over, and ends after it."""
     await eventually(lambda: b"a new process has the listening sockets" in old.log, STOP_S)
     connection = await Connection.open(port)
-    async with beside(connection.ask("POST", PATH, body_of(800, stream=True))) as streaming:
+    async with beside(connection.ask("POST", PATH, body_of(4_000, stream=True))) as streaming:
         await eventually(lambda: b"stopping: requests in progress" in old.log, STOP_S)
         assert not streaming.done()
         await streaming

@@ -54,7 +54,7 @@ async def ask(router: Router, path: str = COMPLETIONS, key: str = "k", **fields:
 
 
 def ledger(router: Router) -> Any:
-    return router.app._metering._ledger
+    return router.app._metering.ledger
 
 
 def idle(router: Router) -> bool:

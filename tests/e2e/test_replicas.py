@@ -83,6 +83,48 @@ async def test_two_routers_decide_on_the_same_load_sessions_and_drains(router, s
         assert await one.metric("warmroute_replica_bytes_total", direction="received") > 0
 
 
+async def test_a_split_of_a_model_is_counted_at_both_routers_and_a_canary_that_fails_is_out_at_both(
+    router, settings
+) -> None:
+    arms = {"stable": {"model": MODEL, "share": 50}, "canary": {"model": "other", "share": 50}}
+    guard = {"metric": "error_rate", "min_units": 5, "alpha": 0.05}
+    models = {"chat": {"split": arms, "experiment": {"observe_s": 0.1, "guard": guard}}}
+    mine, theirs = settings(2)
+    async with (
+        engine() as a,
+        engine(model="other") as b,
+        router([a, b], models=models, replicas=mine) as one,
+        router([a, b], models=models, replicas=theirs) as other,
+    ):
+        both = (one, other)
+        await eventually(lambda: all_heard(*both))
+        for number in range(20):  # each session at both
+            assert (await say(both[number % 2].http, "hello", session=f"s{number // 2}", model="chat")).status == 200
+        for each in both:
+            await eventually(
+                lambda each=each: sum(arm.requests for arm in split_of(each).experiment.report().arms) == 20
+            )
+        b.faults(error_rate=1.0)
+        number = 0
+        while not all(split_of(each).rolled_back for each in both):
+            assert number < 2000
+            await say(both[number % 2].http, "hello", session=f"t{number // 2}", model="chat")
+            number += 1
+        assert [split_of(each).rolled_back for each in both] == [{"canary"}, {"canary"}]
+        for each in both:
+            await eventually(lambda each=each: rollbacks_of(each))
+
+
+def split_of(router: Router) -> Any:
+    (split,) = router.app._splits
+    return split
+
+
+def rollbacks_of(router: Router) -> list[Any]:
+    """The entries of rollbacks in a router's audit log, its own and the other's."""
+    return [entry for entry in router.app._control.audit.latest() if entry.what == "rollback of model chat"]
+
+
 async def test_a_router_of_several_workers_is_one_replica_and_nothing_of_it_is_left_when_it_is_killed(
     router, router_process, fleet_config, settings
 ) -> None:

@@ -51,7 +51,7 @@ class Clients:
         for _ in range(TRIES):
             client = await self._opened.enter_async_context(self._router.client(limits=httpx.Limits(max_connections=1)))
             said = await say(client, "which worker are you?")
-            assert said.status == 200, said
+            assert said.status == 200, (said, self._router.log.decode()[-6000:])
             self.by_run.setdefault(run_of(said), client)
             if self.by_run.keys() == wanted:
                 return self

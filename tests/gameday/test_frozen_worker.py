@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from router.control.workers.leader import MISSED_PINGS, PING_PAUSE_S, PING_TIMEOUT_S
+from router.control.workers.supervisor import MISSED_PINGS, PING_PAUSE_S, PING_TIMEOUT_S
 from tests.e2e.workers import Clients, all_up, workers
 from tests.fakes.engines import INSTANT, engine
 

@@ -87,12 +87,10 @@ CASES: dict[str, Json] = {
     ]}},
     "envoy": ENGINES | {"mode": "envoy"},
     "envoy, conforming": ENGINES | {"mode": "envoy", "envoy": {"profile": "conforming", "port": 8443}},
-    "envoy, everything": merge(EVERYTHING, {"mode": "envoy", "config": {"workers": 1}}),
+    "envoy, everything": merge(EVERYTHING, {"mode": "envoy"}),
     "gateway": ENGINES | {"mode": "gateway"},
     "gateway, a pool that exists": {"mode": "gateway", "inferencePool": {"create": False, "name": "qwen"}},
-    "gateway, everything": merge(
-        EVERYTHING, {"mode": "gateway", "config": {"workers": 1}, "engines": {"namespace": ""}}
-    ),
+    "gateway, everything": merge(EVERYTHING, {"mode": "gateway", "engines": {"namespace": ""}}),
     "a proxy over a pool": {"config": {"fleet": {"kubernetes": {"inference_pool": "qwen"}}}},
     "a selector of one's own": {"config": {"fleet": {"kubernetes": {"selector": "model in (a, b)"}}}},
 }  # fmt: skip
@@ -219,7 +217,6 @@ def test_everything_reaches_the_configuration(chart: Helm) -> None:
         ({"config": {"limits": {"grace_s": "1m"}}}, "at '/config/limits/grace_s': got string, want number"),
         ({"policies": {"mine": {"scorers": []}}}, "at '/policies/mine/scorers': minItems: got 0, want 1"),
         ({"tokenizers": [{"path": "/m"}]}, "at '/tokenizers/0': missing property 'model'"),
-        ({"mode": "envoy", "config": {"workers": 2}}, "config.workers: an endpoint picker is one process"),
         (
             {"mode": "envoy", "config": {"fleet": {"kubernetes": {"scheme": "https"}}}},
             "mode envoy reaches engines by http",

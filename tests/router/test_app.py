@@ -14,7 +14,8 @@ from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
 from router.clock import ManualClock
 from router.config import schema
 from router.config.sections.discovery import DnsConfig
-from router.control.replicas.connect import build_replica_discovery
+from router.control.key_secret import resolve_key_secret
+from router.control.peers.connect import build_replica_discovery
 from router.errors import ConfigError
 from router.fleet.engine_facts import ModelCard
 from router.kvcache.block_keys import Keyring
@@ -27,7 +28,6 @@ from router.wiring import (
     build_scheduler,
     build_tokenization,
     choose_seed,
-    resolve_key_secret,
 )
 from tests.fakes.engines import eventually
 from tests.paths import TOKENIZER

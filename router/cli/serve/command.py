@@ -17,7 +17,7 @@ from router.cli.terminal.logs import log_to_stderr
 from router.errors import ConfigError, WarmrouteError
 
 if TYPE_CHECKING:
-    from router.app import App
+    from router.cli.serve.run import Router
     from router.config.schema import Config
     from router.config.sections.local_stack import EmbeddedFleetConfig
     from router.lab.emulator.options import EngineOptions
@@ -69,7 +69,7 @@ TAKE_OVER = typer.Option(
     help="replace the router that runs at this address, if there is one: it stops when this one is ready",
 )
 TakeOverOption = Annotated[bool, TAKE_OVER]
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="processes on the public port, replaces `workers`")]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="processes that answer requests, replaces `workers`")]
 LogOption = Annotated[
     Path | None, typer.Option("--decision-log", help="folder for a log of every decision", file_okay=False)
 ]
@@ -100,6 +100,7 @@ def picker(
     policy: PolicyOption = None,
     port: PortOption = None,
     admin_port: AdminPortOption = None,
+    workers: WorkersOption = None,
     take_over: TakeOverOption = False,
 ) -> None:
     """Run the endpoint picker of a gateway (Envoy ext_proc); the public port serves /health, /ready and /metrics."""
@@ -108,7 +109,7 @@ def picker(
     from router.cli.serve.run import serve_router
     from router.config.sections.listeners import PickerConfig
 
-    settings = _override(_settings_of([], config, []), policy, port, admin_port, 1)
+    settings = _override(_settings_of([], config, []), policy, port, admin_port, workers)
     settings = settings.model_copy(update={"picker": settings.picker or PickerConfig()})
     log_to_stderr(settings.log.level, settings.log.format, access=settings.log.access)
     uvloop.run(serve_router(settings, file=config, only_picker=True, take_over=take_over))
@@ -191,18 +192,9 @@ def _override(
     admin_port: int | None = None,
     workers: int | None = None,
 ) -> Config:
-    """Return `settings` with what the command line says instead. Raises ConfigError for an unknown policy, and for
-    workers beside a picker or a split of a model.
-    """
+    """Return `settings` with what the command line says instead. Raises ConfigError for an unknown policy."""
     from router.config.reader import select_policy
-    from router.config.schema import ONE_LOADING_PROCESS, ONE_PICKER_PROCESS, ONE_SPLIT_PROCESS
 
-    if settings.picker is not None and (workers or 1) > 1:
-        raise ConfigError(f"--workers: {ONE_PICKER_PROCESS}")
-    if settings.splits_models and (workers or 1) > 1:
-        raise ConfigError(f"--workers: {ONE_SPLIT_PROCESS}")
-    if settings.adapters and (workers or 1) > 1:
-        raise ConfigError(f"--workers: {ONE_LOADING_PROCESS}")
     changes: dict[str, object] = {} if workers is None else {"workers": workers}
     if port is not None:
         changes["listen"] = settings.listen.model_copy(update={"port": port})
@@ -244,8 +236,8 @@ async def _serve_stack(settings: Config, running: RunningStack, file: Path) -> N
         raise failed.exceptions[0] from None
 
 
-def _print_first_steps(app: App, model: str) -> None:
-    sys.stdout.write(FIRST_STEPS.format(port=app.port, admin=app.admin_port, model=model))
+def _print_first_steps(router: Router, model: str) -> None:
+    sys.stdout.write(FIRST_STEPS.format(port=router.port, admin=router.admin_port, model=model))
     sys.stdout.flush()
 
 

@@ -11,9 +11,10 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
-from router.app import POLL_S, STOP_IDLE_S, App
 from router.cli.terminal.output import describe_build
+from router.clock import SystemClock
 from router.config import schema
 from router.config.exposure import list_exposures
 from router.control.handover import Predecessor, SocketGiver, find_predecessor
@@ -24,14 +25,47 @@ from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.app")
 
+POLL_S = 0.02
+STOP_IDLE_S = 1.0  # for a client that is between two requests, to send one more and learn that it is the last
 HOLD_S = 30.0  # for a process with passed sockets to find an engine that is ready; then it answers 503 as any other
 TAKE_OVER_S = 120.0  # for one that takes over; then the running router goes on
 HANDOVER_IDLE_S = 5.0  # as `STOP_IDLE_S`, for a process that nobody waits for
 
 
+class Router(Protocol):
+    """A router of one process (`App`) or of several (`Supervisor`)."""
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def admin_port(self) -> int: ...
+
+    @property
+    def metrics_port(self) -> int: ...
+
+    def unready_reason(self) -> str | None: ...
+
+    async def start(self, *, hold: bool = False, join: bool = True) -> None: ...
+
+    async def open(self) -> None: ...
+
+    async def join_replicas(self) -> None: ...
+
+    async def save_index(self) -> None: ...
+
+    async def hand_over(self) -> None: ...
+
+    def reload(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    async def stop(self, idle_s: float = 0.0) -> None: ...
+
+
 async def serve_router(
     config: schema.Config,
-    when_ready: Callable[[App], None] = lambda app: None,
+    when_ready: Callable[[Router], None] = lambda router: None,
     file: Path | None = None,
     *,
     only_picker: bool = False,
@@ -48,7 +82,7 @@ async def serve_router(
     predecessor = find_predecessor(config.listen.host, config.listen.port) if take_over else None
     passed = take_passed_sockets(os.environ, os.getpid())
     sockets = ListeningSockets(predecessor.sockets if predecessor is not None else passed)
-    app = App(config, file=file, only_picker=only_picker, sockets=sockets)
+    app = _build_router(config, file, sockets, only_picker=only_picker)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -79,8 +113,19 @@ async def serve_router(
     await app.stop(HANDOVER_IDLE_S if giver.released.is_set() else STOP_IDLE_S)
 
 
+def _build_router(config: schema.Config, file: Path | None, sockets: ListeningSockets, *, only_picker: bool) -> Router:
+    """Return the router in this process, or the supervisor of its workers, which loads nothing of a router."""
+    if config.workers > 1:
+        from router.control.workers.supervisor import Supervisor
+
+        return Supervisor(config, file, SystemClock(), only_picker=only_picker, sockets=sockets)
+    from router.app import App
+
+    return App(config, file=file, only_picker=only_picker, sockets=sockets)
+
+
 async def _open_when_ready(
-    app: App, sockets: ListeningSockets, stop: asyncio.Event, predecessor: Predecessor | None
+    app: Router, sockets: ListeningSockets, stop: asyncio.Event, predecessor: Predecessor | None
 ) -> None:
     """Accept connections, which another process may be accepting until then, once this one can serve them. Raises
     ConfigError for passed sockets that no listener has, and WarmrouteError when a predecessor has to go on.
@@ -97,7 +142,7 @@ async def _open_when_ready(
         async with asyncio.timeout(hold_s):
             while app.unready_reason() is not None and not stop.is_set():  # noqa: ASYNC110  many causes, one answer
                 await asyncio.sleep(POLL_S)
-    reason = "it was told to stop" if stop.is_set() else app.unready_reason()
+    reason = "it had to stop" if stop.is_set() else app.unready_reason()
     if predecessor is None:
         await app.open()
         return
@@ -111,7 +156,7 @@ async def _open_when_ready(
     log.info("took over from the router that ran here, which finishes its requests")
 
 
-async def _call_when_ready(app: App, callback: Callable[[App], None]) -> None:
+async def _call_when_ready(app: Router, callback: Callable[[Router], None]) -> None:
     while app.unready_reason() is not None:  # noqa: ASYNC110  many causes, one answer
         await asyncio.sleep(POLL_S)
     callback(app)

@@ -43,7 +43,7 @@ def simulate(
     admission: bool = Option(False, "--admission", help="new sessions wait until the caches have room"),
     lags: str = Option("50:250", help="ms from a cached block to the index, and between two polls"),
     routers: str = Option("1", help="numbers of routers in front of the fleet, as 1,2,4"),
-    exchange: str = Option("1", help="what several routers tell each other: off or DELAY_MS[:LOST_PERCENT], as off,1"),
+    exchange: str = Option("1", help="what several routers exchange: off or DELAY_MS[:LOST_PERCENT], as off,1"),
     sticky: bool = Option(False, "--sticky", help="a session's requests come to one router, else to any"),
     trouble: str = Option("off", help="off, or names or files of faults, as off,slow,dies"),
     seeds: int = Option(1, min=1, help="runs of each cell, each with its own seed"),

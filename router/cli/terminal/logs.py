@@ -51,7 +51,7 @@ class JsonFormatter(logging.Formatter):
 
 def log_to_stderr(level: str, form: str = "text", *, access: bool = False, worker: int | None = None) -> None:
     """Write log lines of this level and above to standard error, as "text" or "json"; with `access` those of requests
-    too. `worker` is the number of a follower's process.
+    too. `worker` is the number of this worker; None: there is one process, or this is the supervisor.
     """
     handler = logging.StreamHandler(sys.stderr)
     origin = "" if worker is None else f"worker {worker}: "

@@ -28,6 +28,6 @@ class ReplicasConfig(Section):
     """environment variable with the secret that all replicas share, of at least 16 characters
     (`openssl rand -hex 32`); nobody can listen or report without it"""
     host: str = "0.0.0.0"
-    """address on which this router hears the others: an IP address, 0.0.0.0 or [::]"""
+    """address on which this router receives from the others: an IP address, 0.0.0.0 or [::]"""
     port: Port = 9004
-    """port on which this router hears the others"""
+    """port on which this router receives from the others"""

@@ -204,13 +204,16 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
 
     @app.get("/admin/workers", dependencies=read)
     async def workers() -> WorkerList:
-        """Return the processes that answer requests: pid, run (the start of its records' ids), policies in force."""
+        """Return the processes that answer requests: pid, run (the start of its records' ids), policies in force, and
+        which one is on duty.
+        """
         return WorkerList.model_validate({"workers": status.describe_workers()})
 
     @app.get("/admin/replicas", dependencies=read)
     async def replicas() -> ReplicaList:
         """Return the routers that share load, sessions and drains with this one: by configured address the run that
-        answers there (the start of its records' ids), whether it is heard, lag and bytes. Empty without `replicas`.
+        answers there (the start of its records' ids), whether frames arrive both ways, lag and bytes. Empty without
+        `replicas`.
         """
         return ReplicaList.model_validate({"replicas": [one._asdict() for one in status.describe_replicas()]})
 

@@ -121,8 +121,8 @@ class LiveFeed:
         finally:
             self._running = None
             self._close_viewers()  # of those who came while this ended, or when composing failed: pages come again
-            if self.status.leader is not None:
-                await self.status.leader.end_flow()
+            if self.status.host_records is not None:
+                await self.status.host_records.end_flow()
 
     def _close_viewers(self) -> None:
         for viewer in self._viewers:
@@ -204,8 +204,8 @@ class _Composer:
             changed["marks"] = marks
         await work.pause()
         updates = {self._status.run_id: await self._own_flow.update()}
-        if self._status.leader is not None:
-            updates |= await self._status.leader.fetch_flow()
+        if self._status.host_records is not None:
+            updates |= await self._status.host_records.update_flow()
         work.begin()
         buckets = self._flow.apply(updates, self._clock.wall() - WINDOW_S)
         changed["flow"] = self._describe_flow(buckets, targets=self._pictures % TARGETS_EVERY == 0)

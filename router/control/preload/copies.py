@@ -77,8 +77,8 @@ def find_missing_copy(
 
 
 class HotCopies:
-    """Looks for a missing copy every second, and makes one at a time. Where several processes or replicas route, one of
-    them does, from its own records (`leads`).
+    """Looks for a missing copy every second, and makes one at a time. Where several processes route, one of them
+    does, from its own records (`leads`).
     """
 
     def __init__(

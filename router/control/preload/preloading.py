@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ from router.control.preload.handoff import HandOff
 from router.control.preload.preloader import Preloader
 from router.control.preload.warmup import WarmUp
 from router.fleet.preload_book import PreloadBook
-from router.telemetry.metrics.snapshot import ReplicaReport
 
 PREFIXES_LISTED = 100
 
@@ -49,8 +47,3 @@ def _describe_counts(counts: dict[tuple[str, str], int]) -> dict[str, dict[str, 
     for (reason, label), count in counts.items():
         found.setdefault(reason, {})[label] = count
     return found
-
-
-def is_first(run: str, replicas: Iterable[ReplicaReport]) -> bool:
-    """Return whether this router, whose run is `run`, is the first by the id of all replicas that are heard."""
-    return all(one.own or one.run is None or one.last_heard_s is None or run < one.run for one in replicas)

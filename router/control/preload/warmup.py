@@ -4,8 +4,8 @@ The plan (`plan.py`) is made as soon as the engine's block size is known, for ea
 their own. A drained engine, as in a rollout, gets its prefixes as fast as it computes them; one that gets requests, by
 and by, within the budget of all preloading.
 
-Where several processes or replicas route, one of them warms, from its own records: the leader of the replica with the
-first id (`leads`).
+Where several processes route, one of them warms, from its own records: the worker on duty of the host with the first
+id (`leads`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from router.telemetry.recent_records import RecentRecords
 log = logging.getLogger("warmroute.preload")
 
 POLL_S = 0.05
-FACTS_S = 5.0  # in which an engine tells its block size and capacity, or is warmed without
+FACTS_S = 5.0  # in which an engine reports its block size and capacity, or is warmed without
 CACHE_SHARE = 0.5  # of a target's cache that is filled ahead, at most
 
 
@@ -99,7 +99,7 @@ class WarmUp:
             )
 
     async def _wait_for_facts(self, instance: Instance) -> None:
-        """Wait until block size and capacity are known: events tell the first before the metrics page tells both."""
+        """Wait until block size and capacity are known: events have the first before the metrics page has both."""
         give_up_at = self._clock.now() + FACTS_S
         while self._clock.now() < give_up_at:
             targets = instance.targets.values()

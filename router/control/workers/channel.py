@@ -1,65 +1,60 @@
-"""A message channel between two workers: one end of a Unix socket pair.
-
-The first message after a pause is written in the next turn of the event loop; later ones are gathered for `GATHER_S`.
-A quiet router sends at once, and a busy one writes a few hundred times a second whatever the request rate: gathering
-for 1 ms cost 20 us per request, for 3 ms a quarter of that. A peer that stops reading is disconnected before the
-messages that wait for it fill the memory.
-"""
+"""The channel between the supervisor and a worker: one end of a Unix socket pair each."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import cast
 
 import msgspec
 
-from router.control.workers import messages
-from router.control.workers.messages import AnyMessage, Message
-from router.control.workers.outbox import Outbox, ShareOf
+from router.control.workers.messages import (
+    AnswerMessage,
+    AnyMessage,
+    AskMessage,
+    FrameReader,
+    Query,
+    WorkerMessage,
+    encode_messages,
+)
+from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.workers")
 
-GATHER_S = 0.005
-MAX_UNSENT_BYTES = 256 * 1024 * 1024
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
 OnMessage = Callable[[AnyMessage], None]
+OnQuery = Callable[[Query, str], Awaitable[bytes]]
 
 
 class Channel(asyncio.Protocol):
-    """Calls `on_message` with each message of the peer, in order, and `on_close` once when the peer is gone."""
+    """Calls `on_message` with each message of the other end, in order, `on_query` for each query, and `on_close` once
+    when the other end is gone.
+    """
 
-    def __init__(self, on_message: OnMessage, on_close: Callable[[], None], share_of: ShareOf) -> None:
+    def __init__(self, on_message: OnMessage, on_query: OnQuery, on_close: Callable[[], None], tasks: Tasks) -> None:
         self._on_message = on_message
+        self._on_query = on_query
         self._on_close = on_close
-        self._loop = asyncio.get_running_loop()
-        self._outbox = Outbox(share_of, self._wake)
-        self._frames = messages.FrameReader()
+        self._tasks = tasks
+        self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._queries: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count()
-        self._sent_at = -GATHER_S
-        self.report_load = self._outbox.report_load
-        self.send: Callable[[Message], None] = self._outbox.send
 
-    @classmethod
-    async def open(
-        cls, sock: socket.socket, on_message: OnMessage, on_close: Callable[[], None], share_of: ShareOf
-    ) -> Channel:
-        channel = cls(on_message, on_close, share_of)
-        await channel._loop.create_unix_connection(lambda: channel, sock=sock)
-        return channel
+    async def open(self, sock: socket.socket) -> None:
+        """Use this end of a socket pair."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
-    async def ask(self, query: messages.Query, argument: str = "", timeout_s: float = 2.0) -> bytes | None:
-        """Return the peer's answer; None when it does not come in time or the peer is gone."""
+    async def ask(self, query: Query, argument: str = "", timeout_s: float = 2.0) -> bytes | None:
+        """Return the reply of the other end; None when it does not come in time or the other end is gone."""
         number = next(self._numbers)
-        answer: asyncio.Future[bytes] = self._loop.create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._queries[number] = answer
-        self.send(messages.AskMessage(number, query, argument))
-        self.flush()
+        self.send(AskMessage(number, query, argument))
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer
@@ -68,20 +63,17 @@ class Channel(asyncio.Protocol):
         finally:
             del self._queries[number]
 
-    def flush(self) -> None:
-        """Write the gathered messages now."""
-        gathered = self._outbox.take()
-        if self._transport is None or not gathered:
+    def send(self, message: WorkerMessage) -> None:
+        """Send a message. An end that stops reading is cut off before the messages for it fill the memory."""
+        if self._transport is None:
             return
-        self._sent_at = self._loop.time()
-        self._transport.write(messages.encode_frame(gathered))
+        self._transport.write(encode_messages([message]))
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            log.error("worker channel: the peer does not read its messages; closing the channel")
+            log.error("worker channel: the other end does not read its messages; closing the channel")
             self._transport.abort()
 
     def close(self) -> None:
-        """Write the gathered messages, then close."""
-        self.flush()
+        """Close the channel when everything is written."""
         if self._transport is not None:
             self._transport.close()
 
@@ -93,12 +85,16 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._frames.feed(data):
-                if isinstance(message, messages.AnswerMessage):
-                    self._on_answer(message)
-                else:
-                    self._on_message(message)
+                match message:
+                    case AskMessage():
+                        self._tasks.spawn("answer", self._answer(message))
+                    case AnswerMessage(number, payload):
+                        if (answer := self._queries.get(number)) is not None and not answer.done():
+                            answer.set_result(payload)
+                    case _:
+                        self._on_message(message)
         except msgspec.DecodeError:
-            log.exception("worker channel: the peer sent an unknown message; closing the channel")
+            log.exception("worker channel: an unknown message came; closing the channel")
             if self._transport is not None:
                 self._transport.abort()
 
@@ -109,16 +105,5 @@ class Channel(asyncio.Protocol):
                 answer.set_exception(ConnectionError())
         self._on_close()
 
-    # parts of the above
-
-    def _on_answer(self, message: messages.AnswerMessage) -> None:
-        answer = self._queries.get(message.number)
-        if answer is not None and not answer.done():
-            answer.set_result(message.payload)
-
-    def _wake(self) -> None:
-        due_s = self._sent_at + GATHER_S - self._loop.time()
-        if due_s <= 0:
-            self._loop.call_soon(self.flush)
-        else:
-            self._loop.call_later(due_s, self.flush)
+    async def _answer(self, message: AskMessage) -> None:
+        self.send(AnswerMessage(message.number, await self._on_query(message.query, message.argument)))

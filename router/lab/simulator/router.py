@@ -58,8 +58,8 @@ class SimulatedTurn(NamedTuple):
 
 
 class SimulatedRouter:
-    """One router of a scenario; its admission control covers its share of the fleet's memory. `exchange` tells it what
-    the others do; None: nothing does. `tenants`: clients say who they are.
+    """One router of a scenario; its admission control covers its share of the fleet's memory. `exchange` reports
+    what the others do; None: nothing does. `tenants`: clients say who they are.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class EventLags:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLink:
-    """The way between two routers that tell each other what they book and where sessions go."""
+    """The way between two routers that exchange what they book and where sessions go."""
 
     delay_s: float = 0.001
     lost: float = 0.0  # share of frames
@@ -90,7 +90,7 @@ class Scenario:
     lags: EventLags = EventLags()
     trouble: Trouble = Trouble()
     routers: int = 1  # routers in front of the fleet; each request comes to one of them by chance
-    exchange: ReplicaLink | None = None  # between those; None: they tell each other nothing
+    exchange: ReplicaLink | None = None  # between those; None: they exchange nothing
     sticky: bool = False  # all requests of a session come to the same router
     max_queued: int | None = None  # waiting requests at which an engine refuses more, so that another is tried
     prefills: int = 0  # instances that only prefill; the others only decode

@@ -135,7 +135,7 @@ def _fleets(spec: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
 
 
 def _fronts(spec: SweepSpec, instances: int) -> list[tuple[int, str]]:
-    """Return numbers of routers, each with what they tell each other; nothing where there is one."""
+    """Return numbers of routers, each with what they exchange; nothing where there is one."""
     counts = [options.parse_whole("--routers", text) for text in options.parse_list("--routers", spec.routers)]
     if max(counts) > instances:
         raise ConfigError(f"--routers: {max(counts)} routers for {instances} instances; give at most {instances}")
@@ -144,7 +144,7 @@ def _fronts(spec: SweepSpec, instances: int) -> list[tuple[int, str]]:
         options.parse_exchange(text)
     if spec.admission and max(counts) > 1 and not spec.sticky:
         raise ConfigError(
-            "--admission: simulated routers do not tell each other which sessions they admitted; "
+            "--admission: simulated routers do not exchange which sessions they admitted; "
             "give --sticky, so that all requests of a session come to the same one"
         )
     return [(count, text) for count in counts for text in (exchanges if count > 1 else [options.OFF])]

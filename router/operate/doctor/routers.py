@@ -107,7 +107,7 @@ def check_workers(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_replicas(subject: Subject) -> Iterator[FleetFinding]:
-    """The routers in front of the same engines hear each other and agree."""
+    """The routers in front of the same engines reach each other and agree."""
     for router in subject.routers:
         for other in router.replicas:
             yield from _judge_replica(router.url, other)
@@ -118,12 +118,17 @@ def _judge_replica(url: str, other: Json) -> Iterator[FleetFinding]:
     if other["own"]:
         return
     if (address := other["address"]) is None:
-        why, change = "that one hears nothing of this one's load", f"add it to replicas.peers of {url}"
-        yield FleetFinding("fault", f"hears a router (run {other['run']}) that is not in its list", why, change, at)
+        if other.get("last_heard_s") is None:
+            why, change = "neither knows the other's load", "give both the same version"
+            yield FleetFinding("fault", f"a router (run {other['run']}) has another version", why, change, at)
+            return
+        why, change = "that one gets nothing of this one's load", f"add it to replicas.peers of {url}"
+        yield FleetFinding("fault", f"a router (run {other['run']}) sends that is not in its list", why, change, at)
         return
     if not other["up"]:
         heard = other.get("last_heard_s") is not None
-        what = f"hears the router at {address}, and gets no acknowledgements" if heard else f"does not hear {address}"
+        silent = f"receives nothing from {address}"
+        what = f"receives from the router at {address}, and gets no acknowledgements" if heard else silent
         why = "each decides without the other's requests, drains and switches"
         change = f"let both reach the other's replicas.port; the same secret (replicas.secret_env) at {address}"
         yield FleetFinding("fault", what, why, change, at)
@@ -150,5 +155,5 @@ CHECKS = (
     Check("routers.targets", "breakers closed, events trusted, hits predicted", "router", check_targets),
     Check("routers.sources", "the lists of engines are current", "router", check_sources),
     Check("routers.workers", "all workers are up, with the same policies", "router", check_workers),
-    Check("routers.replicas", "replicas hear each other and agree", "router", check_replicas),
+    Check("routers.replicas", "replicas reach each other and agree", "router", check_replicas),
 )

@@ -1,7 +1,7 @@
 """The place of one admitted request, and what admission is told about it: where it was sent, its first byte, its end.
 
 A lease is given back once, whatever ends the request: `with await admission.acquire(...) as lease`. Who gave it, the
-queues of this process or those of the leading worker, is the subclass's matter.
+queues of this process or those of the worker on duty, is the subclass's matter.
 """
 
 from __future__ import annotations

@@ -52,7 +52,11 @@ OnWaitEnd = Callable[[str, QueueName, WaitEnd, float], None]
 
 
 class AdmissionControl(Protocol):
-    """Admits requests: by the queues of this process, or by those of the leading worker."""
+    """Admits requests: by the queues of this process, or by those of the worker on duty."""
+
+    @property
+    def config(self) -> AdmissionConfig:
+        """The settings in force."""
 
     def __iter__(self) -> Iterator[ModelAdmission]:
         """Iterate over the models whose queues are in this process."""
@@ -74,7 +78,7 @@ class AdmissionControl(Protocol):
 
 
 class LeaseListener(Protocol):
-    """Learns what becomes of admitted requests; `router/control/replicas` tells the other routers."""
+    """Learns what becomes of admitted requests; `router/control/peers` publishes it."""
 
     def on_begin(self, model: str, admission: Admission, prefix: PromptPrefix | None) -> int:
         """A request was admitted. Returns a number for it."""
@@ -227,10 +231,12 @@ class AdmissionQueue:
         held: HeldPrefix | None = None,
         prefix: PromptPrefix | None = None,
         claim: Claim = NO_CLAIM,
+        *,
+        listened: bool = True,
     ) -> QueueLease:
         """Wait for admission. Raises `TooBusy` after `max_wait_s`, and for a deadline that cannot be met any more.
         Without `tokens`, `held` may say what instances hold of the prompt. `prefix` None: what it shares with others is
-        unknown.
+        unknown. `listened` False: another process publishes what becomes of the request.
         """
         verdict = self.model_admission.arrive(session, prompt_tokens, tokens, held, claim)
         if self.model_admission.capacity_tokens is None and not self._warned:
@@ -240,7 +246,7 @@ class AdmissionQueue:
                 self.model_admission.model,
             )
         waited_s = await self._wait(verdict.admission) if isinstance(verdict, Queued) else None
-        return QueueLease(self, verdict.admission, waited_s, prefix, self.listener)
+        return QueueLease(self, verdict.admission, waited_s, prefix, self.listener if listened else None)
 
     def hold(
         self, session: bytes | None, prompt_tokens: int | None, prefix: PromptPrefix | None, claim: Claim = NO_CLAIM

@@ -1,7 +1,7 @@
 """Models for which requests wait now, in any worker of this router or of its replicas.
 
-Every worker asks for an instance again and again while requests wait there (`model_waits.py`). Not everybody who starts
-instances is called then: KEDA looks by itself, and what it sees is which models were asked for lately.
+Every worker reports that again and again while requests wait there (`model_waits.py`). Not everybody who starts
+instances is called then: KEDA polls, and what it gets is which models were reported lately.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FORGET_S = 3 * ASK_AGAIN_S  # after the last ask
 
 
 class WaitingModels:
-    """`share(model, waiting)` tells other replicas what is asked for here; `on_begin`: called when requests begin to
+    """`share(model, waiting)` publishes for what requests wait here; `on_begin`: called when requests begin to
     wait for a model.
     """
 
@@ -27,12 +27,12 @@ class WaitingModels:
         self._asked_s: dict[str, float] = {}  # last ask by model, the oldest first
 
     def report(self, model: str, waiting: int) -> None:
-        """Note that requests wait for a model in a worker of this router, and tell the others."""
+        """Note that requests wait for a model in this process, and publish it."""
         self.share(model, waiting)
         self.note(model)
 
     def note(self, model: str) -> None:
-        """Note that requests wait for a model, here or at another replica."""
+        """Note that requests wait for a model, here or at another process."""
         now, begins = self._clock.now(), not self.waits(model)
         self._asked_s.pop(model, None)
         self._asked_s[model] = now

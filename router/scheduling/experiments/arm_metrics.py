@@ -152,7 +152,7 @@ class ArmMetrics:
         self._imbalance = Imbalance()
         self.first_bytes = LatencyHistogram()
         self.last_bytes = LatencyHistogram()
-        self.outputs = LatencyHistogram()  # tokens of answers; not shared with other routers
+        self.outputs = LatencyHistogram()  # tokens of answers
         self.hits = UnitMean()
         self.errors = UnitMean()
 
@@ -167,6 +167,7 @@ class ArmMetrics:
             self.last_bytes.counts(),
             self.hits.counts(),
             self.errors.counts(),
+            self.outputs.counts(),
         )
 
     def plus(self, others: Sequence[MetricCounts]) -> ArmMetrics:
@@ -183,13 +184,14 @@ class ArmMetrics:
             total.last_bytes.add_counts(counts.last_bytes)
             total.hits.add_counts(counts.hits)
             total.errors.add_counts(counts.errors)
+            total.outputs.add_counts(counts.outputs)
         return total
 
     def add_request(self, record: Record) -> None:
         """Add a request that has ended."""
         self.requests += 1
         self.failed += has_failed(record)
-        if (target := record.target) is not None:
+        if target := record.target:  # empty: not known, of a process that is gone
             self._imbalance.add(target)
 
     def add_unit(self, unit: ExperimentUnit) -> None:

@@ -44,6 +44,7 @@ class MetricCounts(msgspec.Struct, frozen=True, array_like=True):
     last_bytes: HistogramCounts
     hits: MeanCounts
     errors: MeanCounts
+    outputs: HistogramCounts
 
 
 class ComparisonCounts(msgspec.Struct, frozen=True, array_like=True):

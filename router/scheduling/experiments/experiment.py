@@ -10,8 +10,8 @@ everything a bet depends on was known before its unit's arm was drawn. The first
 over and each of its requests has ended or is hopelessly late (`LATE` times the first arm's P90), so a hanging one does
 not delay the rest for long.
 
-With several routers in front of the same engines, each counts units of its own (`control/replicas/experiments.py`);
-`set_others` adds theirs to every figure, the guard's included.
+Of several processes in front of the same engines, each counts units of its own
+(`control/peers/partitioned_experiment.py`); `set_others` adds theirs to every figure, the guard's included.
 
 The arms are policies, or the models of an alias (`model_split.py`): then answers' lengths are compared as well.
 

@@ -13,6 +13,7 @@ A request that another model than its arm's must answer has failed for the arm, 
 
 from __future__ import annotations
 
+from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from router.scheduling.experiments.policy_set import draw_arm
 from router.scheduling.policy.record import Record
 
 LEFT_STATUS = 503  # of an arm's request that another model answers
+ROLLED_BACK = "it was rolled back"
 
 
 class SplitAssignment(NamedTuple):
@@ -45,7 +47,7 @@ class ModelSplit:
         self.experiment = RunningExperiment(self.spec, self.arms)
         self._prefix = name.encode() + b"\0"
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of the name and the settings: a rollback counts for exactly this split."""
         settings = [arm.model_dump_json() for arm in self.arms.values()]
@@ -63,6 +65,10 @@ class ModelSplit:
         """Count a request of a unit that was drawn for `arm`."""
         self.experiment.begin_request(arm, unit, record)
 
+    def first_byte(self, record: Record) -> None:
+        """Note that the answer of a request has begun."""
+        self.experiment.first_byte(record)
+
     def leave(self, record: Record, now_s: float) -> None:
         """Count a request as failed for its arm: another model is going to answer it."""
         waited_ms = (now_s - record.arrived_s) * 1e3
@@ -77,5 +83,11 @@ class ModelSplit:
         if arm == self.first or arm not in self.arms or arm in self.rolled_back:
             return False
         self.rolled_back |= {arm}
-        self.experiment.exclude_arm(arm, "it was rolled back")
+        self.experiment.exclude_arm(arm, ROLLED_BACK)
         return True
+
+    def restart(self, experiment: RunningExperiment) -> None:
+        """Count in `experiment` from now on, without the arms that were rolled back."""
+        self.experiment = experiment
+        for arm in self.rolled_back:
+            experiment.exclude_arm(arm, ROLLED_BACK)

@@ -118,16 +118,16 @@ class ConnectionState(NamedTuple):
 
 
 class ReplicaReport(NamedTuple):
-    """One configured address, or a replica that was heard and is not configured here (`address` None)."""
+    """One configured address, or a process that sends and is not configured here (`address` None)."""
 
     address: str | None
     run: str | None  # id of its run; None: it has not answered yet
     own: bool  # this router itself
     up: bool  # both ways
-    last_heard_s: float | None  # since its last frame; None: it is not heard
+    last_heard_s: float | None  # since its last frame; None: none comes
     lag_s: float | None  # half the time from the last beat to its acknowledgement; None: there was none
     bytes_sent: int
-    bytes_received: int  # since it was heard first, or again
+    bytes_received: int  # since its first frame, or the first after a silence
     unsent: int  # frames for which there was no connection, or no room
     same_policies: bool | None = None  # as in force here; None: it is not up, or has not said so
     same_instances: bool | None = None  # the same names as here

@@ -15,7 +15,7 @@ from router.picker.grpc_stream import GrpcHandler, GrpcStream
 from router.picker.http2 import GrpcConnection
 from router.picker.messages import Choice
 from router.picker.names import ACCESS_LOG, EXT_PROC
-from router.picker.peers import GATEWAYS, PeerBounds, Peers
+from router.picker.peers import GATEWAYS, PeerBounds, PeerConnections
 from router.proxy.call import ClientDisconnected, Headers
 from router.proxy.client_address import TrustedProxies
 from router.tasks import Tasks
@@ -84,7 +84,7 @@ def _serve(running: Loop, pieces: list[bytes]) -> bytes:
 
     async def serve() -> bytes:
         transport = RecordingTransport()
-        peers = Peers(PeerBounds(BODY_BYTES, BOUNDS.budget_bytes, 10, 100, GATEWAYS), running.loop.time)
+        peers = PeerConnections(PeerBounds(BODY_BYTES, BOUNDS.budget_bytes, 10, 100, GATEWAYS), running.loop.time)
         connection = GrpcConnection(services, peers)
         connection.connection_made(transport)
         for piece in pieces:

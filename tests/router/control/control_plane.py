@@ -12,6 +12,7 @@ from router.clock import Clock, ManualClock
 from router.config import schema
 from router.config.sections.experiment import ExperimentConfig
 from router.control.control import Control
+from router.control.duty import Duty
 from router.fleet.fleet import Fleet
 from router.kvcache.index import BlockIndex
 from router.kvcache.indexer import KvIndexer
@@ -85,6 +86,7 @@ class ControlPlane:
         file: Path | None = None,
         clock: Clock | None = None,
         active: str = "near",
+        duty: Duty | None = None,
     ) -> None:
         self.clock = clock or ManualClock(1000.0, wall=5000.0)
         self.ring = WatchedRing()
@@ -95,7 +97,7 @@ class ControlPlane:
         )
         desk = Selector(PolicySet(policies, active, running), seed=1)
         self.core = Scheduler(Fleet(schema.FleetConfig()), knowledge, desk, self.clock, 10)
-        self.control = Control(self.core, self.ring, self.audit, self.clock, file)
+        self.control = Control(self.core, self.ring, self.audit, self.clock, file, duty)
 
     @property
     def active(self) -> str:

@@ -53,7 +53,7 @@ async def test_a_saved_file_takes_effect_and_a_broken_one_heals(tmp_path: Path) 
     main.write_text(text + "near\n")
     house = ControlPlane(file=main, clock=SystemClock())
     tasks = Tasks("test")
-    background.start(house.control, house.core, house.clock, tasks, watch=True)
+    tasks.supervise("files", lambda: background.follow_files(house.control))
     try:
         main.write_text(text + "nobody\n")
         await eventually(lambda: house.control.errors, DEADLINE_S)

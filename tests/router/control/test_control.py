@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from router.clock import SystemClock
 from router.control.control import ControlConflict
+from router.control.duty import Duty
 from router.errors import ConfigError, NotFound
 from router.scheduling.experiments.results import Finding
 from router.telemetry.audit_log import AuditLog
@@ -590,3 +593,54 @@ async def test_without_a_file_there_is_nothing_to_read() -> None:
     house = ControlPlane()
     assert await house.control.reload_files() is None
     assert house.control.watched_paths() == []
+
+
+async def test_a_worker_that_takes_the_duties_applies_what_changes_in_the_files_from_then_on(files: Files) -> None:
+    worker = ControlPlane()
+    await worker.control.put_policy("far", TEXTS["other"], "ann", activate=True)
+    await worker.control.follow_file(files.main)
+    assert worker.control.watched_paths() == [files.main, files.folder]
+    unchanged = await worker.control.reload_files()
+    assert unchanged is not None
+    assert unchanged.changed is False
+    assert (worker.active, worker.control.policy_set.policy.scorers[0].name) == ("far", "queue_depth")
+    files.say("other", "limits: {grace_s: 1}\n")
+    assert await worker.control.reload_files()
+    assert worker.active == "other"
+    assert worker.control.needs_restart == ["limits.grace_s"]
+
+
+async def test_files_that_are_broken_when_a_worker_takes_the_duties_are_an_error_until_they_heal(files: Files) -> None:
+    worker = ControlPlane()
+    files.policy("far", "scorers: [")
+    await worker.control.follow_file(files.main)
+    assert "far.yaml" in worker.control.errors["files"].text
+    files.policy("far", TEXTS["far"])
+    files.say("far")
+    assert await worker.control.reload_files()
+    assert worker.active == "far"
+    assert worker.control.errors == {}
+
+
+# workers of a host
+
+
+async def test_of_the_workers_of_a_host_the_one_on_duty_logs_the_start_and_counts_switches_of_others() -> None:
+    on_duty, other = (ControlPlane(duty=Duty(run, held=run == "a")) for run in "ab")
+    assert (on_duty.words, other.words) == (["start"], [])
+    for confirmed, active in ((False, "near"), (True, "far")):
+        for worker in (on_duty, other):
+            after = replace(worker.control.policy_set, active="far")
+            await worker.control.follow_replica("activate far", Constant(after), Constant(confirmed), back=False)
+            assert worker.active == active
+    assert (+on_duty.control.switches, +other.control.switches) == ({"replicas": 1}, {})
+
+
+class Constant:
+    """A function of anything that returns `value`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, *_: object) -> Any:
+        return self.value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from router.clock import ManualClock
 from router.config.sections.clients import ClientsConfig, TenantLimits
 from router.control.metering import Metering
 from router.errors import RequestRefused
+from router.tasks import Tasks
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.ledger import DAY_S
@@ -24,37 +27,73 @@ KEY = (DAY, "acme", "m")
 def a_metering(clock: ManualClock, **clients: Any) -> Metering:
     metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
     config = ClientsConfig.model_validate({"tenant_header": "x-tenant"} | clients)
-    return Metering(config, "run", None, metrics.tenants, lambda model: None, clock)
+    return Metering(config, "run", metrics.tenants, lambda model: None, clock)
+
+
+@asynccontextmanager
+async def metering_of(clock: ManualClock, **clients: Any) -> AsyncIterator[Metering]:
+    """The metering of the process with the file."""
+    metering, tasks = a_metering(clock, **clients), Tasks("test")
+    metering.open_file(tasks)
+    yield metering
+    await metering.close()
+    await tasks.close()
 
 
 async def test_what_is_counted_is_written_read_and_gone_on_from(tmp_path: Path) -> None:
     clock, file = ManualClock(0.0, DAY * DAY_S + 1), str(tmp_path / "usage.db")
-    first = a_metering(clock, usage_file=file)
-    first._usage.add_request(KEY, TokenCounts(100, 0, 25), 0.5)
-    (row,) = await first.read(None, None)
-    assert (row.day, row.tenant, row.requests, row.tokens) == (DAY, "acme", 1, TokenCounts(100, 0, 25))
-    first._usage.add_request(KEY, TokenCounts(100, 0, 25), 0.5)
-    await first.close()
+    async with metering_of(clock, usage_file=file) as first:
+        first.usage.add_request(KEY, TokenCounts(100, 0, 25), 0.5)
+        (row,) = await first.read(None, None)
+        assert (row.day, row.tenant, row.requests, row.tokens) == (DAY, "acme", 1, TokenCounts(100, 0, 25))
+        first.usage.add_request(KEY, TokenCounts(100, 0, 25), 0.5)
     await first.close()
     assert await first.read(None, None) == []
-    second = a_metering(clock, usage_file=file)
-    assert second._ledger.used_today("acme") == 2 * (100 + 4 * 25)
-    assert [row.requests for row in await second.read(DAY, DAY)] == [2]
-    assert await second.read(DAY + 1, DAY + 1) == []
-    await second.close()
+    async with metering_of(clock, usage_file=file) as second:
+        assert second.ledger.used_today("acme") == 2 * (100 + 4 * 25)
+        assert second.ledger.owner == first.ledger.owner
+        assert [row.requests for row in await second.read(DAY, DAY)] == [2]
+        assert await second.read(DAY + 1, DAY + 1) == []
     clock.advance(DAY_S)
-    third = a_metering(clock, usage_file=file)
-    assert third._ledger.used_today("acme") == 0
-    await third.close()
+    async with metering_of(clock, usage_file=file) as third:
+        assert third.ledger.used_today("acme") == 0
+
+
+async def test_a_worker_without_the_file_writes_what_nobody_has_taken_over_when_it_stops(tmp_path: Path) -> None:
+    clock, file = ManualClock(0.0, DAY * DAY_S + 1), str(tmp_path / "usage.db")
+    async with metering_of(clock, usage_file=file) as on_duty:
+        other, idle = a_metering(clock, usage_file=file), a_metering(clock, usage_file=file)
+        other.usage.add_request(KEY, TokenCounts(100, 0, 25), 0.5)
+        sent = other.usage.take()
+        other.reclaim = lambda: [other.usage.add(row) for row in sent]  # type: ignore[assignment, return-value]
+        other.usage.add_request(KEY, TokenCounts(100, 0, 25), 0.5)
+        await other.write()
+        assert await on_duty.read(None, None) == []
+        await other.close()
+        await idle.close()
+        assert [row.requests for row in await on_duty.read(None, None)] == [2]
+
+
+async def test_a_file_that_cannot_be_used_when_a_worker_stops_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = a_metering(ManualClock(0.0, DAY * DAY_S), usage_file=str(tmp_path))  # a folder
+    worker.usage.add_request(KEY, TokenCounts(100, 0, 25), 0.5)
+    await worker.close()
+    assert "nobody has taken over is lost: clients.usage_file" in caplog.text
 
 
 async def test_what_cannot_be_written_waits_until_it_can(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     file = str(tmp_path / "usage.db")
-    metering = a_metering(ManualClock(0.0, DAY * DAY_S), usage_file=file)
+    async with metering_of(ManualClock(0.0, DAY * DAY_S), usage_file=file) as metering:
+        await check_repeated_writes(metering, file, caplog)
+
+
+async def check_repeated_writes(metering: Metering, file: str, caplog: pytest.LogCaptureFixture) -> None:
     with sqlite3.connect(file) as other:
         other.execute("ALTER TABLE usage RENAME TO moved")
-    metering._usage.add_request(KEY, TokenCounts(1, 0, 0), 0.0)
+    metering.usage.add_request(KEY, TokenCounts(1, 0, 0), 0.0)
     await metering.write()
     await metering.write()
     with pytest.raises(RequestRefused, match="the usage cannot be read"):
@@ -64,7 +103,6 @@ async def test_what_cannot_be_written_waits_until_it_can(tmp_path: Path, caplog:
     assert [row.requests for row in await metering.read(None, None)] == [1]
     said = [record.getMessage() for record in caplog.records]
     assert ["no such table" in said[0], "can be written again" in said[1], len(said)] == [True, True, 2]
-    await metering.close()
 
 
 async def test_who_is_nearest_to_a_limit_comes_first() -> None:
@@ -74,8 +112,8 @@ async def test_who_is_nearest_to_a_limit_comes_first() -> None:
     limits = TenantLimits(concurrent=4)
     for tenant, requests in (("one", 1), ("three", 3), ("two", 2)):
         for _ in range(requests):
-            metering._ledger.open(tenant, limits)
-    metering._ledger.restore("restored", TokenCounts())  # without a request here: its class is that of the settings
+            metering.ledger.open(tenant, limits)
+    metering.ledger.restore("restored", TokenCounts())  # without a request here: its class is that of the settings
     found = await metering.describe_limits(9)
     assert [(one.tenant, one.limits["concurrent"]) for one in found] == [
         ("three", (4, 3)),
@@ -90,7 +128,7 @@ async def test_who_is_nearest_to_a_limit_comes_first() -> None:
 async def test_a_class_that_only_tokens_name_is_not_guessed() -> None:
     jwt = {"issuer": "i", "audience": "a", "jwks_file": "keys", "class_claim": "plan"}
     metering = a_metering(ManualClock(), jwt=jwt, service_classes={"default": {"limits": {"concurrent": 4}}})
-    metering._ledger.restore("acme", TokenCounts())
+    metering.ledger.restore("acme", TokenCounts())
     assert await metering.describe_limits(9) == [("acme", {})]
     await metering.close()
 

@@ -26,6 +26,7 @@ from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.kvcache.events import BlocksStored, EngineHash, EventBatch, TargetId, Tier
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.prompt.tokenization.tokenization import Tokenization
+from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
@@ -80,6 +81,7 @@ class RouterParts:
             lambda instance: [{"source": "config", "origin": instance, "uid": None, "accepting": True}],
             self.ring,
             self.control,
+            AdmissionQueues(config.admission, self.core, self.clock, lambda model, queue, end, s: None),
             None,
             self.clock,
             "r",

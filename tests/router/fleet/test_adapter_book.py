@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.config.schema import FleetConfig, InstanceConfig
-from router.fleet.adapter_book import AdapterBook, LoadPlan
+from router.fleet.adapter_book import AdapterBook, AdapterUse, LoadPlan
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 
@@ -49,9 +49,9 @@ def test_an_instance_that_is_not_ready_is_none() -> None:
     fleet = a_fleet(a="", b="poet")
     fleet.drain("a")
     assert a_book(fleet).plan("llama") == LoadPlan("b")
-    assert a_book(fleet).is_loaded("poet")
+    assert a_book(fleet).find_instance("poet") == "b"
     fleet.drain("b")
-    assert not a_book(fleet).is_loaded("poet")
+    assert a_book(fleet).find_instance("poet") is None
 
 
 def test_the_coldest_makes_room_and_one_that_nobody_asked_for_first() -> None:
@@ -70,6 +70,21 @@ def test_one_with_requests_in_progress_stays() -> None:
     assert book.plan("llama") is None
     book.end("sql")
     assert book.plan("llama") == LoadPlan("a", "sql")
+
+
+def test_what_requests_of_other_processes_use_counts() -> None:
+    here, there = a_book(a_fleet(a="poet sql")), a_book(a_fleet())
+    use(here, "poet", "sql")
+    there.begin("poet", 50.0)
+    uses = there.list_uses(MANAGED, 51.0)
+    assert uses == {"poet": AdapterUse(1, 1.0)}
+    assert here.plan("llama") == LoadPlan("a", "poet")
+    here.learn(uses, 9.0)
+    assert here.plan("llama") == LoadPlan("a", "sql"), "used later, by another clock"
+    assert here.plan("llama", {"sql"}) == LoadPlan("a", "poet")
+    assert here.plan("llama", {"sql", "poet"}) is None
+    here.learn({"poet": AdapterUse(0, 100.0)}, 9.0)
+    assert here.list_uses(["poet"], 9.0) == {"poet": AdapterUse(0, 1.0)}, "the last use counts, whoever reports it"
 
 
 def test_one_that_an_engine_reports_as_running_or_waiting_stays() -> None:

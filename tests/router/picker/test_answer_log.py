@@ -6,24 +6,10 @@ import asyncio
 from collections.abc import Awaitable
 
 from router.clock import ManualClock
-from router.picker.access_log_pb2 import StreamAccessLogsMessage
 from router.picker.answer_log import LONGEST_S, UNFOLLOWED_S, AnswerLog, LoggedEnd
-from router.picker.names import OWN, RECORD
 from router.prompt.usage import Usage
 
-
-def entry(key: str, details: str = "via_upstream", **usage: float) -> StreamAccessLogsMessage:
-    message = StreamAccessLogsMessage()
-    one = message.http_logs.log_entry.add()
-    one.response.response_code.value = 200
-    one.response.response_code_details = details
-    address = one.common_properties.upstream_remote_address.socket_address
-    address.address, address.port_value = "10.0.0.1", 8000
-    fields = one.common_properties.metadata.filter_metadata[OWN].fields
-    fields[RECORD].string_value = key
-    for name, count in usage.items():
-        fields[name].number_value = count
-    return message
+END = LoggedEnd(200, "via_upstream", "10.0.0.1:8000", Usage(7, 3, 2))
 
 
 async def started(waiting: Awaitable[LoggedEnd | None]) -> asyncio.Future[LoggedEnd | None]:
@@ -36,21 +22,54 @@ async def started(waiting: Awaitable[LoggedEnd | None]) -> asyncio.Future[Logged
 async def test_an_entry_may_come_before_it_is_waited_for() -> None:
     log = AnswerLog(ManualClock().now)
     with log.open("k", "gw") as answer:
-        log.take(entry("k", prompt_tokens=7, completion_tokens=2, cached_tokens=3))
-        log.take(entry("k", "another"))
-        assert await answer.wait() == LoggedEnd(200, "via_upstream", "10.0.0.1:8000", Usage(7, 3, 2))
+        log.take("k", END)
+        log.take("k", END._replace(status=500))
+        assert await answer.wait() == END
     assert len(log) == 0
-    log.take(entry("k"))  # of an answer that is closed
+    log.take("k", END)  # of an answer that is closed
 
 
-async def test_counts_that_are_none_are_unknown() -> None:
+class Others:
+    """Notes what other pickers would get."""
+
+    def __init__(self, log: AnswerLog) -> None:
+        self.log = log
+        self.passed_on: list[str] = []
+        self.followed: list[list[str]] = []
+        self.opened: list[int] = []
+        self.waits = False
+
+    def pass_on(self, key: str, end: LoggedEnd) -> None:
+        self.passed_on.append(key)
+
+    def on_follow(self) -> None:
+        self.followed.append(sorted(self.log.gateways))
+
+    def on_open(self) -> None:
+        self.opened.append(len(self.log))
+
+    def wait_here(self) -> bool:
+        return self.waits
+
+
+async def test_entries_of_answers_that_are_not_open_here_are_passed_on() -> None:
     log = AnswerLog(ManualClock().now)
-    for usage in ({}, {"prompt_tokens": -1.0}, {"prompt_tokens": 1e12}, {"prompt_tokens": float("nan")}):
-        with log.open("k", "gw") as answer:
-            log.take(entry("k", **usage))
-            found = await answer.wait()
-            assert found is not None
-            assert found.usage is None
+    log.others = others = Others(log)
+    with log.open("k", "gw"):
+        for key in ("k", "k", "another"):
+            log.take(key, END)
+        assert not log.join("third", END), "what was passed on is not passed on again"
+    assert others.passed_on == ["another"]
+
+
+def test_others_are_told_of_a_gateways_first_stream_and_of_the_end_of_its_last_one() -> None:
+    log = AnswerLog(ManualClock().now)
+    log.others = others = Others(log)
+    for gateway in ("a", "a", "b"):
+        log.on_stream_begin(gateway)
+    for gateway in ("a", "b", "a"):
+        log.on_stream_end(gateway)
+    assert others.followed == [["a"], ["a", "b"], ["a"], []]
 
 
 async def test_an_answer_is_given_up_when_its_gateway_sends_no_logs_for_a_while() -> None:
@@ -84,5 +103,48 @@ async def test_and_after_a_bound_in_any_case() -> None:
     with log.open("k", "gw") as answer:
         waiting = await started(answer.wait())
         clock.advance(LONGEST_S + 1)
+        log.expire()
+        assert await waiting is None
+
+
+async def test_others_are_told_of_the_first_open_answer_and_of_the_end_of_the_last_one() -> None:
+    log = AnswerLog(ManualClock().now)
+    log.others = others = Others(log)
+    with log.open("k", "gw"), log.open("l", "gw"):
+        pass
+    assert others.opened == [1, 0]
+
+
+def test_log_streams_are_needed_while_answers_wait_for_them_elsewhere() -> None:
+    log = AnswerLog(ManualClock().now)
+    log.on_stream_begin("gw")
+    assert not log.is_needed
+    log.others = others = Others(log)
+    assert not log.is_needed
+    others.waits = True
+    assert log.is_needed
+    log.on_stream_end("gw")
+    assert not log.is_needed
+
+
+async def test_a_log_stream_at_another_picker_counts_as_one_here() -> None:
+    clock = ManualClock()
+    log = AnswerLog(clock.now)
+    log.follow_elsewhere("first", ["gw", "other"])
+    log.follow_elsewhere("second", ["gw"])
+    with log.open("k", "gw") as answer:
+        waiting = await started(answer.wait())
+        clock.advance(1000)
+        log.follow_elsewhere("first", ["other"])
+        assert log.follows("gw")
+        clock.advance(1000)
+        log.expire()
+        assert not answer.end.done()
+        log.follow_elsewhere("second", [])
+        assert not log.follows("gw")
+        clock.advance(UNFOLLOWED_S - 1)
+        log.expire()
+        assert not answer.end.done(), "its last stream has ended just now"
+        clock.advance(2)
         log.expire()
         assert await waiting is None

@@ -18,7 +18,7 @@ from router.picker.allowance import AllowanceRule
 from router.picker.grpc_stream import GrpcStream
 from router.picker.header_blocks import keeps_table
 from router.picker.http2 import GrpcConnection
-from router.picker.peers import PeerBounds, Peers
+from router.picker.peers import PeerBounds, PeerConnections
 from tests.fakes.engines import eventually
 from tests.fakes.http2 import (
     CONTINUATION,
@@ -106,8 +106,8 @@ class Peer:
 
 
 @asynccontextmanager
-async def serving(rule: AllowanceRule = RULE, connections: int = 10) -> AsyncIterator[tuple[int, Peers]]:
-    peers = Peers(PeerBounds(MESSAGE_BYTES, BUDGET_BYTES, connections, STREAMS, rule), time.monotonic)
+async def serving(rule: AllowanceRule = RULE, connections: int = 10) -> AsyncIterator[tuple[int, PeerConnections]]:
+    peers = PeerConnections(PeerBounds(MESSAGE_BYTES, BUDGET_BYTES, connections, STREAMS, rule), time.monotonic)
     Echo.calls = []
     server = await asyncio.get_running_loop().create_server(
         lambda: GrpcConnection({ECHO: Echo, WAITER: Waiter}, peers), "127.0.0.1", 0

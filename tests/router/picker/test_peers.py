@@ -14,7 +14,7 @@ from router.picker import http2
 from router.picker.allowance import AllowanceRule
 from router.picker.grpc_stream import GrpcStream
 from router.picker.http2 import GrpcConnection
-from router.picker.peers import GATEWAYS, QUESTIONS, PeerBounds, Peers
+from router.picker.peers import GATEWAYS, QUESTIONS, PeerBounds, PeerConnections
 from tests.fakes.engines import eventually
 from tests.fakes.http2 import (
     CONTINUATION,
@@ -101,7 +101,7 @@ class Listener:
     def __init__(self, rule: AllowanceRule = PLENTY, work_s: float = 0.0) -> None:
         self.work_s = work_s
         self.clock = ManualClock()
-        self.peers = Peers(PeerBounds(1 << 20, 1 << 24, 10, 20_000, rule), self.clock.now)
+        self.peers = PeerConnections(PeerBounds(1 << 20, 1 << 24, 10, 20_000, rule), self.clock.now)
         self.workers: list[Worker] = []
         self.seen: list[bytes] = []
         self.gone = 0

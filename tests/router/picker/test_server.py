@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from router.clock import SystemClock
 from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
 from router.errors import ConfigError
-from router.picker.answer_log import AnswerLog
+from router.picker.answer_log import AnswerLog, LoggedEnd
 from router.picker.credentials import make_self_signed
 from router.picker.exchange import PickerExchange
 from router.picker.health import PickerHealth
@@ -53,13 +53,21 @@ class NoRequests:
         raise AssertionError("there is no request")
 
 
-def build(ready: Readiness | None = None, sockets: ListeningSockets | None = None, **settings: Any) -> PickerServer:
+def build(
+    ready: Readiness | None = None,
+    sockets: ListeningSockets | None = None,
+    processes: int = 1,
+    number: int = 0,
+    log: AnswerLog | None = None,
+    **settings: Any,
+) -> PickerServer:
     ready = ready or Readiness()
     config = PickerConfig.model_validate(LOCAL | settings)
     health = PickerHealth(lambda: ready.reason, lambda: ready.stopping)
     bounds = read_bounds(LimitsConfig(), ListenConfig())
-    log = AnswerLog(time.monotonic)
-    return PickerServer(config, bounds, TrustedProxies([]), NoRequests(), log, health, SystemClock(), sockets)
+    log = AnswerLog(time.monotonic) if log is None else log
+    parts = config, bounds, TrustedProxies([]), NoRequests(), log, health, SystemClock()
+    return PickerServer(*parts, sockets, processes, number)
 
 
 @asynccontextmanager
@@ -85,7 +93,8 @@ async def check(channel: grpc.aio.Channel, service: str) -> Any:
 
 
 def plain(port: int) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    """A channel with a connection of its own."""
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 def secure(port: int, certificate: str) -> grpc.aio.Channel:
@@ -153,6 +162,56 @@ async def test_another_picker_takes_over_without_a_failed_call() -> None:
 async def _ask_until(ask: Callable[[], Awaitable[str]], answer: str) -> None:
     while await ask() != answer:
         pass
+
+
+async def test_processes_share_the_ports_and_one_accepts_for_another_that_does_not() -> None:
+    sockets = ListeningSockets()
+    first = build(sockets=sockets, processes=2, tls="off")
+    await first.bind()
+    copies, unready = [one.dup() for one in sockets.all], Readiness()  # as another process gets them
+    unready.reason = "no instance is ready"  # by which the second one is known
+    ports = {"port": first.port, "health_port": first.health_port}
+    second = build(unready, ListeningSockets(copies), processes=2, number=1, tls="off", **ports)
+    await first.start()
+    await second.start()
+    for port in ports.values():
+        async with asyncio.timeout(PATIENCE_S):
+            await _ask_until(lambda port=port: check(plain(port), EXT_PROC), "SERVING")
+            await _ask_until(lambda port=port: check(plain(port), EXT_PROC), "NOT_SERVING")
+    await second.stop(0.1)
+    first.serve_for(1, True)
+    for port in ports.values():
+        assert {await check(plain(port), EXT_PROC) for _ in range(20)} == {"SERVING"}
+    await first.stop(0.1)
+
+
+class Worker:
+    """Another worker of the host, which stops too."""
+
+    answers = True
+
+    def pass_on(self, key: str, end: LoggedEnd) -> None: ...
+
+    def on_follow(self) -> None: ...
+
+    def on_open(self) -> None: ...
+
+    def wait_here(self) -> bool:
+        return self.answers
+
+
+async def test_log_streams_outlive_the_answers_of_other_workers() -> None:
+    log = AnswerLog(time.monotonic)
+    log.others = other = Worker()
+    log.on_stream_begin("gw")
+    server = build(log=log, tls="off")
+    await server.start()
+    stopping = asyncio.ensure_future(server.stop(PATIENCE_S))
+    assert await check(plain(server.port), "liveness") == "SERVING"
+    assert not stopping.done()
+    other.answers = False
+    async with asyncio.timeout(PATIENCE_S / 2):
+        await stopping
 
 
 async def test_a_watch_is_told_of_changes() -> None:

@@ -136,7 +136,6 @@ class Greeting(BareHandler):
 async def test_the_sockets_of_a_process_that_does_not_accept_are_served():
     listener = HttpListener(configure_server(Greeting(), ListenConfig(host="127.0.0.1", port=0)), processes=2)
     await listener.start()
-    listener.serve_for(1, False)
     asking = [asyncio.create_task(answered(listener)) for _ in range(40)]  # all to one of both: once in 2**39
     while not any(task.done() for task in asking):  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -301,7 +300,7 @@ async def test_connections_wait_while_the_system_has_no_descriptor(monkeypatch, 
 
     accepted = socket.socket.accept
     monkeypatch.setattr(socket.socket, "accept", accept)
-    monkeypatch.setattr("router.proxy.listener.ACCEPT_RETRY_S", 0.01)
+    monkeypatch.setattr("router.proxy.acceptor.ACCEPT_RETRY_S", 0.01)
     pairs = await opened(listener, "127.0.0.1", 3)
     async with asyncio.timeout(PATIENCE_S):
         while not caplog.records:  # noqa: ASYNC110

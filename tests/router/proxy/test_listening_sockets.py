@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -82,6 +84,32 @@ async def test_sockets_of_one_port_are_shared_out(sockets, shared_out) -> None:
     groups = await ListeningSockets(handed_over).open(HERE, port_of(first), copies=2)
     assert [[handed_over.index(one) for one in group] for group in groups] == shared_out
     close([[first], *others])
+
+
+async def test_each_process_gets_sockets_of_every_address(monkeypatch) -> None:
+    """As for a name of two addresses: whoever binds the sockets and whoever gets them agree on whose each one is."""
+    own, port = HERE, free_port()
+
+    async def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)) for address in (own, "127.0.0.2")]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    bound = ListeningSockets()
+    groups = await bound.open(own, port, copies=3)
+    assert [[one.getsockname()[0] for one in group] for group in groups] == [[own, "127.0.0.2"]] * 3
+    taken = await ListeningSockets([one.dup() for one in bound.all]).open(own, port, copies=3)
+    assert [[inode(one) for one in group] for group in taken] == [[inode(one) for one in group] for group in groups]
+    close([*groups, *taken])
+
+
+def free_port() -> int:
+    with socket.create_server((HERE, 0)) as one:
+        return port_of(one)
+
+
+def inode(one: socket.socket) -> int:
+    """What all copies of a socket have in common."""
+    return os.fstat(one.fileno()).st_ino
 
 
 async def test_a_waiting_connection_survives_where_another_process_has_the_socket() -> None:

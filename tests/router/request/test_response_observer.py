@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from router.clock import ManualClock
-from router.config.schema import InstanceConfig, PolicyConfig, SpeedPrior, WeightedPluginConfig
+from router.config.schema import FleetConfig, InstanceConfig, PolicyConfig, SpeedPrior, WeightedPluginConfig
+from router.config.sections.models import AliasConfig
 from router.fleet.breaker import CircuitBreaker
+from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance, ServedModel, Target
 from router.fleet.latency_model import LatencyModel
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
@@ -18,14 +20,18 @@ from router.prompt.usage import Usage
 from router.proxy.disaggregated import PrefillResult
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import EngineRefusal, RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted, RelayRejected
+from router.request.model_names import ModelNames
 from router.request.prepared_request import PreparedRequest
 from router.request.response_observer import ResponseObserver
+from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.model_aliases import ModelAliases, ModelChoice
 from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
+from tests.router.control.control_plane import experiment
 from tests.router.request.some_services import some_services
 from tests.suites.views import a_row, a_view
 
@@ -56,13 +62,18 @@ class SettledPrefills(Scheduler):
     def __init__(self, ends: list[Any], scorer: str) -> None:
         self.ends = ends
         self.selector = Selector(PolicySet({"p": a_policy(scorer)}, "p"), seed=1)
+        self.experiment = None
+
+    def on_first_byte(self, ticket: Ticket) -> None: ...
 
     def settle_prefill(self, ticket: Ticket, *result: Any) -> None:
         self.ends.append(result)
 
 
 class Scene:
-    def __init__(self, leg: PrefillRecord | None = None, needs_session: bool = False) -> None:
+    def __init__(
+        self, leg: PrefillRecord | None = None, needs_session: bool = False, models: ModelNames | None = None
+    ) -> None:
         self.record = Record("r-0", 0, 0.0, 0.0, "/v1/chat/completions", "m", True, "unknown", None, Stages())
         self.ticket = SimpleNamespace(
             record=self.record,
@@ -76,10 +87,22 @@ class Scene:
             scheduler=SettledPrefills(self.prefill_ends, "subagent_groups" if needs_session else "round_robin"),
             tokenization=SimpleNamespace(check_count=lambda *_: True),
             clock=ManualClock(100.0),
+            models=models,
         )
         prompt = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "m", b"", UnknownIds("not_needed"), stream=True)
-        request = PreparedRequest(prompt, ServedModel("m", None), UnknownIds("not_needed"))
+        self.request = request = PreparedRequest(prompt, ServedModel("m", None), UnknownIds("not_needed"))
         self.observer = ResponseObserver(self.ticket, request, services)  # type: ignore[arg-type]
+
+
+class NotedWaits(RunningExperiment):
+    """Keeps the times to first byte that its requests had when they were answered."""
+
+    def __init__(self) -> None:
+        super().__init__(experiment())
+        self.waits_ms: list[float | None] = []
+
+    def first_byte(self, record: Record) -> None:
+        self.waits_ms.append(record.ttft_ms)
 
 
 def hang_up(scene: Scene) -> None:
@@ -149,3 +172,18 @@ def test_how_an_answer_ended_is_read_where_a_policy_needs_it(needs_session: bool
         scene.observer.on_end(RelayFinished(200, 0.0))
     assert scene.record.tool_call is tool_call
     assert scene.record.prompt_tokens == 7
+
+
+def test_experiment_and_split_get_the_first_byte_with_its_time() -> None:
+    """A process that passes its requests on sends the time: else the owner takes a long answer for a long wait."""
+    arms = {"old": {"model": "m", "share": 50}, "new": {"model": "n", "share": 50}}
+    aliases = ModelAliases({"chat": AliasConfig.model_validate({"split": arms})}, Fleet(FleetConfig()))
+    policies, models = NotedWaits(), NotedWaits()
+    aliases.splits[0].restart(models)
+    scheduler = SettledPrefills([], "round_robin")
+    scene = Scene(models=ModelNames(aliases, scheduler, ManualClock(), "r"))
+    scene.request.choice = ModelChoice("chat", "m", "m", arm="old", unit=b"unit")
+    scene.record.arm = "near"
+    scene.observer._scheduler.experiment = policies
+    scene.observer.on_first_byte(200)
+    assert (policies.waits_ms, models.waits_ms) == ([100_000.0], [100_000.0])

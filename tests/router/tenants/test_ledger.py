@@ -260,4 +260,4 @@ def test_books_return_to_zero_and_limits_hold_by_what_is_charged(steps) -> None:
     assert (account.open, account.reserved.read()) == (0, NO_TOKENS)
     assert account.spent.read().computed >= 0
     scene.clock.advance(2 * DAY_S)
-    assert account.is_idle(scene.ledger._today(), scene.clock.now())
+    assert account.is_idle(scene.ledger.today(), scene.clock.now())

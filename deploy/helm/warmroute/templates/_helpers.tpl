@@ -73,9 +73,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (eq .Values.mode "envoy") (eq ((($config.fleet).kubernetes).scheme | default "http") "https") }}
 {{- fail "config.fleet.kubernetes.scheme: mode envoy reaches engines by http only" }}
 {{- end }}
-{{- if and (ne .Values.mode "proxy") (gt (int ($config.workers | default 1)) 1) }}
-{{- fail "config.workers: an endpoint picker is one process; raise replicas instead" }}
-{{- end }}
 {{- toYaml $config }}
 {{- end }}
 

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
+from router.config.schema import Config
 from tests.fakes.engines import engine
 from tests.paths import ROOT, TOKENIZER
+from tests.router.cli.conftest import Shell
 
 ASK = {"model": "warm-tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
@@ -42,6 +45,22 @@ async def test_serve_starts_from_urls_alone(tmp_path: Path) -> None:
     assert roles["round_robin"] == "active"
     assert "warm" in roles  # every shipped policy is there to switch to
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("words", "workers"), [((), 3), (("--workers", "2"), 2)])
+def test_a_picker_has_the_workers_of_its_configuration_or_of_the_command_line(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], workers: int
+) -> None:
+    started: list[int] = []
+
+    async def serve_router(settings: Config, **_: object) -> None:
+        started.append(settings.workers)
+
+    monkeypatch.setattr("router.cli.serve.run.serve_router", serve_router)
+    monkeypatch.setattr("router.cli.serve.command.log_to_stderr", lambda *_, **__: None)
+    file = shell.file("workers: 3\npicker: {port: 9002}\nfleet: {instances: [{url: http://127.0.0.1:8000}]}\n")
+    assert shell("picker", "--config", file, *words).code == 0
+    assert started == [workers]
 
 
 async def _ports(process: asyncio.subprocess.Process) -> tuple[int, int]:

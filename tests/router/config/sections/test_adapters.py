@@ -22,6 +22,7 @@ def test_the_whole_of_it() -> None:
     assert (config.adapters["poet"].path, config.adapters["poet"].base) == ("/adapters/poet", "llama")
     assert (config.adapter_loading.max_loaded, config.adapter_loading.wait_s) == (2, 5.0)
     assert not read("").adapters
+    assert read("workers: 2\nadapters: {poet: {path: /a, base: b}}").workers == 2
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,6 @@ def test_the_whole_of_it() -> None:
         ("adapters: {poet: {path: /a}}", "adapters.poet.base: missing (model that it belongs to"),
         ("adapters: {poet: {path: /a, base: b, rank: 8}}", 'unknown key "rank": known here: base, path'),
         ("adapter_loading: {max_loaded: 0}", "adapter_loading.max_loaded: found the number 0, wanted more than 0"),
-        ("workers: 2\nadapters: {poet: {path: /a, base: b}}", "adapters are loaded and unloaded by one process"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:

@@ -82,12 +82,6 @@ def test_an_alias_is_one_model_or_a_split_whose_shares_add_up() -> None:
     assert "wanted more than 0" in refused("{chat: {split: {a: {model: x, share: 100}, b: {model: y, share: 0}}}}")
 
 
-def test_a_split_is_compared_in_one_process() -> None:
-    with pytest.raises(ConfigError) as refusal:
-        parse_config(f"{FLEET}workers: 2\nmodels: {{chat: {{split: {SPLIT}}}}}", "router.yaml", Path("/"))
-    assert "models: the arms of a split are compared in one process: set workers to 1" in str(refusal.value)
-
-
 def test_a_fallback_is_named_once() -> None:
     assert read("{chat: {to: a, fallbacks: [b, c]}}").models["chat"].models == ("a", "b", "c")
     assert "models.chat: fallbacks: b is named before" in refused("{chat: {to: a, fallbacks: [b, b]}}")

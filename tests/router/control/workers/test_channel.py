@@ -1,4 +1,4 @@
-"""The line between two workers, over a real socket pair."""
+"""The channel between the supervisor and a worker, over a real socket pair."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
+import pytest
 import uvloop
 
 from router.control.workers import channel
 from router.control.workers.channel import Channel
-from router.control.workers.messages import AnswerMessage, AskMessage, LoadMessage, SessionMoved, StopMessage
-from router.fleet.worker_share import WorkerShare
-from router.kvcache.events import TargetId
+from router.control.workers.messages import (
+    AnswerMessage,
+    AskMessage,
+    Query,
+    StopWorker,
+    WorkerStarted,
+    WorkerUp,
+    encode_messages,
+)
+from router.tasks import Tasks
 from tests.fakes.engines import eventually
-
-A = TargetId("a/0")
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
@@ -26,111 +31,109 @@ def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
 
 
 class End:
-    """One side, and what it heard."""
+    """One end: what it received, and the queries that wait for `reply`."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
-        self.lost = 0
-        self.requests = 0
-        self.channel: Channel
+        self.tasks = Tasks("test")
+        self.received: list[Any] = []
+        self.queries: list[tuple[Query, str, asyncio.Future[bytes]]] = []
+        self.closed = 0
+        self.channel = Channel(self.received.append, self.on_query, self.on_close, self.tasks)
 
-    def lose(self) -> None:
-        self.lost += 1
+    async def on_query(self, query: Query, argument: str) -> bytes:
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.queries.append((query, argument, reply))
+        return await reply
 
-    def share(self, target: TargetId) -> WorkerShare:
-        return WorkerShare(requests=self.requests)
+    def on_close(self) -> None:
+        self.closed += 1
 
 
 @asynccontextmanager
 async def ends() -> AsyncIterator[tuple[End, End]]:
     both = End(), End()
     for end, sock in zip(both, socket.socketpair(), strict=True):
-        end.channel = await Channel.open(sock, end.heard.append, end.lose, end.share)
-    try:
-        yield both
-    finally:
-        for end in both:
-            end.channel.close()
-        await eventually(lambda: all(end.lost for end in both))
+        await end.channel.open(sock)
+    yield both
+    for end in both:
+        await end.tasks.close()
+        end.channel.close()
+    await eventually(lambda: [end.closed for end in both] == [1, 1])
 
 
-async def test_both_sides_tell_and_hear() -> None:
+@asynccontextmanager
+async def one_end() -> AsyncIterator[tuple[End, socket.socket]]:
+    """An end of the channel, and the socket of the other one."""
+    end = End()
+    ours, theirs = socket.socketpair()
+    await end.channel.open(ours)
+    with theirs:
+        yield end, theirs
+    await end.tasks.close()
+    await eventually(lambda: end.closed == 1)
+
+
+async def test_both_send_and_receive_in_order() -> None:
     async with ends() as (one, other):
-        one.channel.send(StopMessage(1.0))
-        other.channel.send(SessionMoved(True, "m", "s", "a/0"))
-        await eventually(lambda: one.heard and other.heard)
-        assert (one.heard, other.heard) == ([SessionMoved(True, "m", "s", "a/0")], [StopMessage(1.0)])
+        one.channel.send(StopWorker(1.0))
+        for message in (WorkerStarted(), WorkerUp()):
+            other.channel.send(message)
+        await eventually(lambda: len(one.received) == 2 and other.received)
+        assert (one.received, other.received) == ([WorkerStarted(), WorkerUp()], [StopWorker(1.0)])
 
 
-async def test_a_busy_side_tells_the_last_word_in_few_frames() -> None:
-    """300 bookings in about 30 ms are a handful of loads, and the last one is how it stands."""
+async def test_a_query_gets_its_own_reply() -> None:
     async with ends() as (one, other):
-        for n in range(300):
-            one.requests = n
-            one.channel.report_load(A)
-            await asyncio.sleep(0.0001)
-        await eventually(lambda: LoadMessage(A, WorkerShare(requests=299)) in other.heard)
-        assert other.heard[-1] == LoadMessage(A, WorkerShare(requests=299))
-        assert len(other.heard) < 100
+        asking = [asyncio.create_task(one.channel.ask("scrape", form)) for form in ("text", "openmetrics")]
+        await eventually(lambda: len(other.queries) == 2)
+        for query, form, reply in reversed(other.queries):
+            assert query == "scrape"
+            reply.set_result(form.encode())
+        assert await asyncio.gather(*asking) == [b"text", b"openmetrics"]
+        assert one.received == other.received == []
 
 
-async def test_a_question_gets_its_own_answer() -> None:
+async def test_no_reply_in_time_is_none_and_one_that_comes_late_is_dropped() -> None:
     async with ends() as (one, other):
-
-        async def ask(about: str) -> bytes | None:
-            return await one.channel.ask("record", about)
-
-        asking = [asyncio.create_task(ask(about)) for about in ("x", "y")]
-        await eventually(lambda: len(other.heard) == 2)
-        for asked in reversed(other.heard):
-            assert isinstance(asked, AskMessage)
-            other.channel.send(AnswerMessage(asked.number, asked.argument.encode()))
-        assert await asyncio.gather(*asking) == [b"x", b"y"]
+        assert await one.channel.ask("page", timeout_s=0.02) is None
+        await eventually(lambda: other.queries)
+        other.queries[0][2].set_result(b"late")
+        assert await one.channel.ask("page", timeout_s=0.02) is None
 
 
-async def test_nobody_answers_in_time() -> None:
+async def test_a_query_to_an_end_that_closes_gets_no_reply_at_once() -> None:
     async with ends() as (one, other):
-        assert await one.channel.ask("scrape", timeout_s=0.02) is None
-        (asked,) = other.heard
-        other.channel.send(AnswerMessage(asked.number, b"too late"))
-        assert await one.channel.ask("scrape", timeout_s=0.02) is None
-
-
-async def test_who_asks_somebody_that_goes_gets_no_answer_at_once() -> None:
-    async with ends() as (one, other):
-        asking = asyncio.create_task(one.channel.ask("scrape", timeout_s=60.0))
-        await eventually(lambda: other.heard)
+        asking = asyncio.create_task(one.channel.ask("page", timeout_s=60.0))
+        await eventually(lambda: other.queries)
         other.channel.close()
         assert await asking is None
-        assert one.lost == 1
+        assert one.closed == 1
+        assert await one.channel.ask("page", timeout_s=0.02) is None
+        one.channel.send(WorkerUp())  # to nobody
 
 
-async def test_what_was_told_before_closing_arrives() -> None:
+async def test_what_was_sent_before_closing_arrives() -> None:
     async with ends() as (one, other):
-        one.channel.send(StopMessage(1.0))
+        one.channel.send(StopWorker(1.0))
         one.channel.close()
-        await eventually(lambda: other.lost)
-        assert other.heard == [StopMessage(1.0)]
+        await eventually(lambda: other.closed)
+        assert other.received == [StopWorker(1.0)]
 
 
-async def test_nonsense_ends_the_line(caplog) -> None:
-    ours, theirs = socket.socketpair()
-    end = End()
-    end.channel = await Channel.open(ours, end.heard.append, end.lose, end.share)
-    with theirs:
-        theirs.send(b"\x00\x00\x00\x01\xc0")
-        await eventually(lambda: end.lost)
-    assert "sent an unknown message" in caplog.text
+@pytest.mark.parametrize("payload", [b"\x00\x00\x00\x01\xc0", encode_messages([AskMessage(1, "tell me", "")])])  # type: ignore[arg-type]
+async def test_an_unknown_message_closes_the_channel(payload: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with one_end() as (end, theirs):
+        theirs.send(payload)
+        await eventually(lambda: end.closed)
+    assert "an unknown message came" in caplog.text
 
 
-async def test_one_that_does_not_read_is_cut_off(monkeypatch, caplog) -> None:
+async def test_an_end_that_does_not_read_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(channel, "MAX_UNSENT_BYTES", 100_000)
-    ours, theirs = socket.socketpair()
-    end = End()
-    end.channel = await Channel.open(ours, end.heard.append, end.lose, end.share)
-    with theirs:
-        tell = partial(end.channel.send, AnswerMessage(0, bytes(50_000)))
-        while not end.lost:
-            tell()
-            await asyncio.sleep(0.001)
+    async with one_end() as (end, _):
+        while not end.closed:
+            end.channel.send(AnswerMessage(0, bytes(50_000)))
+            await asyncio.sleep(0)
     assert "does not read its messages" in caplog.text

@@ -8,7 +8,15 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from router.control.workers import metrics_merge
+from router.control.workers.metrics_merge import (
+    MergedMetrics,
+    MetricFamily,
+    decode_families,
+    encode_families,
+    merge_families,
+    select_counters,
+)
+from router.telemetry.metrics.exposition import PageForm, render_page
 
 
 class Page(Collector):
@@ -32,21 +40,27 @@ class Page(Collector):
         yield from (requests, waits, events, in_flight, load, nothing)
 
 
-def lines(leader: Page, *others: Page) -> list[str]:
-    told = [metrics_merge.decode_families(metrics_merge.encode_families(page)) for page in others]
-    return [
-        line for line in metrics_merge.render_merged(leader, told).decode().splitlines() if not line.startswith("#")
-    ]
+def of_duty(page: Page) -> list[MetricFamily]:
+    """What the worker on duty sends."""
+    return decode_families(encode_families(page, whole=True))
 
 
-def test_a_page_alone_is_itself() -> None:
-    from prometheus_client import generate_latest
+def of_other(page: Page) -> list[MetricFamily]:
+    """What another worker sends."""
+    return decode_families(encode_families(page, whole=False))
 
-    assert metrics_merge.render_merged(Page(3), []) == generate_latest(Page(3))
+
+def merge(on_duty: Page, *others: Page, form: PageForm = "text") -> str:
+    return MergedMetrics(of_duty(on_duty), map(of_other, others)).render(form).decode()
+
+
+def test_the_page_of_one_worker_alone_is_its_own() -> None:
+    assert merge(Page(3)) == render_page(Page(3), "text").decode()
+    assert merge(Page(3), form="openmetrics") == render_page(Page(3), "openmetrics").decode()
 
 
 def test_counters_and_histograms_add_up() -> None:
-    page = lines(Page(3), Page(4), Page(5))
+    page = merge(Page(3), Page(4), Page(5)).splitlines()
     assert 'warmroute_requests_total{model="m"} 12.0' in page
     assert 'warmroute_ttft_seconds_bucket{le="0.1",model="m"} 9.0' in page
     assert 'warmroute_ttft_seconds_count{model="m"} 12.0' in page
@@ -55,28 +69,36 @@ def test_counters_and_histograms_add_up() -> None:
 
 
 def test_the_newest_exemplar_of_all_workers_stays() -> None:
-    told = [metrics_merge.decode_families(metrics_merge.encode_families(Page(n))) for n in (4, 2, 5)]
-    page = metrics_merge.render_merged(Page(3), told, "openmetrics").decode()
+    pages = Page(3), *map(Page, (4, 2, 5))
+    page = merge(*pages, form="openmetrics")
     assert 'warmroute_ttft_seconds_bucket{le="+Inf",model="m"} 14.0 # {trace_id="trace-2"} 0.2 998.0' in page
     assert page.count("trace_id") == 1
-    assert "trace_id" not in metrics_merge.render_merged(Page(3), told).decode()
+    assert "trace_id" not in merge(*pages)
 
 
-def test_the_leader_knows_the_load_of_all_and_events_are_heard_by_all() -> None:
-    page = lines(Page(3), Page(4))
+def test_the_load_of_engines_and_their_events_are_as_the_worker_on_duty_knows_them() -> None:
+    page = merge(Page(3), Page(4)).splitlines()
     assert 'warmroute_target_requests{target="a/0"} 300.0' in page
     assert 'warmroute_stream_events_total{target="a/0"} 43.0' in page
 
 
-def test_series_that_the_leader_does_not_have_are_there() -> None:
-    page = lines(Page(3), Page(4, "other"))
+def test_series_that_the_worker_on_duty_does_not_have_are_there() -> None:
+    page = merge(Page(3), Page(4, "other")).splitlines()
     assert 'warmroute_requests_total{model="m"} 3.0' in page
     assert 'warmroute_requests_total{model="other"} 4.0' in page
 
 
-def test_of_who_is_gone_what_was_counted_stays() -> None:
-    gone = metrics_merge.select_counters(metrics_merge.decode_families(metrics_merge.encode_families(Page(4))))
-    kept = metrics_merge.merge_families([metrics_merge.merge_families([[], gone]), gone])
-    page = metrics_merge.render_merged(Page(3), [kept]).decode().splitlines()
-    assert 'warmroute_requests_total{model="m"} 11.0' in page
+def test_what_workers_that_have_ended_had_counted_stays_in_the_sum() -> None:
+    ended: list[MetricFamily] = []
+    for families in (of_duty(Page(4)), of_other(Page(5))):
+        ended = merge_families([ended, select_counters(families)])
+    page = MergedMetrics(of_duty(Page(3)), [ended]).render("text").decode().splitlines()
+    assert 'warmroute_requests_total{model="m"} 12.0' in page
     assert "warmroute_in_flight_requests 3.0" in page
+    assert 'warmroute_stream_events_total{target="a/0"} 43.0' in page
+
+
+def test_without_a_worker_on_duty_there_is_what_others_counted() -> None:
+    page = MergedMetrics([], [of_other(Page(4))]).render("text").decode()
+    assert 'warmroute_requests_total{model="m"} 4.0' in page.splitlines()
+    assert "warmroute_target_requests" not in page

@@ -1,11 +1,12 @@
-"""Routers in virtual time that tell each other what they book: after the delay, and also after frames were lost."""
+"""Routers in virtual time that publish what they book: known after the delay, and also after frames were lost."""
 
 from __future__ import annotations
 
 import pytest
 
-from router.control.replicas.peers import BEAT_S, GATHER_S
-from router.control.workers.messages import BreakerMoved
+from router.control.peers.heard import BEAT_S
+from router.control.peers.messages import BreakerMoved
+from router.control.peers.network import FAR_GATHER_S as GATHER_S
 from router.fleet.load import Booking, LoadBook
 from router.kvcache.events import TargetId
 from router.lab.rng import Rng
@@ -93,7 +94,7 @@ def test_all_agree_within_two_seconds_whatever_was_lost(lost: float) -> None:
 
 def test_a_breaker_that_one_router_opened_is_open_at_the_others() -> None:
     routers = Routers(ReplicaLink())
-    routers.exchanges[0].send(BreakerMoved(A, True, None, True))
+    routers.exchanges[0].share(BreakerMoved(A, True, None, True))
     routers.run(2 * GATHER_S)
     targets = [router.scheduler.fleet.target(A) for router in routers.routers[1:]]
     assert [target is not None and target.breaker.is_open for target in targets] == [True, True]

@@ -38,7 +38,7 @@ def test_a_stream_joined_late_is_named_while_blocks_wait_for_a_parent() -> None:
     assert list(check_targets(Subject(routers=[router]))) == []
 
 
-def test_replicas_that_hear_each_other_and_agree_are_no_finding() -> None:
+def test_replicas_that_reach_each_other_and_agree_are_no_finding() -> None:
     itself = WELL | {"own": True, "up": False, "last_heard_s": None, "same_policies": None, "same_instances": None}
     assert whats(WELL, itself) == []
     assert whats() == []
@@ -47,9 +47,10 @@ def test_replicas_that_hear_each_other_and_agree_are_no_finding() -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"up": False, "last_heard_s": None, "same_policies": None}, "does not hear 10.0.0.2:9004"),
-        ({"up": False}, "hears the router at 10.0.0.2:9004, and gets no acknowledgements"),
-        ({"address": None}, "hears a router (run 1f3a) that is not in its list"),
+        ({"up": False, "last_heard_s": None, "same_policies": None}, "receives nothing from 10.0.0.2:9004"),
+        ({"up": False}, "receives from the router at 10.0.0.2:9004, and gets no acknowledgements"),
+        ({"address": None}, "a router (run 1f3a) sends that is not in its list"),
+        ({"address": None, "up": False, "last_heard_s": None}, "a router (run 1f3a) has another version"),
         ({"same_policies": False}, "has other policies in force than the router at 10.0.0.2:9004"),
         ({"same_instances": False}, "knows other engines than the router at 10.0.0.2:9004, which knows 4"),
     ],

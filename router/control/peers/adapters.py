@@ -1,0 +1,221 @@
+"""LoRA adapters over several processes: one of them loads and unloads those of a base model, for all.
+
+It is the one with the highest hash of the model's name and its run, among those that can load the adapter: it is in
+their configuration, and instances of the model are ready. The others query it for what their requests need, and wait.
+What it loaded it publishes, so that all choose it at once.
+
+Requests for loaded adapters cost no messages: which adapter makes room is found out when one has to. The process that
+loads queries when the others used each one last, has them withdraw the coldest, and unloads it only if none of them has
+requests that want it by then. A process that has ended or is silent is not waited for.
+
+When processes come and go, two may load for one model for a moment: an adapter can then be loaded twice, or an instance
+get one more than `max_loaded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import count
+from math import ceil
+from typing import Any, ClassVar
+
+from router.control.peers.parts import Message, Peers
+from router.fleet.adapter_book import AdapterUse
+from router.request.adapter_loading import AdapterLoader
+from router.tasks import Tasks
+
+LOOK_S = 0.25  # between looks at which adapters this process can load
+AGAIN_S = 1.0  # until an unanswered query for an adapter is sent again, to the process that loads it then
+REPLY_S = 5.0  # of other queries; a process that hangs is forgotten sooner
+
+
+class LoadableAdapters(Message, frozen=True):
+    """The adapters that the sender can load: ready instances serve their base models."""
+
+    adapters: frozenset[str]
+
+
+class AdapterWanted(Message, frozen=True):
+    """The sender needs an adapter loaded: a query, sent again until an `AdapterLoadEnded` comes."""
+
+    adapter: str
+
+
+class AdapterLoadEnded(Message, frozen=True):
+    """An adapter is loaded on `instance`, or none has it because of `error`."""
+
+    adapter: str
+    instance: str | None
+    error: str | None = None
+
+
+class AdapterUseQuery(Message, frozen=True):
+    """How do requests of the receiver use the adapters of a base model?"""
+
+    number: int
+    base: str
+
+
+class AdapterWithdrawal(Message, frozen=True):
+    """The sender will unload an adapter: choose the instance for it no more, unless requests want it."""
+
+    number: int
+    instance: str
+    adapter: str
+
+
+class AdapterUses(Message, frozen=True):
+    """How requests of the sender use the adapters of a base model: the reply to the query of this number."""
+
+    number: int
+    uses: dict[str, AdapterUse]
+
+
+class SharedAdapters:
+    """Connects the `loader` of this process with those of its peers."""
+
+    messages: ClassVar[Sequence[type[Message]]] = (
+        LoadableAdapters,
+        AdapterWanted,
+        AdapterLoadEnded,
+        AdapterUseQuery,
+        AdapterWithdrawal,
+        AdapterUses,
+    )
+
+    def __init__(self, loader: AdapterLoader, peers: Peers) -> None:
+        self._loader = loader
+        self._peers = peers
+        self._tasks: Tasks
+        self._loadable = frozenset[str]()  # here, as last published
+        self._others: dict[str, frozenset[str]] = {}  # what other processes can load, by run
+        self._loadings: dict[str, asyncio.Future[str | None]] = {}  # elsewhere, that this process waits for, by adapter
+        self._askers: dict[str, set[str]] = {}  # runs that wait for this process, by adapter
+        self._numbers = count()
+        self._queries: dict[tuple[str, int], asyncio.Future[Mapping[str, AdapterUse]]] = {}  # by run and number
+        loader.peers = self
+
+    def start(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        tasks.supervise("loadable adapters", self._follow)
+
+    def state(self) -> Iterator[Message]:
+        yield LoadableAdapters(self._loadable)
+
+    def apply(self, message: Any, run: str) -> None:
+        match message:
+            case LoadableAdapters(adapters):
+                self._others[run] = adapters
+            case AdapterWanted(adapter) if self._loader.manages(adapter):
+                if adapter not in self._askers:
+                    self._askers[adapter] = set()
+                    self._tasks.spawn(f"load {adapter} for others", self._load_for_others(adapter))
+                self._askers[adapter].add(run)
+            case AdapterLoadEnded(adapter, instance, error) if self._loader.manages(adapter):
+                if instance is not None:
+                    self._loader.set_loaded(instance, adapter, True)
+                _resolve(self._loadings.get(adapter), error)
+            case AdapterUseQuery(number, base):
+                self._peers.send_to(run, AdapterUses(number, self._loader.list_uses(base)))
+            case AdapterWithdrawal(number, instance, adapter):
+                uses = self._loader.list_uses(self._loader.find_base(adapter))
+                if not _is_wanted(adapter, uses):
+                    self._loader.set_loaded(instance, adapter, False)
+                self._peers.send_to(run, AdapterUses(number, uses))
+            case AdapterUses(number, uses):
+                _resolve(self._queries.get((run, number)), uses)
+
+    def forget(self, run: str) -> None:
+        self._others.pop(run, None)
+        for (asked, _), reply in self._queries.items():
+            if asked == run:
+                _resolve(reply, {})
+
+    # AdapterPeers
+
+    async def load(self, adapter: str) -> str | None:
+        owner = ""
+        reply: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._loadings[adapter] = reply
+        try:
+            for _ in range(ceil(self._loader.wait_s / AGAIN_S)):
+                if owner not in self._peers.runs():
+                    owner = self.find_owner(adapter)
+                if owner == self._peers.run:
+                    return await self._loader.carry_out(adapter)
+                self._peers.send_to(owner, AdapterWanted(adapter))
+                await asyncio.wait([reply], timeout=AGAIN_S)
+                if reply.done():
+                    return reply.result()
+        finally:
+            del self._loadings[adapter]
+        return "the process that loads it has not replied in time"
+
+    async def list_uses(self, base: str) -> list[Mapping[str, AdapterUse]]:
+        replies = await self._query(lambda number: AdapterUseQuery(number, base))
+        return [uses for uses in replies if uses is not None]
+
+    async def withdraw(self, instance: str, adapter: str) -> bool:
+        replies = await self._query(lambda number: AdapterWithdrawal(number, instance, adapter))
+        return all(uses is not None and not _is_wanted(adapter, uses) for uses in replies)
+
+    def on_loaded(self, instance: str, adapter: str) -> None:
+        self._peers.share(AdapterLoadEnded(adapter, instance))
+
+    def find_owner(self, adapter: str) -> str:
+        """Return the run of the process that loads an adapter."""
+        own, base = self._peers.run, self._loader.find_base(adapter).encode()
+        loadable = {**self._others, own: self._loader.loadable()}
+        members = [run for run in (own, *self._peers.runs()) if adapter in loadable.get(run, ())]
+        return max(members or [own], key=lambda run: _rank(base, run))
+
+    async def _load_for_others(self, adapter: str) -> None:
+        """Load an adapter, and report the end to the processes that wait for it. One that is not its owner, as its own
+        view has it, thereby passes the query on.
+        """
+        error = await self._loader.load(adapter)
+        ended = AdapterLoadEnded(adapter, self._loader.find_instance(adapter), error)
+        for run in self._askers.pop(adapter):
+            self._peers.send_to(run, ended)
+
+    async def _query(self, query: Callable[[int], Message]) -> list[Mapping[str, AdapterUse] | None]:
+        """Send a query to all others that load adapters. Return their replies; None: one has not replied in time."""
+        number, loop = next(self._numbers), asyncio.get_running_loop()
+        sent = {run: loop.create_future() for run in self._peers.runs() if run in self._others}
+        if not sent:
+            return []
+        self._queries.update({(run, number): reply for run, reply in sent.items()})
+        try:
+            for run in sent:
+                self._peers.send_to(run, query(number))
+            await asyncio.wait(sent.values(), timeout=REPLY_S)
+        finally:
+            for run in sent:
+                del self._queries[run, number]
+        return [reply.result() if reply.done() else None for reply in sent.values()]
+
+    async def _follow(self) -> None:
+        while True:
+            self.poll()
+            await asyncio.sleep(LOOK_S)
+
+    def poll(self) -> None:
+        """Publish which adapters this process can load, if that has changed."""
+        if (loadable := self._loader.loadable()) != self._loadable:
+            self._loadable = loadable
+            self._peers.share(LoadableAdapters(loadable))
+
+
+def _is_wanted(adapter: str, uses: Mapping[str, AdapterUse]) -> bool:
+    return adapter in uses and uses[adapter].wanted > 0
+
+
+def _resolve(future: asyncio.Future[Any] | None, result: object) -> None:
+    if future is not None and not future.done():
+        future.set_result(result)
+
+
+def _rank(base: bytes, run: str) -> bytes:
+    return blake2b(base, digest_size=8, key=run.encode()[:64], person=b"warmroute lora").digest()

@@ -1,0 +1,116 @@
+"""Whether the processes in front of one fleet agree: each publishes which policies and engines it has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import ClassVar
+
+import msgspec
+
+from router.control.peers.parts import Message, Peers
+from router.control.summaries import summarize_policies
+from router.scheduling.scheduler import Scheduler
+from router.tasks import Tasks
+from router.telemetry.metrics.snapshot import ReplicaReport
+
+LOOK_S = 1.0
+APPLY_TIMEOUT_S = 2.0
+
+
+class PeerFacts(Message, frozen=True):
+    """Digests of what the processes in front of one fleet should have in common."""
+
+    policies: str  # digest of those in force
+    instances: str  # digest of their names
+    count: int  # of instances
+    digests: dict[str, str] = {}  # of the policies in use, by name
+    trouble: str | None = None  # why the policies of peers could not be put in force
+
+
+class SharedFacts:
+    """Publishes the facts of this process, and keeps those of its peers. `members` returns the runs of the other
+    workers of this host, `trouble` why the policies of peers could not be put in force; None: they are.
+    """
+
+    messages: ClassVar[Sequence[type[Message]]] = (PeerFacts,)
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        peers: Peers,
+        members: Callable[[], Collection[str]],
+        trouble: Callable[[], str | None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._peers = peers
+        self._members = members
+        self._trouble = trouble
+        self._sent: PeerFacts | None = None
+        self._others: dict[str, PeerFacts] = {}  # by run
+        self._changed = asyncio.Event()  # of peers
+
+    def start(self, tasks: Tasks) -> None:
+        tasks.supervise("facts for peers", self._follow)
+
+    def state(self) -> Iterator[Message]:
+        yield self.own()
+
+    def apply(self, message: PeerFacts, run: str) -> None:
+        self._others[run] = message
+        self._changed.set()
+
+    def forget(self, run: str) -> None:
+        self._others.pop(run, None)
+        self._changed.set()
+
+    def find(self, run: str) -> PeerFacts | None:
+        """Return the facts of this process, or of a peer; None when they are not known."""
+        return self.own() if run == self._peers.run else self._others.get(run)
+
+    def compare(self, report: ReplicaReport) -> ReplicaReport:
+        """Return a report with whether that router agrees with this one, where both reach each other."""
+        facts = None if report.run is None or not report.up else self._others.get(report.run)
+        if facts is None:
+            return report
+        own = self.own()
+        return report._replace(
+            same_policies=facts.policies == own.policies,
+            same_instances=facts.instances == own.instances,
+            instances=facts.count,
+        )
+
+    def publish(self) -> None:
+        """Publish the facts if they have changed."""
+        if (own := self.own()) != self._sent:
+            self._sent = own
+            self._peers.share(own)
+
+    async def wait_until_applied(self) -> None:
+        """Return when every worker of this host has the policies in force that this one has, 2 s later at most."""
+        own = self.own().policies
+        with suppress(TimeoutError):
+            async with asyncio.timeout(APPLY_TIMEOUT_S):
+                while any((facts := self._others.get(run)) is None or facts.policies != own for run in self._members()):
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def _follow(self) -> None:
+        """Publish the facts when they have changed, until cancelled."""
+        while True:
+            self.publish()
+            await asyncio.sleep(LOOK_S)
+
+    def own(self) -> PeerFacts:
+        """Return the facts of this process."""
+        policy_set = self._scheduler.selector.policy_set
+        policies = msgspec.json.encode(summarize_policies(policy_set))
+        names = sorted(instance.id for instance in self._scheduler.fleet)
+        digests = _digest([policies]), _digest(name.encode() for name in names)
+        return PeerFacts(*digests, len(names), dict(policy_set.digests), self._trouble())
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    return blake2b(b"\0".join(parts), digest_size=8).hexdigest()

@@ -1,0 +1,186 @@
+"""What travels between two peers: frames of messages one way, acknowledgements of beats and answers the other way.
+
+    news    messages for all peers, numbered without gaps
+    direct  messages for the peer `to`
+    beat    nothing, at a fixed interval: the only kind that is acknowledged
+    ask     a question of a peer that starts (`StateAsk`), which is answered in messages of two parts or more
+    leave   nothing: the sender stops, and has no bookings left
+
+Every frame and every acknowledgement begins with the version of the protocol. A peer of another version is named and
+left out: neither applies what the other sends. Within a version, new fields of messages come at the end with defaults
+and are left out by an older reader; messages of an unknown kind are skipped and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Union
+
+import msgspec
+
+from router.control.peers.parts import Message
+
+PROTOCOL = 2
+"""1: of warmroute 0.2, whose frames begin with their kind."""
+
+FrameKind = Literal["news", "direct", "beat", "ask", "leave"]
+StatePart = Literal["outline", "instances", "target", "history"]
+"""What a starting peer asks for: see `learned_state.py`; history: sessions and stored responses."""
+
+
+class PeerFrame(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    kind: str  # a `FrameKind`, or one that this build does not know
+    host: str  # id of the sender's host: one for all of its workers
+    run: str  # id of the sender's run
+    number: int  # of the sender's last news, this frame included
+    stamp_s: float  # the sender's monotonic clock when it was sent
+    to: str = ""  # run id of the receiver; empty: all
+    messages: msgspec.Raw = msgspec.Raw(b"\x90")  # a list
+
+
+class ForeignPeer(NamedTuple):
+    """The sender of a frame of another version."""
+
+    run: str
+    version: int
+
+
+class BeatAck(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    host: str  # id of the receiver's host
+    run: str  # id of the receiver's run
+    stamp_s: float  # of the beat
+    runs: list[str] = []  # of all workers that get what is sent to this address
+
+
+class StateAsk(msgspec.Struct, frozen=True, array_like=True):
+    number: int  # of the question, by the peer that asks
+    part: str  # a `StatePart`, or one that this build does not know
+    argument: str = ""  # of "target": its id
+
+
+class StateAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The first part of a message that answers a `StateAsk`; the other parts together are the payload."""
+
+    run: str  # id of the run of the peer that answers
+    ask: int  # number of the question
+    last: bool  # no further message follows
+
+
+class _AnyHead(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of a frame of any version."""
+
+    first: int | str
+    second: str
+    third: Any = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_frame = msgspec.msgpack.Decoder(PeerFrame).decode
+_decode_head = msgspec.msgpack.Decoder(_AnyHead).decode
+_decode_ack = msgspec.msgpack.Decoder(BeatAck).decode
+_decode_ask = msgspec.msgpack.Decoder(StateAsk).decode
+_decode_answer = msgspec.msgpack.Decoder(StateAnswer).decode
+_decode_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+class Sender(NamedTuple):
+    """Who sends frames."""
+
+    host: str
+    run: str
+
+
+def encode_frame(
+    kind: FrameKind,
+    sender: Sender,
+    number: int,
+    stamp_s: float,
+    messages: Sequence[Message | StateAsk] = (),
+    to: str = "",
+) -> bytes:
+    return _encode((PROTOCOL, kind, *sender, number, stamp_s, to, messages))
+
+
+def decode_frame(payload: bytes) -> PeerFrame | ForeignPeer | None:
+    """Return the frame, or who has sent one of another version; None when it is neither."""
+    try:
+        frame = _decode_frame(payload)
+        return frame if frame.version == PROTOCOL else ForeignPeer(frame.run, frame.version)
+    except msgspec.DecodeError:
+        return _find_foreign(payload)
+
+
+def _find_foreign(payload: bytes) -> ForeignPeer | None:
+    try:
+        head = _decode_head(payload)
+    except msgspec.DecodeError:
+        return None
+    if isinstance(head.first, str):
+        return ForeignPeer(head.second, 1)
+    return ForeignPeer(head.third, head.first) if isinstance(head.third, str) and head.first != PROTOCOL else None
+
+
+class MessageCodec:
+    """Decodes the messages in frames. `kinds`: those that this process knows."""
+
+    def __init__(self, kinds: Iterable[type[Message]]) -> None:
+        known: Any = Union[tuple(kinds)]  # noqa: UP007  of kinds that are known at run time
+        self._decode_one = msgspec.msgpack.Decoder(known).decode
+        self._decode_all = msgspec.msgpack.Decoder(list.__class_getitem__(known)).decode
+
+    def decode(self, frame: PeerFrame) -> tuple[list[Message], int]:
+        """Return the messages of a frame, and how many were skipped because this build does not know them."""
+        try:
+            return self._decode_all(frame.messages), 0
+        except msgspec.DecodeError:  # a newer build sent it, perhaps
+            return self._decode_known(frame)
+
+    def _decode_known(self, frame: PeerFrame) -> tuple[list[Message], int]:
+        found: list[Message] = []
+        skipped = 0
+        try:
+            messages = _decode_list(frame.messages)
+        except msgspec.DecodeError:
+            return [], 1
+        for raw in messages:
+            try:
+                found.append(self._decode_one(raw))
+            except msgspec.DecodeError:
+                skipped += 1
+        return found, skipped
+
+
+def encode_ack(ack: BeatAck) -> bytes:
+    return _encode(ack)
+
+
+def decode_ack(payload: bytes) -> BeatAck | None:
+    """Return the acknowledgement; None when it is not one of this version."""
+    try:
+        ack = _decode_ack(payload)
+    except msgspec.DecodeError:
+        return None
+    return ack if ack.version == PROTOCOL else None
+
+
+def decode_ask(frame: PeerFrame) -> StateAsk | None:
+    """Return the question in a frame of kind "ask"; None when there is none."""
+    try:
+        asked = _decode_list(frame.messages)
+        return _decode_ask(asked[0]) if asked else None
+    except msgspec.DecodeError:
+        return None
+
+
+def encode_answer(head: StateAnswer) -> bytes:
+    return _encode(head)
+
+
+def decode_answer(payload: bytes) -> StateAnswer | None:
+    """Return the first part of an answer; None when it is not one."""
+    try:
+        return _decode_answer(payload)
+    except msgspec.DecodeError:
+        return None

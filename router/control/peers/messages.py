@@ -1,0 +1,117 @@
+"""What schedulers publish to their peers: bookings, sessions, and what they find out about engines.
+
+A load message carries the whole load of a target, not a change: the latest one is valid by itself, so a lost one does
+no lasting harm, and a peer that ended is forgotten in one step.
+"""
+
+from __future__ import annotations
+
+from router.control.peers.parts import Message
+from router.fleet.overlap_accuracy import Finding
+from router.fleet.preload_book import Reason
+from router.fleet.worker_share import WorkerShare
+
+
+class LoadMessage(Message, frozen=True):
+    """The sender's bookings of a target."""
+
+    target: str
+    share: WorkerShare
+
+
+class AllLoads(Message, frozen=True):
+    """All bookings of the sender: it has none at other targets."""
+
+    loads: dict[str, WorkerShare]
+
+
+class SessionMoved(Message, frozen=True):
+    """A session's last target."""
+
+    prefill: bool  # of the prefill halves of pairs
+    model: str
+    session: str
+    target: str
+    at_s: float  # by the sender's monotonic clock; the exchange gives it by the receiver's
+
+
+class SessionAnswered(Message, frozen=True):
+    """A session's progress after another answer; see `SessionProgress`."""
+
+    model: str
+    session: str
+    turn: int
+    answered_s: float  # by the sender's monotonic clock; the exchange gives it by the receiver's
+    tool_call: bool | None
+
+
+class ResponseStored(Message, frozen=True):
+    """A response is stored at `target`. `tenant` is empty where clients need not be known."""
+
+    response: str
+    target: str
+    tenant: str = ""
+
+
+class BlocksSent(Message, frozen=True):
+    """Blocks that a request brings into a target's cache, before any event reports them."""
+
+    target: str
+    keys: bytes  # of `pack_keys`
+    computed: bool = False  # all of a prompt, by a target whose events cannot be trusted; else they are on their way
+
+
+class PredictionChecked(Message, frozen=True):
+    """What an answer has shown of the overlap that a target's events predicted, where that is evidence for others."""
+
+    target: str
+    finding: Finding
+
+
+class DrainMessage(Message, frozen=True):
+    """An operator's decision. The highest `version` counts, of equal ones the greater `by`."""
+
+    instance: str
+    on: bool
+    version: int
+    by: str  # run id of the process that decided
+
+
+class CacheForgotten(Message, frozen=True):
+    """The weights of an instance changed: nothing that its caches hold is of use."""
+
+    instance: str
+    number: int  # of those that `by` decided, from 1
+    by: str  # run id of the process that decided
+
+
+class BreakerMoved(Message, frozen=True):
+    """The circuit breaker of a target opened after failures of its engine, or closed after an answer."""
+
+    target: str
+    opened: bool
+    client: str | None = None  # of the last failure: its key's name or address; None: unknown
+    several: bool = False  # clients had failures
+
+
+class InstanceSuspected(Message, frozen=True):
+    """A request could not connect to an instance, or died there: probe it now."""
+
+    instance: str
+
+
+class PrefixPreloaded(Message, frozen=True):
+    """A prefix was loaded into a target ahead of the requests for it; see `PreloadBook.expect`."""
+
+    target: str
+    reason: Reason
+    keys: tuple[int, ...]
+    tokens: int
+    loaded_tokens: int
+
+
+class PreloadSettled(Message, frozen=True):
+    """A request at a target was the first with prefixes that were loaded ahead; by key, whether it hit them."""
+
+    target: str
+    found: dict[int, bool]

@@ -1,0 +1,210 @@
+"""Policies, rollbacks and the audit log over several processes: what is decided at one is in force at all.
+
+    switch      a decision has a version above all that its process had seen (Lamport), so that all choose the same one
+    rollback    a set that only grows: an arm that one process rolled back is out everywhere, whatever is switched later
+    audit log   each process publishes its entries, numbered; the others add them to their own logs
+
+The whole policy set is one decision: of two switches that were made at once, at processes that could not reach each
+other, one counts and the other is only in the audit logs. A process that starts has the policies of its files until it
+receives a decision; then that one counts. Policies that cannot be built here (a scorer that is not installed, a newer
+version) leave those in force, and are the error of the source `replicas` in `GET /admin/policies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+from pydantic import ValidationError
+
+from router.config.schema import PolicyConfig
+from router.config.sections.experiment import ExperimentConfig
+from router.config.sections.listeners import AdmissionConfig
+from router.control import proposals
+from router.control.control import Control
+from router.control.peers.parts import Message, Peers
+from router.control.summaries import fingerprint
+from router.errors import ConfigError
+from router.scheduling.experiments.policy_set import PolicySet
+from router.tasks import Tasks
+from router.telemetry.audit_log import AuditEntry
+from scorers.registry import Registry, load_registry
+
+log = logging.getLogger("warmroute.peers")
+
+SHARED_ENTRIES = 50  # of the audit log, sent again to a peer that missed something
+
+
+class PolicyRule(Message, frozen=True):
+    """A policy set as configuration, so that every process builds it with the same functions."""
+
+    policies: dict[str, str]  # JSON of each policy, by name
+    active: str
+    experiment: str | None  # JSON
+    admission: str  # JSON
+
+
+class PolicyDecision(Message, frozen=True):
+    """The policies that somebody put in force at one process. The highest `version` counts, of equal ones the greater
+    `by`.
+    """
+
+    version: int
+    by: str  # run id of the process that decided
+    what: str  # as in the audit log
+    back: bool  # it undoes another one
+    rule: PolicyRule  # without arms rolled back: `ArmRolledBack` names those
+    started: int = 0  # version of the decision that started the experiment in it, and by whom
+    started_by: str = ""
+
+
+class ArmRolledBack(Message, frozen=True):
+    """An arm stays out of the experiment with this fingerprint, whoever found it too bad."""
+
+    experiment: str
+    arm: str
+
+
+class AuditShared(Message, frozen=True):
+    """An entry of the sender's audit log."""
+
+    number: int  # among those of its run, from 1
+    entry: AuditEntry
+
+
+class SharedPolicies:
+    """Follows what is decided at peers, and publishes what is decided here. `on_applied`: called when a decision of a
+    peer is in force here, or cannot be.
+    """
+
+    messages: ClassVar[Sequence[type[Message]]] = (PolicyDecision, ArmRolledBack, AuditShared)
+
+    def __init__(self, control: Control, peers: Peers) -> None:
+        self._run = peers.run
+        self._peers = peers
+        self._control = control
+        self._send = peers.share
+        self.on_applied: Callable[[], None] = lambda: None
+        self._registry = load_registry()
+        self._latest: PolicyDecision | None = None
+        self._started = (0, "")  # version and maker of the decision that started the running experiment
+        self._fingerprint = fingerprint(control.policy_set)
+        self._named, self._name = control.policy_set, self._fingerprint
+        self._wake = asyncio.Event()
+        self._entries: deque[AuditShared] = deque(maxlen=SHARED_ENTRIES)
+        self._entered = 0  # entries of this run so far
+        self._heard: dict[str, int] = {}  # number of the last entry, by run
+        for entry in reversed(control.audit.latest()):
+            if entry.replica is not None and entry.number is not None:
+                self._heard[entry.replica] = entry.number
+        control.report_to(self)
+
+    def start(self, tasks: Tasks) -> None:
+        tasks.supervise("policies of replicas", self._follow)
+
+    # decided here
+
+    def on_switch(self, what: str, after: PolicySet, *, back: bool) -> None:
+        version = 1 if self._latest is None else self._latest.version + 1
+        if fingerprint(after) != self._fingerprint:
+            self._fingerprint, self._started = fingerprint(after), (version, self._run)
+        self._latest = PolicyDecision(version, self._run, what, back, _make_rule(after), *self._started)
+        self._send(self._latest)
+
+    def on_rollback(self, experiment: str, arm: str) -> None:
+        self._send(ArmRolledBack(experiment, arm))
+
+    def on_entry(self, entry: AuditEntry) -> None:
+        self._entered += 1
+        shared = AuditShared(self._entered, entry)
+        self._entries.append(shared)
+        self._send(shared)
+
+    @property
+    def experiment_id(self) -> str | None:
+        """Return the name of the running experiment at all processes; None without one. The same arms, ended and begun
+        again, are another one.
+        """
+        policy_set = self._control.policy_set
+        if policy_set is not self._named:
+            self._named, self._name = policy_set, fingerprint(policy_set)
+        version, by = self._started
+        return None if self._name is None else f"{self._name}@{version}{by}"
+
+    # decided elsewhere
+
+    def state(self) -> Iterator[Message]:
+        for experiment, arm in self._control.rollbacks:
+            yield ArmRolledBack(experiment, arm)
+        if self._latest is not None:
+            yield self._latest
+        yield from self._entries
+
+    def forget(self, run: str) -> None:
+        """What was decided counts when its maker has ended."""
+
+    def apply(self, message: Any, run: str) -> None:
+        match message:
+            case PolicyDecision():
+                if self._latest is None or (message.version, message.by) > (self._latest.version, self._latest.by):
+                    self._latest = message
+                    self._wake.set()
+            case ArmRolledBack():
+                self._control.follow_rollback(message.experiment, message.arm, near=run in self._peers.near_runs())
+            case AuditShared():
+                if message.number > self._heard.get(run, 0):
+                    self._heard[run] = message.number
+                    entry = msgspec.structs.replace(message.entry, replica=run, number=message.number)
+                    self._control.audit.add(entry)
+
+    async def _follow(self) -> None:
+        """Put the latest decision in force whenever it is another process's, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            decision = self._latest
+            if decision is None or decision.by == self._run:
+                continue
+            log.info("peer %s: %s", decision.by, decision.what)
+            build = partial(_build_from_rule, decision.rule, registry=self._registry)
+            near, confirm = decision.by in self._peers.near_runs(), partial(self._confirm, decision)
+            await self._control.follow_replica(decision.what, build, confirm, back=decision.back, near=near)
+            self._fingerprint = fingerprint(self._control.policy_set)
+            self.on_applied()
+
+    def _confirm(self, decision: PolicyDecision) -> bool:
+        """Return whether this is still the decision that counts, just before it is in force."""
+        if self._latest is not decision:
+            return False
+        self._started = decision.started, decision.started_by
+        return True
+
+
+def _make_rule(policy_set: PolicySet) -> PolicyRule:
+    """Return `policy_set` as a message, without policies that were built in code and have no text."""
+    policies = {name: policy.spec for name, policy in policy_set.policies.items() if policy.spec is not None}
+    experiment = policy_set.experiment
+    return PolicyRule(
+        {name: spec.model_dump_json() for name, spec in policies.items()},
+        policy_set.active,
+        None if experiment is None else experiment.model_dump_json(),
+        policy_set.admission.model_dump_json(),
+    )
+
+
+def _build_from_rule(rule: PolicyRule, before: PolicySet, registry: Registry) -> PolicySet:
+    """Build a rule's policies, keeping unchanged ones of `before`. Raises ConfigError if one cannot be built here."""
+    try:
+        specs = {name: PolicyConfig.model_validate_json(text) for name, text in rule.policies.items()}
+        experiment = None if rule.experiment is None else ExperimentConfig.model_validate_json(rule.experiment)
+        admission = AdmissionConfig.model_validate_json(rule.admission)
+    except ValidationError as error:  # of a newer version
+        raise ConfigError(f"policies of a router of another version: {error}") from error
+    here = {name: policy for name, policy in before.policies.items() if name in specs}
+    policies = proposals.build_changed(here, specs, registry)
+    return proposals.build_policy_set(policies, rule.active, experiment, admission)

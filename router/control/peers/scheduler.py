@@ -1,0 +1,317 @@
+"""The scheduler of one process among several: it publishes its bookings and what it finds out, and applies its peers'.
+
+    to all peers    loads by target, blocks of prompts on their way, sessions' targets and progress, response ids,
+                    drains, breakers that moved, suspicions, forgotten caches
+    to this host    prefixes that were loaded ahead, and whether they were hit
+
+So all processes decide on the same load, a few milliseconds old, and a session that arrives at another process still
+goes to the target that has its cache. Not shared is what each process learns by itself: the index (every process
+subscribes to all events), speeds.
+
+A session's target is sent with every request, not only when it moves, and of two that cross the later one counts
+everywhere: processes that could not reach each other meanwhile agree again at the session's next request.
+
+A breaker that opens because an engine failed for several clients is open at all processes; failures of one client count
+elsewhere as they would there, so that a client whose requests make engines fail closes them to nobody. Each process
+tries the engine again by itself, and the first good answer closes the breaker everywhere. That an engine could not be
+reached is only a reason for the others to probe it now: the network of one host may be at fault. An instance whose
+weights changed is named until this process ends, so that also a peer that missed it forgets what the caches held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any, ClassVar
+
+from router.clock import Clock
+from router.control.peers.drains import DrainDecisions
+from router.control.peers.messages import (
+    BlocksSent,
+    BreakerMoved,
+    CacheForgotten,
+    DrainMessage,
+    InstanceSuspected,
+    PredictionChecked,
+    PrefixPreloaded,
+    PreloadSettled,
+    ResponseStored,
+    SessionAnswered,
+    SessionMoved,
+)
+from router.control.peers.parts import Broadcast, Message
+from router.fleet.engine_facts import EventEndpoint, ModelCard
+from router.fleet.fleet import Fleet
+from router.fleet.instance import Target
+from router.fleet.load import Booking
+from router.fleet.saved_instance import SavedInstance, restore_instance
+from router.fleet.worker_share import NO_SHARE, WorkerShare
+from router.kvcache.events import Key, TargetId
+from router.kvcache.indexer import KvIndexer, SentPrompt
+from router.kvcache.overlap_estimate import OverlapEstimate
+from router.kvcache.sent_elsewhere import pack_keys, unpack_keys
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.usage import NO_USAGE, Usage
+from router.scheduling.policy.decision import Decision
+from router.scheduling.policy.record import LegEnd
+from router.scheduling.policy.session_progress import Progress
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.selector import Selector
+from router.scheduling.ticket import ENGINE_IN_DOUBT, Ticket
+from router.tasks import Tasks
+
+SUSPICIOUS = ENGINE_IN_DOUBT | {"broken", "continued"}  # ends of requests after which an instance is probed
+SUSPECT_AGAIN_S = 1.0
+CROSSING_S = 2.0  # messages that take longer may undo a later move
+NUMBERS_PER_WORKER = 10**12  # request numbers seed random choices, which must differ between workers
+
+
+SessionKey = tuple[bool, str, str]
+"""Whether it is of prefill halves of pairs, model and session."""
+
+
+class PeerScheduler(Scheduler):
+    """A scheduler that is also what peers share of it (`SharedPart`). `number` is that of this worker on its host."""
+
+    messages: ClassVar[Sequence[type[Message]]] = (
+        *(SessionMoved, SessionAnswered, ResponseStored, BlocksSent, PredictionChecked, DrainMessage, CacheForgotten),
+        *(BreakerMoved, InstanceSuspected, PrefixPreloaded, PreloadSettled),
+    )
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        indexer: KvIndexer,
+        selector: Selector,
+        clock: Clock,
+        responses_kept: int,
+        *,
+        shared_pool: bool,
+        secret: int,
+        broadcast: Broadcast,
+        number: int = 0,
+    ) -> None:
+        self._broadcast = broadcast
+        self._others: dict[TargetId, WorkerShare] = {}
+        self._drains = DrainDecisions(broadcast.run)
+        self._forgotten: dict[str, CacheForgotten] = {}  # the last one of this process, by instance
+        self._forgets = 0
+        self._forgotten_elsewhere: dict[tuple[str, str], int] = {}  # number of the last one, by run and instance
+        self._moved_s: dict[SessionKey, float] = {}  # when sessions were placed last, anywhere: of the last seconds
+        self._moved_before_s: dict[SessionKey, float] = {}  # and of as many seconds before these
+        self._moved_since_s = 0.0
+        self._suspected: dict[str, float] = {}  # instances, and when that was published
+        self.suspect: Callable[[str], None] = lambda instance: None
+        """Probe an instance now; the composition root connects it."""
+        self._learned: dict[str, SavedInstance] = {}  # elsewhere, of instances that have not joined yet
+        self._learned_at = 0.0
+        selector.request_count = number * NUMBERS_PER_WORKER
+        super().__init__(fleet, indexer, selector, clock, responses_kept, shared_pool=shared_pool, secret=secret)
+        self.preloads.on_loaded = lambda *prefix: broadcast.share_near(PrefixPreloaded(*prefix))
+        self.preloads.on_settled = lambda *found: broadcast.share_near(PreloadSettled(*found))
+
+    # changes of this process, published
+
+    def drain(self, instance: str, on: bool) -> bool:
+        found = super().drain(instance, on)
+        if found:
+            self._broadcast.share(self._drains.decide(instance, on))
+        return found
+
+    def forget_cache(self, instance: str) -> bool:
+        found = super().forget_cache(instance)
+        if found:
+            self._forgets += 1
+            forgotten = self._forgotten[instance] = CacheForgotten(instance, self._forgets, self._broadcast.run)
+            self._broadcast.share(forgotten)
+        return found
+
+    def report_load(self, target: TargetId) -> None:
+        self._broadcast.report_load(target)
+
+    def on_first_byte(self, ticket: Ticket) -> None:
+        super().on_first_byte(ticket)
+        self._broadcast.report_load(ticket.target.id)
+        if ticket.has_prefilled:
+            self._report_computed(ticket.sent_prompt)
+
+    def settle_prefill(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = NO_USAGE) -> None:
+        half = ticket.prefill
+        if half is None or half.leg.end != "running":
+            return
+        was_open = half.target.breaker.is_open
+        super().settle_prefill(ticket, end, status, usage)
+        self._broadcast.report_load(half.target.id)
+        if end == "ok":
+            self._report_computed(half.sent_prompt)
+            self._report_finding(half.target)
+        self._report_engine(half.target, was_open, end)
+
+    def settle(self, ticket: Ticket) -> None:
+        was_open = ticket.target.breaker.is_open
+        super().settle(ticket)
+        self._broadcast.report_load(ticket.target.id)
+        self._report_engine(ticket.target, was_open, ticket.end)
+        if ticket.end == "ok":
+            self._report_finding(ticket.target)
+        view = ticket.attempt.decision.view
+        if ticket.end == "ok" and view.session is not None and self.selector.policy_set.needs_session:
+            progress = self.selector.progress.get((view.model, view.session))
+            if progress is not None:
+                self._broadcast.share(SessionAnswered(view.model, view.session, *progress))
+
+    def remember_response(self, response_id: str, target: TargetId, tenant: str = "") -> None:
+        super().remember_response(response_id, target, tenant)
+        self._broadcast.share(ResponseStored(response_id, target, tenant))
+        self._broadcast.flush()  # its client may ask another process for it at once
+
+    def _take(
+        self,
+        decision: Decision,
+        known: TokenizedPrompt | None,
+        estimate: OverlapEstimate | None,
+        tokens: int,
+        uncached: int,
+        now: float,
+    ) -> tuple[Target, Booking, OverlapEstimate | None, SentPrompt | None]:
+        taken = super()._take(decision, known, estimate, tokens, uncached, now)
+        view, target = decision.view, taken[0]
+        self._broadcast.report_load(target.id)
+        if view.session is not None:
+            key = decision.part == "prefill", view.model, view.session
+            self._note_move(key, now)
+            self._broadcast.share(SessionMoved(*key, target.id, now))
+        if (sent := taken[3]) is not None and sent.speculative.keys:
+            self._broadcast.share(BlocksSent(target.id, pack_keys(sent.speculative.keys)))
+        return taken
+
+    def _report_finding(self, target: Target) -> None:
+        if (finding := target.overlap_accuracy.take_news()) is not None:
+            self._broadcast.share(PredictionChecked(target.id, finding))
+
+    def _report_computed(self, sent: SentPrompt | None) -> None:
+        """Publish what a target without trusted events has computed: no event will report it."""
+        if sent is not None and sent.approximate:
+            self._broadcast.share(BlocksSent(sent.speculative.target, pack_keys(sent.approximate), computed=True))
+
+    def _report_engine(self, target: Target, was_open: bool, end: str) -> None:
+        """Publish that the end of a request has moved a breaker, or makes its engine suspicious. Not that it could not
+        be reached from here: each process finds that out for itself, or one bad network would close all engines.
+        """
+        breaker, instance, now = target.breaker, target.instance.id, self._clock.now()
+        if breaker.is_open != was_open and not (breaker.is_open and breaker.unreachable):
+            blamed = (breaker.failed_client, breaker.several_failed) if breaker.is_open else (None, False)
+            self._broadcast.share(BreakerMoved(target.id, breaker.is_open, *blamed))
+        if end in SUSPICIOUS and now - self._suspected.get(instance, -inf) >= SUSPECT_AGAIN_S:
+            self._suspected[instance] = now
+            self._broadcast.share(InstanceSuspected(instance))
+
+    # changes of peers
+
+    def start(self, tasks: Tasks) -> None:
+        """It has no tasks."""
+
+    def state(self) -> Iterator[Message]:
+        yield from self._drains
+        yield from self._open_breakers()
+        yield from self._forgotten.values()
+        yield from self.stored_responses()
+
+    def forget(self, run: str) -> None:
+        """What a peer did stays true when it ends; its bookings are kept elsewhere (`SharedLoads`)."""
+
+    def apply(self, message: Any, run: str) -> None:
+        match message:
+            case SessionMoved(prefill, model, session, target, at_s):
+                key = prefill, model, session
+                if at_s >= self.moved_at(key):
+                    self._note_move(key, at_s)
+                    self.selector.sessions.put(key, target)
+            case SessionAnswered(model, session, turn, answered_s, tool_call):
+                self.selector.progress.put((model, session), Progress(turn, answered_s, tool_call))
+            case ResponseStored(response, target, tenant):
+                super().remember_response(response, TargetId(target), tenant)
+            case BlocksSent(target, packed, computed):
+                elsewhere = self.indexer.elsewhere
+                (elsewhere.add_computed if computed else elsewhere.expect)(TargetId(target), unpack_keys(packed))
+            case PredictionChecked(target, finding):
+                if (here := self.fleet.target(TargetId(target))) is not None:
+                    here.overlap_accuracy.add(finding)
+            case DrainMessage(instance, on):
+                if self._drains.accept(message):
+                    super().drain(instance, on)
+            case CacheForgotten(instance, number, by):
+                if number > self._forgotten_elsewhere.get((by, instance), 0):
+                    self._forgotten_elsewhere[by, instance] = number
+                    super().forget_cache(instance)
+            case BreakerMoved():
+                self._apply_breaker(message)
+            case InstanceSuspected(instance):
+                self.suspect(instance)
+            case PrefixPreloaded(target, reason, keys, tokens, loaded_tokens):
+                self.preloads.expect(TargetId(target), reason, tuple(map(Key, keys)), tokens, loaded_tokens)
+            case PreloadSettled(target, found):
+                self.preloads.settle(TargetId(target), {Key(key): hit for key, hit in found.items()})
+
+    def moved_at(self, key: SessionKey) -> float:
+        """Return when a session was placed last, anywhere; a time in the past when that was not a short while ago."""
+        return max(self._moved_s.get(key, -inf), self._moved_before_s.get(key, -inf))
+
+    def _note_move(self, key: SessionKey, at_s: float) -> None:
+        if at_s - self._moved_since_s > CROSSING_S:
+            self._moved_s, self._moved_before_s, self._moved_since_s = {}, self._moved_s, at_s
+        self._moved_s[key] = at_s
+
+    def _apply_breaker(self, message: BreakerMoved) -> None:
+        if (target := self.fleet.target(TargetId(message.target))) is not None:
+            if message.opened:
+                target.breaker.on_opened_elsewhere(message.client, message.several, self._clock.now())
+            else:
+                target.breaker.on_closed_elsewhere()
+
+    def _open_breakers(self) -> list[BreakerMoved]:
+        """Return a message for each breaker that is open because its engine failed."""
+        now = self._clock.now()
+        targets = (target for instance in self.fleet for target in instance.targets.values())
+        failed = [t for t in targets if not t.breaker.unreachable and t.breaker.state(now) == "open"]
+        return [BreakerMoved(t.id, True, t.breaker.failed_client, t.breaker.several_failed) for t in failed]
+
+    # what a peer needs that starts
+
+    def stored_responses(self) -> list[ResponseStored]:
+        """Return the targets of stored responses, the oldest first."""
+        return [ResponseStored(*stored) for stored in self.responses()]
+
+    def apply_load(self, target: TargetId, share: WorkerShare) -> None:
+        """Replace the bookings of `target` by all peers."""
+        if share != NO_SHARE:
+            self._others[target] = share
+        else:
+            self._others.pop(target, None)
+        if (here := self.fleet.target(target)) is not None:
+            here.load_book.set_siblings(share)
+
+    def add_instance(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
+        joined = super().add_instance(instance, cards, sources)
+        if self._drains.drains(instance):
+            super().drain(instance, True)
+        learned, member = self._learned.pop(instance, None), self.fleet.get(instance)
+        if learned is not None and member is not None:
+            restore_instance(member, learned, self._learned_at)
+        return joined
+
+    def expect_learned(self, instances: Sequence[SavedInstance], at: float) -> None:
+        """Give each of these instances, when it joins, what another process had learned of it at this time; those of an
+        earlier call that have not joined get nothing.
+        """
+        self._learned = {saved.id: saved for saved in instances}
+        self._learned_at = at
+
+    def _index(self, target: Target, stream: EventEndpoint | None) -> None:
+        super()._index(target, stream)
+        target.load_book.set_siblings(self._others.get(target.id, NO_SHARE))
+
+    def own_share(self, target: TargetId) -> WorkerShare:
+        """Return this process's own bookings of `target`."""
+        here = self.fleet.target(target)
+        return NO_SHARE if here is None else here.load_book.own

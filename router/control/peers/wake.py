@@ -1,0 +1,66 @@
+"""Requests that wait for a model at any process count at all of them, because KEDA may poll any host.
+
+And the worker on duty starts instances for all workers of its host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from router.control.duty import Duty
+from router.control.peers.parts import Message, Peers
+from router.request.wake.waiting_models import WaitingModels
+from router.tasks import Tasks
+
+
+class InstanceWanted(Message, frozen=True):
+    """Requests wait at the sender for a model that no instance serves; sent again while they do."""
+
+    model: str
+    waiting: int
+
+
+class WakeCallEnded(Message, frozen=True):
+    """The sender has called for an instance with `model`."""
+
+    model: str
+    failed: bool
+
+
+class SharedWaits:
+    """Publishes what `waiting` reports here, and notes there what waits elsewhere. `call` starts an instance for so
+    many requests, `on_call_end` is called with how that ended at another worker.
+    """
+
+    messages: ClassVar[Sequence[type[Message]]] = (InstanceWanted, WakeCallEnded)
+
+    def __init__(self, waiting: WaitingModels, duty: Duty, peers: Peers) -> None:
+        self.call: Callable[[str, int], None] = lambda model, waiting: None
+        self.on_call_end: Callable[[str, bool], None] = lambda model, failed: None
+        self._waiting = waiting
+        self._duty = duty
+        self._peers = peers
+        waiting.share = lambda model, requests: peers.share(InstanceWanted(model, requests))
+
+    def start(self, tasks: Tasks) -> None:
+        """It has no tasks."""
+
+    def state(self) -> tuple[Message, ...]:
+        return ()  # a model for which requests wait is reported again within a second
+
+    def forget(self, run: str) -> None:
+        """What waited there is forgotten when it is not reported again."""
+
+    def publish_end(self, model: str, failed: bool) -> None:
+        """Publish how a call for an instance ended, to the workers of this host."""
+        self._peers.share_near(WakeCallEnded(model, failed))
+
+    def apply(self, message: Any, run: str) -> None:
+        match message:
+            case InstanceWanted(model, waiting):
+                self._waiting.note(model)
+                if self._duty.held and run in self._peers.near_runs():
+                    self.call(model, waiting)
+            case WakeCallEnded(model, failed):
+                self.on_call_end(model, failed)
