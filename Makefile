@@ -79,7 +79,7 @@ test-doctor: $(VENV)/.installed-test  ## plant every fault that `warmroute docto
 	$(BIN)/python -m pytest -m doctor -n $(WORKERS) tests/router/operate/doctor tests/e2e/test_doctor.py
 
 test-rollout: $(VENV)/.installed-test  ## restart fleets of emulated engines with `warmroute rollout`, and the router itself (two minutes)
-	$(BIN)/python -m pytest -m rollout tests/e2e/test_rollout.py tests/e2e/test_handover.py tests/e2e/test_snapshot.py
+	$(BIN)/python -m pytest -m rollout tests/e2e/test_rollout.py tests/e2e/test_handover.py tests/e2e/test_snapshot.py tests/e2e/test_killed_workers.py
 
 # Playwright drives Debian's browser, not one of its own.
 test-browser: $(VENV)/.installed-test  ## run the tests of the live page in Chromium, which is installed from Debian where it is not there
