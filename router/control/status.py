@@ -208,7 +208,7 @@ class Status:
         """Describe the processes that answer requests, and the policies in force in each."""
         if self.host_workers is not None:
             return self.host_workers()
-        own = {"number": 0, "pid": os.getpid(), "run": self.run_id, "up": True}
+        own = {"number": 0, "pid": os.getpid(), "run": self.run_id, "up": True, "on_duty": True}
         return [own | {"policies": self.scheduler.selector.policy_set.digests, "trouble": None}]
 
     def describe_replicas(self) -> list[ReplicaReport]:
