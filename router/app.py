@@ -111,6 +111,7 @@ class App:
         self._started = self._stopping = self._open = False
         self._file = file
         self._role = role
+        self._number = 0 if role is None else role.start.number  # of this process among those of its host
         self._duty = Duty(self._run_id, held=role is None)
         self._build_scheduler()
         self._build_feeds()
@@ -131,9 +132,8 @@ class App:
         memory = MemoryBudget(config.tokens.memory_bytes // config.workers)
         self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
         policies = wiring.build_policy_set(config)
-        number = 0 if role is None else role.start.number
         core = config, policies, keyring, clock, self._pool
-        self._scheduler = wiring.build_scheduler(*core, secret=secret, peers=peers, number=number)
+        self._scheduler = wiring.build_scheduler(*core, secret=secret, peers=peers, number=self._number)
         if saved is not None:
             wiring.restore_index(saved, secret, self._scheduler.indexer)
         self._snapshots = wiring.build_snapshots(config, secret, self._scheduler, self._tasks)
@@ -263,12 +263,11 @@ class App:
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
         api = AsgiHandler(ops) if self._only_picker else PublicApi(RequestApi(services, tenants), ops)
         parts = services, tenants, self._passthrough, self._upstreams, self.unready_reason
-        number = 0 if self._role is None else self._role.start.number
-        served = self._sockets, self._answers, config.workers, number
+        served = self._sockets, self._answers, config.workers, self._number
         self._picker = wiring.build_picker(*parts, lambda: self._stopping, *served)
         connections = connection_capacity(limits.concurrent, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
-        self._listener = HttpListener(server, sockets=self._sockets, processes=config.workers, number=number)
+        self._listener = HttpListener(server, sockets=self._sockets, processes=config.workers, number=self._number)
         reading = EngineTokenizer(fetch), wiring.build_read_options(config, want_source=True)
         explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, self._models)
         self._live = LiveFeed(self._status, self._tasks)
@@ -401,7 +400,7 @@ class App:
             self._peers.follow_members(set(runs.values()) - {self._run_id})
         up = {member.number for member in members.living if member.up}
         for listener in self._shared_listeners:
-            for number in set(range(self._config.workers)) - {self._role.start.number}:
+            for number in set(range(self._config.workers)) - {self._number}:
                 listener.serve_for(number, self._duty.held and number not in up)
 
     async def _answer(self, query: Query) -> bytes:

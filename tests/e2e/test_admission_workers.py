@@ -6,30 +6,19 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 import pytest
 
 from tests.e2e.chats import Said
 from tests.e2e.conftest import Json, RouterProcess
-from tests.e2e.workers import all_up, nothing_under_way, run_of, say
+from tests.e2e.workers import all_up, nothing_under_way, run_of, say, until
 from tests.fakes.engines import engine
-from tests.patience import PATIENCE_S
 
 SLOW = {"block_tokens": 16, "blocks": 40, "decode_ms_per_token": 1000.0}  # 640 tokens; an answer takes minutes
 ON: Json = {"enabled": True, "rule": {"name": "fit", "idle_below": 0}, "idle_s": 2.0}
 WORDS = " ".join(f"word {number}" for number in range(40))
-
-
-async def until(condition, within_s: float = PATIENCE_S) -> None:
-    """`condition` is asked over HTTP: not more often than it costs, and again where a worker died over it."""
-    async with asyncio.timeout(within_s):
-        while True:
-            with suppress(httpx.TransportError):
-                if await condition():
-                    return
-            await asyncio.sleep(0.02)
 
 
 async def model(r: RouterProcess) -> Json:

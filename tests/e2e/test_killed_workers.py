@@ -8,7 +8,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from router.control.peers.experiments import COUNTS_S
 from tests.e2e.chats import PATH, Said
 from tests.e2e.conftest import MODEL, Json, RouterProcess
 from tests.e2e.handover import free_ports
-from tests.e2e.workers import all_up, nothing_under_way
+from tests.e2e.workers import all_up, nothing_under_way, until
 from tests.fakes.engines import engine
 from tests.patience import PATIENCE_S
 
@@ -76,17 +76,6 @@ class Talks:
         """Wait until so many more turns are answered."""
         wanted = self.answered + turns
         await until(lambda: self.answered >= wanted)
-
-
-async def until(condition, within_s: float = PATIENCE_S) -> None:
-    """`condition` is looked at again where a worker died over it."""
-    async with asyncio.timeout(within_s):
-        while True:
-            with suppress(httpx.TransportError):
-                found = condition()
-                if await found if asyncio.iscoroutine(found) else found:
-                    return
-            await asyncio.sleep(0.02)
 
 
 async def on_duty(r: RouterProcess, but: int) -> bool:

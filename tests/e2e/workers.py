@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -16,6 +16,19 @@ from tests.patience import PATIENCE_S
 
 UP_WITHIN_S = PATIENCE_S
 LOOK_S = 0.02
+
+
+async def until(condition, within_s: float = PATIENCE_S) -> None:
+    """Wait until `condition`, sync or async, is true. It is looked at over HTTP, so not more often than that costs, and
+    again where a worker died over it.
+    """
+    async with asyncio.timeout(within_s):
+        while True:
+            with suppress(httpx.TransportError):
+                found = condition()
+                if await found if asyncio.iscoroutine(found) else found:
+                    return
+            await asyncio.sleep(LOOK_S)
 
 
 async def workers(router: RouterClient) -> list[Json]:

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from itertools import count
 from math import ceil
 from typing import Any, ClassVar
 
-from router.control.peers.parts import Message, Peers
+from router.control.peers.parts import Message, Peers, choose_owner
 from router.fleet.adapter_book import AdapterUse
 from router.request.adapter_loading import AdapterLoader
 from router.tasks import Tasks
@@ -52,7 +51,7 @@ class AdapterLoadEnded(Message, frozen=True):
 
 
 class AdapterUseQuery(Message, frozen=True):
-    """How do requests of the receiver use the adapters of a base model?"""
+    """Query for how requests of the receiver use the adapters of a base model."""
 
     number: int
     base: str
@@ -67,7 +66,7 @@ class AdapterWithdrawal(Message, frozen=True):
 
 
 class AdapterUses(Message, frozen=True):
-    """How requests of the sender use the adapters of a base model: the reply to the query of this number."""
+    """Reply to the query of this number: the uses of a base model's adapters by requests of the sender."""
 
     number: int
     uses: dict[str, AdapterUse]
@@ -169,7 +168,7 @@ class SharedAdapters:
         own, base = self._peers.run, self._loader.find_base(adapter).encode()
         loadable = {**self._others, own: self._loader.loadable()}
         members = [run for run in (own, *self._peers.runs()) if adapter in loadable.get(run, ())]
-        return max(members or [own], key=lambda run: _rank(base, run))
+        return choose_owner(base, members or [own], b"warmroute lora")
 
     async def _load_for_others(self, adapter: str) -> None:
         """Load an adapter, and report the end to the processes that wait for it. One that is not its owner, as its own
@@ -215,7 +214,3 @@ def _is_wanted(adapter: str, uses: Mapping[str, AdapterUse]) -> bool:
 def _resolve(future: asyncio.Future[Any] | None, result: object) -> None:
     if future is not None and not future.done():
         future.set_result(result)
-
-
-def _rank(base: bytes, run: str) -> bytes:
-    return blake2b(base, digest_size=8, key=run.encode()[:64], person=b"warmroute lora").digest()

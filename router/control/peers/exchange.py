@@ -336,7 +336,7 @@ class PeerExchange:
         if (network := self._find_network(run)) is None:
             return
         network.flush()  # so that the state is that of the last news
-        messages = chain([AllLoads({**self._loads.own()})], self._state())
+        messages = chain([AllLoads(self._loads.own())], self._state())
         while page := list(islice(messages, STATE_FRAME)):
             network.send_now(run, page)
 

@@ -86,7 +86,7 @@ _decode_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Sender(NamedTuple):
-    """Who sends frames."""
+    """The ids of a process that sends frames: its host's, and its run's."""
 
     host: str
     run: str

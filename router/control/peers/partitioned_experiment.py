@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from hashlib import blake2b
 
 from router.clock import Clock
 from router.config.sections.experiment import ExperimentConfig
@@ -26,7 +25,7 @@ from router.control.peers.experiment_messages import (
     UnitRequestBegan,
     UnitRequestEnded,
 )
-from router.control.peers.parts import Peers
+from router.control.peers.parts import Peers, choose_owner
 from router.control.peers.passed_requests import PassedRequests, describe_end
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.policy.record import Record
@@ -86,7 +85,7 @@ class PartitionedExperiment(RunningExperiment):
         """Return the run of the process that counts a unit."""
         if not self._whole or not self._others:
             return self._peers.run
-        return max((self._peers.run, *self._others), key=lambda run: _rank(unit, run))
+        return choose_owner(unit, (self._peers.run, *self._others), b"warmroute unit")
 
     # what other processes share
 
@@ -139,7 +138,3 @@ class PartitionedExperiment(RunningExperiment):
     def _sum(self) -> None:
         running = [self._counts[run].counts for run in self._others if run in self._counts]
         self.set_others([each.counts for each in self._counts.values()], running)
-
-
-def _rank(unit: bytes, run: str) -> bytes:
-    return blake2b(unit, digest_size=8, key=run.encode()[:64], person=b"warmroute unit").digest()

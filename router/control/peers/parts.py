@@ -7,6 +7,7 @@ of other hosts exchange the same messages. A feature with shared state is one `S
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -78,3 +79,10 @@ class Broadcast(Protocol):
 
     def flush(self) -> None:
         """Send the gathered messages now: another process may need them in a moment."""
+
+
+def choose_owner(name: bytes, runs: Iterable[str], person: bytes) -> str:
+    """Return the one of `runs` that does something for `name` at all processes (rendezvous hashing): when a run comes
+    or goes, only names of its own change hands. `person` tells uses apart, 16 bytes at most.
+    """
+    return max(runs, key=lambda run: blake2b(name, digest_size=8, key=run.encode()[:64], person=person).digest())

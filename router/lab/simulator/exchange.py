@@ -15,13 +15,13 @@ from router.clock import Clock
 from router.control.peers import messages
 from router.control.peers.frames import PROTOCOL, FrameKind, PeerFrame
 from router.control.peers.heard import BEAT_S, HeardPeer, HeardPeers
-from router.control.peers.loads import ReportedLoads
+from router.control.peers.loads import SharedLoads
 from router.control.peers.network import FAR_GATHER_S as GATHER_S
 from router.control.peers.outbox import Outbox
 from router.control.peers.parts import Message
 from router.control.peers.scheduler import PeerScheduler
 from router.fleet.fleet import Fleet
-from router.fleet.worker_share import NO_SHARE, WorkerShare
+from router.fleet.worker_share import WorkerShare
 from router.kvcache.events import TargetId
 from router.kvcache.indexer import KvIndexer
 from router.lab.rng import Rng
@@ -47,7 +47,7 @@ class SimulatedExchange:
         self._rng = rng
         self._outbox = Outbox(self._share_of, self._wake)
         self._heard = HeardPeers(run, run)
-        self._loads = ReportedLoads()
+        self._loads: SharedLoads
         self._number = 0  # of the last news
         self._sent_s = -GATHER_S
         self.report_load = self._outbox.report_load
@@ -66,6 +66,7 @@ class SimulatedExchange:
         scheduler = self.scheduler = PeerScheduler(
             fleet, indexer, selector, clock, responses_kept, shared_pool=shared_pool, secret=0, broadcast=self
         )
+        self._loads = SharedLoads(scheduler)
         if self._link.lost:
             self._beat()
         return scheduler
@@ -94,7 +95,8 @@ class SimulatedExchange:
         self._send_to_all("beat", ())
         now = self._event_queue.now_s
         for run in self._heard.forget_silent(now):
-            self._replace_loads(run, {})
+            self._loads.replace(run, {})
+        self._loads.apply()
         self._event_queue.at(now + BEAT_S, self._beat)
 
     def _send_to_all(self, kind: FrameKind, gathered: Sequence[Message]) -> None:
@@ -117,6 +119,7 @@ class SimulatedExchange:
         assert peer is not None, "no router sends to itself"
         for message in sent:
             self._apply(message, frame, peer)
+        self._loads.apply()
         if frame.kind == "beat" and not self._rng.happens(self._link.lost):
             at_s = self._event_queue.now_s + self._link.delay_s
             self._event_queue.at(at_s, sender._on_beat_received, self, peer.number is None)
@@ -124,33 +127,19 @@ class SimulatedExchange:
     def _on_beat_received(self, peer: SimulatedExchange, wants_state: bool) -> None:
         if wants_state:
             self.flush()  # so that the state is that of the last news
-            fleet = self.scheduler.fleet
-            shares = {target.id: self._share_of(target.id) for member in fleet for target in member.targets.values()}
-            loads = messages.AllLoads({target: share for target, share in shares.items() if share != NO_SHARE})
-            self._send_frame(peer, "direct", [loads])
+            self._send_frame(peer, "direct", [messages.AllLoads(self._loads.own())])
 
     def _apply(self, message: Message, frame: PeerFrame, peer: HeardPeer) -> None:
         match message:
-            case messages.LoadMessage(target, share):
-                self._loads.put(peer.run, TargetId(target), share)
-                self._apply_load(TargetId(target))
+            case messages.LoadMessage():
+                self._loads.put(peer.run, [message])
             case messages.AllLoads(loads):
                 self._heard.on_state(peer, frame.number)
-                self._replace_loads(peer.run, loads)
+                self._loads.replace(peer.run, loads)
             case messages.ResponseStored():
                 pass  # no request continues one
             case _:
                 self.scheduler.apply(message, peer.run)  # times are of one clock
-
-    def _replace_loads(self, run: str, loads: dict[str, WorkerShare]) -> None:
-        dropped = set(self._loads.drop(run))
-        for name, share in loads.items():
-            self._loads.put(run, TargetId(name), share)
-        for target in dropped.union(map(TargetId, loads)):
-            self._apply_load(target)
-
-    def _apply_load(self, target: TargetId) -> None:
-        self.scheduler.apply_load(target, self._loads.total(target))
 
 
 def connect_exchanges(routers: int, link: ReplicaLink, event_queue: EventQueue, rng: Rng) -> list[SimulatedExchange]:
