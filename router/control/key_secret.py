@@ -18,9 +18,10 @@ def read_replicas_secret(config: ReplicasConfig) -> bytes:
     return os.fsencode(os.environ[config.secret_env])
 
 
-def load_snapshot(config: schema.Config) -> SavedIndex | None:
-    """Return the last index snapshot; None: there is none."""
-    return None if config.index.snapshot_file is None else snapshots.load(Path(config.index.snapshot_file))
+def load_snapshot(config: schema.Config, *, whole: bool = True) -> SavedIndex | None:
+    """Return the last index snapshot, without its targets unless it is wanted `whole`; None: there is none."""
+    file = config.index.snapshot_file
+    return None if file is None else snapshots.load(Path(file), whole=whole)
 
 
 def resolve_key_secret(config: schema.Config, saved: SavedIndex | None = None) -> int:

@@ -103,8 +103,8 @@ def to_bytes(secret: int, targets: list[SavedTarget]) -> Iterator[bytes]:
     yield checksum.digest()
 
 
-def from_bytes(raw: bytes) -> SavedIndex | UnusableSnapshot:
-    """Return the snapshot in `raw`, or why it cannot be used."""
+def from_bytes(raw: bytes, *, whole: bool = True) -> SavedIndex | UnusableSnapshot:
+    """Return the snapshot in `raw`, or why it cannot be used; without its targets unless it is wanted `whole`."""
     if not raw.startswith(MAGIC):
         return UnusableSnapshot("not a snapshot of this version")
     body = memoryview(raw)[:-CHECKSUM_BYTES]
@@ -115,7 +115,7 @@ def from_bytes(raw: bytes) -> SavedIndex | UnusableSnapshot:
         head = _head(first)
         if head.byteorder != sys.byteorder:
             return UnusableSnapshot("from a machine with another byte order")
-        return SavedIndex(head.secret, [_target(frame) for frame in others])
+        return SavedIndex(head.secret, [_target(frame) for frame in others] if whole else [])
     except ValueError as error:  # msgspec's own errors, and a snapshot without a head
         return UnusableSnapshot(f"cannot be decoded: {error}")
 

@@ -40,14 +40,14 @@ class SnapshotSource(Protocol):
         """Drop what was restored for targets that have not joined."""
 
 
-def load(path: Path) -> SavedIndex | None:
-    """Return the last snapshot; `None` if there is none or it cannot be used, which is logged. Removes what a router
-    that died while writing left beside it.
+def load(path: Path, *, whole: bool = True) -> SavedIndex | None:
+    """Return the last snapshot, without its targets unless it is wanted `whole`; None if there is none or it cannot be
+    used, which is logged. Removes what a router that died while writing left beside it.
     """
     with suppress(OSError):  # the next write tries again, and logs why not
         _unfinished(path).unlink(missing_ok=True)
     try:
-        saved = from_bytes(path.read_bytes())
+        saved = from_bytes(path.read_bytes(), whole=whole)
     except FileNotFoundError:
         return None
     except OSError as error:

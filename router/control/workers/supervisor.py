@@ -102,7 +102,7 @@ class Supervisor:
         self._started: asyncio.Future[None]
         self._open = asyncio.Event()  # the worker on duty accepts connections
         self._stopping = False
-        self._key_secret = resolve_key_secret(config, load_snapshot(config))
+        self._key_secret = resolve_key_secret(config, load_snapshot(config, whole=False))
 
     @property
     def port(self) -> int:

@@ -50,6 +50,7 @@ def test_what_was_written_is_read_and_only_its_owner_can(tmp_path: Path) -> None
     file.chmod(0o644)
     write(file, 7, [target("a/0", 3)])
     assert load(file) == SavedIndex(7, [target("a/0", 3)])
+    assert load(file, whole=False) == SavedIndex(7, [])
     assert file.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [file]
 
