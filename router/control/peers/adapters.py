@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
 from math import ceil
 from typing import Any, ClassVar
 
 from router.control.peers.parts import Message, Peers, choose_owner
+from router.control.peers.queries import PeerQueries
 from router.fleet.adapter_book import AdapterUse
 from router.request.adapter_loading import AdapterLoader
 from router.tasks import Tasks
@@ -92,8 +92,7 @@ class SharedAdapters:
         self._others: dict[str, frozenset[str]] = {}  # what other processes can load, by run
         self._loadings: dict[str, asyncio.Future[str | None]] = {}  # elsewhere, that this process waits for, by adapter
         self._askers: dict[str, set[str]] = {}  # runs that wait for this process, by adapter
-        self._numbers = count()
-        self._queries: dict[tuple[str, int], asyncio.Future[Mapping[str, AdapterUse]]] = {}  # by run and number
+        self._queries = PeerQueries[Mapping[str, AdapterUse]](peers)
         loader.peers = self
 
     def start(self, tasks: Tasks) -> None:
@@ -115,7 +114,8 @@ class SharedAdapters:
             case AdapterLoadEnded(adapter, instance, error) if self._loader.manages(adapter):
                 if instance is not None:
                     self._loader.set_loaded(instance, adapter, True)
-                _resolve(self._loadings.get(adapter), error)
+                if (loading := self._loadings.get(adapter)) is not None and not loading.done():
+                    loading.set_result(error)
             case AdapterUseQuery(number, base):
                 self._peers.send_to(run, AdapterUses(number, self._loader.list_uses(base)))
             case AdapterWithdrawal(number, instance, adapter):
@@ -124,13 +124,11 @@ class SharedAdapters:
                     self._loader.set_loaded(instance, adapter, False)
                 self._peers.send_to(run, AdapterUses(number, uses))
             case AdapterUses(number, uses):
-                _resolve(self._queries.get((run, number)), uses)
+                self._queries.on_reply(run, number, uses)
 
     def forget(self, run: str) -> None:
         self._others.pop(run, None)
-        for (asked, _), reply in self._queries.items():
-            if asked == run:
-                _resolve(reply, {})
+        self._queries.forget(run)
 
     # AdapterPeers
 
@@ -154,11 +152,11 @@ class SharedAdapters:
 
     async def list_uses(self, base: str) -> list[Mapping[str, AdapterUse]]:
         replies = await self._query(lambda number: AdapterUseQuery(number, base))
-        return [uses for uses in replies if uses is not None]
+        return [uses for uses in replies.values() if uses is not None]
 
     async def withdraw(self, instance: str, adapter: str) -> bool:
         replies = await self._query(lambda number: AdapterWithdrawal(number, instance, adapter))
-        return all(uses is not None and not _is_wanted(adapter, uses) for uses in replies)
+        return all(uses is not None and not _is_wanted(adapter, uses) for uses in replies.values())
 
     def on_loaded(self, instance: str, adapter: str) -> None:
         self._peers.share(AdapterLoadEnded(adapter, instance))
@@ -179,21 +177,9 @@ class SharedAdapters:
         for run in self._askers.pop(adapter):
             self._peers.send_to(run, ended)
 
-    async def _query(self, query: Callable[[int], Message]) -> list[Mapping[str, AdapterUse] | None]:
-        """Send a query to all others that load adapters. Return their replies; None: one has not replied in time."""
-        number, loop = next(self._numbers), asyncio.get_running_loop()
-        sent = {run: loop.create_future() for run in self._peers.runs() if run in self._others}
-        if not sent:
-            return []
-        self._queries.update({(run, number): reply for run, reply in sent.items()})
-        try:
-            for run in sent:
-                self._peers.send_to(run, query(number))
-            await asyncio.wait(sent.values(), timeout=REPLY_S)
-        finally:
-            for run in sent:
-                del self._queries[run, number]
-        return [reply.result() if reply.done() else None for reply in sent.values()]
+    async def _query(self, query: Callable[[int], Message]) -> Mapping[str, Mapping[str, AdapterUse] | None]:
+        """Send a query to all others that load adapters. Return their replies, by run; None: none came in time."""
+        return await self._queries.send([run for run in self._peers.runs() if run in self._others], query, REPLY_S)
 
     async def _follow(self) -> None:
         while True:
@@ -209,8 +195,3 @@ class SharedAdapters:
 
 def _is_wanted(adapter: str, uses: Mapping[str, AdapterUse]) -> bool:
     return adapter in uses and uses[adapter].wanted > 0
-
-
-def _resolve(future: asyncio.Future[Any] | None, result: object) -> None:
-    if future is not None and not future.done():
-        future.set_result(result)

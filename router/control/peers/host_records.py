@@ -5,15 +5,14 @@ A worker that has ended, or does not reply in time, is left out.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from itertools import count
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from router.clock import Clock
 from router.control.peers.parts import Message, Peers
+from router.control.peers.queries import PeerQueries
 from router.control.record_detail import Others, describe_in_full
 from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
@@ -33,7 +32,7 @@ _encode = msgspec.msgpack.encode
 _encode_json = msgspec.json.encode
 
 
-class RecordsAsked(Message, frozen=True):
+class RecordsQuery(Message, frozen=True):
     """A query, answered with `RecordsReply` of the same number."""
 
     number: int
@@ -49,7 +48,7 @@ class RecordsReply(Message, frozen=True):
 class HostRecords:
     """The records of the other workers; `records` are those of this one."""
 
-    messages: ClassVar[Sequence[type[Message]]] = (RecordsAsked, RecordsReply)
+    messages: ClassVar[Sequence[type[Message]]] = (RecordsQuery, RecordsReply)
 
     def __init__(self, records: RecentRecords, scheduler: Scheduler, peers: Peers, tasks: Tasks, clock: Clock) -> None:
         self._records = records
@@ -57,8 +56,7 @@ class HostRecords:
         self._peers = peers
         self._tasks = tasks
         self._clock = clock
-        self._numbers = count()
-        self._replies: dict[int, asyncio.Future[bytes]] = {}
+        self.queries = PeerQueries[bytes](peers)
         self._flow: RequestFlow | None = None  # None: nobody looks at the live page
 
     # SharedPart
@@ -70,71 +68,60 @@ class HostRecords:
         return ()
 
     def forget(self, run: str) -> None:
-        """Queries to a worker that has ended time out."""
+        self.queries.forget(run)
 
     def apply(self, message: Any, run: str) -> None:
-        if isinstance(message, RecordsAsked):
+        if isinstance(message, RecordsQuery):
             self._tasks.spawn("records for a peer", self._reply(message, run))
-        elif (reply := self._replies.get(message.number)) is not None and not reply.done():
-            reply.set_result(message.payload)
+        else:
+            self.queries.on_reply(run, message.number, message.payload)
 
     # queries
 
     async def find(self, id: str, others: Others) -> dict[str, Any] | None:
         """Return a record from the worker that made it; None when that is gone or no longer keeps it."""
-        owner = next((run for run in self._peers.near_runs() if id.startswith(f"{run}-")), None)
-        payload = None if owner is None else await self._ask(owner, "record", _encode_json((id, others)))
-        return msgspec.json.decode(payload, type=dict[str, Any]) if payload else None
+        owner = [run for run in self._peers.near_runs() if id.startswith(f"{run}-")]
+        found = await self._query(owner, "record", _encode_json((id, others)))
+        return next((msgspec.json.decode(payload, type=dict[str, Any]) for payload in found.values()), None)
 
     async def select(self, query: RecordQuery) -> list[bytes]:
         """Return the records that match, at most `query.limit` of each worker, as JSON, unsorted."""
-        payloads = await self._ask_all("records", _encode_json(query))
+        payloads = await self._query_all("records", _encode_json(query))
         lists = [msgspec.json.decode(payload, type=list[msgspec.Raw]) for payload in payloads.values()]
         return [bytes(record) for records in lists for record in records]
 
     async def update_flow(self) -> dict[str, FlowUpdate]:
         """Return what changed of each worker's sums of recent requests since the last call, by its run."""
         decode = msgspec.msgpack.Decoder(FlowUpdate).decode
-        return {run: decode(payload) for run, payload in (await self._ask_all("flow")).items()}
+        return {run: decode(payload) for run, payload in (await self._query_all("flow")).items()}
 
     async def end_flow(self) -> None:
         """Let the workers drop those sums."""
-        await self._ask_all("flow_end")
+        await self._query_all("flow_end")
 
     async def list_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
         """Return the newest `limit` requests of a target from each worker, unsorted."""
-        payloads = await self._ask_all("target_requests", _encode_json((target, limit)))
+        payloads = await self._query_all("target_requests", _encode_json((target, limit)))
         decode = msgspec.msgpack.Decoder(list[TargetRequest]).decode
         return [request for payload in payloads.values() for request in decode(payload)]
 
     async def count_prefixes(self, block_tokens: Mapping[str, int]) -> list[list[SharedPrefix]]:
         """Return the prefixes that recent prompts share at each worker; see `count_prefixes`."""
-        payloads = await self._ask_all("prefixes", _encode_json(block_tokens))
+        payloads = await self._query_all("prefixes", _encode_json(block_tokens))
         return [msgspec.msgpack.decode(payload, type=list[SharedPrefix]) for payload in payloads.values()]
 
-    async def _ask_all(self, subject: Subject, argument: bytes = b"") -> dict[str, bytes]:
+    async def _query_all(self, subject: Subject, argument: bytes = b"") -> dict[str, bytes]:
         """Return the replies of all workers that have something, by their runs."""
-        runs = self._peers.near_runs()
-        replies = await asyncio.gather(*(self._ask(run, subject, argument) for run in runs))
-        return {run: reply for run, reply in zip(runs, replies, strict=True) if reply}
+        return await self._query(self._peers.near_runs(), subject, argument)
 
-    async def _ask(self, run: str, subject: Subject, argument: bytes = b"") -> bytes | None:
-        number = next(self._numbers)
-        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._replies[number] = reply
-        self._peers.send_to(run, RecordsAsked(number, subject, argument))
-        try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                return await reply
-        except TimeoutError:
-            return None
-        finally:
-            del self._replies[number]
+    async def _query(self, runs: Sequence[str], subject: Subject, argument: bytes) -> dict[str, bytes]:
+        replies = await self.queries.send(runs, lambda number: RecordsQuery(number, subject, argument), REPLY_TIMEOUT_S)
+        return {run: reply for run, reply in replies.items() if reply}
 
     # replies
 
-    async def _reply(self, asked: RecordsAsked, run: str) -> None:
-        self._peers.send_to(run, RecordsReply(asked.number, await self._encode(asked.subject, asked.argument)))
+    async def _reply(self, query: RecordsQuery, run: str) -> None:
+        self._peers.send_to(run, RecordsReply(query.number, await self._encode(query.subject, query.argument)))
 
     async def _encode(self, subject: Subject, argument: bytes) -> bytes:
         match subject:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from router.control.peers import host_records
-from router.control.peers.host_records import HostRecords, RecordsAsked
+from router.control.peers.host_records import HostRecords, RecordsQuery
 from router.scheduling.policy.record import Attempt
 from router.tasks import Tasks
 from router.telemetry.record_query import RecordQuery
@@ -48,10 +48,10 @@ async def test_a_record_is_found_at_the_worker_that_made_it() -> None:
     found = await a.records.find(first, "configured")
     assert found is not None
     assert (found["id"], [other["policy"] for other in found["others"]]) == (first, ["far", "other"])
-    assert len(network.messages(RecordsAsked)) == 1
+    assert len(network.messages(RecordsQuery)) == 1
     for id in ("b-999", "d-0", "gone-1", "b", ""):
         assert await a.records.find(id, "configured") is None
-    assert len(network.messages(RecordsAsked)) == 2, "only the worker that may have it"
+    assert len(network.messages(RecordsQuery)) == 2, "only the worker that may have it"
 
 
 async def test_records_of_all_other_workers_of_the_host_match_a_query() -> None:
@@ -98,4 +98,4 @@ async def test_a_worker_that_does_not_reply_is_left_out(monkeypatch: pytest.Monk
     found = await a.records.select(RecordQuery(limit=10))
     assert sorted(msgspec.json.decode(record)["id"] for record in found) == sorted(made)
     assert await a.records.find("b-0", "configured") is None
-    assert a.records._replies == {}
+    assert len(a.records.queries) == 0
