@@ -2,8 +2,9 @@
 
 Of the configuration files the folders are watched, not the files: an editor replaces the file, and an update of a
 ConfigMap changes a symlink (`..data`) two steps away from it. So every folder on the way to a file counts, through each
-symlink, and the watch is set up again when these have changed. Which file changed is not reported: the reader reads all
-of them, which takes a millisecond.
+symlink, and the watch is set up again when these have changed. Only names count that are on the way, or that a policy
+may have: a log file in the same folder wakes nothing. Which file changed is not reported: the reader reads all of them,
+which takes a millisecond.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from typing import NamedTuple
 
 from watchfiles import Change, awatch
 
@@ -30,9 +32,15 @@ BACKLOG_PAUSE_S = 0.02  # before the next check, when one did not get through ev
 DEBOUNCE_MS = 1000  # a change that goes on this long is reported before its end
 STEP_MS = 50  # a change is complete after this long without another one
 POLL_S = 1.0  # for folders that came, went or were replaced: a watch on a deleted folder reports nothing
+POLICY_SUFFIXES = (".yaml", ".yml")
 MAX_LINKS = 40  # as the kernel's own limit
 
-Folders = Mapping[Path, tuple[int, int] | None]  # device and inode; None: the folder does not exist
+
+class Watched(NamedTuple):
+    """The folders in which a change can replace a configuration file, and the names that such a change has."""
+
+    folders: Mapping[Path, tuple[int, int] | None]  # device and inode; None: the folder does not exist
+    names: frozenset[str]  # of files, and of the links on the way to them
 
 
 def start(control: Control, scheduler: Scheduler, clock: Clock, tasks: Tasks) -> None:
@@ -76,29 +84,28 @@ async def watch_changes(paths: Callable[[], Iterable[Path]], poll_s: float = POL
     """
     logged: set[Path] = set()
     while True:
-        before = await asyncio.to_thread(find_folders, list(paths()))
-        missing = {folder for folder, identity in before.items() if identity is None}
+        before = await asyncio.to_thread(find_watched, list(paths()))
+        missing = {folder for folder, identity in before.folders.items() if identity is None}
         for folder in sorted(missing - logged):
             log.error("configuration folder missing, checking every %g s: %s", poll_s, folder)
         logged = missing
         fresh = True
-        async with aclosing(_ticks(before, frozenset(path.name for path in paths()), poll_s)) as ticks:
+        async with aclosing(_ticks(before, poll_s)) as ticks:
             async for changed in ticks:
                 if changed or fresh:
                     yield
                 fresh = False
-                if await asyncio.to_thread(find_folders, list(paths())) != before:
+                if await asyncio.to_thread(find_watched, list(paths())) != before:
                     break
 
 
-async def _ticks(watched: Folders, names: frozenset[str], every_s: float) -> AsyncGenerator[bool]:
+async def _ticks(watched: Watched, every_s: float) -> AsyncGenerator[bool]:
     """Yield True for a change, False after `every_s` without one."""
-    existing = [folder for folder, identity in watched.items() if identity is not None]
+    existing = [folder for folder, identity in watched.folders.items() if identity is not None]
 
     def is_configuration(change: Change, path: str) -> bool:
-        """Whether `path` may be a configuration file, unlike the logs beside it."""
         name = Path(path).name
-        return name in names or name.startswith("..") or Path(path).suffix in ("", ".yaml", ".yml")
+        return name in watched.names or name.endswith(POLICY_SUFFIXES)
 
     try:
         async for found in awatch(
@@ -116,27 +123,29 @@ async def _ticks(watched: Folders, names: frozenset[str], every_s: float) -> Asy
         await asyncio.sleep(every_s)
 
 
-def find_folders(paths: Iterable[Path]) -> Folders:
-    """Return the folders in which a change can replace one of `paths`: its parents' through all symlinks on the way.
-    Looks at every file of a folder, of which there may be very many, so call it in a thread.
-
-    For a path that is a folder, also the folder itself and the targets of symlinks in it.
+def find_watched(paths: Iterable[Path]) -> Watched:
+    """Return where a change can replace one of `paths`: in its folder, and in those of all symlinks on the way. For a
+    path that is a folder, also in itself and in the targets of symlinks in it. Looks at every file of such a folder, of
+    which there may be very many, so call it in a thread.
     """
-    found: set[Path] = set()
+    entries: set[Path] = set()
+    folders: set[Path] = set()
     for path in paths:
-        found |= _follow_links(path.absolute())
+        entries |= _follow_links(path.absolute())
         if path.is_dir():
-            found.add(path.resolve())
+            folders.add(path.resolve())
             for link in path.iterdir():
-                found |= _follow_links(link.absolute()) if link.is_symlink() else set()
-    return {folder: _identity(folder) for folder in found}
+                entries |= _follow_links(link.absolute()) if link.is_symlink() else set()
+    folders.update(entry.parent for entry in entries)
+    return Watched({folder: _identity(folder) for folder in folders}, frozenset(entry.name for entry in entries))
 
 
 def _follow_links(path: Path, links: int = 0) -> set[Path]:
-    found = {path.parent}
+    """Return the path, and all symlinks on the way to what it names."""
+    found = {path}
     for part in (path, *path.parents):
         if part.is_symlink() and links < MAX_LINKS:
-            found.add(part.parent)
+            found.add(part)
             found |= _follow_links(part.parent / part.readlink() / path.relative_to(part), links + 1)
             break
     return found

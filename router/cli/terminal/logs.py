@@ -50,15 +50,17 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str, form: str = "text", *, access: bool = False, worker: int | None = None) -> None:
-    """Write log lines of this level and above to standard error, as "text" or "json"; with `access` those of requests
-    too. `worker` is the number of this worker; None: there is one process, or this is the supervisor.
+    """Write log lines of this level and above to standard error, as "text" or "json", and warnings of libraries; with
+    `access` those of requests too. `worker` is the number of this worker; None: there is one process, or this is the
+    supervisor.
     """
     handler = logging.StreamHandler(sys.stderr)
     origin = "" if worker is None else f"worker {worker}: "
     text = PrintableFormatter(f"%(asctime)s %(levelname)-7s {origin}%(name)s: %(message)s")
     handler.setFormatter(JsonFormatter(worker) if form == "json" else text)
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs every request at info
+    own = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(own, logging.WARNING), handlers=[handler])
+    logging.getLogger("warmroute").setLevel(own)
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every repetition of a post
     if access:
         logging.getLogger("warmroute.access").setLevel(logging.INFO)

@@ -11,7 +11,7 @@ import pytest
 
 from router.clock import ManualClock, SystemClock
 from router.control import background
-from router.control.background import find_folders, watch_changes
+from router.control.background import find_watched, watch_changes
 from router.tasks import Tasks
 from tests.fakes.engines import eventually
 from tests.router.control.control_plane import TEXTS, ControlPlane, experiment
@@ -144,7 +144,7 @@ async def test_logs_beside_the_configuration_are_nothing_to_read_it_for(tmp_path
     file.write_text("a")
     async with watching(file) as seen:
         before = seen.count
-        for name in ("router.log", "audit.jsonl", "main.conf.swp"):
+        for name in ("router.log", "audit.jsonl", "main.conf.swp", "log", "..log"):
             (tmp_path / name).write_text("x")
         await seen.quiet()
         assert seen.count == before
@@ -191,6 +191,19 @@ async def test_a_link_that_leads_elsewhere_is_followed(tmp_path: Path) -> None:
         await seen.after(lambda: (tmp_path / "two" / "real.yaml").write_text("x"))
 
 
+async def test_a_release_is_switched_by_a_link_to_its_folder(tmp_path: Path) -> None:
+    for release in ("41", "42"):
+        (tmp_path / release).mkdir()
+        (tmp_path / release / "main.conf").write_text(release)
+    current, following = tmp_path / "current", tmp_path / "next"
+    current.symlink_to("41")
+    following.symlink_to("42")
+    async with watching(current / "main.conf") as seen:
+        await seen.after(lambda: following.replace(current))
+        await seen.quiet()
+        await seen.after(lambda: (tmp_path / "42" / "main.conf").write_text("x"))
+
+
 async def test_a_missing_folder_is_complained_of_once_and_noticed_when_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -235,7 +248,7 @@ async def test_a_folder_that_was_replaced_is_watched_again(tmp_path: Path) -> No
 
 def test_every_folder_on_the_way(tmp_path: Path) -> None:
     def of(*paths: Path) -> Iterable[Path]:
-        return find_folders(paths).keys()
+        return find_watched(paths).folders.keys()
 
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "a.yaml").write_text("")

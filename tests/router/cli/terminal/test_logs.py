@@ -88,3 +88,20 @@ def test_access_lines_are_written_at_any_level() -> None:
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
     (line,) = said.splitlines()
     assert (json.loads(line)["message"], json.loads(line)["status"]) == ("here", 200)
+
+
+def test_of_libraries_only_warnings_are_written() -> None:
+    code = (
+        "import logging; from router.cli.terminal.logs import log_to_stderr;"
+        "log_to_stderr('debug');"
+        "[logging.getLogger(name).log(level, 'at %d', level)"
+        " for name in ('watchfiles.main', 'warmroute.files') for level in (10, 20, 30)]"
+    )
+    written = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    lines = [line.split(" ", 2)[2].split() for line in written.splitlines()]
+    assert [(logger, number) for _, logger, _, number in lines] == [
+        ("watchfiles.main:", "30"),
+        ("warmroute.files:", "10"),
+        ("warmroute.files:", "20"),
+        ("warmroute.files:", "30"),
+    ]
