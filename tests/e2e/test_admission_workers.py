@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.chats import Said
 from tests.e2e.conftest import Json, RouterProcess
-from tests.e2e.workers import all_up, nothing_under_way, run_of, say, until
+from tests.e2e.workers import ONE_CONNECTION, all_up, nothing_under_way, run_of, say, until
 from tests.fakes.engines import engine
 
 SLOW = {"block_tokens": 16, "blocks": 40, "decode_ms_per_token": 1000.0}  # 640 tokens; an answer takes minutes
@@ -59,7 +59,7 @@ async def connections(r: RouterProcess, each: int) -> AsyncIterator[dict[str, li
         for _ in range(100):
             if all(len(clients) >= each for clients in found.values()):
                 break
-            client = await opened.enter_async_context(r.client(limits=httpx.Limits(max_connections=1), timeout=120.0))
+            client = await opened.enter_async_context(r.client(limits=ONE_CONNECTION, timeout=120.0))
             found[run_of(await say(client, "which worker are you?", max_tokens=1))].append(client)
         await until(lambda: nobody_known(r))
         yield found

@@ -327,7 +327,7 @@ async def test_errors_pass_through_and_open_the_breaker_which_closes_by_requests
     """500 is the engine's answer: shown as it is, never tried again. Three in a row, and the target is left alone
     until one request at a time may try it.
     """
-    breaking = {"failures": 3, "open_s": 0.2}
+    breaking = {"failures": 3, "open_s": 3.0}  # in which the next two requests are placed
     async with (
         engines(2, decode_ms_per_token=120) as fleet,  # slow enough that the trial lasts until the others are placed
         router(fleet, fleet=with_health(fleet) | {"breaker": breaking}) as r,
@@ -590,21 +590,30 @@ def ripe(router: Router, fleet: EmbeddedFleet) -> list[EmulatedEngine]:
     return [member for member, its in books if begun(its) >= 3 and its.prefilling > LimitsConfig().retry_burst]
 
 
+async def slow_down(members: Sequence[EmulatedEngine], factor: float) -> None:
+    """Let engines take `factor` times as long for each step."""
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+        for member in members:
+            (await http.post(f"{member.url}/emulate/faults", json={"slow": factor})).raise_for_status()
+
+
 async def test_kill_9_under_load(router) -> None:
     """Only streams that had begun at the victim end with an error; all others do not notice. It comes back empty,
     and its cache is known again.
     """
-    slow = INSTANT | {"decode_ms_per_token": 200, "answer_tokens": 20}  # whoever is in the house stays for 4 s
+    slow = INSTANT | {"decode_ms_per_token": 200, "answer_tokens": 20}  # an answer takes 4 s
     options = [EngineOptions(**slow | {"name": f"k{n}", "seed": n}) for n in range(4)]
     async with EmbeddedFleet(options) as fleet, router([member_of(m) for m in fleet.members]) as r:
         talks = chats(r, "steady", 120)
         assert all(said.ok for said in await crowd(talks[:40], 1, max_tokens=2))
+        await slow_down(fleet.members, 10)  # until all are there
         async with beside(crowd(talks, 1, max_tokens=30)) as under_way:
             await eventually(lambda: r.booked >= 100 and ripe(r, fleet))
             victim = ripe(r, fleet)[0]
             streaming = begun(at(r, victim.name))
             assert blocks(r, f"{victim.name}/0") > 0
             os.kill(victim.pid, signal.SIGKILL)
+            await slow_down([each for each in fleet.members if each != victim], 1)
             await eventually(lambda: blocks(r, f"{victim.name}/0") == 0)
             said = await under_way
         failed = [one for one in said if not one.ok]

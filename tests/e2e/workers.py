@@ -16,6 +16,7 @@ from tests.patience import PATIENCE_S
 
 UP_WITHIN_S = PATIENCE_S
 LOOK_S = 0.02
+ONE_CONNECTION = httpx.Limits(max_connections=1, keepalive_expiry=None)  # kept: another one may reach another worker
 
 
 async def until(condition, within_s: float = PATIENCE_S) -> None:
@@ -62,7 +63,7 @@ class Clients:
     async def __aenter__(self) -> Clients:
         wanted = {str(one["run"]) for one in await workers(self._router)}
         for _ in range(TRIES):
-            client = await self._opened.enter_async_context(self._router.client(limits=httpx.Limits(max_connections=1)))
+            client = await self._opened.enter_async_context(self._router.client(limits=ONE_CONNECTION))
             said = await say(client, "which worker are you?")
             assert said.status == 200, (said, self._router.log.decode()[-6000:])
             self.by_run.setdefault(run_of(said), client)
