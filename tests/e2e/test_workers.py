@@ -26,7 +26,7 @@ from tests.e2e.workers import (
     say,
     workers,
 )
-from tests.fakes.engines import engine, eventually
+from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.patience import PATIENCE_S
 
 SLOW = {"decode_ms_per_token": 20}
@@ -68,6 +68,12 @@ async def test_counters_records_and_models_are_of_all_workers(router_process, fl
         await until(lambda: nothing_under_way(r))
 
 
+def slow_down(factor: float, *engines: FakeEngine) -> None:
+    """Let each step take `factor` times as long: an answer lasts until something was seen to happen meanwhile."""
+    for each in engines:
+        each.faults(slow=factor)
+
+
 async def test_everybody_books_on_the_same_load(router_process, fleet_config) -> None:
     """Two slow answers by one worker; the next, by the other, goes where it is empty."""
     async with engine(**SLOW) as a, engine(**SLOW) as b:
@@ -78,9 +84,12 @@ async def test_everybody_books_on_the_same_load(router_process, fleet_config) ->
                 one, other = clients.each
                 long = {"ignore_eos": True, "max_tokens": 40}
                 for _ in range(3):
+                    slow_down(100, a, b)
                     async with beside(say(one, "first", **long)) as first:
                         await until(lambda: booked(r, 1))
                         async with beside(say(other, "second", **long)) as second:
+                            await until(lambda: booked(r, 2))
+                            slow_down(1, a, b)
                             told = await asyncio.gather(first, second)
                             assert len({said.target for said in told}) == 2
 
@@ -215,6 +224,7 @@ async def test_a_follower_that_is_killed_takes_only_its_own_streams_along(router
         async with Clients(r) as clients:
             staying, dying = clients.by_run[leader["run"]], clients.by_run[follower["run"]]
             endless = say(dying, "I go", ignore_eos=True, max_tokens=2_000)
+            slow_down(100, a, b)
             async with beside(say(staying, "I stay", **long)) as stays, beside(endless) as goes:
                 await until(lambda: booked(r, 2))
                 counted = await r.metric("warmroute_requests_total")
@@ -222,6 +232,7 @@ async def test_a_follower_that_is_killed_takes_only_its_own_streams_along(router
                 with pytest.raises(httpx.TransportError):
                     await goes
                 await until(lambda: booked(r, 1))
+                slow_down(1, a, b)
                 assert (await stays).ok
             assert await r.metric("warmroute_requests_total") >= counted, "a counter must not fall"
         _, again = await all_up(r, but=[follower["pid"]])
@@ -239,9 +250,11 @@ async def test_sigterm_lets_the_streams_of_every_worker_finish(router_process, f
             leading = clients.by_run[found[0]["run"]]  # has more to do, so the other ends first
             tokens = {client: 80 if client is leading else 30 for client in clients.each}
             talks = [say(client, "a story", max_tokens=most, ignore_eos=True) for client, most in tokens.items()]
+            slow_down(100, a)
             async with beside(talks[0]) as one, beside(talks[1]) as other:
                 await until(lambda: booked(r, 2))
                 r.process.send_signal(signal.SIGTERM)
+                slow_down(1, a)
                 told = await asyncio.gather(one, other)
         assert [said.ok for said in told] == [True, True]
         assert len(by_worker(told)) == 2
@@ -257,12 +270,14 @@ async def test_workers_end_with_their_supervisor_and_finish_what_they_have(route
         found = await all_up(r)
         async with Clients(r) as clients:
             client = clients.by_run[found[1]["run"]]
+            slow_down(100, a)
             async with beside(say(client, "go on", max_tokens=40, ignore_eos=True)) as talk:
                 await until(lambda: booked(r, 1))
                 r.process.kill()
                 await eventually(lambda: b"the channel to the supervisor closed" in r.log)
                 with pytest.raises(httpx.ConnectError):  # the port is free for who comes next
                     await until(lambda: refused(r))
+                slow_down(1, a)
                 assert (await talk).ok
         await eventually(lambda: not any(alive(one["pid"]) for one in found))
 

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 import zmq
 
+from router.control.peers import state_transfer
 from router.control.peers.frames import encode_frame
 from router.control.peers.heard import SILENT_S
 from router.control.peers.messages import LoadMessage
@@ -20,6 +21,7 @@ from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.lab.local_stack.preflight import free_ports
 from router.tasks import Tasks
 from tests.fakes.engines import eventually
+from tests.patience import PATIENCE_S
 from tests.router.control.peers.replica import A, Host, Replica, address
 
 
@@ -226,10 +228,14 @@ async def test_a_worker_that_has_ended_is_forgotten_as_soon_as_its_host_knows_an
             assert other.exchange._heard.find("w1") is None
 
 
-async def test_the_next_worker_of_a_number_takes_over_what_the_others_have_learned() -> None:
+async def test_the_next_worker_of_a_number_takes_over_what_the_others_have_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_transfer, "FIRST_ANSWER_S", PATIENCE_S)
     async with one_host(3) as (host, (one, two, three)):
-        one.replica.core.selector.sessions.put((False, "m", "agent"), A)
-        one.replica.core.remember_response("resp_1", A)
+        for donor in (one, three):  # whichever answers first
+            donor.replica.core.selector.sessions.put((False, "m", "agent"), A)
+            donor.replica.core.remember_response("resp_1", A)
         one.replica.core.drain("a", True)
         one.replica.book()
         three.keep(3)
@@ -247,7 +253,8 @@ async def test_the_next_worker_of_a_number_takes_over_what_the_others_have_learn
             await again.replica.close()
 
 
-async def test_news_that_overtake_what_a_worker_takes_over_at_its_start_count() -> None:
+async def test_news_that_overtake_what_a_worker_takes_over_at_its_start_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_transfer, "FIRST_ANSWER_S", PATIENCE_S)
     async with one_host(2) as (host, (one, two)):
         await two.end()
         one.keep(1)
