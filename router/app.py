@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Set
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from router import wiring
 from router.backends.discovery.discovery import Discovery
@@ -36,7 +36,6 @@ from router.control.key_secret import load_snapshot, resolve_key_secret
 from router.control.live.feed import LiveFeed
 from router.control.membership import Membership
 from router.control.metering import Metering
-from router.control.peers.adapters import SharedAdapters
 from router.control.peers.answers import SharedAnswers
 from router.control.peers.connect import LocalState, PeerParts, build_exchange, connect_peers
 from router.control.peers.frames import Sender
@@ -48,6 +47,16 @@ from router.control.status import Status
 from router.control.workers.host_workers import describe_members
 from router.control.workers.messages import Members, Query
 from router.control.workers.metrics_merge import encode_families
+from router.features.adapters.loading import build_adapter_loader
+from router.features.adapters.peers import SharedAdapters
+from router.features.admission.stage import AdmissionStage
+from router.features.aliases.stage import build_model_names
+from router.features.continuation.carry_on import continue_stream
+from router.features.decision_log.stage import DecisionLogStage
+from router.features.pool.stage import PoolStage
+from router.features.tenants.stages import TenantStages
+from router.features.tracing.stage import TracingStage
+from router.features.waking.stage import WakeStage
 from router.fleet.instance import InstanceState
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
@@ -57,15 +66,14 @@ from router.proxy.asgi import AsgiHandler
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
-from router.request.adapter_loading import build_adapter_loader
 from router.request.admin_tokens import AdminTokens
 from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
-from router.request.model_names import build_model_names
 from router.request.ops_api import ops_app
 from router.request.public_api import PublicApi, RequestApi
+from router.request.reading import end_reading, find_response, read_request, resolve_model, tokenize
 from router.request.retry_budget import RetryBudget
-from router.request.services import Services
+from router.request.services import RequestPath, Services, Stage
 from router.request.stored_responses import StoredResponseFinder
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
@@ -79,6 +87,8 @@ if TYPE_CHECKING:  # loaded where it is configured
     from router.control.wake import Wake
 
 log = logging.getLogger("warmroute.app")
+
+Part = TypeVar("Part")
 
 POLL_S = 0.02
 STATIC = frozenset({"config"})  # sources of instances that every worker reads by itself
@@ -239,25 +249,18 @@ class App:
             clock=self._clock,
             scheduler=self._scheduler,
             limiter=self._limiter,
-            admission=self._admission,
-            meter=self._metering.meter,
             retry_budget=RetryBudget(limits.retry_ratio, limits.retry_burst),
             tokenization=self._tokenization,
-            kv_store=self._pool,
             read_options=wiring.build_proxy_read_options(config),
             large_body=asyncio.Lock(),
             data_path=wiring.build_relay_path(config, self._upstreams, self._passthrough, self._scheduler.peers),
             health=self._health,
             recent_records=self._recent_records,
-            decision_log=self._decision_log,
             metrics=self._metrics,
-            tracing=self._tracing,
             admin_tokens=AdminTokens(config.admin.tokens),
-            waits=None if self._wake is None else self._wake.waits,
-            run_id=self._run_id,
-            models=self._models,
             stored_responses=StoredResponseFinder(self._scheduler, fetch, self._clock),
-            adapters=self._adapters,
+            run_id=self._run_id,
+            path=self._list_stages(),
         )
         metrics = wiring.build_metrics_access(config, self._scrape, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
@@ -269,13 +272,51 @@ class App:
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
         self._listener = HttpListener(server, sockets=self._sockets, processes=config.workers, number=self._number)
         reading = EngineTokenizer(fetch), wiring.build_read_options(config, want_source=True)
-        explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, self._models)
+        names = None if self._models is None else self._models.resolve_prompt
+        explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, names)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=self._sockets)
         self._metrics_listener = wiring.build_metrics_listener(config, metrics, self._sockets)
         self._keda = wiring.build_keda(config, self._scaling, self._clock, self._sockets)
+
+    def _list_stages(self) -> RequestPath:
+        """Return the stages of requests, each in its place: those whose feature is configured."""
+        names, adapters = self._models, self._adapters
+        tenants = TenantStages(self._metering.meter) if self._metering.active else None
+        find_base = str if adapters is None else adapters.find_base
+        wake = None if self._wake is None else WakeStage(self._wake.waits, find_base)
+        pool = None if self._config.pool is None else PoolStage(self._pool)
+        tracing = None if self._tracing is None else TracingStage(self._tracing, self._metrics, self._clock)
+        log = None if self._decision_log is None else DecisionLogStage(self._decision_log)
+        stages: tuple[Stage | None, ...] = (
+            tenants and tenants.count,  # before anything is done for the request
+            read_request,
+            tenants and tenants.check,  # the name that the client gives the model
+            names and names.resolve_name,
+            end_reading,
+            wake and wake.enter,
+            adapters and adapters.enter,
+            resolve_model,
+            tenants and tenants.limit,
+            tokenize,
+            tenants and tenants.reserve,  # what it will use, now that its prompt is counted
+            AdmissionStage(self._admission).enter,
+            pool and pool.enter,  # after the wait, as what the pool holds changes
+            tracing and tracing.enter,
+            log and log.enter,
+        )
+        return RequestPath(
+            configured(*stages),
+            configured(tenants and tenants.count_stored, find_response, tracing and tracing.enter, log and log.enter),
+            again=configured(resolve_model, tokenize, pool and pool.enter),
+            recoveries=configured(names and names.try_next_model, continue_stream),
+            refusals=configured(tenants and tenants.on_refusal, tracing and tracing.on_refusal),
+            cards=configured(
+                adapters and adapters.add_cards, names and names.add_cards, tenants and tenants.filter_cards
+            ),
+        )
 
     def _snapshot(self) -> RouterSnapshot:
         connections = ConnectionState(self._listener.connections, self._listener.refused)
@@ -524,3 +565,8 @@ class App:
 
     def _is_busy(self, idle_s: float) -> bool:
         return bool(self._limiter.in_flight or (idle_s and self._listener.connections))
+
+
+def configured(*parts: Part | None) -> tuple[Part, ...]:
+    """Return the parts that are there."""
+    return tuple(part for part in parts if part is not None)

@@ -242,6 +242,7 @@ EVENT = Drawing(
 MEANINGS = {
     "cli": "commands, tables, charts",
     "app, wiring": "build, connect, start, stop",
+    "features": "a folder each; none knows another",
     "control": "what an operator may do",
     "lab": "simulator, engines, load, game days",
     "operate": "doctor, rollout",

@@ -15,6 +15,7 @@ no request number, retry or breaker trial is used up. Therefore
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from router.prompt.prompt import Chat, Ids, Prompt, PromptFields, UnknownIds
 from router.prompt.tokenization.remote_ids import find_remote_ids
 from router.prompt.tokenization.tokenization import Tokenization
 from router.request.experiment_unit import derive_unit
-from router.request.model_names import ModelNames, check_allowed, name_model, resolve_model
+from router.request.models import check_allowed, name_model, resolve_model
 from router.request.route import locate_response
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.explanation import explain
@@ -45,7 +46,12 @@ from router.scheduling.policy.record_view import OPEN_BREAKERS, SLOW_PROBES, des
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.shortlist import SMALL
 from router.tenants.directory import TenantDirectory
+from router.tenants.tenant import Tenant
 from scorers.contract import Needs
+
+Read = Callable[[bytes], Awaitable[Prompt]]
+ResolveName = Callable[[Prompt, bytes, Tenant | None, Read], Awaitable[Prompt]]
+"""Returns a prompt for the model that its alias stands for; the body is what it was read from."""
 
 
 class ExplainRequest(NamedTuple):
@@ -80,7 +86,7 @@ class Explain:
     remote: EngineTokenizer  # a client of its own, which takes no turn from requests
     read_options: ReadOptions
     tenants: TenantDirectory | None = None
-    models: ModelNames | None = None
+    resolve_name: ResolveName | None = None  # None: there are no aliases
 
     @property
     def body_bytes(self) -> int:
@@ -107,14 +113,14 @@ class Explain:
             self.scheduler.conversations.preview(prompt)
             return prompt
 
-        prompt, choice = await read(request.body), None
+        prompt = await read(request.body)
         if prompt.model is None:
             name_model(prompt, self.scheduler.fleet, tenant)
-        if self.models is None:
-            check_allowed(prompt.model, tenant)
-        else:
-            prompt, choice = await self.models.resolve(prompt, request.body, tenant, read)
-        served = resolve_model(prompt, self.scheduler, choice)
+        check_allowed(prompt.model, tenant)
+        name = prompt.model
+        if self.resolve_name is not None:
+            prompt = await self.resolve_name(prompt, request.body, tenant, read)
+        served = resolve_model(prompt, self.scheduler, name)
         known = await self._tokenize(prompt, served)
         record = self._create_record(request, prompt)
         placement = self._place(request, prompt, record)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from router.errors import NoTarget
 from router.kvcache.events import TargetId
-from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import RelayCut, RelayEnd, RelayNotStarted
-from router.request.prepared_request import PreparedRequest
+from router.request.request import Request
 from router.request.response_observer import HandedOverKv, ResponseObserver
 from router.request.services import Services
 from router.scheduling.ticket import Ticket
@@ -26,10 +25,9 @@ class EarlierAttempts:
         self.moved_to: TargetId | None = None  # that answers in place of the chosen one
 
 
-async def attempt(
-    call: ClientRequest, request: PreparedRequest, ticket: Ticket, earlier: EarlierAttempts, services: Services
-) -> RelayEnd:
+async def attempt(request: Request, ticket: Ticket, earlier: EarlierAttempts, services: Services) -> RelayEnd:
     """Carry out the attempt of `ticket`. The booking is given back whatever happens."""
+    call = request.call
     observer = ResponseObserver(ticket, request, services)
     handed = None if earlier.handed_over is None else earlier.handed_over.params
     try:

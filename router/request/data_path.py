@@ -14,7 +14,7 @@ from router.prompt.prompt import Prompt
 from router.proxy.call import ClientRequest
 from router.proxy.disaggregated import PairWatch
 from router.proxy.relay import RelayEnd
-from router.request.prepared_request import PreparedRequest
+from router.request.request import Request
 from router.scheduling.ticket import Ticket
 
 
@@ -47,7 +47,7 @@ class DataPath(Protocol):
         """Return what keeps the answer to `prompt` so that another engine can carry it on; None where none can."""
 
     async def run(
-        self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
+        self, call: ClientRequest, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
     ) -> RelayEnd:
         """Carry out the attempt of `ticket` and return how it ended, as `watch` was told. `handed`: where KV is that an
         earlier attempt's prefill half has handed over.

@@ -15,13 +15,12 @@ What is charged where an engine's count is missing:
     no engine took it, or it died of it or refused it    nothing
     its tokens did not fit, or the client left while they were counted    a sixteenth of the prompt
 
-A request without a tenant costs one comparison here, one of a tenant without limits no reservation.
+A request of a tenant without limits has no reservation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from math import ceil
 from typing import get_args
 
@@ -30,8 +29,8 @@ from router.errors import RequestRefused, TooBusy
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
-from router.request.prepared_request import PreparedRequest
 from router.request.rate_limit_headers import render_rate_limits
+from router.request.request import Request
 from router.scheduling.policy.record import Attempt, Record
 from router.scheduling.scheduler import BYTES_PER_TOKEN
 from router.telemetry.gpu_time import estimate_answer_tokens, estimate_gpu_s
@@ -50,7 +49,6 @@ COUNTED_TOKENS = 16  # of a prompt that did not fit cost one: a tenant could hav
 TAKEN = frozenset(("client_gone", "cut", "deadline"))  # ends of an attempt whose engine had the request, and was left
 UNCOMPUTED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})  # engines only count for these
 LIMITS = frozenset(get_args(LimitName))
-NO_RESERVATION: AbstractContextManager[None] = nullcontext()
 
 
 class Meter:
@@ -73,28 +71,27 @@ class Meter:
         self._clock = clock
         self._lengths = AnswerQuantiles()  # by tenant and model
 
-    def open(self, call: ClientRequest, *, least: TokenCounts = LEAST) -> AbstractContextManager[Reservation | None]:
-        """Count a request of the tenant of `call`, which needs `least` at least. Raises `TooBusy` where a limit is used
-        up: before anything is done for it.
+    def open(self, call: ClientRequest, *, least: TokenCounts = LEAST) -> Reservation | None:
+        """Count a request of the tenant of `call`, which needs `least` at least; None: it has no limits. Raises
+        `TooBusy` where a limit is used up: before anything is done for it.
         """
         tenant = call.tenant
         if tenant is None or (limits := tenant.service_class.limits) is None:
-            return NO_RESERVATION
+            return None
         opened = self._ledger.open(tenant.name, limits, least=least)
         if isinstance(opened, Refusal):
             self._report_limits(call, self._ledger.state(tenant.name, limits))
             raise self._refuse(tenant, "", opened)
         return opened
 
-    def begin_counting(self, reservation: Reservation | None, prompt: Prompt) -> None:
+    def begin_counting(self, reservation: Reservation, prompt: Prompt) -> None:
         """Note that a prompt is tokenised: a client that leaves meanwhile is charged as for one that did not fit."""
-        if reservation is not None:
-            reservation.if_left = TokenCounts(len(prompt.body) // (BYTES_PER_TOKEN * COUNTED_TOKENS))
+        reservation.if_left = TokenCounts(len(prompt.body) // (BYTES_PER_TOKEN * COUNTED_TOKENS))
 
     def reserve(
         self,
         call: ClientRequest,
-        reservation: Reservation | None,
+        reservation: Reservation,
         prompt: Prompt,
         tokens: TokenizedPrompt | UnknownIds,
     ) -> None:
@@ -102,8 +99,7 @@ class Meter:
         `TooBusy` where that would exceed a limit.
         """
         tenant = call.tenant
-        if reservation is None or tenant is None:
-            return
+        assert tenant is not None, "it has a reservation"
         estimate = self._estimate(tenant, prompt, tokens)
         if (allowed := tenant.service_class.most_tokens) is not None and estimate.computed > allowed:
             guessed = isinstance(tokens, UnknownIds) and tokens.reason != "too_long"
@@ -125,14 +121,14 @@ class Meter:
         """Let the answer to `call` say what is left of its tenant's limits per minute."""
         call.own_lines += render_rate_limits(state, call.path, self._clock.wall())
 
-    def settle(self, request: PreparedRequest, record: Record) -> None:
+    def settle(self, request: Request, record: Record, reservation: Reservation | None) -> None:
         """Charge what a request used that has ended."""
-        tenant = request.tenant
+        tenant = request.call.tenant
         if tenant is None:
             return
         used = self._count(tenant, request, record)
-        if request.reservation is not None:
-            request.reservation.settle(used)
+        if reservation is not None:
+            reservation.settle(used)
         if tenant.service_class.limits is not None and used.output_tokens:
             length = ceil(used.output_tokens / request.prompt.answers)
             self._lengths.observe(_answers_of(tenant, record.model), length)
@@ -168,7 +164,7 @@ class Meter:
         longest = None if prompt.model is None else self._context_tokens(prompt.model)
         return TokenCounts(size if longest is None else min(size, longest), 0, answer)
 
-    def _count(self, tenant: Tenant, request: PreparedRequest, record: Record) -> TokenCounts:
+    def _count(self, tenant: Tenant, request: Request, record: Record) -> TokenCounts:
         """Return what a request used that has ended."""
         if (prompt := record.prompt_tokens) is not None:
             cached = min(record.cached_tokens or 0, prompt)
@@ -185,7 +181,7 @@ class Meter:
         return TokenCounts(counted - cached, cached, made)
 
 
-def _count_made(request: PreparedRequest, attempt: Attempt, given: TokenCounts, usual: int) -> int:
+def _count_made(request: Request, attempt: Attempt, given: TokenCounts, usual: int) -> int:
     """Return how many tokens of an answer were made whose end did not pass; `usual`: where that cannot be known."""
     prompt = request.prompt
     if prompt.stream or prompt.endpoint is Endpoint.OTHER:

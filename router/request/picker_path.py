@@ -43,7 +43,7 @@ from router.proxy.relay import (
     RelayRejected,
 )
 from router.request.data_path import AttemptWatch
-from router.request.prepared_request import PreparedRequest
+from router.request.request import Request
 from router.request.token_ids import AttemptPassthrough, offer_token_ids
 from router.scheduling.ticket import Ticket
 from router.telemetry.tracing.context import attempt_number
@@ -104,7 +104,7 @@ class PickerPath:
         }
 
     async def run(
-        self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
+        self, call: ClientRequest, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
     ) -> RelayEnd:
         assert isinstance(call, PickerExchange)
         offered = None if call.started else offer_token_ids(request, ticket, self._passthrough)
@@ -125,7 +125,7 @@ class PickerPath:
     def _build_choice(
         self,
         call: PickerExchange,
-        request: PreparedRequest,
+        request: Request,
         ticket: Ticket,
         endpoint: str,
         offered: AttemptPassthrough | None,
@@ -247,14 +247,14 @@ def read_endpoint(url: str) -> str | None:
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
-def _answer_headers(request: PreparedRequest, ticket: Ticket) -> list[tuple[str, bytes]]:
+def _answer_headers(request: Request, ticket: Ticket) -> list[tuple[str, bytes]]:
     """Return what the client is told, as by the proxy."""
     record = ticket.record
     headers = [("x-warmroute-target", ticket.target.id.encode()), ("x-warmroute-record", record.id.encode())]
     if record.stages.admission_ms is not None:
         headers.append(("x-warmroute-waited-ms", b"%d" % record.stages.admission_ms))
-    if request.choice is not None and (model := request.choice.other) is not None:
-        headers.append(("x-warmroute-model", model.encode()))
+    if request.other_model is not None:
+        headers.append(("x-warmroute-model", request.other_model.encode()))
     return headers
 
 

@@ -7,14 +7,15 @@ that nobody expected. What the router answers by itself is counted and logged he
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 from mypy_extensions import mypyc_attr
 from starlette.types import ASGIApp
 
-from router.errors import MethodNotAllowed, NotFound, RequestRefused, TooBusy, UpgradeRequired, quote_name
+from router.errors import MethodNotAllowed, NotFound, RequestRefused, UpgradeRequired, quote_name
+from router.fleet.engine_facts import ModelCard
 from router.proxy.asgi import AsgiHandler
 from router.proxy.call import ClientDisconnected, ClientRequest, Headers
 from router.proxy.client_exchange import ClientExchange
@@ -25,8 +26,6 @@ from router.request.route import route, route_stored
 from router.request.services import Services
 from router.telemetry.access_log import log_disconnect, log_own_answer, log_refused
 from router.telemetry.metrics.label_values import OTHER
-from router.telemetry.metrics.prometheus import REASONS
-from router.telemetry.tracing.spans import RefusedRequest
 from router.tenants.directory import TenantDirectory
 
 JSON: Headers = [(b"content-type", b"application/json")]
@@ -131,22 +130,12 @@ class RequestApi:
         return route_stored(call, response_id, self._services)
 
     def _count_refusal(self, call: ClientRequest, refusal: RequestRefused, arrived_s: float) -> None:
-        """Count, log and trace a request that has no record."""
+        """Count and log a request that has no record."""
         self._services.metrics.on_refusal(self._label(call), refusal)
-        self._services.meter.on_refusal(call.tenant, refusal)
         if self._services.config.log.access:
             log_refused(call.path, call.sender, refusal)
-        self._trace_refusal(call, refusal, arrived_s)
-
-    def _trace_refusal(self, call: ClientRequest, refusal: RequestRefused, arrived_s: float) -> None:
-        """Export a span of a request that was turned away, but for those that are the client's mistake."""
-        if self._services.tracing is None or (refusal.status < 500 and not isinstance(refusal, TooBusy)):
-            return
-        now_s, clock = self._services.clock.wall(), self._services.clock
-        reason = refusal.code or REASONS.get(type(refusal), OTHER)
-        started_s = now_s - (clock.now() - arrived_s)
-        request = RefusedRequest(self._label(call), refusal.status, reason, started_s, now_s)
-        self._services.tracing.refuse(call.fields, request)
+        for sink in self._services.path.refusals:
+            sink(call, refusal, self._label(call), arrived_s)
 
     def encode_refusal(self, refusal: RequestRefused, call: ClientRequest) -> ErrorBody:
         """Return the answer to a refused request, in the client's dialect."""
@@ -171,13 +160,9 @@ class RequestApi:
         dated now, as there. Raises `NotFound`.
         """
         common = {"object": "model", "created": int(self._services.clock.wall()), "owned_by": "vllm"}
-        models = self._services.scheduler.fleet.models()
-        if self._services.adapters is not None:
-            models = self._services.adapters.add_cards(models)
-        if self._services.models is not None:
-            models = self._services.models.aliases.add_cards(models)
-        if call.tenant is not None:
-            models = [card for card in models if call.tenant.service_class.allows(card.id)]
+        models: Sequence[ModelCard] = self._services.scheduler.fleet.models()
+        for change in self._services.path.cards:
+            models = change(models, call)
         cards = [common | card._asdict() for card in models]
         body: dict[str, Any] = {"object": "list", "data": cards}
         if found.value:

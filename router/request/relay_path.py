@@ -19,7 +19,7 @@ from router.proxy.relay import OutgoingRequest, RelayEnd, relay
 from router.proxy.token_ids import TokenIdUpstreams
 from router.proxy.upstreams import Upstream, UpstreamRequest, Upstreams, UpstreamTimeouts
 from router.request.data_path import AttemptWatch
-from router.request.prepared_request import PreparedRequest
+from router.request.request import Request
 from router.request.token_ids import AttemptPassthrough, offer_token_ids
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.ticket import PrefillBooking, Ticket
@@ -78,7 +78,7 @@ class RelayPath:
         )
 
     async def run(
-        self, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
+        self, call: ClientRequest, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
     ) -> RelayEnd:
         headers = self._build_headers(call, request, ticket)
         outgoing = build_outgoing(call, request, headers.answer, ticket)
@@ -101,7 +101,7 @@ class RelayPath:
             watch.on_end(end)
         return end
 
-    def _build_headers(self, call: ClientRequest, request: PreparedRequest, ticket: Ticket) -> AttemptHeaders:
+    def _build_headers(self, call: ClientRequest, request: Request, ticket: Ticket) -> AttemptHeaders:
         """Return the headers of the attempt; with tracing each call to an engine gets a `traceparent` of its own."""
         record, trace = ticket.record, request.trace
         if trace is None:
@@ -142,10 +142,8 @@ class RelayPath:
         return relay_beside(call, upstreams, prefill, outgoing, limits, watch)
 
 
-def build_outgoing(
-    call: ClientRequest, request: PreparedRequest, headers: ForwardedHeaders, ticket: Ticket
-) -> OutgoingRequest:
-    prompt, target, choice = request.prompt, ticket.target, request.choice
+def build_outgoing(call: ClientRequest, request: Request, headers: ForwardedHeaders, ticket: Ticket) -> OutgoingRequest:
+    prompt, target = request.prompt, ticket.target
     return OutgoingRequest(
         instance=target.instance.id,
         target=target.id,
@@ -158,7 +156,7 @@ def build_outgoing(
         hides=prompt.hide_usage or prompt.hide_ids,
         endpoint=prompt.endpoint,
         waited_ms=ticket.record.stages.admission_ms,
-        model=None if choice is None else choice.other,
+        model=request.other_model,
         renames=request.rename is not None,
     )
 

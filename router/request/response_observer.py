@@ -36,8 +36,7 @@ from router.proxy.relay import (
     RelayNotStarted,
     RelayRejected,
 )
-from router.request.metering import held_tokens
-from router.request.prepared_request import PreparedRequest
+from router.request.request import Request
 from router.request.services import Services
 from router.scheduling.policy.record import PrefillRecord
 from router.scheduling.ticket import Ticket
@@ -66,7 +65,7 @@ def rename_after(feed: Callable[[bytes], bytes] | None, rename: AnswerModel) -> 
 class ResponseObserver:
     """The observer of one attempt. Used with `with`, so that a cancelled attempt (the client left) is recorded too."""
 
-    def __init__(self, ticket: Ticket, request: PreparedRequest, services: Services) -> None:
+    def __init__(self, ticket: Ticket, request: Request, services: Services) -> None:
         prompt = request.prompt
         self._ticket = ticket
         self._request = request
@@ -86,8 +85,8 @@ class ResponseObserver:
         if self._rename is not None:
             self._feed = rename_after(self._feed, self._rename)
         self._continues = ticket.attempt.continued_tokens is not None
-        self._counts_events = request.tenant is not None and prompt.stream and self._stream is None
-        self._reservation = request.reservation if prompt.stream else None
+        self._counts_events = request.counts_events and prompt.stream and self._stream is None
+        self._follow = request.follow if prompt.stream else None
         self._half_end = False  # the last piece ended with the first line break of an event's end
         self._answering: Instance | None = None  # delivers the answer that passes
         self._wants_id = prompt.endpoint is RESPONSES  # until the answer's id has passed
@@ -114,14 +113,10 @@ class ResponseObserver:
             self._answering.delivered = True
         if self._continues:
             return
-        if self._request.reservation is not None and status < 400:  # else a long stream held it until its end
-            self._request.reservation.correct(held_tokens(self._ticket.attempt))
         record.ttft_ms = (self._clock.now() - record.arrived_s) * 1e3
         self._scheduler.on_ttft(record)
-        if self._request.choice is not None and self._services.models is not None:
-            self._services.models.aliases.first_byte(self._request.choice, record)
-        if self._request.lease is not None:
-            self._request.lease.on_first_byte()
+        for part in self._request.held:
+            part.on_first_byte(self._ticket)
 
     def on_encoded(self, encoding: bytes) -> None:
         """The answer is compressed: it passes unread."""
@@ -139,15 +134,16 @@ class ResponseObserver:
             self._tail.feed(data)
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
                 self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
-                tenant, name = self._request.tenant, "" if self._request.tenant is None else self._request.tenant.name
+                tenant = self._request.call.tenant
+                name = "" if tenant is None else tenant.name
                 self._scheduler.remember_response(own_name(tenant, response_id), self._ticket.target.id, name)
         if self._counts_events:
             lines = b"\n" + data if self._half_end else data
             self._request.events += lines.count(EVENT_END)
             self._half_end = (len(lines) - len(lines.rstrip(b"\n"))) % 2 == 1
         shown = data if self._feed is None else self._feed(data)
-        if self._reservation is not None:
-            self._reservation.follow(self._request.passed_tokens)
+        if self._follow is not None:
+            self._follow(self._request.passed_tokens)
         return shown
 
     def flush(self) -> bytes:

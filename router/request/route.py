@@ -1,186 +1,100 @@
 """The path of one request, from its first byte to its end: the file to read first.
 
-One step per line: a concurrency slot, which counts once the body is here, and room in its tenant's limits (or 429); the
-body, read once into a `Prompt`; with `wake`, a wait until some instance serves the model; token ids and block keys,
-found within a budget or unknown; what it will use of its tenant's limits, reserved (or 429); admission, where sessions
-are admitted; the shared pool's answer; then choose, book and relay until one engine has begun to answer. Choosing and
-booking happen in one turn of the event loop, so no two requests decide on the same view of the load. Whatever ends the
-request (the answer's end, a dying engine, a client that disconnects) gives the booking back exactly once.
+A request takes a concurrency slot, which counts once its body is here, and passes its stages, one after the other
+(`App._list_stages`). Then an engine is chosen and booked, and its answer relayed, until one engine has begun to answer.
+Choosing and booking happen in one turn of the event loop, so no two requests decide on the same view
+of the load. Whatever ends the request (the answer's end, a dying engine, a client that disconnects) gives the booking
+back exactly once, and releases what the stages hold.
 
-What is tried again: an engine that was not reached or is full (503) has done nothing, so another one is tried within
-the router's retry budget. One that took the request and died before its first byte may have died *of* it: one more
-engine is tried, a second death ends the request with 502 and marks its record, so that a poison prompt does not walk
-through the fleet. That one retry takes nothing from the budget: it is bounded by itself, and the end of one engine must
-not fail the hundred requests that waited there. After the first byte to the client nothing is tried again, but a stream
-that breaks off may be carried on by another engine (`carry_on.py`).
+Retries. Connection failures and 503 are retried on another engine, within the router's retry budget: the engine has
+done no work. An engine that took the request and died before its first byte may have died *of* it: one more engine is
+tried, a second death ends the request with 502 and marks its record, so that a poison prompt does not walk through the
+fleet. That one retry takes nothing from the budget: it is bounded by itself, and the end of one engine must not fail
+the hundred requests that waited there. After the first byte to the client nothing is tried again.
 
 A prefill/decode pair is one attempt with two engines (`proxy/disaggregated.py`). If its prefill half fails, another
 pair is tried, and after the second failure the answering engine computes the prompt itself: bounded by itself again, so
 without the budget.
+
+Recoveries come after that, each where it applies: the next model of an alias, or another
+engine that carries on a stream which broke off.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Final
+from collections.abc import Sequence
 
 from router.backends.vllm.disaggregation import can_split
-from router.errors import (
-    BadGateway,
-    DeadlineExceeded,
-    NoTarget,
-    NotFound,
-    RequestRefused,
-    UnsupportedCoding,
-    quote_name,
-)
-from router.fleet.instance import ServedModel
+from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, RequestRefused, quote_name
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.parse import read_prompt, read_request_headers
-from router.prompt.api.size_limits import LARGE_BODY_BYTES
-from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.proxy.call import ClientRequest, Headers
-from router.proxy.headers import content_encoding
-from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayNotStarted, RelayRejected
-from router.request.admin_tokens import PolicyOverride, read_override
-from router.request.admission.claim import cap_priority
+from router.prompt.prompt import Prompt
+from router.proxy.call import ClientRequest
+from router.proxy.relay import RelayDeadline, RelayEnd, RelayNotStarted, RelayRejected
 from router.request.attempt import EarlierAttempts, attempt
-from router.request.carry_on import carry_on
-from router.request.concurrency import Slot
 from router.request.experiment_unit import derive_unit
-from router.request.model_names import NamedPrompt, check_allowed, name_model, resolve_model
-from router.request.prepared_request import PreparedRequest, RequestTimes
-from router.request.request_record import close_record, describe_tokens, open_record
+from router.request.reading import STORED, check_coding
+from router.request.request import Request
+from router.request.request_record import close_record, open_record
 from router.request.retry_budget import RetryBudget
-from router.request.services import Services
-from router.scheduling.availability import Unavailability
-from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record, Stages
+from router.request.services import Services, Stage
+from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, Record
 from router.scheduling.scheduler import Scheduler
-from router.telemetry.tracing.context import TraceContext
-from router.tenants.ledger import Reservation
 from router.tenants.tenant import Tenant, own_name
-from router.tenants.token_counts import NO_TOKENS
-from scorers.contract import Needs, PoolHit
-
-STORED: Final = "/v1/responses/{id}"  # the endpoint's name in records and metrics
-NOT_NEEDED: Final = UnknownIds("not_needed")
 
 
 async def route(call: ClientRequest, services: Services) -> None:
-    """Answer `call`. Raises `RequestRefused` while nothing has been sent."""
-    if b"content-encoding" in call.fields:
-        check_coding(call.headers)
-    with services.limiter.open(call.sender) as slot, services.meter.open(call) as reservation:
-        arrived_s = services.clock.now()
-        override = read_override(call.fields, services.admin_tokens, services.scheduler.selector.policy_set.policies)
-        body = await call.body(services.config.limits.body_bytes, slot)
-        slot.take()
-        read_s = services.clock.now()
-        prompt = await parse(call, body, override, services)
-        if prompt.previous_response_id is not None:
-            await services.stored_responses.find(prompt.previous_response_id, call.tenant)
-        if prompt.model is None:
-            implied = services.data_path.implies_model
-            name_model(prompt, services.scheduler.fleet, call.tenant, implied=implied)
-        choice = None
-        if services.models is None:
-            check_allowed(prompt.model, call.tenant)
-        else:
-            prompt, choice = await services.models.resolve(
-                prompt, body, call.tenant, lambda changed: parse(call, changed, override, services), call.sender
-            )
-        stages = Stages(parse_ms=(services.clock.now() - read_s) * 1e3)
-        if services.waits is not None:
-            await wait_for_model(prompt, call, slot, stages, services)
-        times = RequestTimes(arrived_s, read_s)
-        if services.adapters is None or not services.adapters.manages(prompt.model):
-            await serve(call, NamedPrompt(prompt, choice), reservation, override, stages, times, services)
-            return
-        async with services.adapters.use(prompt.model):
-            await serve(call, NamedPrompt(prompt, choice), reservation, override, stages, times, services)
-
-
-async def serve(
-    call: ClientRequest,
-    named: NamedPrompt,
-    reservation: Reservation | None,
-    override: PolicyOverride | None,
-    stages: Stages,
-    times: RequestTimes,
-    services: Services,
-) -> None:
-    """Answer a request that was read, the second half of `route`."""
-    prompt, choice = named
-    cap_priority(prompt, call.tenant)
-    served = resolve_model(prompt, services.scheduler, choice)
-    services.meter.begin_counting(reservation, prompt)
-    tokens = await tokenize(prompt, served, override, call.tenant, call.sender, services)
-    services.meter.reserve(call, reservation, prompt, tokens)
-    with await services.admission.acquire(prompt, served, tokens, call.tenant, times.arrived_s) as lease:
-        pool_hit = await query_pool(prompt, served, tokens, override, stages, services)
-        trace = begin_trace(call, services)
-        request = PreparedRequest(
-            prompt,
-            served,
-            tokens,
-            pool_hit,
-            override,
-            lease,
-            trace,
-            tenant=call.tenant,
-            reservation=reservation,
-            choice=choice,
-        )
-        await run_recorded(call, request, stages, times, services)
+    """Answer a request with a prompt. Raises `RequestRefused` while nothing has been sent."""
+    check_coding(call)
+    await run(call, services.path.stages, services)
 
 
 async def route_stored(call: ClientRequest, response_id: str, services: Services) -> None:
-    """Answer a request about a stored response; only the engine that made it has it. Raises `NotFound` for an id that
-    is unknown here, and `RequestRefused` while nothing has been sent.
+    """Answer a request about a stored response; only the engine that made it has it. Raises `RequestRefused` while
+    nothing has been sent.
     """
-    # also where no token is left: it may cancel what runs
-    with services.limiter.open(call.sender) as slot, services.meter.open(call, least=NO_TOKENS) as reservation:
-        arrived_s = services.clock.now()
-        if await services.stored_responses.find(response_id, call.tenant) is None:
-            raise NotFound(f"the response `{quote_name(response_id)}` is not known here", code="unknown_response")
-        body = await call.body(services.config.limits.body_bytes, slot)
-        slot.take()
-        times = RequestTimes(arrived_s, services.clock.now())
-        unknown = UnknownIds("endpoint")
-        prompt = Prompt(Endpoint.OTHER, STORED, None, body, unknown, previous_response_id=response_id)
-        trace = begin_trace(call, services)
-        request = PreparedRequest(prompt, None, unknown, trace=trace, tenant=call.tenant, reservation=reservation)
-        await run_recorded(call, request, Stages(), times, services)
+    await run(call, services.path.stored, services, response_id)
 
 
-async def run_recorded(
-    call: ClientRequest, request: PreparedRequest, stages: Stages, times: RequestTimes, services: Services
-) -> None:
-    """Place and relay, with a record that is open while the request runs and complete when it ends."""
-    record = open_record(call, request, stages, times, services)
-    stream = request.stream = services.data_path.follow(request.prompt)
+async def run(call: ClientRequest, stages: Sequence[Stage], services: Services, response_id: str | None = None) -> None:
+    """Take a request through its stages, and answer it. All that it holds is released, whatever ends it."""
+    with services.limiter.open(call.sender) as slot:
+        request = Request(call, slot, services.clock.now(), response_id)
+        try:
+            for stage in stages:
+                if (wait := stage(request, services)) is not None:
+                    await wait
+            await answer(request, services)
+        finally:
+            request.release()
+
+
+async def answer(request: Request, services: Services) -> None:
+    """Place the request and relay its answer, with a record that is open meanwhile and complete at the end."""
+    record = open_record(request, services)
     try:
+        request.stream = services.data_path.follow(request.prompt)
         assign_policy(request, record, services)
-        if request.choice is not None and services.models is not None:
-            services.models.aliases.begin(request.choice, record, services.clock.now())
         services.retry_budget.deposit()
-        await place_and_relay(call, request, record, services)
+        end = await place(request, record, services)
+        for recover in services.path.recoveries:
+            end = await recover(request, record, end, services)
+        if not request.call.started:
+            refuse(request.call, end, record)
     finally:
-        services.meter.settle(request, record)
-        if stream is not None:
-            stream.close()
-        close_record(record, request, services)
+        close_record(record, services)
 
 
-async def place_and_relay(call: ClientRequest, request: PreparedRequest, record: Record, services: Services) -> None:
-    """Choose, book, relay; again while that is allowed. Raises `RequestRefused` when no engine answered."""
-    prompt, scheduler = request.prompt, services.scheduler
-    only = locate_response(prompt, request.tenant, scheduler)
+async def place(request: Request, record: Record, services: Services) -> RelayEnd | None:
+    """Choose, book, relay; again while that is allowed. Return how the last attempt ended; None: no target was there.
+    Raises `NotFound` for a response that is unknown here.
+    """
+    call, prompt, scheduler = request.call, request.prompt, services.scheduler
+    only = request.bound_to = locate_response(prompt, call.tenant, scheduler)
     splits = only is None and bool(scheduler.peers) and can_split(prompt.endpoint, prompt.body)
     earlier = EarlierAttempts(failed=services.data_path.excludes(call))
     known = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
-    full = request.lease.full if request.lease is not None else frozenset[str]()
+    avoid = request.avoid
     last: RelayEnd | None = None
     while last is None or may_retry(last, record, services.retry_budget):
         ticket = scheduler.admit(
@@ -189,147 +103,22 @@ async def place_and_relay(call: ClientRequest, request: PreparedRequest, record:
             request.served,
             known,
             request.pool_hit,
-            excluding=earlier.failed | full if full else earlier.failed,
+            excluding=earlier.failed | avoid if avoid else earlier.failed,
             only=earlier.moved_to or only,
             splits=splits and record.failed_prefills < PREFILLS_ALLOWED,
             handed=earlier.handed_over.leg if earlier.handed_over is not None else None,
         )
-        if ticket is None and full:
-            full = frozenset()  # no other engine takes it
+        if ticket is None and avoid:
+            avoid = frozenset()  # no other engine takes it
             continue
         if ticket is None:
             break
-        if request.lease is not None:
-            request.lease.on_placed(ticket.target.id, record.attempts[-1].expected_tokens)
-        last = await attempt(call, request, ticket, earlier, services)
+        for part in request.held:
+            part.on_placed(ticket)
+        last = await attempt(request, ticket, earlier, services)
         if not isinstance(last, RelayNotStarted) or (call.started and earlier.moved_to is None):
             break
-    if not call.started and only is None and (other := await fall_back(request, last, record, services)) is not None:
-        await place_and_relay(call, other, record, services)
-    elif not call.started:
-        refuse(call, last, record)
-    elif isinstance(last, RelayBroken) and last.open:
-        await carry_on(call, request, record, last, services)
-
-
-async def fall_back(
-    request: PreparedRequest, last: RelayEnd | None, record: Record, services: Services
-) -> PreparedRequest | None:
-    """Return the request for the next model of its alias, because no engine has begun to answer; None where it has no
-    other, and where an engine may have died of the request.
-    """
-    reason: Unavailability | None = "no_instance" if last is None else None
-    if isinstance(last, RelayNotStarted) and last.reason in ("busy", "connect"):
-        reason = "busy" if last.reason == "busy" else "unreachable"
-    models, before, now = services.models, request.choice, services.clock.now()
-    if reason is None or models is None or before is None or record.deaths:
-        return None
-    if (choice := models.aliases.fall_back(before, reason, now, record.sender)) is None:
-        return None
-    models.aliases.leave(before, record, now)
-    prompt, served = await models.fall_back(request.prompt, choice), services.scheduler.fleet.resolve(choice.model)
-    tokens = await tokenize(prompt, served, request.override, request.tenant, record.sender or "", services)
-    pool_hit = await query_pool(prompt, served, tokens, request.override, record.stages, services)
-    record.model, record.revision, record.fallback = choice.model, None, choice.fallback
-    record.tokens_from, record.prompt_tokens_counted = describe_tokens(tokens)
-    return request.for_model(prompt, served, tokens, pool_hit, choice)
-
-
-def check_coding(headers: Headers) -> None:
-    """Raise `UnsupportedCoding` for a compressed body: engines take none, and its fields could not be checked here."""
-    if coding := content_encoding(headers):
-        name = quote_name(coding.decode("latin-1"))
-        raise UnsupportedCoding(f"a body in `Content-Encoding: {name}` cannot be read: send it plain")
-
-
-def begin_trace(call: ClientRequest, services: Services) -> TraceContext | None:
-    """Return the request's place in a trace, continued from the client's where it sent one; None without tracing."""
-    return None if services.tracing is None else services.tracing.begin(call.fields)
-
-
-async def parse(call: ClientRequest, body: bytes, override: PolicyOverride | None, services: Services) -> Prompt:
-    """Read what routing needs of the body; the prompt itself is left `Unread`. A large body is read in a thread, one at
-    a time, as they would delay the event loop together.
-    """
-    chosen = services.scheduler.selector.policy_set if override is None else override.policy
-    options = services.read_options if chosen.continuation else services.read_options.uncontinued
-    scope = None if call.tenant is None else call.tenant.scope
-    fields = call.path, call.text(b"content-type"), body, options, read_request_headers(call.fields), scope
-    if len(body) <= LARGE_BODY_BYTES:
-        return read_prompt(*fields)
-    async with services.large_body:
-        return await asyncio.to_thread(read_prompt, *fields)
-
-
-async def wait_for_model(prompt: Prompt, call: ClientRequest, slot: Slot, stages: Stages, services: Services) -> None:
-    """Return when an instance serves the prompt's model, or requests for it may not wait. Raises `NoTarget` when no
-    instance comes, `NotFound` for a name that no instance can get.
-    """
-    waits = services.waits
-    if prompt.model is None or waits is None:
-        return
-    needed = prompt.model if services.adapters is None else services.adapters.find_base(prompt.model)
-    if waits.has_to_wait(needed):
-        stages.wake_ms = await waits.wait(needed, call.sender, slot.held_bytes) * 1e3
-    elif len(services.scheduler.fleet) == 0:  # which is no reason to try again, as it is without `wake`
-        name = quote_name(prompt.model)
-        raise NotFound(f"the model `{name}` does not exist", param="model", code="model_not_found")
-
-
-async def tokenize(
-    prompt: Prompt,
-    served: ServedModel | None,
-    override: PolicyOverride | None,
-    tenant: Tenant | None,
-    client: str,
-    services: Services,
-) -> TokenizedPrompt | UnknownIds:
-    """Return token ids and block keys, or why they are unknown: as of a prompt that is certain to be longer than its
-    tenant may send.
-    """
-    selector, fleet = services.scheduler.selector, services.scheduler.fleet
-    if isinstance(prompt.source, UnknownIds):
-        return prompt.source
-    if served is None:
-        return UnknownIds("no_model")
-    if not (selector.policy_set.needs_cache or (override is not None and override.policy.needs_cache)):
-        prompt.source = NOT_NEEDED
-        return NOT_NEEDED
-    instances: list[str] = []
-    if services.tokenization.source(served.base, prompt.endpoint) == "remote":
-        candidates = fleet.candidates(served.base, (), services.clock.now())
-        instances = list(dict.fromkeys(target.instance.id for target in candidates))
-    sizes = services.scheduler.block_sizes(served.base)
-    longest, most = fleet.context_tokens(served.base), None if tenant is None else tenant.service_class.most_tokens
-    if most is not None:
-        longest = most if longest is None else min(longest, most)
-    known = await services.tokenization.tokenize(
-        prompt, served.base, served.adapter, sizes, instances, context_tokens=longest, client=client
-    )
-    if isinstance(known, TokenizedPrompt) and (missed := services.scheduler.indexer.missed).late:
-        known = known._replace(origin=services.scheduler.hash_inputs(prompt.salt, served))
-        for _ in missed.recall(known):
-            await asyncio.sleep(0)
-    return known
-
-
-async def query_pool(
-    prompt: Prompt,
-    served: ServedModel | None,
-    tokens: TokenizedPrompt | UnknownIds,
-    override: PolicyOverride | None,
-    stages: Stages,
-    services: Services,
-) -> PoolHit | None:
-    """Return what the shared pool holds of the prompt, if a policy in use needs it; `None` when unknown."""
-    selector = services.scheduler.selector
-    needs = selector.needs if override is None else selector.needs | override.policy.needs
-    if served is None or not isinstance(tokens, TokenizedPrompt) or Needs.POOL not in needs:
-        return None
-    started_s = services.clock.now()
-    hit = await services.kv_store.lookup(tokens, services.scheduler.hash_inputs(prompt.salt, served))
-    stages.pool_ms = (services.clock.now() - started_s) * 1e3
-    return hit
+    return last
 
 
 def locate_response(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler) -> TargetId | None:
@@ -378,7 +167,7 @@ def refuse(call: ClientRequest, last: RelayEnd | None, record: Record) -> None:
     raise refusal
 
 
-def assign_policy(request: PreparedRequest, record: Record, services: Services) -> None:
+def assign_policy(request: Request, record: Record, services: Services) -> None:
     """Fix the policy that decides for this request, from its first attempt to its last."""
     experiment = services.scheduler.selector.policy_set.experiment
     if request.override is not None:

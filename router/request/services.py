@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.backends.feeds.health import HealthProbe
-from router.backends.kv_store import KvStore
 from router.clock import Clock
 from router.config.schema import Config
+from router.errors import RequestRefused
+from router.fleet.engine_facts import ModelCard
 from router.prompt.api.parse import ReadOptions
 from router.prompt.tokenization.tokenization import Tokenization
-from router.request.adapter_loading import AdapterLoader
+from router.proxy.call import ClientRequest
+from router.proxy.relay import RelayEnd
 from router.request.admin_tokens import AdminTokens
-from router.request.admission.waiting import AdmissionControl
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.data_path import DataPath
-from router.request.metering import Meter
-from router.request.model_names import ModelNames
+from router.request.request import Request
 from router.request.retry_budget import RetryBudget
 from router.request.stored_responses import StoredResponseFinder
-from router.request.wake.model_waits import ModelWaits
+from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
-from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.recent_records import RecentRecords
-from router.telemetry.tracing.tracing import Tracing
+
+
+class RequestPath(NamedTuple):
+    """The stages of requests, each in its order, and what comes after them: core and configured features."""
+
+    stages: tuple[Stage, ...]  # of a request with a prompt
+    stored: tuple[Stage, ...]  # of one about a stored response
+    again: tuple[Stage, ...]  # those of `stages` that run once more for another model
+    recoveries: tuple[Recovery, ...]
+    refusals: tuple[RefusalSink, ...]  # of requests without a record
+    cards: tuple[CardFilter, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +47,28 @@ class Services:
     clock: Clock
     scheduler: Scheduler
     limiter: ConcurrencyLimiter
-    admission: AdmissionControl
-    meter: Meter
     retry_budget: RetryBudget
     tokenization: Tokenization
-    kv_store: KvStore
     read_options: ReadOptions
     large_body: asyncio.Lock  # held while a large body is read
     data_path: DataPath
     health: HealthProbe
     recent_records: RecentRecords
-    decision_log: DecisionLogWriter | None
     metrics: Metrics
-    tracing: Tracing | None
     admin_tokens: AdminTokens
-    waits: ModelWaits | None  # None: requests for a model without an instance are refused
-    models: ModelNames | None  # None: clients use the engines' own names
     stored_responses: StoredResponseFinder
-    adapters: AdapterLoader | None  # None: the router loads none
     run_id: str  # prefix of the ids of all records of this process
+    path: RequestPath
+
+
+Stage = Callable[[Request, Services], Awaitable[None] | None]
+"""A step towards the choice of an engine, at once or with something to wait for. Raises `RequestRefused`."""
+
+Recovery = Callable[[Request, Record, RelayEnd | None, Services], Awaitable[RelayEnd | None]]
+"""What may be done when an attempt has ended so; None: no engine was there. Returns the end that counts then."""
+
+RefusalSink = Callable[[ClientRequest, RequestRefused, str, float], None]
+"""Gets a refused request with its endpoint as in metrics, and its arrival."""
+
+CardFilter = Callable[[Sequence[ModelCard], ClientRequest], Sequence[ModelCard]]
+"""Adds or removes model cards of the list that a client gets."""

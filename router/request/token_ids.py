@@ -11,13 +11,11 @@ from router.backends.token_ids.passthrough import PassthroughOffer, PassthroughT
 from router.backends.vllm.token_ids import JsonIds
 from router.fleet.engine_facts import ModelCard
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.request.prepared_request import PreparedRequest
+from router.request.request import Request
 from router.scheduling.ticket import Ticket
 
 
-def offer_token_ids(
-    request: PreparedRequest, ticket: Ticket, passthrough: TokenIdPassthrough
-) -> AttemptPassthrough | None:
+def offer_token_ids(request: Request, ticket: Ticket, passthrough: TokenIdPassthrough) -> AttemptPassthrough | None:
     """Return the ids of this attempt, with the engines that accept them; None for a prompt that never goes with ids."""
     served, tokens = request.served, request.tokens
     if served is None or not isinstance(tokens, TokenizedPrompt) or not tokens.json_ids:

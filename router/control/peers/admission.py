@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,7 +35,6 @@ from router.request.admission.model_admission import HeldPrefix, ModelAdmission,
 from router.request.admission.shared_prefixes import PromptPrefix, sample_prefix
 from router.request.admission.verdicts import KnownProgram
 from router.request.admission.waiting import (
-    NO_LEASE,
     AdmissionQueue,
     AdmissionQueues,
     QueueLease,
@@ -181,17 +179,17 @@ class SharedAdmission:
         tokens: TokenizedPrompt | UnknownIds,
         tenant: Tenant | None = None,
         arrived_s: float | None = None,
-    ) -> AbstractContextManager[AdmissionLease | None]:
-        """Wait for admission. `arrived_s` None: now. Raises `TooBusy` as `AdmissionQueues.acquire` does."""
+    ) -> AdmissionLease | None:
+        """Wait for admission as `AdmissionQueues.acquire` does."""
         arrived_s = self._clock.now() if arrived_s is None else arrived_s
         while (decider := self._duty.holder) is not None and not self._duty.held:
             if served is None or not leaves_context(prompt) or (queue := self._queues.queue_of(served.base)) is None:
-                return NO_LEASE
+                return None
             known = tokens if isinstance(tokens, TokenizedPrompt) else None
             asked = self._describe(prompt, queue, known, derive_claim(prompt, tenant, arrived_s))
             verdict = await self._ask(decider, asked)
             if verdict is not None:
-                return NO_LEASE if verdict.rule is None else PeerLease(self, queue, asked, verdict)
+                return None if verdict.rule is None else PeerLease(self, queue, asked, verdict)
         return await self._queues.acquire(prompt, served, tokens, tenant, arrived_s)
 
     def _describe(
@@ -292,9 +290,9 @@ class SharedAdmission:
                     lease = queue.hold(message.session, message.prompt_tokens, message.prefix, claim)
                     held[message.number] = lease
             case AdmissionPlaced(number, target, held_tokens) if number in held:
-                held[number].on_placed(target, held_tokens)
+                held[number].place(target, held_tokens)
             case AdmissionAnswered(number) if number in held:
-                held[number].on_first_byte()
+                held[number].begin_answer()
             case AdmissionEnded(number, computed):
                 self._end(run, number, computed)
             case AdmissionsOpen(numbers):
@@ -382,12 +380,12 @@ class PeerLease(AdmissionLease):
         self._held = queue.hold(*known, Claim(asked.tenant, asked.weight))
         shared.publish_begin(AdmissionBegan(asked.number, asked.model, *known, asked.tenant, asked.weight))
 
-    def on_placed(self, target: str, held_tokens: int | None) -> None:
-        self._held.on_placed(target, held_tokens)
+    def place(self, target: str, held_tokens: int | None) -> None:
+        self._held.place(target, held_tokens)
         self._shared.on_placed(self._number, target, held_tokens)
 
-    def on_first_byte(self) -> None:
-        self._held.on_first_byte()
+    def begin_answer(self) -> None:
+        self._held.begin_answer()
         self._shared.on_first_byte(self._number)
 
     def end(self, computed: ComputedPrompt | None) -> None:

@@ -1,10 +1,7 @@
-"""Whose a request is and how urgent, from its prompt and its tenant's service class; and the cap on that."""
+"""Whose a request is and how urgent, from its prompt and its tenant's service class."""
 
 from __future__ import annotations
 
-from msgspec import Raw
-
-from router.prompt.body_rewrite import open_body, set_members
 from router.prompt.prompt import Prompt
 from router.tenants.tenant import Tenant
 from scorers.admission.contract import Claim
@@ -22,15 +19,3 @@ def derive_claim(prompt: Prompt, tenant: Tenant | None, arrived_s: float) -> Cla
     if config.highest_priority is not None:
         priority = max(priority, config.highest_priority)
     return Claim(tenant.name, config.weight, priority, deadline_s)
-
-
-def cap_priority(prompt: Prompt, tenant: Tenant | None) -> None:
-    """Make the `priority` in the body, which engines go by, no more urgent than the tenant's may be. One that cannot be
-    read here, but perhaps by an engine, is replaced as well.
-    """
-    highest = None if tenant is None else tenant.service_class.config.highest_priority
-    if highest is None or (prompt.priority is not None and prompt.priority >= highest):
-        return
-    if prompt.priority is not None or (prompt.is_object and "priority" in open_body(prompt.body, ()).members):
-        prompt.priority = highest
-        prompt.body = set_members(prompt.body, {"priority": Raw(b"%d" % highest)})

@@ -1,68 +1,62 @@
 """The place of one admitted request, and what admission is told about it: where it was sent, its first byte, its end.
 
-A lease is given back once, whatever ends the request: `with await admission.acquire(...) as lease`. Who gave it, the
-queues of this process or those of the worker on duty, is the subclass's matter.
+A lease is released once, whatever ends the request. Who gave it, the queues of this process or those of the worker on
+duty, is the subclass's matter.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import Self
+from abc import abstractmethod
 
 from mypy_extensions import mypyc_attr
 
 from router.request.admission.computed_prompt import ComputedPrompt
+from router.request.request import Held, Request
 from router.scheduling.policy.record import Record
+from router.scheduling.ticket import Ticket
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class AdmissionLease(ABC):
-    """The place of one request, from its admission to its end. `record` says how it ended, once there is one.
+class AdmissionLease(Held):
+    """The place of one request, from its admission to its end.
     `waited_s` is None for a request that was admitted at once; `rule` is the name of the rule that admitted it; `full`
     are the targets that had no room for it, which is not to be sent there if another one takes it.
     """
 
-    __slots__ = ("_prompt_tokens", "full", "record", "rule", "waited_s")
+    __slots__ = ("_prompt_tokens", "full", "rule", "waited_s")
 
     def __init__(self, prompt_tokens: int, waited_s: float | None, rule: str, full: frozenset[str]) -> None:
         self._prompt_tokens = prompt_tokens
         self.waited_s = waited_s
         self.rule = rule
         self.full = full
-        self.record: Record | None = None
 
     @abstractmethod
-    def on_placed(self, target: str, held_tokens: int | None) -> None:
+    def place(self, target: str, held_tokens: int | None) -> None:
         """The request is sent to `target`, which is expected to hold so many tokens of its prompt; None: unknown."""
 
     @abstractmethod
-    def on_first_byte(self) -> None:
+    def begin_answer(self) -> None:
         """The answer has begun, so that others may begin."""
 
     @abstractmethod
     def end(self, computed: ComputedPrompt | None) -> None:
         """Give the place back. `computed` is None for a request without an answer."""
 
-    def __enter__(self) -> Self:
-        return self
+    # Held
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end(None if self.record is None else read_computed(self.record, self._prompt_tokens))
+    def on_record(self, record: Record) -> None:
+        record.admission_rule, record.full_targets = self.rule, sorted(self.full)
+        record.stages.admission_ms = None if self.waited_s is None else self.waited_s * 1e3
 
+    def on_placed(self, ticket: Ticket) -> None:
+        self.place(ticket.target.id, ticket.attempt.expected_tokens)
 
-class NoLease:
-    """Stands for the place of a request whose session is not counted."""
+    def on_first_byte(self, ticket: Ticket) -> None:
+        self.begin_answer()
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+    def release(self, request: Request) -> None:
+        self.end(None if request.record is None else read_computed(request.record, self._prompt_tokens))
 
 
 def read_computed(record: Record, prompt_tokens: int) -> ComputedPrompt | None:

@@ -2,7 +2,7 @@
 
 A waiting request is a future and nothing else: each end (an answer, a client that disconnects while it waits) calls
 `release_waiting`, and one timer per model does so when nothing else happens. What a request took is given back by its
-`QueueLease`, once, whatever ends it: `with await queues.acquire(...)`.
+`QueueLease`, once, whatever ends it.
 
 With `admission.enabled` false there are no queues, and nothing is read, counted or kept.
 """
@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from hashlib import blake2b
 from math import ceil, inf
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
 from router.clock import Clock
 from router.config.sections.listeners import AdmissionConfig
@@ -26,7 +25,7 @@ from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.request.admission.claim import derive_claim
 from router.request.admission.computed_prompt import ComputedPrompt
 from router.request.admission.controller import AdmissionController
-from router.request.admission.lease import AdmissionLease, NoLease
+from router.request.admission.lease import AdmissionLease
 from router.request.admission.model_admission import HeldPrefix, ModelAdmission
 from router.request.admission.rules import build_rule
 from router.request.admission.shared_prefixes import PromptPrefix, sample_prefix
@@ -44,7 +43,6 @@ log = logging.getLogger("warmroute.admission")
 MIN_PAUSE_S = 0.001  # between two timer runs: loops and clocks differ by less
 SESSION_BYTES = 16  # as names of conversations
 RELEASED_AT_ONCE = 32  # requests per turn of the event loop, which each takes some hundred microseconds to place
-NO_LEASE: Final = NoLease()
 
 WaitEnd = Literal["passed", "refused", "client_gone"]
 OnWaitEnd = Callable[[str, QueueName, WaitEnd, float], None]
@@ -71,8 +69,8 @@ class AdmissionControl(Protocol):
         tokens: TokenizedPrompt | UnknownIds,
         tenant: Tenant | None = None,
         arrived_s: float | None = None,
-    ) -> AbstractContextManager[AdmissionLease | None]:
-        """Wait for admission; the lease is `None` where sessions are not counted. `arrived_s` None: now. Raises
+    ) -> AdmissionLease | None:
+        """Wait for admission; None: sessions are not counted. `arrived_s` None: now. Raises
         `RequestRefused`.
         """
 
@@ -169,12 +167,12 @@ class AdmissionQueues:
         tokens: TokenizedPrompt | UnknownIds,
         tenant: Tenant | None = None,
         arrived_s: float | None = None,
-    ) -> AbstractContextManager[AdmissionLease | None]:
-        """Wait for admission; the lease is `None` where sessions are not counted. `arrived_s` None: now. Raises
+    ) -> AdmissionLease | None:
+        """Wait for admission; None: sessions are not counted. `arrived_s` None: now. Raises
         `TooBusy` after `admission.max_wait_s`, and for a deadline that cannot be met any more.
         """
         if served is None or not leaves_context(prompt) or (queue := self.queue_of(served.base)) is None:
-            return NO_LEASE
+            return None
         known = tokens if isinstance(tokens, TokenizedPrompt) else None
         prefix = None if known is None else sample_prefix(known)
         prompt_tokens = None if known is None else len(known.ids)
@@ -345,13 +343,13 @@ class QueueLease(AdmissionLease):
         if listener is not None:
             self._number = listener.on_begin(queue.model_admission.model, admission, prefix)
 
-    def on_placed(self, target: str, held_tokens: int | None) -> None:
+    def place(self, target: str, held_tokens: int | None) -> None:
         self._queue.model_admission.on_placed(self._admission, target, held_tokens, self._prefix)
         self._queue.release_waiting()  # what is booked tells better than what is on its way who else has room
         if self._listener is not None:
             self._listener.on_placed(self._number, target, held_tokens)
 
-    def on_first_byte(self) -> None:
+    def begin_answer(self) -> None:
         self._queue.model_admission.on_first_token(self._admission)
         self._queue.release_waiting()
         if self._listener is not None:

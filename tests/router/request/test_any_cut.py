@@ -17,8 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.clock import ManualClock
-from router.config.sections.clients import ServiceClassConfig
-from router.fleet.instance import ServedModel
 from router.prompt.answer_ids import ContinuationBudget
 from router.prompt.answer_model import AnswerModel
 from router.prompt.answer_tail import StopStrings
@@ -26,11 +24,10 @@ from router.prompt.continuable_stream import EVENT_BYTES, ContinuableStream
 from router.prompt.event_bytes import DONE
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.prompt.usage import LARGEST_EVENT_BYTES, HideUsage, UsageTail
-from router.request.prepared_request import PreparedRequest
 from router.request.response_observer import ResponseObserver
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
-from router.tenants.tenant import ServiceClass, Tenant
+from tests.router.request.requests import a_request
 from tests.router.request.some_services import some_services
 from tests.suites.properties import examples
 
@@ -235,10 +232,10 @@ class Scene:
         prompt = Prompt(
             Endpoint.CHAT, "/v1/chat/completions", "m", b"", UnknownIds("not_needed"), stream=True, **hidden
         )
-        self.request = PreparedRequest(prompt, ServedModel("m", None), UnknownIds("not_needed"))
+        self.request = a_request(prompt)
         self.request.stream = ContinuableStream(ContinuationBudget(1 << 20), **options) if continued else None
         self.request.rename = AnswerModel(MODEL, ALIAS) if renamed else None
-        self.request.tenant = Tenant("t", ServiceClass("c", ServiceClassConfig()))
+        self.request.counts_events = True
         record = Record("r-0", 0, 0.0, 0.0, "/v1/chat/completions", "m", True, "unknown", None, Stages())
         attempt = SimpleNamespace(continued_tokens=None)
         self.ticket: Any = SimpleNamespace(record=record, attempt=attempt, status=200, end="client_gone")

@@ -17,8 +17,7 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.answer_ids import ContinuationBudget
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.metering import LEAST_ANSWER_TOKENS, NO_RESERVATION, Meter
-from router.request.prepared_request import PreparedRequest
+from router.request.metering import LEAST_ANSWER_TOKENS, Meter
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
@@ -28,6 +27,7 @@ from router.tenants.token_counts import NO_TOKENS, TokenCounts
 from router.tenants.usage_book import UsageBook
 from scorers.contract import Decode, View
 from tests.router.proxy.connections import an_exchange
+from tests.router.request.requests import a_request
 from tests.router.telemetry.records import POLICY, VIEW, a_record
 
 UNKNOWN = UnknownIds("not_needed")
@@ -78,10 +78,10 @@ class Scene:
         self, record: Record, prompt: Prompt | None = None, known: TokenizedPrompt | UnknownIds = UNKNOWN, **more: Any
     ) -> TokenCounts:
         """Return what it was charged."""
-        request = PreparedRequest(prompt or a_prompt(), None, known, tenant=self.tenant, stream=more.get("stream"))
-        request.events = more.get("events", 0)
+        request = a_request(prompt or a_prompt(), known, tenant=self.tenant)
+        request.stream, request.events = more.get("stream"), more.get("events", 0)
         self.usage.take()
-        self.meter.settle(request, record)
+        self.meter.settle(request, record, None)
         (row,) = self.usage.take()
         assert row.requests == 1
         return row.tokens
@@ -89,10 +89,9 @@ class Scene:
 
 def test_who_has_no_limits_has_no_reservation() -> None:
     scene = Scene()
-    assert scene.meter.open(scene.call) is NO_RESERVATION
+    assert scene.meter.open(scene.call) is None
     scene.call.tenant = None
-    assert scene.meter.open(scene.call) is NO_RESERVATION
-    scene.meter.reserve(scene.call, None, a_prompt(), UNKNOWN)
+    assert scene.meter.open(scene.call) is None
     assert (scene.call.own_lines, len(scene.ledger)) == (b"", 0)
 
 

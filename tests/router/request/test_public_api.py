@@ -15,6 +15,7 @@ from router.config import schema
 from router.config.sections.clients import ClientsConfig, PricesConfig
 from router.config.sections.listeners import EdgeConfig
 from router.errors import NoTarget, TooBusy
+from router.features.tenants.stages import TenantStages
 from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.proxy.call import ClientDisconnected, ClientRequest
@@ -22,7 +23,7 @@ from router.request.metering import Meter
 from router.request.ops_api import MetricsAccess, metrics_app, ops_app
 from router.request.public_api import PublicApi, RequestApi
 from router.request.public_paths import LOAD_ROUTED, PATHS, PublicPath
-from router.request.services import Services
+from router.request.services import RequestPath, Services
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
@@ -91,15 +92,14 @@ class Api:
         fleet.mark_ready("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
         self.metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
         clock, self.usage = ManualClock(wall=1_700_000_000.9), UsageBook()
+        ledger = Ledger(PricesConfig(), clock, "")
+        limits = TenantStages(Meter(ledger, self.usage, self.metrics.tenants, lambda model: None, clock))
         services = some_services(
             config=schema.Config(edge=EdgeConfig.model_validate(edge)),
             clock=clock,
-            meter=Meter(Ledger(PricesConfig(), clock, ""), self.usage, self.metrics.tenants, lambda model: None, clock),
             metrics=self.metrics,
-            tracing=None,
             scheduler=OnlyFleet(fleet),
-            models=None,
-            adapters=None,
+            path=RequestPath((), (), (), (), (limits.on_refusal,), (limits.filter_cards,)),
         )
         self.api = PublicApi(FakeRoutes(self, services, tenants), self.ops)
 

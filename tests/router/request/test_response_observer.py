@@ -11,27 +11,27 @@ import pytest
 from router.clock import ManualClock
 from router.config.schema import FleetConfig, InstanceConfig, PolicyConfig, SpeedPrior, WeightedPluginConfig
 from router.config.sections.models import AliasConfig
+from router.features.aliases.aliases import ModelAliases, ModelChoice
+from router.features.aliases.stage import AliasUse, ModelNames
 from router.fleet.breaker import CircuitBreaker
 from router.fleet.fleet import Fleet
-from router.fleet.instance import Instance, ServedModel, Target
+from router.fleet.instance import Instance, Target
 from router.fleet.latency_model import LatencyModel
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.prompt.usage import Usage
 from router.proxy.disaggregated import PrefillResult
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import EngineRefusal, RelayBroken, RelayDeadline, RelayFinished, RelayNotStarted, RelayRejected
-from router.request.model_names import ModelNames
-from router.request.prepared_request import PreparedRequest
 from router.request.response_observer import ResponseObserver
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.model_aliases import ModelAliases, ModelChoice
 from router.scheduling.policy.policy import Policy, build_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
 from tests.router.control.control_plane import experiment
+from tests.router.request.requests import a_request
 from tests.router.request.some_services import some_services
 from tests.suites.views import a_row, a_view
 
@@ -71,9 +71,7 @@ class SettledPrefills(Scheduler):
 
 
 class Scene:
-    def __init__(
-        self, leg: PrefillRecord | None = None, needs_session: bool = False, models: ModelNames | None = None
-    ) -> None:
+    def __init__(self, leg: PrefillRecord | None = None, needs_session: bool = False) -> None:
         self.record = Record("r-0", 0, 0.0, 0.0, "/v1/chat/completions", "m", True, "unknown", None, Stages())
         self.ticket = SimpleNamespace(
             record=self.record,
@@ -87,10 +85,9 @@ class Scene:
             scheduler=SettledPrefills(self.prefill_ends, "subagent_groups" if needs_session else "round_robin"),
             tokenization=SimpleNamespace(check_count=lambda *_: True),
             clock=ManualClock(100.0),
-            models=models,
         )
         prompt = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "m", b"", UnknownIds("not_needed"), stream=True)
-        self.request = request = PreparedRequest(prompt, ServedModel("m", None), UnknownIds("not_needed"))
+        self.request = request = a_request(prompt)
         self.observer = ResponseObserver(self.ticket, request, services)  # type: ignore[arg-type]
 
 
@@ -181,8 +178,9 @@ def test_experiment_and_split_get_the_first_byte_with_its_time() -> None:
     policies, models = NotedWaits(), NotedWaits()
     aliases.splits[0].restart(models)
     scheduler = SettledPrefills([], "round_robin")
-    scene = Scene(models=ModelNames(aliases, scheduler, ManualClock(), "r"))
-    scene.request.choice = ModelChoice("chat", "m", "m", arm="old", unit=b"unit")
+    scene = Scene()
+    names = ModelNames(aliases, scheduler, ManualClock(), "r")
+    scene.request.hold(AliasUse(names, ModelChoice("chat", "m", "m", arm="old", unit=b"unit")))
     scene.record.arm = "near"
     scene.observer._scheduler.experiment = policies
     scene.observer.on_first_byte(200)

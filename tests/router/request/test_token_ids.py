@@ -13,8 +13,8 @@ from router.fleet.engine_facts import ModelCard
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.prepared_request import PreparedRequest
 from router.request.token_ids import context_tokens, offer_token_ids
+from tests.router.request.requests import a_request
 
 KNOWN = TokenizedPrompt(array("I", [1, 2]), True, "local", {}, 0.0, 0.0, (b"1,2",))
 PROMPT = Prompt(Endpoint.CHAT, Endpoint.CHAT.value, "alias", b"{}", UnknownIds("not_needed"))
@@ -43,7 +43,7 @@ class FakePassthrough:
 
 def attempt(passthrough: FakePassthrough, ticket: Any, served: Any = SERVED, tokens: Any = KNOWN) -> Any:
     source: Any = passthrough
-    return offer_token_ids(PreparedRequest(PROMPT, served, tokens), ticket, source)
+    return offer_token_ids(a_request(PROMPT, tokens, served=served), ticket, source)
 
 
 def share(instance: str, longest: int | None) -> Any:

@@ -1,4 +1,4 @@
-"""Whether a model can answer now. How aliases use it is in `test_model_aliases.py`."""
+"""Whether a model can answer now. How aliases use it is in `tests/router/features/aliases`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from router.config.schema import FleetConfig, InstanceConfig, TransferProtocol
 from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.scheduling.availability import find_unavailability
-from tests.router.scheduling.test_model_aliases import a_fleet
+from tests.router.features.aliases.test_aliases import a_fleet
 
 
 def test_a_model_nobody_serves_has_no_instance() -> None:

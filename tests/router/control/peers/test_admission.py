@@ -34,6 +34,7 @@ from router.tenants.tenant import ServiceClass, Tenant
 from tests.fakes.engines import eventually
 from tests.patience import PATIENCE_S
 from tests.router.control.peers.memory_network import MemoryNetwork
+from tests.router.request.admission.leased import Leased
 from tests.router.request.admission.test_waiting import SERVED, Scene, a_prompt
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, page
 
@@ -61,7 +62,7 @@ class Process(Scene):
             known = TokenizedPrompt([0] * tokens, True, "given", {}, 0.0, 0.0)  # type: ignore[arg-type]
         else:
             known = tokens
-        return await self.shared.acquire(a_prompt(session, **fields), SERVED, known, tenant)
+        return Leased(await self.shared.acquire(a_prompt(session, **fields), SERVED, known, tenant))
 
     def begin(self, session: str, tokens: int | TokenizedPrompt | None, **fields: Any) -> asyncio.Task[Any]:
         return asyncio.create_task(self.acquire(session, tokens, **fields))
@@ -152,8 +153,8 @@ async def test_room_that_one_host_gave_away_is_given_by_another_when_it_is_free(
         second = b.begin("two", 300)
         await eventually(lambda: b.counts == (1, 300))
         with first as lease:
-            lease.on_placed("a/0", None)
-            lease.on_first_byte()
+            lease.place("a/0", None)
+            lease.begin_answer()
             assert (a.waiting, b.waiting) == (0, 1)
         async with asyncio.timeout(PATIENCE_S):
             with await second as lease:
@@ -227,7 +228,7 @@ async def test_every_rule_counts_what_others_admit(rule: str) -> None:
     async with hosts("a", "b", rule=settings) as group:
         a, b = group.all
         first = await a.acquire("one", 350)
-        first.on_placed("a/0", None)
+        first.place("a/0", None)
         second = b.begin("two", 350)
         await eventually(lambda: b.counts[0] == 1)
         with first:
@@ -257,8 +258,8 @@ async def test_the_worker_on_duty_decides_for_the_others_and_all_count_what_runs
         with await second as lease:
             assert (lease.waited_s, lease.rule) == (2.0, "fit")
             assert group.lives() == [300, 300, 300]
-            lease.on_placed("a/0", None)
-            lease.on_first_byte()
+            lease.place("a/0", None)
+            lease.begin_answer()
             c.answered(lease, 310)
         assert group.lives() == [315, 315, 315]
         assert a.waits == [("m", "new", "passed")]
@@ -286,7 +287,7 @@ async def test_other_hosts_hold_places_for_what_workers_admit() -> None:
         far = group.add("far", "another", "far")
         _, b, _ = group.all
         with await b.acquire("one", 300) as lease:
-            lease.on_placed("a/0", None)
+            lease.place("a/0", None)
             assert group.lives() == [300, 300, 300]
             waiting = far.begin("two", 300)
             await eventually(lambda: far.counts == (1, 300))
@@ -330,7 +331,7 @@ async def test_what_sessions_of_two_workers_share_is_charged_once() -> None:
             keys = [Key(1), Key(2), Key(3 + number)]
             known = TokenizedPrompt(array("I", [0] * 1600), True, "given", {512: keys}, 0.0, 0.0)
             lease = await process.acquire("xy"[number], known)
-            lease.on_placed("a/0", None)
+            lease.place("a/0", None)
         assert group.lives() == [1600 + 576] * 3
 
 
@@ -529,7 +530,7 @@ async def test_after_a_gap_between_workers_all_count_the_same() -> None:
     async with host_of("a", "b", "c") as group:
         _, b, c = group.all
         first = await b.acquire("one", 100)
-        first.on_placed("a/0", 10)
+        first.place("a/0", 10)
         with await c.acquire("two", 50) as lease:
             c.answered(lease, 50)
         late = group.add("d", "host", "a")

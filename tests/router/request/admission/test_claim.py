@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import pytest
-
 from router.config.sections.clients import ServiceClassConfig
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.admission.claim import cap_priority, derive_claim
+from router.request.admission.claim import derive_claim
 from router.tenants.tenant import ServiceClass, Tenant
 from scorers.admission.contract import NO_CLAIM, Claim
 
@@ -37,27 +32,3 @@ def test_a_priority_is_capped_and_a_less_urgent_one_is_not() -> None:
 
 def test_a_deadline_counts_from_the_arrival() -> None:
     assert derive_claim(a_prompt(ttft_ms=1500.0), None, 5.0) == Claim(deadline_s=6.5)
-
-
-@pytest.mark.parametrize(
-    ("body", "goes_on"),
-    [
-        ({"priority": -7}, {"priority": 1}),
-        ({"priority": 3}, {"priority": 3}),
-        ({"priority": "-7"}, {"priority": 1}),  # which an engine may take for a number
-        ({}, {}),  # engines that do not go by priorities refuse any
-    ],
-)
-def test_engines_see_no_more_urgent_priority_than_is_allowed(body: dict[str, Any], goes_on: dict[str, Any]) -> None:
-    own = body.get("priority")
-    prompt = a_prompt(own if isinstance(own, int) else None)
-    prompt.body = json.dumps({"model": "m"} | body).encode()
-    cap_priority(prompt, a_tenant(highest_priority=1))
-    assert json.loads(prompt.body) == {"model": "m"} | goes_on
-
-
-def test_without_a_cap_the_body_stays() -> None:
-    prompt = a_prompt(-7)
-    for tenant in (None, a_tenant()):
-        cap_priority(prompt, tenant)
-        assert (prompt.body, prompt.priority) == (b"{}", -7)

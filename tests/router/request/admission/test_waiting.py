@@ -19,6 +19,7 @@ from router.request.admission.waiting import AdmissionQueues, derive_session, le
 from router.request.experiment_unit import window_unit
 from router.scheduling.conversations import Conversations
 from router.scheduling.policy.record import Record
+from tests.router.request.admission.leased import Leased
 from tests.router.scheduling.test_scheduler import House
 
 SERVED = ServedModel("m", None)
@@ -38,7 +39,7 @@ class Scene:
 
     async def acquire(self, session: str, tokens: int) -> Any:
         known = TokenizedPrompt([0] * tokens, True, "given", {}, 0.0, 0.0)
-        return await self.queues.acquire(a_prompt(session), SERVED, known)
+        return Leased(await self.queues.acquire(a_prompt(session), SERVED, known))
 
     def switch(self, **settings: Any) -> None:
         self.queues.switch(listeners.AdmissionConfig.model_validate({"enabled": True} | settings))
@@ -181,7 +182,7 @@ async def test_a_prompt_of_unknown_length_needs_the_mean() -> None:
     assert scene.waiting == 1
     with first:
         pass
-    with await second:
+    with Leased(await second):
         pass
 
 

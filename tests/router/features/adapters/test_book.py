@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.config.schema import FleetConfig, InstanceConfig
-from router.fleet.adapter_book import AdapterBook, AdapterUse, LoadPlan
+from router.features.adapters.book import AdapterBook, AdapterUse, LoadPlan
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
 

@@ -8,26 +8,36 @@ them. Reading it again costs as much as reading it, and only for such requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import msgspec
 from msgspec import Raw
 
 from router.clock import Clock
 from router.config.schema import Config
-from router.errors import BadRequest, Forbidden, NoTarget, NotFound, list_names, quote_name
-from router.fleet.fleet import Fleet
-from router.fleet.instance import Instance, ServedModel
+from router.features.aliases.aliases import Alias, ModelAliases, ModelChoice
+from router.fleet.engine_facts import ModelCard
+from router.fleet.instance import Instance
+from router.prompt.answer_model import AnswerModel
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.body_rewrite import open_body, set_members
 from router.prompt.form_data import edit_fields, open_form
 from router.prompt.prompt import Endpoint, Prompt
+from router.proxy.call import ClientRequest
+from router.proxy.relay import RelayEnd, RelayNotStarted
 from router.request.experiment_unit import derive_unit
-from router.scheduling.model_aliases import Alias, ModelAliases, ModelChoice
+from router.request.reading import parse
+from router.request.request import Held, Request
+from router.request.request_record import describe_tokens
+from router.request.route import place
+from router.request.services import Services
+from router.scheduling.availability import Unavailability
+from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.ticket import Ticket
 from router.tenants.tenant import Tenant, own_name
 
 AS_IT_IS = ReadOptions(frozenset(), inject_usage=False, want_source=False)
@@ -43,6 +53,7 @@ class NamedPrompt(NamedTuple):
     choice: ModelChoice | None
 
 
+@final
 class ModelNames:
     """Resolves names. Requests of which no session is known get names for their units by a number and `run_id`."""
 
@@ -53,13 +64,56 @@ class ModelNames:
         self._run_id = run_id
         self._numbers = count()
 
+    # of a request
+
+    async def resolve_name(self, request: Request, services: Services) -> None:
+        """Let the prompt name the model that its alias stands for."""
+        sender = request.call.sender
+        named = await self.resolve(
+            request.prompt, request.body, request.call.tenant, lambda body: parse(request, body, services), sender
+        )
+        request.prompt = named.prompt
+        if named.choice is not None:
+            _name_model(request, named.choice)
+            request.hold(AliasUse(self, named.choice))
+
+    async def try_next_model(
+        self, request: Request, record: Record, end: RelayEnd | None, services: Services
+    ) -> RelayEnd | None:
+        """Place the request with the next model of its alias, again and again, because no engine has begun to answer.
+        One of which an engine may have died goes to no other.
+        """
+        use = request.find(AliasUse)
+        while use is not None and not request.call.started and request.bound_to is None:
+            if record.deaths or (reason := _find_reason(end)) is None:
+                break
+            before, now = use.choice, self._clock.now()
+            if (choice := self.aliases.fall_back(before, reason, now, record.sender)) is None:
+                break
+            self.aliases.leave(before, record, now)
+            use.choice = choice
+            request.prompt = await self.fall_back(request.prompt, choice)
+            _name_model(request, choice)
+            for stage in services.path.again:
+                if (wait := stage(request, services)) is not None:
+                    await wait
+            record.model, record.revision, record.fallback = choice.model, None, choice.fallback
+            record.tokens_from, record.prompt_tokens_counted = describe_tokens(request.tokens)
+            end = await place(request, record, services)
+        return end
+
+    def add_cards(self, cards: Sequence[ModelCard], call: ClientRequest) -> Sequence[ModelCard]:
+        """Return the model cards with those of the aliases."""
+        return self.aliases.add_cards(cards)
+
+    # of a prompt
+
     async def resolve(
         self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: Read, sender: str | None = None
     ) -> NamedPrompt:
-        """Return the prompt as it goes on; `body` is what it was read from. Raises `Forbidden` for a name that the
-        tenant may not use, `BadRequest` for a field that a cap does not understand.
+        """Return the prompt as it goes on; `body` is what it was read from. Raises `BadRequest` for a
+        field that a cap does not understand.
         """
-        check_allowed(prompt.model, tenant)
         if (alias := self.aliases.find(prompt.model)) is None:
             return NamedPrompt(prompt, None)
         choice = self._choose(prompt, alias, tenant, sender)
@@ -68,6 +122,10 @@ class ModelNames:
         else:
             changed = await asyncio.to_thread(apply_alias, prompt, body, alias, choice.model)
         return NamedPrompt(prompt if changed is None else await read(changed), choice)
+
+    async def resolve_prompt(self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: Read) -> Prompt:
+        """Return the prompt for the model that its alias stands for, as `resolve` does."""
+        return (await self.resolve(prompt, body, tenant, read)).prompt
 
     async def fall_back(self, prompt: Prompt, choice: ModelChoice) -> Prompt:
         """Return `prompt`, which was prepared for another model of its alias, for the model of `choice`."""
@@ -94,6 +152,43 @@ class ModelNames:
         target = self._scheduler.response_target(own_name(tenant, prompt.previous_response_id))
         found = None if target is None else self._scheduler.fleet.target(target)
         return None if found is None else found.instance
+
+
+class AliasUse(Held):
+    """The model that answers a request for an alias, as its record and the comparison of the alias's arms have it."""
+
+    def __init__(self, names: ModelNames, choice: ModelChoice) -> None:
+        self.choice = choice
+        self._first = choice  # of which the outcome is counted
+        self._names = names
+
+    def on_record(self, record: Record) -> None:
+        choice = self.choice
+        record.alias, record.model_arm = choice.alias, choice.arm
+        record.revision, record.fallback = choice.revision, choice.fallback
+        self._names.aliases.begin(choice, record, self._names._clock.now())
+
+    def on_first_byte(self, ticket: Ticket) -> None:
+        self._names.aliases.first_byte(self.choice, ticket.record)
+
+    def release(self, request: Request) -> None:
+        if request.record is not None:
+            self._names.aliases.end(self._first, request.record)
+
+
+def _name_model(request: Request, choice: ModelChoice) -> None:
+    """Let the answer name the model as the client does, where the engine does not do so itself."""
+    request.rename = None if choice.alias == choice.model else AnswerModel(choice.model, choice.alias)
+    request.other_model = choice.other
+
+
+def _find_reason(end: RelayEnd | None) -> Unavailability | None:
+    """Return why no engine with the model has begun to answer; None where another model may not be tried."""
+    if end is None:
+        return "no_instance"
+    if isinstance(end, RelayNotStarted) and end.reason in ("busy", "connect"):
+        return "busy" if end.reason == "busy" else "unreachable"
+    return None
 
 
 def build_model_names(config: Config, scheduler: Scheduler, clock: Clock, run_id: str) -> ModelNames | None:
@@ -129,56 +224,3 @@ def set_model(prompt: Prompt, model: str) -> bytes:
     if prompt.delimiter is not None:
         return edit_fields(prompt.body, open_form(prompt.body, prompt.delimiter), {"model": model.encode()})
     return set_members(prompt.body, {"model": Raw(msgspec.json.encode(model))})
-
-
-def name_model(prompt: Prompt, fleet: Fleet, tenant: Tenant | None, *, implied: bool = True) -> None:
-    """Let a prompt that names no model be for the only base model, as engines take it; the body stays. One that is
-    placed by load needs no name, unless its tenant may use some models only: whatever its body is, an engine of another
-    model must not get it. Raises `BadRequest` where there are several models, or none is `implied`; `NoTarget` where
-    none is known yet.
-    """
-    if prompt.endpoint is Endpoint.OTHER and may_use_all(tenant):
-        return
-    names = fleet.base_models()
-    if not names:
-        raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
-    if len(names) > 1 or not implied:
-        usable = [name for name in names if tenant is None or tenant.service_class.allows(name)]
-        listed = list_names(usable) or "none that you may use"
-        raise BadRequest(f"`model` is missing; models here: {listed}", param="model")
-    (prompt.model,) = names
-
-
-def may_use_all(tenant: Tenant | None) -> bool:
-    """Return whether there is no list of the models that the tenant may use."""
-    return tenant is None or tenant.service_class.allows_all
-
-
-def check_allowed(model: str | None, tenant: Tenant | None) -> None:
-    """Raise `Forbidden` for a model that the tenant may not use, by the name that the client gives it."""
-    if model is None or tenant is None or tenant.service_class.allows(model):
-        return
-    raise Forbidden(
-        f"the model `{quote_name(model)}` is not among those that {quote_name(tenant.name)} may use",
-        param="model",
-        code="model_not_allowed",
-    )
-
-
-def resolve_model(prompt: Prompt, scheduler: Scheduler, choice: ModelChoice | None = None) -> ServedModel | None:
-    """Return what the model's name stands for; `None` where the request names none (load-placed endpoints only). The
-    name is the client's own unless an alias made the `choice`. Raises `NotFound` for one that no instance serves,
-    `NoTarget` for one that never was while no instance is ready to say what it serves.
-    """
-    if prompt.model is None:
-        return None
-    served = scheduler.fleet.resolve(prompt.model)
-    if served is None:
-        name = quote_name(prompt.model if choice is None else choice.alias)
-        others = list_names(card.id for card in scheduler.fleet.models())
-        if not others:
-            raise NoTarget("no engine is ready yet; try again", retry_after_s=1)
-        raise NotFound(
-            f"the model `{name}` does not exist; models here: {others}", param="model", code="model_not_found"
-        )
-    return served

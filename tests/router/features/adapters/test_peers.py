@@ -13,23 +13,25 @@ from router.backends.fetch import ANSWER_BYTES, HttpAnswer
 from router.backends.vllm.lora import LOAD, UNLOAD
 from router.clock import ManualClock
 from router.config.schema import AdapterConfig, AdapterLoadingConfig, Config, InstanceConfig
-from router.control.peers import adapters
-from router.control.peers.adapters import (
+from router.control.peers.parts import Message
+from router.errors import NoTarget
+from router.features.adapters import peers as adapter_peers
+from router.features.adapters.loading import AdapterLoader
+from router.features.adapters.peers import (
     AdapterLoadEnded,
     AdapterUseQuery,
     AdapterWanted,
     AdapterWithdrawal,
     SharedAdapters,
 )
-from router.control.peers.parts import Message
-from router.errors import NoTarget
 from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
-from router.request.adapter_loading import AdapterLoader
 from router.tasks import Tasks
 from tests.fakes.engines import eventually
 from tests.patience import PATIENCE_S
 from tests.router.control.peers.memory_network import MemoryNetwork
+from tests.router.request.requests import a_request
+from tests.router.request.some_services import some_services
 
 ADAPTERS = {name: AdapterConfig(path=f"/{name}", base="llama") for name in ("poet", "sql", "law")}
 RETRY_S = 10.0
@@ -96,8 +98,20 @@ class Process:
         """Return the instances that this process chooses for an adapter."""
         return [target.instance.id for target in self.fleet.targets_serving(adapter)]
 
+    @asynccontextmanager
+    async def use(self, adapter: str) -> AsyncIterator[None]:
+        """A request that uses an adapter, from its stage to its end."""
+        request = a_request(model=adapter)
+        try:
+            wait = self.loader.enter(request, some_services())
+            assert wait is not None
+            await wait
+            yield
+        finally:
+            request.release()
+
     async def request(self, adapter: str) -> None:
-        async with self.loader.use(adapter):
+        async with self.use(adapter):
             pass
 
     def begin(self, adapter: str) -> asyncio.Task[None]:
@@ -157,12 +171,12 @@ async def test_processes_that_did_not_ask_choose_it_too_and_requests_for_it_send
 async def test_one_that_any_process_uses_stays() -> None:
     async with three("a", max_loaded=2) as world:
         first, second = world.others
-        async with first.loader.use("poet"):
+        async with first.use("poet"):
             await second.request("sql")
             await world.owner.request("law")
             assert world.engines.loaded["a"] == ["poet", "law"], "though poet was asked for first"
             world.clock.advance(1.0)
-            async with second.loader.use("law"):
+            async with second.use("law"):
                 with pytest.raises(NoTarget):
                     await world.owner.request("sql")
         world.clock.advance(RETRY_S)
@@ -208,7 +222,7 @@ async def test_a_request_that_comes_when_it_is_to_be_unloaded_keeps_it() -> None
         world.clock.advance(1.0)
         await first.request("sql")
         apply = first.shared.apply
-        held = first.loader.use("poet")
+        held = first.use("poet")
         chosen: list[str] = []
 
         def begin_before(message: Message, run: str) -> None:
@@ -229,7 +243,7 @@ async def test_a_request_that_comes_when_it_is_to_be_unloaded_keeps_it() -> None
 
 
 async def test_when_the_process_that_loads_ends_those_that_wait_query_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "AGAIN_S", 0.01)
+    monkeypatch.setattr(adapter_peers, "AGAIN_S", 0.01)
     async with three("a") as world:
         world.engines.running.clear()
         requests = [one.begin("poet") for one in world.others]
@@ -259,10 +273,10 @@ async def test_a_failed_loading_is_reported_to_all_that_wait_and_not_tried_again
 
 
 async def test_what_a_silent_process_wanted_counts_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "REPLY_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(adapter_peers, "REPLY_S", 2 * PATIENCE_S)
     async with three("a", max_loaded=1) as world:
         silent, other = world.others
-        async with silent.loader.use("poet"):
+        async with silent.use("poet"):
             world.network.mute.add(silent.run)
             request = other.begin("sql")
             await eventually(lambda: world.sent(AdapterUseQuery))
@@ -274,7 +288,7 @@ async def test_what_a_silent_process_wanted_counts_until_it_is_forgotten(monkeyp
 
 
 async def test_without_a_reply_nothing_is_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "REPLY_S", 0.01)
+    monkeypatch.setattr(adapter_peers, "REPLY_S", 0.01)
     async with three("a", max_loaded=1) as world:
         await world.owner.request("poet")
         world.network.mute.add(world.others[0].run)

@@ -6,9 +6,9 @@ from typing import Any
 
 from router.config.schema import FleetConfig, InstanceConfig
 from router.config.sections.models import AliasConfig
+from router.features.aliases.aliases import Alias, ModelAliases, ModelChoice
 from router.fleet.engine_facts import Gauges, ModelCard
 from router.fleet.fleet import Fleet
-from router.scheduling.model_aliases import Alias, ModelAliases, ModelChoice
 
 LLAMA, QWEN = ModelCard("llama", "/m/llama", None, 4096), ModelCard("qwen", "/m/qwen", None, 8192)
 SPLIT = {

@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import NamedTuple, Protocol, TypeGuard
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeGuard, final
 
 from router.backends.fetch import Fetch
 from router.backends.vllm.lora import LOAD, UNLOAD, find_load_error, find_unload_error, load_body, unload_body
 from router.clock import Clock
 from router.config.schema import Config
 from router.errors import NoTarget, quote_name
-from router.fleet.adapter_book import AdapterBook, AdapterUse, LoadPlan
+from router.features.adapters.book import AdapterBook, AdapterUse, LoadPlan
 from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
+from router.proxy.call import ClientRequest
+from router.request.request import Held, Request
+from router.request.services import Services
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.adapters")
@@ -41,8 +43,19 @@ class LoadFailure(NamedTuple):
     error: str
 
 
+class UsedAdapter(Held):
+    """An adapter that a request uses."""
+
+    def __init__(self, book: AdapterBook, adapter: str) -> None:
+        self._book = book
+        self._adapter = adapter
+
+    def release(self, request: Request) -> None:
+        self._book.end(self._adapter)
+
+
 class AdapterPeers(Protocol):
-    """The other processes that send requests to the same engines; `router/control/peers` reaches them."""
+    """The other processes that send requests to the same engines; `peers.py` reaches them."""
 
     async def load(self, adapter: str) -> str | None:
         """Have the process that loads the adapters of its base load one: another process, or this one by
@@ -61,6 +74,7 @@ class AdapterPeers(Protocol):
         """Publish that an instance has an adapter."""
 
 
+@final
 class AdapterLoader:
     """Loads the adapters of `config.adapters`."""
 
@@ -87,7 +101,7 @@ class AdapterLoader:
         """
         return self.adapters[model].base if self.manages(model) else model
 
-    def add_cards(self, cards: Sequence[ModelCard]) -> list[ModelCard]:
+    def add_cards(self, cards: Sequence[ModelCard], call: ClientRequest) -> Sequence[ModelCard]:
         """Return the model cards with those of adapters that can be loaded, as an instance serves their base."""
         served = {card.id: card for card in cards}
         return [
@@ -124,17 +138,21 @@ class AdapterLoader:
             cards.append(ModelCard(adapter, config.path, config.base, None))
         self._fleet.set_models(instance, cards)
 
-    @asynccontextmanager
-    async def use(self, adapter: str) -> AsyncIterator[None]:
-        """Keep an adapter loaded inside of the block. Raises `NoTarget` where it cannot be loaded in time."""
-        self._book.begin(adapter, self._clock.now())
-        try:
-            if await self.load(adapter) is not None:
-                text = f"the adapter `{quote_name(adapter)}` could not be loaded; try again"
-                raise NoTarget(text, retry_after_s=max(1, round(self._retry_s)), code="adapter_not_loaded")
-            yield
-        finally:
-            self._book.end(adapter)
+    def enter(self, request: Request, services: Services) -> Awaitable[None] | None:
+        """Keep the adapter that the request names, if it can be loaded, from being unloaded before the request ends;
+        and wait until it is loaded. Raises `NoTarget` where it cannot be loaded in time.
+        """
+        model = request.prompt.model
+        if not self.manages(model):
+            return None
+        self._book.begin(model, self._clock.now())
+        request.hold(UsedAdapter(self._book, model))
+        return self._load_for_request(model)
+
+    async def _load_for_request(self, adapter: str) -> None:
+        if await self.load(adapter) is not None:
+            text = f"the adapter `{quote_name(adapter)}` could not be loaded; try again"
+            raise NoTarget(text, retry_after_s=max(1, round(self._retry_s)), code="adapter_not_loaded")
 
     async def load(self, adapter: str) -> str | None:
         """Wait until a ready instance has the adapter, and have it loaded if none has. Return why none has it; None:

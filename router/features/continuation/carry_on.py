@@ -24,11 +24,10 @@ from router.prompt.body_rewrite import asks_usage
 from router.prompt.broken_stream import BrokenReason, end_broken_stream
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.event_bytes import DONE
-from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import RelayBroken, RelayDeadline, RelayEnd, RelayFinished
 from router.request.attempt import EarlierAttempts, attempt
-from router.request.prepared_request import PreparedRequest
+from router.request.request import Request
 from router.request.services import Services
 from router.scheduling.policy.record import Attempt, Record
 from router.scheduling.ticket import Ticket
@@ -67,14 +66,20 @@ class _Break:
 class _Rest(NamedTuple):
     """The request for the rest of the answer, and its booking."""
 
-    request: PreparedRequest
+    request: Request
     ticket: Ticket
 
 
-async def carry_on(
-    call: ClientRequest, request: PreparedRequest, record: Record, broken: RelayBroken, services: Services
-) -> None:
-    """Complete the answer that `broken` left open, by other engines; or end it with an error event."""
+async def continue_stream(
+    request: Request, record: Record, end: RelayEnd | None, services: Services
+) -> RelayEnd | None:
+    """Complete an answer that broke off and was left open, by other engines; or end it with an error event."""
+    if isinstance(end, RelayBroken) and end.open:
+        await carry_on(request, record, end, services)
+    return end
+
+
+async def carry_on(request: Request, record: Record, broken: RelayBroken, services: Services) -> None:
     stream = request.stream
     assert stream is not None, "only such streams are left open"
     earlier = EarlierAttempts(failed=set())
@@ -87,7 +92,7 @@ async def carry_on(
             _exclude(record.attempts[-1].decision.target, earlier, services)
         if stream.finished:
             at.attempt.end = "continued"
-            _close(call, request, stream, record)
+            _close(request, stream, record)
             return
         if isinstance(end, RelayBroken):
             at.refusal = await _find_seam(request, stream, earlier, services)
@@ -95,9 +100,9 @@ async def carry_on(
         if not isinstance(rest, _Rest):
             record.uncontinued = rest
             broken_end = end_broken_stream(request.prompt.endpoint, "engine_failed", at.failure.value)
-            _finish(call, request, reported + DONE if reported else broken_end)
+            _finish(request, reported + DONE if reported else broken_end)
             return
-        end = await attempt(call, rest.request, rest.ticket, earlier, services)
+        end = await attempt(rest.request, rest.ticket, earlier, services)
         at.tried += 1
         if isinstance(end, RelayFinished | RelayBroken):
             at.attempt.end = "continued"
@@ -107,7 +112,7 @@ async def carry_on(
 
 
 def _prepare(
-    request: PreparedRequest,
+    request: Request,
     record: Record,
     at: _Break,
     end: RelayEnd,
@@ -129,7 +134,7 @@ def _prepare(
         return refusal
     if has_media(request.prompt.body):
         return "multimodal"
-    if not isinstance(rest := _build_rest(request, stream), PreparedRequest):
+    if not isinstance(rest := _build_rest(request, stream), Request):
         return rest
     if (ticket := _place(request, record, earlier, services)) is None:
         return "no_target"
@@ -139,7 +144,7 @@ def _prepare(
 
 
 async def _find_seam(
-    request: PreparedRequest, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
+    request: Request, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
 ) -> NotCarriedOn | None:
     """Go back in the answer to where the next engine can begin; return why there is no such place."""
     if (refusal := stream.find_refusal()) is not None:
@@ -156,7 +161,7 @@ async def _find_seam(
 
 
 async def _turn_to_text(
-    request: PreparedRequest, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
+    request: Request, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
 ) -> bool:
     """Turn from ids to text because an engine did not use the ids; return whether it can: then that engine may be asked
     again.
@@ -172,9 +177,7 @@ async def _turn_to_text(
     return True
 
 
-async def _detokenize(
-    ids: list[int], request: PreparedRequest, earlier: EarlierAttempts, services: Services
-) -> str | None:
+async def _detokenize(ids: list[int], request: Request, earlier: EarlierAttempts, services: Services) -> str | None:
     """Return the text of `ids`; None if nobody says it."""
     served = request.served
     if served is None:
@@ -192,39 +195,40 @@ def _exclude(failed: str, earlier: EarlierAttempts, services: Services) -> None:
         services.health.suspect(target.instance.id)
 
 
-def _place(request: PreparedRequest, record: Record, earlier: EarlierAttempts, services: Services) -> Ticket | None:
+def _place(request: Request, record: Record, earlier: EarlierAttempts, services: Services) -> Ticket | None:
     """Choose and book the next engine; None if there is none."""
     known = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
     ticket = services.scheduler.admit(
         record, request.prompt, request.served, known, request.pool_hit, excluding=earlier.failed
     )
-    if ticket is not None and request.lease is not None:
-        request.lease.on_placed(ticket.target.id, record.attempts[-1].expected_tokens)
+    if ticket is not None:
+        for part in request.held:
+            part.on_placed(ticket)
     return ticket
 
 
-def _build_rest(request: PreparedRequest, stream: ContinuableStream) -> PreparedRequest | ContinuationRefusal:
+def _build_rest(request: Request, stream: ContinuableStream) -> Request | ContinuationRefusal:
     """Return the request for the rest of the answer, or why there is none."""
     known = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
     counted = len(known.ids) if known is not None and known.complete else None
     prompt, so_far = request.prompt, stream.begin_rest(counted)
     if so_far is None:
-        return request.carried_on(request.prompt)
+        return request.for_rest(request.prompt)
     build = continuation_body if stream.by == "ids" else text_continuation_body
     body = build(prompt.endpoint, prompt.body, so_far, stream.tokens)
     if not isinstance(body, bytes):
         return body
-    return request.carried_on(msgspec.structs.replace(prompt, body=body))
+    return request.for_rest(msgspec.structs.replace(prompt, body=body))
 
 
-def _close(call: ClientRequest, request: PreparedRequest, stream: ContinuableStream, record: Record) -> None:
+def _close(request: Request, stream: ContinuableStream, record: Record) -> None:
     """Complete an answer of which only the end is missing."""
     usage, record.error = stream.count(), None
     record.prompt_tokens, record.output_tokens = usage.prompt_tokens, usage.output_tokens
     prompt = request.prompt
     last = stream.closing(with_usage=not prompt.hide_usage and asks_usage(prompt.body))
-    _finish(call, request, last)
+    _finish(request, last)
 
 
-def _finish(call: ClientRequest, request: PreparedRequest, last: bytes) -> None:
-    call.finish(last if request.rename is None else request.rename.feed(last) + request.rename.flush())
+def _finish(request: Request, last: bytes) -> None:
+    request.call.finish(last if request.rename is None else request.rename.feed(last) + request.rename.flush())

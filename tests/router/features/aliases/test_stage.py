@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from router.clock import ManualClock
 from router.config.schema import FleetConfig
-from router.config.sections.clients import ServiceClassConfig
 from router.config.sections.models import AliasConfig
-from router.errors import Forbidden
+from router.features.aliases.aliases import ModelAliases
+from router.features.aliases.stage import ModelNames, NamedPrompt, name_other
 from router.fleet.fleet import Fleet
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds, Unread
-from router.request.model_names import ModelNames, NamedPrompt, name_other
-from router.scheduling.model_aliases import ModelAliases
 from router.scheduling.scheduler import Scheduler
-from router.tenants.tenant import ServiceClass, Tenant
 
 OPTIONS = ReadOptions(want_source=False)
 DROPPED = UnknownIds("dropped")
@@ -29,7 +24,7 @@ def read(body: bytes) -> Prompt:
     return read_prompt(Endpoint.CHAT.value, None, body, OPTIONS)
 
 
-async def resolve(body: bytes, tenant: Tenant | None = None, **alias: Any) -> NamedPrompt:
+async def resolve(body: bytes, **alias: Any) -> NamedPrompt:
     scheduler = Scheduler.__new__(Scheduler)  # asked for stored responses only, of which there are none here
     aliases = {"chat": AliasConfig.model_validate({"to": "llama"} | alias)}
     names = ModelNames(ModelAliases(aliases, Fleet(FleetConfig())), scheduler, ManualClock(), "run")
@@ -37,7 +32,7 @@ async def resolve(body: bytes, tenant: Tenant | None = None, **alias: Any) -> Na
     async def again(changed: bytes) -> Prompt:
         return read(changed)
 
-    return await names.resolve(read(body), body, tenant, again)
+    return await names.resolve(read(body), body, None, again)
 
 
 async def test_a_name_that_is_no_alias_changes_nothing() -> None:
@@ -75,16 +70,6 @@ async def test_a_large_body_is_changed_too() -> None:
     body = BODY.replace(b"hi", b"hi " * 300_000)
     prompt, _ = await resolve(body)
     assert json.loads(prompt.body) == json.loads(body) | {"model": "llama"}
-
-
-async def test_a_tenant_needs_the_alias_and_not_what_it_stands_for() -> None:
-    mine = Tenant("acme", ServiceClass("c", ServiceClassConfig(models=["chat"])))
-    prompt, _ = await resolve(BODY, mine)
-    assert prompt.model == "llama"
-    theirs = Tenant("acme", ServiceClass("c", ServiceClassConfig(models=["llama"])))
-    with pytest.raises(Forbidden) as refusal:
-        await resolve(BODY, theirs)
-    assert "`chat` is not among those that acme may use" in str(refusal.value)
 
 
 async def test_a_prompt_for_a_fallback_is_read_anew_and_keeps_what_the_router_asked_for() -> None:

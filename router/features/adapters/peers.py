@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 
 from router.control.peers.parts import Message, Peers, choose_owner
 from router.control.peers.queries import PeerQueries
-from router.fleet.adapter_book import AdapterUse
-from router.request.adapter_loading import AdapterLoader
+from router.features.adapters.book import AdapterUse
+from router.features.adapters.loading import AdapterLoader
 from router.tasks import Tasks
 
 LOOK_S = 0.25  # between looks at which adapters this process can load

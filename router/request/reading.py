@@ -1,0 +1,121 @@
+"""The stages of every request: its body is read, its model resolved, its prompt's token ids found."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from router.errors import NotFound, UnsupportedCoding, quote_name
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.api.parse import read_prompt, read_request_headers
+from router.prompt.api.size_limits import LARGE_BODY_BYTES
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.proxy.call import ClientRequest
+from router.proxy.headers import content_encoding
+from router.request.admin_tokens import read_override
+from router.request.models import name_model
+from router.request.models import resolve_model as find_served
+from router.request.request import Request
+from router.request.services import Services
+
+STORED: Final = "/v1/responses/{id}"  # the endpoint's name in records and metrics
+NOT_NEEDED: Final = UnknownIds("not_needed")
+
+
+def check_coding(call: ClientRequest) -> None:
+    """Raise `UnsupportedCoding` for a compressed body: engines take none, and its fields could not be checked here."""
+    if b"content-encoding" in call.fields and (coding := content_encoding(call.headers)):
+        name = quote_name(coding.decode("latin-1"))
+        raise UnsupportedCoding(f"a body in `Content-Encoding: {name}` cannot be read: send it plain")
+
+
+async def read_request(request: Request, services: Services) -> None:
+    """Read the body into a prompt that names a model. It takes its slot when it is here."""
+    call = request.call
+    policies = services.scheduler.selector.policy_set.policies
+    request.override = read_override(call.fields, services.admin_tokens, policies)
+    request.body = await call.body(services.config.limits.body_bytes, request.slot)
+    request.slot.take()
+    request.read_s = services.clock.now()
+    prompt = request.prompt = await parse(request, request.body, services)
+    if prompt.previous_response_id is not None:
+        await services.stored_responses.find(prompt.previous_response_id, call.tenant)
+    if prompt.model is None:
+        name_model(prompt, services.scheduler.fleet, call.tenant, implied=services.data_path.implies_model)
+    request.name = prompt.model
+
+
+def end_reading(request: Request, services: Services) -> None:
+    """Note how long reading took, with all that changed the body."""
+    request.durations.parse_ms = (services.clock.now() - request.read_s) * 1e3
+
+
+async def parse(request: Request, body: bytes, services: Services) -> Prompt:
+    """Read what routing needs of a body; the prompt itself is left `Unread`. A large body is read in a thread, one at a
+    time, as they would delay the event loop together.
+    """
+    call, override = request.call, request.override
+    chosen = services.scheduler.selector.policy_set if override is None else override.policy
+    options = services.read_options if chosen.continuation else services.read_options.uncontinued
+    scope = None if call.tenant is None else call.tenant.scope
+    fields = call.path, call.text(b"content-type"), body, options, read_request_headers(call.fields), scope
+    if len(body) <= LARGE_BODY_BYTES:
+        return read_prompt(*fields)
+    async with services.large_body:
+        return await asyncio.to_thread(read_prompt, *fields)
+
+
+async def find_response(request: Request, services: Services) -> None:
+    """Find the stored response that the request is about, and read its body. Raises `NotFound` for an id that is
+    unknown here.
+    """
+    call, response_id = request.call, request.response_id
+    assert response_id is not None, "its path names one"
+    if await services.stored_responses.find(response_id, call.tenant) is None:
+        raise NotFound(f"the response `{quote_name(response_id)}` is not known here", code="unknown_response")
+    request.body = await call.body(services.config.limits.body_bytes, request.slot)
+    request.slot.take()
+    request.read_s = services.clock.now()
+    request.tokens = UnknownIds("endpoint")
+    request.prompt = Prompt(
+        Endpoint.OTHER, STORED, None, request.body, request.tokens, previous_response_id=response_id
+    )
+
+
+def resolve_model(request: Request, services: Services) -> None:
+    """Find out what the model's name stands for. Raises `NotFound` and `NoTarget`."""
+    request.served = find_served(request.prompt, services.scheduler, request.name)
+
+
+async def tokenize(request: Request, services: Services) -> None:
+    """Find the prompt's token ids and block keys, or why they are unknown: as of a prompt that is certain to be longer
+    than may be sent.
+    """
+    request.tokens = await _find_tokens(request, services)
+
+
+async def _find_tokens(request: Request, services: Services) -> TokenizedPrompt | UnknownIds:
+    prompt, served, override, scheduler = request.prompt, request.served, request.override, services.scheduler
+    if isinstance(prompt.source, UnknownIds):
+        return prompt.source
+    if served is None:
+        return UnknownIds("no_model")
+    if not (scheduler.selector.policy_set.needs_cache or (override is not None and override.policy.needs_cache)):
+        prompt.source = NOT_NEEDED
+        return NOT_NEEDED
+    instances: list[str] = []
+    if services.tokenization.source(served.base, prompt.endpoint) == "remote":
+        candidates = scheduler.fleet.candidates(served.base, (), services.clock.now())
+        instances = list(dict.fromkeys(target.instance.id for target in candidates))
+    sizes = scheduler.block_sizes(served.base)
+    longest = scheduler.fleet.context_tokens(served.base)
+    if request.most_tokens is not None:
+        longest = request.most_tokens if longest is None else min(longest, request.most_tokens)
+    known = await services.tokenization.tokenize(
+        prompt, served.base, served.adapter, sizes, instances, context_tokens=longest, client=request.call.sender
+    )
+    if isinstance(known, TokenizedPrompt) and (missed := scheduler.indexer.missed).late:
+        known = known._replace(origin=scheduler.hash_inputs(prompt.salt, served))
+        for _ in missed.recall(known):
+            await asyncio.sleep(0)
+    return known
