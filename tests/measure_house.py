@@ -17,7 +17,7 @@ FEATURE = re.compile(
     r"tenant|adapter|alias|wake|experiment|admission|preload|tracing|reservation|lease|keda|replica|follower|leader",
     re.I,
 )
-SPINE = ("route", "request", "services", "prepared_request", "core", "app", "wiring")
+SPINE = ("route", "request", "services", "core", "app", "wiring")
 FRAGMENT = re.compile(r"(What|Who|Whose|Whether|How|Where|Of|As|None:|True:|False:)\b")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -25,8 +25,8 @@ from router.proxy.call import ClientRequest
 from router.proxy.relay import RelayEnd, RelayFinished
 from router.request.data_path import AttemptWatch
 from router.request.picker_path import PickerPath
-from router.request.prepared_request import PreparedRequest
 from router.request.relay_path import RelayPath
+from router.request.request import Request
 from router.scheduling.ticket import Ticket
 from tests.e2e.conftest import LOCAL, MODEL, TOKENIZER
 from tests.fakes.gateway import BUFFERED, Gateway, Refusal
@@ -39,7 +39,7 @@ EXPERIMENT = {"arms": {"warm": 50, "round_robin": 50}, "shadows": ["lmetric"]}
 
 
 async def answer_choice(
-    self: Any, call: ClientRequest, request: PreparedRequest, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
+    self: Any, call: ClientRequest, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
 ) -> RelayEnd:
     """Answer with the choice in place of sending the request."""
     record = ticket.record
