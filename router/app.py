@@ -52,10 +52,8 @@ from router.features.adapters.peers import SharedAdapters
 from router.features.admission.stage import AdmissionStage
 from router.features.aliases.stage import build_model_names
 from router.features.continuation.carry_on import continue_stream
-from router.features.decision_log.stage import DecisionLogStage
 from router.features.pool.stage import PoolStage
 from router.features.tenants.stages import TenantStages
-from router.features.tracing.stage import TracingStage
 from router.features.waking.stage import WakeStage
 from router.fleet.instance import InstanceState
 from router.kvcache.block_keys import Keyring
@@ -219,12 +217,13 @@ class App:
             asked = self._metrics.on_wake_end, self._scaling.waiting, self._duty, None if parts is None else parts.waits
             self._wake = build_wake(config.wake, scheduler.fleet, config.fleet, *asked, self._tasks, clock)
         of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
+        log = self._decision_log
         self._status = Status(
             *(scheduler, self._tokenization, self._passthrough, *of_engines),
             recent_records=self._recent_records,
             control=self._control,
             admission=self._admission,
-            decision_log=self._decision_log,
+            log_stats=lambda: log and log.stats,
             clock=clock,
             run_id=self._run_id,
             peers=self._peers,
@@ -288,8 +287,7 @@ class App:
         find_base = str if adapters is None else adapters.find_base
         wake = None if self._wake is None else WakeStage(self._wake.waits, find_base)
         pool = None if self._config.pool is None else PoolStage(self._pool)
-        tracing = None if self._tracing is None else TracingStage(self._tracing, self._metrics, self._clock)
-        log = None if self._decision_log is None else DecisionLogStage(self._decision_log)
+        tracing, log = self._tracing, self._decision_log
         stages: tuple[Stage | None, ...] = (
             tenants and tenants.count,  # before anything is done for the request
             read_request,

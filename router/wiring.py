@@ -75,18 +75,17 @@ from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.selector import Selector
 from router.tasks import Tasks
-from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.shared_scrape import SharedScrape
 from router.telemetry.recent_records import RecentRecords
-from router.telemetry.tracing import build
-from router.telemetry.tracing.spans import Address
-from router.telemetry.tracing.tracing import Tracing
 from router.tenants.directory import TenantDirectory
 from router.tenants.isolation import derive_salt_key
 
 if TYPE_CHECKING:
     from router.backends.client_keys import ClientKeys
+    from router.features.decision_log.writer import DecisionLogWriter
+    from router.features.tracing.spans import Address
+    from router.features.tracing.tracing import Tracing
 
 log = logging.getLogger("warmroute.app")
 
@@ -171,7 +170,11 @@ def build_proxy_read_options(config: schema.Config) -> ReadOptions:
 
 def build_decision_log(config: schema.Config, secret: int, run_id: str, clock: Clock) -> DecisionLogWriter | None:
     decision_log = config.records.decision_log
-    return None if decision_log is None else DecisionLogWriter(decision_log, secret, run_id, clock)
+    if decision_log is None:
+        return None
+    from router.features.decision_log.writer import DecisionLogWriter
+
+    return DecisionLogWriter(decision_log, secret, run_id, clock)
 
 
 def build_metrics_access(
@@ -195,13 +198,14 @@ def build_tracing(config: schema.Config, fleet: Fleet, run_id: str, clock: Clock
     """Build tracing, if configured. Raises `ConfigError` where its packages are missing or a setting has no meaning."""
     if config.tracing is None:
         return None
+    from router.features.tracing.build import build_tracing as build
 
     def address(target: str) -> Address | None:
         instance = fleet.get(target.rpartition("/")[0])  # called in a thread, where nothing may be built
         return None if instance is None else split_base_url(instance.config.url)
 
     continues = "traceparent" not in {name.lower() for name in config.edge.strip_headers}
-    return build.build_tracing(config.tracing, os.environ, address, clock, instance=run_id, continues=continues)
+    return build(config.tracing, os.environ, address, clock, instance=run_id, continues=continues)
 
 
 def build_kv_store(

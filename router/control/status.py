@@ -42,9 +42,9 @@ from router.request.admission.waiting import AdmissionControl
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.record_view import to_plain
 from router.scheduling.scheduler import Scheduler
-from router.telemetry.decision_log.writer import DecisionLogWriter
 from router.telemetry.metrics.snapshot import (
     ArmUnits,
+    DecisionLogStats,
     PolicyInForce,
     PolicyState,
     PrefixCacheState,
@@ -74,7 +74,7 @@ class Status:
     recent_records: RecentRecords
     control: Control
     admission: AdmissionControl
-    decision_log: DecisionLogWriter | None
+    log_stats: Callable[[], DecisionLogStats | None]  # of the decision log
     clock: Clock
     run_id: str
     peers: PeerExchange | None = None  # None: this process is the only one
@@ -260,7 +260,7 @@ class Status:
             refusals=self.control.failures,
             arms=[ArmUnits(arm, count, arm in policy_set.rolled_back) for arm, count in units.items()],
             shadows={s.policy.name: (s.regret.summary(), s.fault is not None) for s in selector.shadows},
-            decision_log=None if self.decision_log is None else self.decision_log.stats,
+            decision_log=self.log_stats(),
             audit_failures=self.control.audit.failures,
         )
 

@@ -46,7 +46,7 @@ from router.request.data_path import AttemptWatch
 from router.request.request import Request
 from router.request.token_ids import AttemptPassthrough, offer_token_ids
 from router.scheduling.ticket import Ticket
-from router.telemetry.tracing.context import attempt_number
+from router.telemetry.trace_context import attempt_number
 
 log = logging.getLogger("warmroute.picker")
 

@@ -23,7 +23,7 @@ from router.request.request import Request
 from router.request.token_ids import AttemptPassthrough, offer_token_ids
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.ticket import PrefillBooking, Ticket
-from router.telemetry.tracing.context import PREFILL, TraceContext, attempt_number
+from router.telemetry.trace_context import PREFILL, TraceContext, attempt_number
 
 
 class AttemptHeaders:

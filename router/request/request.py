@@ -18,7 +18,7 @@ from router.request.admin_tokens import PolicyOverride
 from router.request.concurrency import Slot
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.ticket import Ticket
-from router.telemetry.tracing.context import TraceContext
+from router.telemetry.trace_context import TraceContext
 from scorers.contract import PoolHit
 
 FIRST_EVENTS = 4  # of a stream, with no token of the answer: at most, of all APIs

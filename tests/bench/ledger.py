@@ -23,11 +23,11 @@ from rich.table import Table
 
 from router.clock import SystemClock
 from router.config import schema
+from router.features.decision_log.codec import RecordEncoder
+from router.features.decision_log.format import LoggedRecord, decode
+from router.features.decision_log.reader import read
+from router.features.decision_log.writer import DecisionLogWriter
 from router.scheduling.policy.record import Record
-from router.telemetry.decision_log.codec import RecordEncoder
-from router.telemetry.decision_log.format import LoggedRecord, decode
-from router.telemetry.decision_log.reader import read
-from router.telemetry.decision_log.writer import DecisionLogWriter
 from tests.bench.busy_fleet import BusyFleet
 
 BAR_BYTES = {64: 4096}

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import uvloop
 
 from router.clock import SystemClock
+from router.features.tracing.tracing import Tracing
 from router.lab.emulator.vocabulary import DATA
 from router.proxy.headers import HeaderRules, TraceHeader
-from router.telemetry.tracing.context import HeadSampler, attempt_number, draw_ids
-from router.telemetry.tracing.tracing import Tracing
+from router.telemetry.trace_context import HeadSampler, attempt_number, draw_ids
 from tests.bench import load, routers
 from tests.bench.agent_turns import cache_aware_settings, check_local
 from tests.bench.answers import MODEL

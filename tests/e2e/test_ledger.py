@@ -22,8 +22,8 @@ import httpx
 from rich.console import Console
 
 from router.cli.replay.command import replay
-from router.telemetry.decision_log.format import LoggedRecord
-from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
+from router.features.decision_log.format import LoggedRecord
+from router.features.decision_log.reader import UnreadableLine, find_files, read
 from tests.e2e.chats import PATH, Chat, ask, beside
 from tests.e2e.conftest import MODEL, ROOT, WARM, Json, RouterClient, RouterProcess
 from tests.fakes.engines import FakeEngine, engine, eventually

@@ -11,8 +11,8 @@ import sys
 import httpx
 import pytest
 
-from router.telemetry.decision_log.format import LoggedRecord
-from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
+from router.features.decision_log.format import LoggedRecord
+from router.features.decision_log.reader import UnreadableLine, find_files, read
 from tests.e2e.chats import Chat, beside, crowd
 from tests.e2e.conftest import MODEL, ROOT, Json, RouterProcess
 from tests.e2e.test_lifecycle import command

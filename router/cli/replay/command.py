@@ -28,10 +28,10 @@ from router.cli.terminal.output import (
     write_json,
 )
 from router.errors import ConfigError, WarmrouteError, quote_name
+from router.features.decision_log.format import LoggedPolicy, LoggedRecord
+from router.features.decision_log.reader import UnreadableLine, find_files, read
 from router.lab.replay.contender import load_contenders
 from router.lab.replay.replay import Replay, ReplayReport
-from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord
-from router.telemetry.decision_log.reader import UnreadableLine, find_files, read
 from scorers.registry import PluginError, load_registry
 
 NAMED_LINES = 5

@@ -11,11 +11,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from router.cli.terminal.output import MISSING, Grid, GridEntry, make_grid, render
+from router.features.decision_log.format import LoggedRecord
 from router.lab.replay.replay import InspectedChoice
 from router.scheduling.experiments.other_choices import OtherChoice
 from router.scheduling.policy.rationale import format_amount
 from router.scheduling.policy.record_view import describe_decision, to_plain, weighted_parts
-from router.telemetry.decision_log.format import LoggedRecord
 
 
 def describe_logged(logged: LoggedRecord, choices: Sequence[InspectedChoice]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def describe_header(status: Status, late_ms: float, interval_s: float) -> dict[s
         "pool": _describe_pool(status),
         "tenants": status.metering is not None and status.metering.active,
         "discovery": status.describe_discovery(),
-        "decision_log": None if status.decision_log is None else {"dropped": status.decision_log.stats.dropped},
+        "decision_log": None if (log := status.log_stats()) is None else {"dropped": log.dropped},
     }
 
 

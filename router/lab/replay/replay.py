@@ -21,12 +21,12 @@ import msgspec
 from pydantic import ValidationError
 
 from router.errors import ConfigError
+from router.features.decision_log.format import LoggedChoice, LoggedPolicy, LoggedRecord
 from router.lab.replay.contender import Contender, ContenderResult
 from router.scheduling.experiments.other_choices import OtherChoice, decide_with
 from router.scheduling.experiments.regret import YARDSTICK
 from router.scheduling.policy.decision import FALLBACK, Decision, Part
 from router.scheduling.policy.policy import Policy, PolicyFault, build_policy, fallback_policy
-from router.telemetry.decision_log.format import LoggedChoice, LoggedPolicy, LoggedRecord
 from scorers.contract import Row, View
 from scorers.registry import Registry, load_registry
 

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from router.config.validation_errors import describe_unknown
 from router.errors import ConfigError, WarmrouteError
+from router.features.decision_log.format import LoggedRecord
+from router.features.decision_log.reader import UnreadableLine, read
 from router.lab.workloads import traces
 from router.lab.workloads.arrivals import speed_up, take_first, take_window
 from router.lab.workloads.model import Workload
 from router.lab.workloads.presets import PRESETS, Preset, SharedPrefixWorkload
-from router.telemetry.decision_log.format import LoggedRecord
-from router.telemetry.decision_log.reader import UnreadableLine, read
 
 NAMED_LINES = 5
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")

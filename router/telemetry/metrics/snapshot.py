@@ -14,8 +14,6 @@ from router.fleet.engine_facts import Gauges
 from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import TokenizationReport
 from router.scheduling.experiments.regret import ChoiceComparison
-from router.telemetry.decision_log.writer import WriterStats
-from router.telemetry.tracing.tracing import TracingStats
 from scorers.contract import Speed
 
 TIERS = ("gpu", "cpu", "disk")
@@ -26,6 +24,26 @@ TOKENIZER_SOURCES = ("local", "remote", "unknown")
 LINKS = ("cpu", "disk", "pool", "pool_disk", "peer")
 POOL_NAMES = ("waiting", "proved", "refuted")
 ROLES = ("active", "arm", "shadow")
+
+
+class DecisionLogStats(NamedTuple):
+    """Counts since the start."""
+
+    written: int  # records
+    dropped: int  # records: the queue was full, or they have no JSON form
+    bytes: int  # before compression
+    files: int
+    failures: int  # of the disk; each try counts
+    error: str | None  # the current failure
+    waiting: int  # records in the queue
+
+
+class TracingStats(NamedTuple):
+    """Requests whose spans were to be exported, since the start."""
+
+    exported: int
+    dropped: int  # the queue was full
+    failed: int  # the receiver did not take them
 
 
 class TargetState(NamedTuple):
@@ -88,7 +106,7 @@ class PolicyState(NamedTuple):
     refusals: Mapping[str, int] = {}  # by the source of what could not be read or built
     arms: Sequence[ArmUnits] = ()
     shadows: Mapping[str, tuple[ChoiceComparison, bool]] = {}  # by policy; whether it is out
-    decision_log: WriterStats | None = None
+    decision_log: DecisionLogStats | None = None
     audit_failures: int | None = None  # writes of the audit log that failed; None: there is no audit log
 
 

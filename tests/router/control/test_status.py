@@ -82,7 +82,7 @@ class RouterParts:
             self.ring,
             self.control,
             AdmissionQueues(config.admission, self.core, self.clock, lambda model, queue, end, s: None),
-            None,
+            lambda: None,
             self.clock,
             "r",
         )

@@ -18,10 +18,10 @@ from router.cli.replay.command import NotReproduced, inspect, replay
 from router.clock import SystemClock
 from router.config import schema
 from router.errors import ConfigError, WarmrouteError
+from router.features.decision_log.reader import DecisionLogError
+from router.features.decision_log.writer import DecisionLogWriter
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer
 from router.scheduling.policy.record import Record
-from router.telemetry.decision_log.reader import DecisionLogError
-from router.telemetry.decision_log.writer import DecisionLogWriter
 from scorers import registry
 from scorers.best import Best
 from scorers.contract import Scorer, Unit, View

@@ -9,12 +9,12 @@ from typing import Any
 
 from router.config import schema
 from router.config.reader import read_policy_file
+from router.features.decision_log.codec import RecordEncoder
+from router.features.decision_log.format import LoggedPolicy, LoggedRecord, LogLine, decode
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.scheduling.selector import Selector
-from router.telemetry.decision_log.codec import RecordEncoder
-from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord, LogLine, decode
 from scorers.best import Best
 from scorers.contract import View
 from tests.paths import CONFIGS

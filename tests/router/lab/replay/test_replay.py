@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from router.cli.replay.report import remarks
 from router.config import schema
+from router.features.decision_log.format import LoggedPolicy
 from router.lab.replay.replay import NO_LINE, NO_SPEC, DifferentChoice, Replay, ReplayReport
 from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer, build_policy, fallback_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from router.scheduling.shortlist import SMALL
-from router.telemetry.decision_log.format import LoggedPolicy
 from scorers import registry
 from scorers.best import Best
 from scorers.contract import Scorer, View

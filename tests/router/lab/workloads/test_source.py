@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from router.errors import ConfigError, WarmrouteError
+from router.features.decision_log.codec import RecordEncoder
 from router.lab.workloads.presets import CODEX, GROUPS, PRESETS
 from router.lab.workloads.source import load_workload
-from router.telemetry.decision_log.codec import RecordEncoder
 from tests.router.telemetry.records import a_record
 
 GOOD = b"".join(

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import ConfigError, WarmrouteError
+from router.features.decision_log.codec import RecordEncoder
+from router.features.decision_log.format import LoggedRecord, decode
 from router.lab.workloads.arrivals import OpenArrivals
 from router.lab.workloads.block_names import SessionContext
 from router.lab.workloads.model import ClosedLoopPace, Session, Span, Turn, Workload
@@ -29,8 +31,6 @@ from router.lab.workloads.traces import (
     write_lines,
 )
 from router.scheduling.policy.record import Stages
-from router.telemetry.decision_log.codec import RecordEncoder
-from router.telemetry.decision_log.format import LoggedRecord, decode
 from tests.router.telemetry.records import a_record
 
 LINES = [

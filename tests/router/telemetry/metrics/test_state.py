@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from router.backends.token_ids.passthrough import PassthroughReport
 from router.backends.token_ids.support import InstanceSupport
+from router.features.tracing.tracing import TracingStats
 from router.fleet.load import NO_GAUGES
 from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import TokenizationReport
@@ -18,7 +19,6 @@ from router.telemetry.metrics.snapshot import (
     TargetState,
 )
 from router.telemetry.metrics.state import HELP, families
-from router.telemetry.tracing.tracing import TracingStats
 from scorers.contract import Speed, Transfer
 
 READY = TargetState(

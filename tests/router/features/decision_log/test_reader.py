@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from router.telemetry.decision_log.codec import RecordEncoder
-from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord
-from router.telemetry.decision_log.reader import DecisionLogError, UnreadableLine, find_files, read
+from router.features.decision_log.codec import RecordEncoder
+from router.features.decision_log.format import LoggedPolicy, LoggedRecord
+from router.features.decision_log.reader import DecisionLogError, UnreadableLine, find_files, read
 from tests.router.telemetry.records import POLICY, VIEW, a_record
 
 

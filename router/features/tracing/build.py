@@ -11,9 +11,9 @@ from router.clock import Clock
 from router.config.sections.tracing import TracingConfig
 from router.config.yaml_source import read_text
 from router.errors import ConfigError, needs_extra, quote_name
-from router.telemetry.tracing.context import HeadSampler, draw_ids
-from router.telemetry.tracing.spans import Address
-from router.telemetry.tracing.tracing import Tracing
+from router.features.tracing.spans import Address
+from router.features.tracing.tracing import Tracing
+from router.telemetry.trace_context import HeadSampler, draw_ids
 
 TRACES_PATH = "/v1/traces"
 DEFAULT_RATIO = 0.1
@@ -35,7 +35,7 @@ def build_tracing(
     ratio = read_ratio(environment) if config.sample_ratio is None else config.sample_ratio
     headers = None if config.headers_file is None else read_headers(Path(config.headers_file))
     with needs_extra("otel", "tracing"):
-        from router.telemetry.tracing.otlp import OtlpSender
+        from router.features.tracing.otlp import OtlpSender
     endpoint = None if config.endpoint is None else complete_endpoint(config.endpoint)
     sender = OtlpSender(endpoint, headers, config.resource, version=version("warmroute"), instance=instance)
     sampler = HeadSampler(ratio, draw_ids().__next__, continues=continues)

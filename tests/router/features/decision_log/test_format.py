@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from router.config import schema
+from router.features.decision_log.codec import RecordEncoder
+from router.features.decision_log.format import LoggedPolicy, decode
 from router.scheduling.policy.policy import build_policy, compute_digest, fallback_policy
 from router.scheduling.policy.record import Record
-from router.telemetry.decision_log.codec import RecordEncoder
-from router.telemetry.decision_log.format import LoggedPolicy, decode
 from tests.router.telemetry.records import a_record
 
 

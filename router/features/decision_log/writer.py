@@ -18,17 +18,22 @@ from importlib.metadata import version
 from math import inf
 from pathlib import Path
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import final
 
 from router.clock import Clock
 from router.config import schema
+from router.features.decision_log.codec import RecordEncoder
+from router.features.decision_log.compression import FileCompressor
+from router.features.decision_log.files import OpenLogFile, list_plain
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.request.request import Held, Request
+from router.request.services import Services
 from router.scheduling.policy.record import Record
-from router.telemetry.decision_log.codec import RecordEncoder
-from router.telemetry.decision_log.compression import FileCompressor
-from router.telemetry.decision_log.files import OpenLogFile, list_plain
+from router.telemetry.metrics.snapshot import DecisionLogStats
 
 log = logging.getLogger("warmroute.decision_log")
 
+BLOCK_TOKENS = 512  # as in the Mooncake traces
 SLICE_S = 0.0002  # of encoding before a rest
 REST_S = 0.0003  # long enough for a waiting thread to wake up on a busy machine
 IDLE_S = 0.05
@@ -36,18 +41,23 @@ WRITE_RETRY_S, COMPRESS_RETRY_S = 1.0, 60.0  # after a failure
 CHECK_S = 1.0  # how often the open file is checked, and fsynced if configured
 
 
-class WriterStats(NamedTuple):
-    """Counts since the start."""
+class LoggedRequest(Held):
+    """A request whose record goes to the log, with the block keys of its prompt; `tokens` None: they are unknown."""
 
-    written: int  # records
-    dropped: int  # records: the queue was full, or they have no JSON form
-    bytes: int  # before compression
-    files: int
-    failures: int  # of the disk; each try counts
-    error: str | None  # the current failure
-    waiting: int  # records in the queue
+    def __init__(self, log: DecisionLogWriter, tokens: TokenizedPrompt | None) -> None:
+        self._log = log
+        self._tokens = tokens
+
+    def on_record(self, record: Record) -> None:
+        if self._tokens is not None:
+            record.blocks = self._tokens.keys_every(BLOCK_TOKENS)
+
+    def release(self, request: Request) -> None:
+        if request.record is not None:
+            self._log.add(request.record)
 
 
+@final
 class DecisionLogWriter:
     """Writes the decision log. `run` is the prefix of this process's record ids; `salt` keys the digests of names."""
 
@@ -78,6 +88,11 @@ class DecisionLogWriter:
         """Start the thread, once. A folder that cannot be created is logged and tried again, as at any time."""
         self._thread.start()
 
+    def enter(self, request: Request, services: Services) -> None:
+        """Let the record of a request be logged: its stage."""
+        tokens = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
+        request.hold(LoggedRequest(self, tokens))
+
     def add(self, record: Record) -> None:
         """Queue the record of a request that has ended; it must not change any more."""
         if len(self._queue) < self._queue_limit:
@@ -97,8 +112,8 @@ class DecisionLogWriter:
             log.error("decision log %s: the writer does not stop, its disk does not answer", self._folder)
 
     @property
-    def stats(self) -> WriterStats:
-        return WriterStats(
+    def stats(self) -> DecisionLogStats:
+        return DecisionLogStats(
             self._written,
             self._overflowed + self._unencodable,
             self._bytes,

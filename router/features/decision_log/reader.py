@@ -17,8 +17,8 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from router.errors import WarmrouteError
-from router.telemetry.decision_log.files import COMPRESSED, PLAIN, list_compressed, list_plain
-from router.telemetry.decision_log.format import (
+from router.features.decision_log.files import COMPRESSED, PLAIN, list_compressed, list_plain
+from router.features.decision_log.format import (
     FIELDS,
     OLD_NAMES,
     OLDEST_VERSION,

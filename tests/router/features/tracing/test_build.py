@@ -11,9 +11,9 @@ import pytest
 from router.clock import SystemClock
 from router.config.sections.tracing import TracingConfig
 from router.errors import ConfigError
-from router.telemetry.tracing.build import build_tracing, complete_endpoint, read_headers, read_ratio
-from router.telemetry.tracing.context import TraceContext
-from router.telemetry.tracing.tracing import Tracing
+from router.features.tracing.build import build_tracing, complete_endpoint, read_headers, read_ratio
+from router.features.tracing.tracing import Tracing
+from router.telemetry.trace_context import TraceContext
 from tests.fakes.otlp import receiver, wait_until
 from tests.router.telemetry.records import a_record
 
@@ -27,7 +27,7 @@ def build(environment: dict[str, str] | None = None, **settings: Any) -> Tracing
 
 
 def test_a_missing_extra_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "router.telemetry.tracing.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "router.features.tracing.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"tracing: .*pip install 'warmroute\[otel\]'"):
         build()

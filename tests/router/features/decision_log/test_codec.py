@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
+from router.features.decision_log.codec import HASH_BITS, PseudonymSalt, RecordEncoder
+from router.features.decision_log.format import FIELDS, UNPLACED, VERSION, LoggedPolicy, LoggedRecord, decode
 from router.scheduling.policy.decision import Regret, ShadowChoice
 from router.scheduling.policy.policy import build_policy, fallback_policy
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
-from router.telemetry.decision_log.codec import HASH_BITS, PseudonymSalt, RecordEncoder
-from router.telemetry.decision_log.format import FIELDS, UNPLACED, VERSION, LoggedPolicy, LoggedRecord, decode
 from scorers.contract import Ask, View
 from tests.bench.busy_fleet import BusyFleet
 from tests.router.telemetry.records import POLICY, VIEW, a_record

@@ -17,8 +17,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.span import TraceState
 
-from router.telemetry.tracing.context import TraceContext
-from router.telemetry.tracing.spans import RequestSpan
+from router.features.tracing.spans import RequestSpan
+from router.telemetry.trace_context import TraceContext
 
 SCOPE = "warmroute"
 KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}

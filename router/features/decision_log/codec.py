@@ -14,10 +14,7 @@ from typing import NamedTuple
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from router.scheduling.policy.decision import Part
-from router.scheduling.policy.policy import Policy
-from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
-from router.telemetry.decision_log.format import (
+from router.features.decision_log.format import (
     FIELDS,
     UNPLACED,
     VERSION,
@@ -28,6 +25,9 @@ from router.telemetry.decision_log.format import (
     LoggedShadow,
     LogLine,
 )
+from router.scheduling.policy.decision import Part
+from router.scheduling.policy.policy import Policy
+from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stages
 from scorers.contract import View
 
 HASH_BITS = 48

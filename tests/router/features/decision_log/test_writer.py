@@ -17,11 +17,11 @@ import pytest
 
 from router.clock import ManualClock, SystemClock
 from router.config import schema
+from router.features.decision_log.files import OpenLogFile, list_compressed, list_plain
+from router.features.decision_log.format import LoggedPolicy, LoggedRecord
+from router.features.decision_log.reader import Entry, UnreadableLine, read
+from router.features.decision_log.writer import DecisionLogWriter
 from router.scheduling.policy.policy import build_policy
-from router.telemetry.decision_log.files import OpenLogFile, list_compressed, list_plain
-from router.telemetry.decision_log.format import LoggedPolicy, LoggedRecord
-from router.telemetry.decision_log.reader import Entry, UnreadableLine, read
-from router.telemetry.decision_log.writer import DecisionLogWriter
 from tests.router.telemetry.records import a_record, until
 
 WALL_S = 1_700_000_000.0
@@ -296,7 +296,7 @@ import resource, sys, time
 from pathlib import Path
 from router.clock import SystemClock
 from router.config import schema
-from router.telemetry.decision_log.writer import DecisionLogWriter
+from router.features.decision_log.writer import DecisionLogWriter
 from tests.router.telemetry.records import a_record, until
 
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -333,7 +333,7 @@ KILLED = """
 import sys
 from router.clock import SystemClock
 from router.config import schema
-from router.telemetry.decision_log.writer import DecisionLogWriter
+from router.features.decision_log.writer import DecisionLogWriter
 from tests.router.telemetry.records import a_record
 
 log = DecisionLogWriter(schema.DecisionLogConfig(folder=sys.argv[1], rotate_bytes=400_000), 7, "run", SystemClock())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from router.telemetry.tracing.context import HeadSampler, TraceContext, attempt_number, draw_ids, read_parent
+from router.telemetry.trace_context import HeadSampler, TraceContext, attempt_number, draw_ids, read_parent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -13,13 +13,20 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, final
 
 from router.clock import Clock
+from router.errors import RequestRefused, TooBusy
+from router.features.tracing.spans import Address, RefusedRequest, RequestSpan, build_refusal, build_spans
+from router.proxy.call import ClientRequest
+from router.request.request import Held, Request
+from router.request.services import Services
 from router.scheduling.policy.record import Record
 from router.telemetry.failure import CLIENTS_OWN, failure_reason
-from router.telemetry.tracing.context import HeadSampler, TraceContext
-from router.telemetry.tracing.spans import Address, RefusedRequest, RequestSpan, build_refusal, build_spans
+from router.telemetry.metrics.label_values import OTHER
+from router.telemetry.metrics.prometheus import REASONS, Metrics
+from router.telemetry.metrics.snapshot import TracingStats
+from router.telemetry.trace_context import HeadSampler, TraceContext
 
 log = logging.getLogger("warmroute.tracing")
 
@@ -42,14 +49,23 @@ class SpanSender(Protocol):
         """Make a `send` that waits give up."""
 
 
-class TracingStats(NamedTuple):
-    """Requests whose spans were to be exported, since the start."""
+class TracedRequest(Held):
+    """A request with a place in a trace."""
 
-    exported: int
-    dropped: int  # the queue was full
-    failed: int  # the receiver did not take them
+    def __init__(self, trace: TraceContext, tracing: Tracing, metrics: Metrics) -> None:
+        self._trace = trace
+        self._tracing = tracing
+        self._metrics = metrics
+
+    def on_record(self, record: Record) -> None:
+        record.trace_id = self._trace.trace_id
+
+    def release(self, request: Request) -> None:
+        if request.record is not None and self._tracing.end(self._trace, request.record):
+            self._metrics.on_trace(request.record)
 
 
+@final
 class Tracing:
     """The traces of one process. Requests slower than `slow_s` are exported in any case; None: no bound."""
 
@@ -80,6 +96,20 @@ class Tracing:
     def start(self) -> None:
         """Start the thread, once."""
         self._thread.start()
+
+    def enter(self, request: Request, services: Services) -> None:
+        """Continue the client's trace, where it has sent one, or begin one: the stage of a request."""
+        request.trace = self.begin(request.call.fields)
+        request.hold(TracedRequest(request.trace, self, services.metrics))
+
+    def on_refusal(self, call: ClientRequest, refusal: RequestRefused, endpoint: str, arrived_s: float) -> None:
+        """Export a span of a request that was turned away, but for those that are the client's mistake."""
+        if refusal.status < 500 and not isinstance(refusal, TooBusy):
+            return
+        now_s = self._clock.wall()
+        reason = refusal.code or REASONS.get(type(refusal), OTHER)
+        started_s = now_s - (self._clock.now() - arrived_s)
+        self.refuse(call.fields, RefusedRequest(endpoint, refusal.status, reason, started_s, now_s))
 
     def end(self, trace: TraceContext, record: Record) -> bool:
         """Take the record of a request that has ended; it must not change any more. Return whether it is exported."""

@@ -19,7 +19,7 @@ from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from router.scheduling.policy.timeline import build_timeline, predict_ttft_ms
 from router.telemetry.failure import CLIENTS_OWN, failure_reason
-from router.telemetry.tracing.context import (
+from router.telemetry.trace_context import (
     ADMISSION,
     DECIDE,
     MATCH,

@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from router.clock import SystemClock
-from router.telemetry.tracing import tracing as module
-from router.telemetry.tracing.context import HeadSampler, TraceContext, draw_ids
-from router.telemetry.tracing.spans import RequestSpan
-from router.telemetry.tracing.tracing import Tracing, TracingStats
+from router.features.tracing import tracing as module
+from router.features.tracing.spans import RequestSpan
+from router.features.tracing.tracing import Tracing, TracingStats
+from router.telemetry.trace_context import HeadSampler, TraceContext, draw_ids
 from tests.router.telemetry.records import a_record, until
 
 SAMPLED = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", None, sampled=True)

@@ -15,7 +15,7 @@ from gzip import GzipFile
 from io import FileIO
 from pathlib import Path
 
-from router.telemetry.decision_log.files import COMPRESSED, UNFINISHED, list_compressed, list_plain, try_lock
+from router.features.decision_log.files import COMPRESSED, UNFINISHED, list_compressed, list_plain, try_lock
 from router.telemetry.private_files import open_private
 
 CHUNK_BYTES = 64 * 1024  # a ms of compressing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.telemetry.decision_log.files import OpenLogFile, list_compressed, list_plain
+from router.features.decision_log.files import OpenLogFile, list_compressed, list_plain
 
 AT_S = 1_700_000_000.9  # 2023-11-14 22:13:20 UTC
 NAME = "decisions-20231114T221320Z-{}.jsonl"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from router.telemetry.decision_log.compression import CHUNK_BYTES, FileCompressor
-from router.telemetry.decision_log.files import OpenLogFile
+from router.features.decision_log.compression import CHUNK_BYTES, FileCompressor
+from router.features.decision_log.files import OpenLogFile
 
 KEEP_ALL = 10**12
 
