@@ -149,7 +149,7 @@ reference: $(VENV)/.installed  ## write what is generated from the code: referen
 	$(BIN)/python -m docs.tools.generate
 
 protos: $(VENV)/.installed-test  ## generate the Python code of all .proto files
-	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. router/picker/*.proto router/control/keda/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. router/picker/*.proto router/features/autoscaling/keda/*.proto
 
 docs: $(VENV)/.installed-test  ## build the pages into build/site and run their examples; fails on dead links and unlisted pages
 	$(PYTEST) tests/docs

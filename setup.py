@@ -35,7 +35,6 @@ COMPILED = (
     "router/features/continuation/*.py",
     "router/features/pool/*.py",
     "router/features/tenants/*.py",
-    "router/features/waking/*.py",
     "router/fleet/*.py",
     "router/kvcache/*.py",
     "router/prompt/*.py",

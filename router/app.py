@@ -42,7 +42,6 @@ from router.control.peers.frames import Sender
 from router.control.peers.instances import SharedInstances
 from router.control.peers.parts import SharedPart
 from router.control.peers.scheduler import PeerScheduler
-from router.control.scaling import Scaling
 from router.control.status import Status
 from router.control.workers.host_workers import describe_members
 from router.control.workers.messages import Members, Query
@@ -51,10 +50,11 @@ from router.features.adapters.loading import build_adapter_loader
 from router.features.adapters.peers import SharedAdapters
 from router.features.admission.stage import AdmissionStage
 from router.features.aliases.stage import build_model_names
+from router.features.autoscaling.peers import SharedWaits
+from router.features.autoscaling.scaling import Scaling
 from router.features.continuation.carry_on import continue_stream
 from router.features.pool.stage import PoolStage
 from router.features.tenants.stages import TenantStages
-from router.features.waking.stage import WakeStage
 from router.fleet.instance import InstanceState
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
@@ -82,7 +82,7 @@ from router.telemetry.recent_records import RecentRecords
 from router.wiring import WorkerRole
 
 if TYPE_CHECKING:  # loaded where it is configured
-    from router.control.wake import Wake
+    from router.features.autoscaling.wake import Wake
 
 log = logging.getLogger("warmroute.app")
 
@@ -194,15 +194,17 @@ class App:
         self._adapters = build_adapter_loader(config, scheduler.fleet, self._upstreams.fetch, self._tasks, clock)
         self._instances: SharedInstances | None = None  # None: this process is the only one
         parts: PeerParts | None = None
+        shared_waits: SharedWaits | None = None
         if self._peers is not None and isinstance(scheduler, PeerScheduler):
             scheduler.suspect = self._health.suspect
             self._instances = SharedInstances(self._membership.update_source, self._duty, self._peers, self._tasks)
-            more: list[SharedPart] = [self._instances]
+            shared_waits = SharedWaits(self._scaling.waiting, self._duty, self._peers)
+            more: list[SharedPart] = [self._instances, shared_waits]
             if config.picker is not None:
                 more.append(SharedAnswers(self._answers, self._peers))
             if self._adapters is not None:
                 more.append(SharedAdapters(self._adapters, self._peers))
-            kept = self._recent_records, self._metering, self._scaling.waiting, self._duty, self._secret, more
+            kept = self._recent_records, self._metering, self._duty, self._secret, more
             local = LocalState(scheduler, self._control, self._splits, queues, *kept)
             parts = connect_peers(self._peers, local, self._tasks, clock)
         self._admission: AdmissionControl = queues if parts is None else parts.admission
@@ -212,9 +214,9 @@ class App:
             members = lambda: describe_members(role.link.members, config.workers, parts.facts)  # noqa: E731
         self._wake: Wake | None = None
         if config.wake is not None:
-            from router.control.wake import build_wake
+            from router.features.autoscaling.wake import build_wake
 
-            asked = self._metrics.on_wake_end, self._scaling.waiting, self._duty, None if parts is None else parts.waits
+            asked = self._metrics.on_wake_end, self._scaling.waiting, self._duty, shared_waits
             self._wake = build_wake(config.wake, scheduler.fleet, config.fleet, *asked, self._tasks, clock)
         of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
         log = self._decision_log
@@ -231,7 +233,7 @@ class App:
             host_workers=members,
             preloading=self._preloading,
             metering=self._metering,
-            scaling=self._scaling,
+            describe_scaling=self._scaling.describe,
         )
 
     def _on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
@@ -284,8 +286,9 @@ class App:
         """Return the stages of requests, each in its place: those whose feature is configured."""
         names, adapters = self._models, self._adapters
         tenants = TenantStages(self._metering.meter) if self._metering.active else None
-        find_base = str if adapters is None else adapters.find_base
-        wake = None if self._wake is None else WakeStage(self._wake.waits, find_base)
+        waits = None if self._wake is None else self._wake.waits
+        if waits is not None and adapters is not None:
+            waits.find_base = adapters.find_base
         pool = None if self._config.pool is None else PoolStage(self._pool)
         tracing, log = self._tracing, self._decision_log
         stages: tuple[Stage | None, ...] = (
@@ -294,7 +297,7 @@ class App:
             tenants and tenants.check,  # the name that the client gives the model
             names and names.resolve_name,
             end_reading,
-            wake and wake.enter,
+            waits and waits.enter,
             adapters and adapters.enter,
             resolve_model,
             tenants and tenants.limit,
@@ -320,7 +323,8 @@ class App:
         connections = ConnectionState(self._listener.connections, self._listener.refused)
         now, traced = self._status.snapshot(), None if self._tracing is None else self._tracing.stats
         wakes = now.wake if self._wake is None else self._wake.snapshot()
-        return now._replace(connections=connections, tracing=traced, wake=wakes)
+        desired = {key: one.instances for key, one in self._scaling.wanted.items()}
+        return now._replace(connections=connections, tracing=traced, wake=wakes, desired=desired)
 
     @property
     def run_id(self) -> str:

@@ -41,7 +41,6 @@ from router.control.preload.handoff import HandOff
 from router.control.preload.preloader import Preloader
 from router.control.preload.preloading import Preloading
 from router.control.preload.warmup import WarmUp
-from router.control.scaling import Scaling
 from router.control.workers.messages import StartWorker
 from router.control.workers.supervisor_link import SupervisorLink
 from router.errors import needs_extra
@@ -83,6 +82,7 @@ from router.tenants.isolation import derive_salt_key
 
 if TYPE_CHECKING:
     from router.backends.client_keys import ClientKeys
+    from router.features.autoscaling.scaling import Scaling
     from router.features.decision_log.writer import DecisionLogWriter
     from router.features.tracing.spans import Address
     from router.features.tracing.tracing import Tracing
@@ -314,7 +314,7 @@ def build_keda(config: schema.Config, scaling: Scaling, clock: Clock, sockets: L
     if keda is None:
         return None
     with needs_extra("picker", "keda"):
-        from router.control.keda.external_scaler import ExternalScaler
+        from router.features.autoscaling.keda.external_scaler import ExternalScaler
         from router.picker.credentials import server_context
         from router.picker.grpc_listener import GrpcListener
 

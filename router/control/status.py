@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,6 @@ from router.control.preload.handoff import HandOff
 from router.control.preload.preloading import Preloading, describe_preloads
 from router.control.preload.warmup import WarmUp
 from router.control.record_detail import Others, describe_in_full
-from router.control.scaling import Scaling
 from router.fleet.engine_facts import EventEndpoint
 from router.fleet.instance import Instance, Target
 from router.fleet.worker_share import NO_SHARE
@@ -77,12 +76,13 @@ class Status:
     log_stats: Callable[[], DecisionLogStats | None]  # of the decision log
     clock: Clock
     run_id: str
+    describe_scaling: Callable[[], Awaitable[list[dict[str, Any]]]]
+    """Returns how many instances are wanted by model and role, why, and which one a scale-in should take."""
     peers: PeerExchange | None = None  # None: this process is the only one
     host_records: HostRecords | None = None  # of other workers
     host_workers: Callable[[], list[dict[str, Any]]] | None = None  # describes all; None: this is the only one
     preloading: Preloading | None = None  # None: nothing is loaded ahead
     metering: Metering | None = None  # None: tenants are not counted
-    scaling: Scaling | None = None
 
     # for the admin API, as plain JSON types
 
@@ -200,10 +200,6 @@ class Status:
         """Return what was loaded into engines ahead of the requests for it, and what was hit of it."""
         return describe_preloads(self.preloading, self.scheduler.preloads)
 
-    async def describe_scaling(self) -> list[dict[str, Any]]:
-        """Return how many instances are wanted by model and role, why, and which one a scale-in should take."""
-        return [] if self.scaling is None else await self.scaling.describe()
-
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, and the policies in force in each."""
         if self.host_workers is not None:
@@ -246,7 +242,6 @@ class Status:
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
             admission=[snapshot_admission(model) for model in self.admission],
             replicas=self.describe_replicas(),
-            desired={} if self.scaling is None else {key: one.instances for key, one in self.scaling.wanted.items()},
             preloads=PreloadState(preloads.loaded_tokens, preloads.settled_tokens, preloads.requests),
         )
 

@@ -11,8 +11,9 @@ import pytest
 from router.app import App
 from router.clock import SystemClock
 from router.config import schema
-from router.control import scaling
-from router.control.keda.external_scaler_pb2 import (
+from router.errors import ConfigError
+from router.features.autoscaling import scaling
+from router.features.autoscaling.keda.external_scaler_pb2 import (
     Activity,
     MetricSpec,
     MetricSpecs,
@@ -20,7 +21,6 @@ from router.control.keda.external_scaler_pb2 import (
     MetricValue,
     MetricValues,
 )
-from router.errors import ConfigError
 from router.lab.local_stack.preflight import free_ports
 from tests.e2e.chats import PATH
 from tests.e2e.conftest import LOCAL, MODEL, Json, Router, config_of

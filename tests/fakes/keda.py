@@ -13,8 +13,14 @@ from typing import Any
 
 import grpc
 
-from router.control.keda.external_scaler import METRIC, SERVICE
-from router.control.keda.external_scaler_pb2 import Activity, MetricSpecs, MetricsQuestion, MetricValues, ScaledObject
+from router.features.autoscaling.keda.external_scaler import METRIC, SERVICE
+from router.features.autoscaling.keda.external_scaler_pb2 import (
+    Activity,
+    MetricSpecs,
+    MetricsQuestion,
+    MetricValues,
+    ScaledObject,
+)
 
 TIMEOUT_S = 60.0
 

@@ -26,10 +26,8 @@ from router.control.peers.parts import SharedPart
 from router.control.peers.policies import SharedPolicies
 from router.control.peers.scheduler import PeerScheduler
 from router.control.peers.tenants import SharedTenants
-from router.control.peers.wake import SharedWaits
 from router.control.switch import REPLICAS
 from router.request.admission.waiting import AdmissionQueues
-from router.request.wake.waiting_models import WaitingModels
 from router.scheduling.experiments.model_split import ModelSplit
 from router.tasks import Tasks
 from router.telemetry.recent_records import RecentRecords
@@ -76,7 +74,6 @@ class LocalState(NamedTuple):
     queues: AdmissionQueues
     records: RecentRecords
     metering: Metering
-    waiting: WaitingModels
     duty: Duty
     key_secret: int
     more: Sequence[SharedPart]  # of what is configured
@@ -88,7 +85,6 @@ class PeerParts(NamedTuple):
     admission: SharedAdmission
     facts: SharedFacts
     records: HostRecords
-    waits: SharedWaits
 
 
 def connect_peers(exchange: PeerExchange, local: LocalState, tasks: Tasks, clock: Clock) -> PeerParts:
@@ -103,7 +99,6 @@ def connect_peers(exchange: PeerExchange, local: LocalState, tasks: Tasks, clock
         SharedAdmission(local.queues, scheduler, duty, exchange, tasks, clock),
         facts,
         HostRecords(local.records, scheduler, exchange, tasks, clock),
-        SharedWaits(local.waiting, duty, exchange),
     )
     experiments = SharedExperiments(exchange, scheduler, policies, local.splits, clock)
     metered = [_share_metering(local.metering, duty, exchange)] if local.metering.active else []

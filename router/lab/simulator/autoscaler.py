@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from router.control.scaling import READ_EVERY_S
+from router.features.autoscaling.scaling import READ_EVERY_S
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance
 from router.lab.simulator.cluster import Cluster

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from router.control.scaling import WORTH_S, find_least_worth, find_own_tokens, read_role
+from router.features.autoscaling.scaling import WORTH_S, find_least_worth, find_own_tokens, read_role
 from router.fleet.desired_instances import DesiredInstances
 from router.fleet.engine_facts import Gauges
 from router.fleet.fleet import Fleet

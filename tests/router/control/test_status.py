@@ -22,6 +22,7 @@ from router.config import schema
 from router.config.schema import PolicyConfig as PolicySpec
 from router.control.control import Control
 from router.control.status import Status
+from router.features.autoscaling.scaling import Scaling
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.kvcache.events import BlocksStored, EngineHash, EventBatch, TargetId, Tier
 from router.prompt.prompt import Endpoint, Prompt, Text
@@ -85,6 +86,7 @@ class RouterParts:
             lambda: None,
             self.clock,
             "r",
+            Scaling(self.core.fleet, self.core.working_sets, [], self.ring, [], self.clock).describe,
         )
 
     async def silent(

@@ -26,7 +26,6 @@ from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.load import Booking
 from router.kvcache.events import TargetId
 from router.request.admission.waiting import AdmissionQueues
-from router.request.wake.waiting_models import WaitingModels
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.tasks import Tasks
@@ -80,12 +79,9 @@ class Replica:
         records = RecentRecords(10)
         self.control = Control(core, records, AuditLog(), self.clock)
         metering = Metering(config.clients, run, metrics.tenants, lambda model: None, self.clock)
-        waiting = WaitingModels(self.clock)
         for name in engines:
             self.join(name)
-        local = LocalState(
-            self.core, self.control, [], queues, records, metering, waiting, self.duty, key_secret, parts
-        )
+        local = LocalState(self.core, self.control, [], queues, records, metering, self.duty, key_secret, parts)
         connect_peers(self.exchange, local, self.tasks, self.clock)
 
     async def start(self, *, learn: bool = False) -> None:

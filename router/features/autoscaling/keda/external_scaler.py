@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from router.control.keda.external_scaler_pb2 import (
+from router.errors import quote_name
+from router.features.autoscaling.keda.external_scaler_pb2 import (
     Activity,
     MetricSpec,
     MetricSpecs,
@@ -25,8 +26,7 @@ from router.control.keda.external_scaler_pb2 import (
     MetricValues,
     ScaledObject,
 )
-from router.control.scaling import RoleKey, Scaling
-from router.errors import quote_name
+from router.features.autoscaling.scaling import RoleKey, Scaling
 from router.picker.grpc_listener import Services
 from router.picker.grpc_stream import INVALID_ARGUMENT, NOT_FOUND, UNAVAILABLE, GrpcStream
 

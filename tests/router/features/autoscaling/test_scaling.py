@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.backends.discovery.discovery import StaticDiscovery
 from router.clock import ManualClock
 from router.config import schema
-from router.control.scaling import (
+from router.features.autoscaling.scaling import (
     MOST_ASLEEP,
     READ_EVERY_S,
     Scaling,
@@ -15,10 +15,10 @@ from router.control.scaling import (
     measure_worth,
     read_role,
 )
+from router.features.autoscaling.waiting_models import FORGET_S
 from router.fleet.engine_facts import Gauges
 from router.fleet.fleet import Fleet
 from router.fleet.working_set import WorkingSets
-from router.request.wake.waiting_models import FORGET_S
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.recent_records import RecentRecords

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from router.clock import Clock
-from router.request.wake.model_waits import ASK_AGAIN_S
+from router.features.autoscaling.model_waits import ASK_AGAIN_S
 
 FORGET_S = 3 * ASK_AGAIN_S  # after the last ask
 

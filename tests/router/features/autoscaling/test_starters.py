@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from router.backends.discovery.kubernetes.api import KubernetesApi
-from router.backends.wake.deployment import SCALE, DeploymentStarter
-from router.backends.wake.webhook import WebhookStarter
 from router.config.sections.wake import WakeWebhookConfig
+from router.features.autoscaling.deployment import SCALE, DeploymentStarter
+from router.features.autoscaling.webhook import WebhookStarter
 from tests.fakes.kubernetes import ApiServer, Refusal
 from tests.fakes.webhook import Webhook
 

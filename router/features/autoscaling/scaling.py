@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from router.backends.discovery.discovery import Discovery
 from router.clock import Clock
+from router.features.autoscaling.model_waits import WakePatterns
+from router.features.autoscaling.waiting_models import WaitingModels
 from router.fleet.desired_instances import MOST_QUEUES, QUEUE_MS, DesiredCount, DesiredInstances, RoleReading
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance, InstanceState
 from router.fleet.working_set import WorkingSets
-from router.request.wake.model_waits import WakePatterns
-from router.request.wake.waiting_models import WaitingModels
 from router.scheduling.policy.record import Record
 from router.tasks import Tasks
 from router.telemetry.recent_records import RecentRecords

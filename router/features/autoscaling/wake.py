@@ -1,7 +1,7 @@
 """Calls what starts instances: for a model one call at a time, and the next one after a pause.
 
 One process of a host calls: the worker on duty, where there are several. Each worker asks as long as requests wait
-there (`request/wake/model_waits.py`), the others by a message; this decides which of these become calls.
+there (`features/autoscaling/model_waits.py`), the others by a message; this decides which of these become calls.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping
 
 from router.backends.discovery.kubernetes.api import KubernetesApi
 from router.backends.discovery.kubernetes.discovery import IN_CLUSTER, find_api_server, read_own_namespace
-from router.backends.wake.deployment import DeploymentStarter
-from router.backends.wake.starter import InstanceStarter
-from router.backends.wake.webhook import WebhookStarter
 from router.clock import Clock
 from router.config import schema
 from router.config.sections.wake import WakeConfig, WakeModelConfig
 from router.control.duty import Duty
-from router.control.peers.wake import SharedWaits
 from router.errors import quote_name
+from router.features.autoscaling.deployment import DeploymentStarter
+from router.features.autoscaling.model_waits import ModelWaits, OnWakeEnd, WakePatterns
+from router.features.autoscaling.peers import SharedWaits
+from router.features.autoscaling.starter import InstanceStarter
+from router.features.autoscaling.waiting_models import WaitingModels
+from router.features.autoscaling.webhook import WebhookStarter
 from router.fleet.fleet import Fleet
-from router.request.wake.model_waits import ModelWaits, OnWakeEnd, WakePatterns
-from router.request.wake.waiting_models import WaitingModels
 from router.tasks import Tasks
 from router.telemetry.metrics.snapshot import WakeState
 

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from router.backends.wake.deployment import DeploymentStarter
-from router.backends.wake.webhook import WebhookStarter
 from router.clock import ManualClock
 from router.config import schema
 from router.config.sections.discovery import KubernetesApiConfig, KubernetesConfig
 from router.config.sections.wake import WakeModelConfig
-from router.control.wake import CALLS_AT_ONCE, WakeCaller, build_starter
 from router.errors import ConfigError
+from router.features.autoscaling.deployment import DeploymentStarter
+from router.features.autoscaling.wake import CALLS_AT_ONCE, WakeCaller, build_starter
+from router.features.autoscaling.webhook import WebhookStarter
 from router.tasks import Tasks
 
 

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from fnmatch import translate
 from math import ceil
-from typing import Literal
+from typing import Literal, final
 
 from router.clock import Clock
 from router.config.sections.wake import WakeConfig
-from router.errors import NoTarget, quote_name
+from router.errors import NoTarget, NotFound, quote_name
 from router.fleet.fleet import Fleet
+from router.request.request import Request
+from router.request.services import Services
 from router.tenants.fair_share import FairShare, Shortage
 
 ASK_AGAIN_S = 1.0  # who starts instances makes a call of every ask, or not, by `wake.pause_s`
@@ -60,8 +62,11 @@ class _Queue:
         self.call_failed = False  # the last call that was to start an instance
 
 
+@final
 class ModelWaits:
-    """All waiting requests of this process. `ask(model, waiting)` is to have an instance started."""
+    """All waiting requests of this process. `ask(model, waiting)` is to have an instance started. `find_base` returns
+    the model that an instance has to serve for requests for a name.
+    """
 
     def __init__(
         self,
@@ -71,6 +76,7 @@ class ModelWaits:
         ask: Callable[[str, int], None],
         on_wait_end: OnWakeEnd,
     ) -> None:
+        self.find_base: Callable[[str], str] = str
         self._config = config
         self._fleet = fleet
         self._clock = clock
@@ -84,6 +90,23 @@ class ModelWaits:
         self._asked_s: float | None = None
         self._woken = False  # a turn of the event loop is to release some
         fleet.on_change.append(self._on_fleet_change)
+
+    def enter(self, request: Request, services: Services) -> Awaitable[None] | None:
+        """Wait until an instance serves the model of a request: its stage. Raises `NoTarget` when none comes, and
+        `NotFound` for a name that no instance can get.
+        """
+        model = request.prompt.model
+        if model is None:
+            return None
+        needed = self.find_base(model)
+        if self.has_to_wait(needed):
+            return self._wait_for_request(request, needed)
+        if len(self._fleet) == 0:  # which is no reason to try again, as it is without `wake`
+            raise NotFound(f"the model `{quote_name(model)}` does not exist", param="model", code="model_not_found")
+        return None
+
+    async def _wait_for_request(self, request: Request, model: str) -> None:
+        request.durations.wake_ms = await self.wait(model, request.call.sender, request.slot.held_bytes) * 1e3
 
     def has_to_wait(self, model: str) -> bool:
         """Return whether a request for the model has to wait: no instance that serves it is ready, or earlier requests

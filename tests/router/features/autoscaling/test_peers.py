@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from router.clock import ManualClock
 from router.control.duty import Duty
-from router.control.peers.wake import InstanceWanted, SharedWaits
-from router.request.wake.waiting_models import WaitingModels
+from router.features.autoscaling.peers import InstanceWanted, SharedWaits
+from router.features.autoscaling.waiting_models import WaitingModels
 from tests.router.control.peers.memory_network import MemoryNetwork
 
 

@@ -11,8 +11,8 @@ from router.clock import ManualClock
 from router.config import schema
 from router.config.sections.wake import WakeConfig
 from router.errors import NoTarget
+from router.features.autoscaling.model_waits import AHEAD, RELEASED_AT_ONCE, ModelWaits, WakePatterns
 from router.fleet.fleet import Fleet
-from router.request.wake.model_waits import AHEAD, RELEASED_AT_ONCE, ModelWaits, WakePatterns
 from tests.fakes.engines import eventually
 from tests.router.fleet.test_fleet import M, fleet_of
 

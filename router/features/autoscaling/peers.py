@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from router.control.duty import Duty
 from router.control.peers.parts import Message, Peers
-from router.request.wake.waiting_models import WaitingModels
+from router.features.autoscaling.waiting_models import WaitingModels
 from router.tasks import Tasks
 
 

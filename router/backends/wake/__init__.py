@@ -1,1 +1,0 @@
-"""Ways to start an instance of a model: a webhook, a Kubernetes Deployment."""

@@ -1,1 +1,0 @@
-"""Requests for models without an instance: they wait while one is started."""
