@@ -33,7 +33,6 @@ COMPILED = (
     "router/features/admission/*.py",
     "router/features/aliases/*.py",
     "router/features/continuation/*.py",
-    "router/features/pool/*.py",
     "router/features/tenants/*.py",
     "router/fleet/*.py",
     "router/kvcache/*.py",

@@ -23,6 +23,7 @@ from router.backends.feeds.bootstrap import BootstrapClient
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
+from router.backends.kv_store import KvStore, NoKvStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import Clock, SystemClock
 from router.config import schema
@@ -53,7 +54,6 @@ from router.features.aliases.stage import build_model_names
 from router.features.autoscaling.peers import SharedWaits
 from router.features.autoscaling.scaling import Scaling
 from router.features.continuation.carry_on import continue_stream
-from router.features.pool.stage import PoolStage
 from router.features.tenants.stages import TenantStages
 from router.fleet.instance import InstanceState
 from router.kvcache.block_keys import Keyring
@@ -77,7 +77,7 @@ from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot
+from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot, WakeState
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import WorkerRole
 
@@ -138,9 +138,10 @@ class App:
         self._peers = peers = build_exchange(config, Sender(host, self._run_id), near, clock)
         self._keyring = keyring = Keyring(secret)
         memory = MemoryBudget(config.tokens.memory_bytes // config.workers)
-        self._pool = wiring.build_kv_store(config, self._upstreams, clock, memory)
+        self._pool = wiring.build_pool(config, self._upstreams, clock, memory)
+        self._kv_store: KvStore = self._pool or NoKvStore()
         policies = wiring.build_policy_set(config)
-        core = config, policies, keyring, clock, self._pool
+        core = config, policies, keyring, clock, self._kv_store
         self._scheduler = wiring.build_scheduler(*core, secret=secret, peers=peers, number=self._number)
         if saved is not None:
             wiring.restore_index(saved, secret, self._scheduler.indexer)
@@ -162,7 +163,7 @@ class App:
         )
         self._recent_records = RecentRecords(config.records.keep, config.preload.prompt_bytes)
         leads = partial(wiring.loads_ahead, self._duty, self._peers)
-        loaded_from = self._keyring, self._pool, self._recent_records
+        loaded_from = self._keyring, self._kv_store, self._recent_records
         self._preloading = wiring.build_preloading(config, self._scheduler, *loaded_from, fetch, leads, tasks, clock)
         membership.warmup = None if self._preloading is None else self._preloading.warmup
         self._bootstrap = BootstrapClient(self._scheduler.peers, fetch, tasks, clock)
@@ -218,7 +219,8 @@ class App:
 
             asked = self._metrics.on_wake_end, self._scaling.waiting, self._duty, shared_waits
             self._wake = build_wake(config.wake, scheduler.fleet, config.fleet, *asked, self._tasks, clock)
-        of_engines = self._pool, self._health, self._discoveries, self._membership.describe_sources
+        describe_pool = (lambda: None) if self._pool is None else self._pool.describe
+        of_engines = describe_pool, self._health, self._discoveries, self._membership.describe_sources
         log = self._decision_log
         self._status = Status(
             *(scheduler, self._tokenization, self._passthrough, *of_engines),
@@ -284,12 +286,11 @@ class App:
 
     def _list_stages(self) -> RequestPath:
         """Return the stages of requests, each in its place: those whose feature is configured."""
-        names, adapters = self._models, self._adapters
+        names, adapters, pool = self._models, self._adapters, self._pool
         tenants = TenantStages(self._metering.meter) if self._metering.active else None
         waits = None if self._wake is None else self._wake.waits
         if waits is not None and adapters is not None:
             waits.find_base = adapters.find_base
-        pool = None if self._config.pool is None else PoolStage(self._pool)
         tracing, log = self._tracing, self._decision_log
         stages: tuple[Stage | None, ...] = (
             tenants and tenants.count,  # before anything is done for the request
@@ -320,11 +321,13 @@ class App:
         )
 
     def _snapshot(self) -> RouterSnapshot:
-        connections = ConnectionState(self._listener.connections, self._listener.refused)
-        now, traced = self._status.snapshot(), None if self._tracing is None else self._tracing.stats
-        wakes = now.wake if self._wake is None else self._wake.snapshot()
-        desired = {key: one.instances for key, one in self._scaling.wanted.items()}
-        return now._replace(connections=connections, tracing=traced, wake=wakes, desired=desired)
+        return self._status.snapshot()._replace(
+            connections=ConnectionState(self._listener.connections, self._listener.refused),
+            tracing=self._tracing and self._tracing.stats,
+            wake=WakeState() if self._wake is None else self._wake.snapshot(),
+            desired={key: one.instances for key, one in self._scaling.wanted.items()},
+            pool=self._pool and self._pool.snapshot(),
+        )
 
     @property
     def run_id(self) -> str:
@@ -397,7 +400,8 @@ class App:
             export.start()
         if self._client_keys is not None:
             self._client_keys.start(self._tasks)
-        self._pool.start()
+        if self._pool is not None:
+            self._pool.start()
         self._health.start()
         self._polls.start()
         self._bootstrap.start()
@@ -554,7 +558,8 @@ class App:
             await self._metrics_listener.stop(0.5)
         await self._events.close()
         await self.save_index()
-        await self._pool.close()
+        if self._pool is not None:
+            await self._pool.close()
         await self._metering.close()
         if self._peers is not None:
             await self._peers.close()

@@ -20,8 +20,7 @@ from router.backends.discovery.discovery import Discovery, StaticDiscovery
 from router.backends.discovery.file import FileDiscovery
 from router.backends.feeds.jitter import Jitter
 from router.backends.fetch import Fetch
-from router.backends.kv_store import KvStore, NoKvStore
-from router.backends.mooncake.client import MooncakeStore
+from router.backends.kv_store import KvStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.token_ids.proofs import TokenizerProofs
@@ -84,6 +83,7 @@ if TYPE_CHECKING:
     from router.backends.client_keys import ClientKeys
     from router.features.autoscaling.scaling import Scaling
     from router.features.decision_log.writer import DecisionLogWriter
+    from router.features.pool.client import MooncakeStore
     from router.features.tracing.spans import Address
     from router.features.tracing.tracing import Tracing
 
@@ -208,11 +208,12 @@ def build_tracing(config: schema.Config, fleet: Fleet, run_id: str, clock: Clock
     return build(config.tracing, os.environ, address, clock, instance=run_id, continues=continues)
 
 
-def build_kv_store(
-    config: schema.Config, upstreams: Upstreams, clock: Clock, memory: MemoryBudget
-) -> MooncakeStore | NoKvStore:
+def build_pool(config: schema.Config, upstreams: Upstreams, clock: Clock, memory: MemoryBudget) -> MooncakeStore | None:
+    """Build the client of the shared pool, if configured."""
     if config.pool is None:
-        return NoKvStore()
+        return None
+    from router.features.pool.client import MooncakeStore
+
     masters = [f"mooncake master {urlsplit(url).netloc}" for url in config.pool.masters]
     for name, url in zip(masters, config.pool.masters, strict=True):
         upstreams.add(name, url)

@@ -32,12 +32,3 @@ class NoKvStore:
 
     def on_pooled(self, model: str, event: BlocksPooled) -> None:
         """Ignore the event."""
-
-    def start(self) -> None:
-        """Start nothing."""
-
-    async def close(self) -> None:
-        """Close nothing."""
-
-    def report(self) -> None:
-        """Return nothing to report."""

@@ -15,8 +15,6 @@ import msgspec
 
 from router.backends.discovery.discovery import Discovery
 from router.backends.feeds.health import HealthProbe
-from router.backends.kv_store import NoKvStore
-from router.backends.mooncake.client import MooncakeStore
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
 from router.control.admission_status import describe_admission, snapshot_admission
@@ -25,7 +23,6 @@ from router.control.control import Control
 from router.control.metering import Metering
 from router.control.peers.exchange import PeerExchange
 from router.control.peers.host_records import HostRecords
-from router.control.pool_status import describe_pool, snapshot_pool
 from router.control.preload.handoff import HandOff
 from router.control.preload.preloading import Preloading, describe_preloads
 from router.control.preload.warmup import WarmUp
@@ -66,7 +63,8 @@ class Status:
     scheduler: Scheduler
     tokenization: Tokenization
     passthrough: TokenIdPassthrough
-    pool: MooncakeStore | NoKvStore
+    describe_pool: Callable[[], dict[str, Any] | None]
+    """Returns masters, query outcomes and block names of each model in the shared pool; None when there is none."""
     health: HealthProbe
     discoveries: Mapping[str, Discovery]
     describe_sources: Callable[[str], list[dict[str, Any]]]  # which discovery sources list an instance
@@ -211,11 +209,6 @@ class Status:
         """Describe the other routers that share load with this one; empty without `replicas`."""
         return [] if self.peers is None else self.peers.describe()
 
-    def describe_pool(self) -> dict[str, Any] | None:
-        """Leader, query outcomes and block names of each model in the shared pool; None when none is configured."""
-        report = self.pool.report()
-        return None if report is None else describe_pool(report)
-
     def describe_admission(self) -> dict[str, Any]:
         """The rule in force, and live sessions, capacity and queue of each model that requests asked for."""
         config = self.admission.config
@@ -236,7 +229,6 @@ class Status:
             discovery_trouble={name: trouble is not None for name, trouble in self.describe_discovery().items()},
             discovery_age_s=self.discovery_ages(),
             unpaired=self.scheduler.peers.unpaired,
-            pool=snapshot_pool(self.pool.report()),
             policies=self._snapshot_policies(),
             passthrough=self.passthrough.report(),
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from router.backends.mooncake.keys import KeyForm
 from router.config.sections.kv_store import PoolModelConfig
+from router.features.pool.keys import KeyForm
 from router.kvcache.engine_hashes import Adapter, EngineChain
 from router.lab.local_stack.commands import HASH_ALGO
 from router.lab.local_stack.install import Models

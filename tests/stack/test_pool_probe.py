@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from router.backends.mooncake.client import MooncakeStore
-from router.backends.mooncake.keys import KeyForm
 from router.clock import SystemClock
 from router.config.sections import kv_store
+from router.features.pool.client import MooncakeStore
+from router.features.pool.keys import KeyForm
 from router.kvcache.block_keys import Keyring
 from router.kvcache.engine_hashes import EngineChain
 from router.kvcache.events import BlocksStored, Tier

@@ -23,14 +23,14 @@ from router.backends.discovery.discovery import DiscoveredInstance
 from router.backends.discovery.dns import DnsDiscovery
 from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
 from router.backends.feeds.jitter import Jitter
-from router.backends.mooncake.leader import read_health
-from router.backends.mooncake.query import KEY_COUNT, LISTING_BYTES, MAX_LISTED_KEYS
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.vllm.disaggregation import read_engine_ids
 from router.clock import Clock
 from router.config.reader import load_instances, read_all
 from router.config.schema import Config, InstanceConfig, TokensConfig
 from router.config.yaml_source import load, read_text
+from router.features.pool.leader import read_health
+from router.features.pool.query import KEY_COUNT, LISTING_BYTES, MAX_LISTED_KEYS
 from router.kvcache.block_keys import Keyring
 from router.operate.doctor.clients import HttpClients
 from router.operate.doctor.hashes import find_saved, first_blocks

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from router.backends.mooncake.hash_detection import list_candidates
 from router.config.sections.kv_store import PoolModelConfig
+from router.features.pool.hash_detection import list_candidates
 from router.kvcache.engine_hashes import Digest, EngineChain, fits
 from router.kvcache.events import BlocksStored
 from router.operate.doctor.subject import ExaminedEngine

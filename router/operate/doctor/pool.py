@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from router.backends.mooncake.hash_detection import HashDetection
-from router.backends.mooncake.key_check import diagnose
-from router.backends.mooncake.keys import KeyForm
 from router.config.sections.kv_store import PoolModelConfig
+from router.features.pool.hash_detection import HashDetection
+from router.features.pool.key_check import diagnose
+from router.features.pool.keys import KeyForm
 from router.kvcache.engine_hashes import DEFAULT_SEED, EngineChain
 from router.operate.doctor.check import Check
 from router.operate.doctor.engines import find_difference

@@ -13,7 +13,6 @@ from router.backends.discovery.discovery import StaticDiscovery
 from router.backends.discovery.file import FileDiscovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.fetch import HttpAnswer, NoAnswer
-from router.backends.kv_store import NoKvStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.token_ids.support import InstanceSupport, TokenIdSupport
@@ -70,13 +69,12 @@ class RouterParts:
         takers = TokenIdSupport(self.tokens.local_tokenizer, self.silent, Tasks("test"))
         self.takers = takers._results
         self.handing = TokenIdPassthrough(takers, lambda model: True, on=True)
-        self.pool = NoKvStore()
         self.control = Control(self.core, self.ring, AuditLog(), self.clock)
         self.status = Status(
             self.core,
             self.tokens,
             self.handing,
-            self.pool,
+            lambda: None,
             health,
             self.sources,
             lambda instance: [{"source": "config", "origin": instance, "uid": None, "accepting": True}],

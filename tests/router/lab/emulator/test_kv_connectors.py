@@ -12,9 +12,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from router.backends.mooncake.keys import parse_key
 from router.backends.vllm import disaggregation, metrics
 from router.backends.vllm.kv_events import decode
+from router.features.pool.keys import parse_key
 from router.kvcache.events import BlocksPooled, BlocksStored, Event, EventBatch
 from router.lab.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from router.lab.simulator.engine_types import SequenceRequest

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.backends.mooncake.answer_cache import BlockPresence
-from router.backends.mooncake.prefix_lookup import LEAST_AT_ONCE, ProbePlan
-from tests.router.backends.mooncake.scene import BLOCK, prompt, scene, until
+from router.features.pool.answer_cache import BlockPresence
+from router.features.pool.prefix_lookup import LEAST_AT_ONCE, ProbePlan
+from tests.router.features.pool.scene import BLOCK, prompt, scene, until
 
 
 async def test_the_same_prompt_again_asks_nothing() -> None:

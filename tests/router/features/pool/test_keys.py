@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.backends.mooncake.keys import KeyForm, PoolKey, parse_key
 from router.config.sections.kv_store import PoolModelConfig
+from router.features.pool.keys import KeyForm, PoolKey, parse_key
 
 DIGEST = bytes.fromhex("533ec8a1b5fc07589224e4e78c5f77a93711ebd3a1ab96fc3dd21808503da10d")
 SEEN = f"mid@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{DIGEST.hex()}"  # vLLM 0.32, --model .../models/mid

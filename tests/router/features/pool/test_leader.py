@@ -8,11 +8,11 @@ from collections.abc import Awaitable
 import pytest
 
 from router.backends.fetch import HttpAnswer
-from router.backends.mooncake.leader import MasterLeader
 from router.clock import ManualClock
+from router.features.pool.leader import MasterLeader
 from router.lab.emulator.mooncake_master import MasterFaults, MasterOptions, MooncakeMaster
 from router.tasks import Tasks
-from tests.router.backends.mooncake.scene import BLOCK, prompt, scene, until
+from tests.router.features.pool.scene import BLOCK, prompt, scene, until
 
 LEADS = b'{"status":"ok","role":"leader","ha_state":"serving","service_ready":true,"leader_address":null}'
 STANDS_BY = b'{"status":"ok","role":"standby","ha_state":"standby","service_ready":false}'

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from router.backends.mooncake.answer_cache import BlockPresence
-from router.backends.mooncake.keys import KeyForm, PoolKey, parse_key
-from router.backends.mooncake.query import StoreClient
 from router.clock import Clock
 from router.config.sections.kv_store import PoolModelConfig
+from router.features.pool.answer_cache import BlockPresence
+from router.features.pool.keys import KeyForm, PoolKey, parse_key
+from router.features.pool.query import StoreClient
 from router.kvcache.engine_hashes import Digest
 from router.tasks import Tasks
 

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from router.backends.mooncake.client import MooncakeStore
-from router.backends.mooncake.keys import KeyForm
 from router.clock import SystemClock
 from router.config.sections import kv_store
+from router.features.pool.client import MooncakeStore
+from router.features.pool.keys import KeyForm
 from router.kvcache.block_keys import Keyring
 from router.kvcache.engine_hashes import Digest, EngineChain
 from router.kvcache.events import BlocksPooled, BlocksStored, Tier

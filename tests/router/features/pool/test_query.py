@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from router.backends.fetch import HttpAnswer
-from router.backends.mooncake.answer_cache import BlockPresence
-from router.backends.mooncake.keys import KeyForm
-from router.backends.mooncake.leader import MasterLeader
-from router.backends.mooncake.query import StoreClient
 from router.clock import ManualClock
 from router.config.sections.kv_store import PoolModelConfig
+from router.features.pool.answer_cache import BlockPresence
+from router.features.pool.keys import KeyForm
+from router.features.pool.leader import MasterLeader
+from router.features.pool.query import StoreClient
 from router.tasks import Tasks
 
 FORM = KeyForm(PoolModelConfig(), "m")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence, event_hashes
 from router.config.sections.kv_store import HashAlgo
+from router.features.pool.answer_cache import AnswerCache, BlockPresence, event_hashes
 from router.kvcache.engine_hashes import EngineChain
 
 

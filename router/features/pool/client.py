@@ -16,26 +16,30 @@ import logging
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, final
 
 from router.backends.fetch import Fetch
-from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence
-from router.backends.mooncake.hash_detection import HashDetection
-from router.backends.mooncake.key_check import KeyCheck
-from router.backends.mooncake.keys import KeyForm
-from router.backends.mooncake.leader import MasterLeader
-from router.backends.mooncake.prefix_lookup import PoolPrefix, PrefixLookup
-from router.backends.mooncake.query import StoreClient, can_query
-from router.backends.mooncake.report import ModelReport, PoolReport, Unknown
 from router.clock import Clock
 from router.config.sections import kv_store
+from router.features.pool.answer_cache import AnswerCache, BlockPresence
+from router.features.pool.hash_detection import HashDetection
+from router.features.pool.key_check import KeyCheck
+from router.features.pool.keys import KeyForm
+from router.features.pool.leader import MasterLeader
+from router.features.pool.prefix_lookup import PoolPrefix, PrefixLookup
+from router.features.pool.query import StoreClient, can_query
+from router.features.pool.report import ModelReport, PoolReport, Unknown
+from router.features.pool.status import describe_pool, snapshot_pool
 from router.kvcache.digest_cache import DigestCache, budget_for
 from router.kvcache.engine_hashes import Digest, EngineChain
 from router.kvcache.events import BlocksPooled, BlocksStored, EngineHash, Key
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
+from router.request.request import Request
+from router.request.services import Services
 from router.tasks import Tasks
-from scorers.contract import PoolHit
+from router.telemetry.metrics.snapshot import PoolState
+from scorers.contract import Needs, PoolHit
 
 log = logging.getLogger("warmroute.pool")
 
@@ -75,6 +79,7 @@ class _KeyAccess(NamedTuple):
     check: KeyCheck
 
 
+@final
 class MooncakeStore:
     """The pool's client. `masters`: the names by which `fetch` knows `settings.masters`, in the same order."""
 
@@ -107,7 +112,26 @@ class MooncakeStore:
         """Stop all tasks."""
         await self._tasks.close()
 
+    def describe(self) -> dict[str, Any]:
+        """Return its masters, query outcomes and block names of each model, as plain JSON types."""
+        return describe_pool(self.report())
+
+    def snapshot(self) -> PoolState:
+        """Return the values of its metrics as of now."""
+        return snapshot_pool(self.report())
+
     # requests
+
+    async def enter(self, request: Request, services: Services) -> None:
+        """Find the prompt's prefix in the pool, if a policy in use needs it: the stage of a request."""
+        served, tokens, override, scheduler = request.served, request.tokens, request.override, services.scheduler
+        request.pool_hit = None
+        needs = scheduler.selector.needs if override is None else scheduler.selector.needs | override.policy.needs
+        if served is None or not isinstance(tokens, TokenizedPrompt) or Needs.POOL not in needs:
+            return
+        started_s = self._clock.now()
+        request.pool_hit = await self.lookup(tokens, scheduler.hash_inputs(request.prompt.salt, served))
+        request.durations.pool_ms = (self._clock.now() - started_s) * 1e3
 
     async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
         """Return the leading tokens of the prompt that the pool holds; `None`: unknown.

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from router.backends.mooncake.key_check import diagnose
-from router.backends.mooncake.keys import KeyForm
 from router.config.sections.kv_store import PoolModelConfig
-from tests.router.backends.mooncake.scene import MODEL, pooled, prompt, scene, until
+from router.features.pool.key_check import diagnose
+from router.features.pool.keys import KeyForm
+from tests.router.features.pool.scene import MODEL, pooled, prompt, scene, until
 
 
 async def test_a_wrong_prefix_is_found_on_the_first_saved_block(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from router.backends.mooncake import hash_detection as calibration
-from router.backends.mooncake import key_check
-from router.backends.mooncake.leader import MasterState
-from router.backends.mooncake.query import StoreQuery
+from router.features.pool import hash_detection as calibration
+from router.features.pool import key_check
+from router.features.pool.leader import MasterState
+from router.features.pool.query import StoreQuery
 from router.kvcache.engine_hashes import EngineChain
 
 Unknown = Literal[

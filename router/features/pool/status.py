@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.backends.mooncake.report import PoolReport
+from router.features.pool.report import PoolReport
 from router.scheduling.policy.record_view import to_plain
 from router.telemetry.metrics.snapshot import PoolState
 
@@ -23,9 +23,8 @@ def describe_pool(report: PoolReport) -> dict[str, Any]:
     }
 
 
-def snapshot_pool(report: PoolReport | None) -> PoolState | None:
-    if report is None:
-        return None
+def snapshot_pool(report: PoolReport) -> PoolState:
+    """Return the values of the pool's metrics."""
     return PoolState(
         masters={master.instance: master.instance == report.leader for master in report.masters},
         answers=count_answers(report),

@@ -17,10 +17,10 @@ from urllib.parse import quote
 import msgspec
 
 from router.backends.fetch import ANSWER_BYTES, Fetch, HttpAnswer
-from router.backends.mooncake.answer_cache import BlockPresence
-from router.backends.mooncake.keys import KeyForm
-from router.backends.mooncake.leader import MasterLeader
 from router.clock import Clock
+from router.features.pool.answer_cache import BlockPresence
+from router.features.pool.keys import KeyForm
+from router.features.pool.leader import MasterLeader
 from router.kvcache.engine_hashes import Digest
 
 MAX_KEYS = 16_000  # in one query, at most

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from router.kvcache.engine_hashes import EngineChain
-from tests.router.backends.mooncake.scene import BLOCK, CHAIN, MODEL, ORIGIN, pooled, prompt, scene, stored, until
+from tests.router.features.pool.scene import BLOCK, CHAIN, MODEL, ORIGIN, pooled, prompt, scene, stored, until
 
 
 async def test_leading_blocks_that_are_there_count_up_to_the_first_hole() -> None:

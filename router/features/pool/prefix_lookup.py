@@ -28,10 +28,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from router.backends.mooncake.answer_cache import AnswerCache, BlockPresence, event_hashes
-from router.backends.mooncake.keys import KeyForm
-from router.backends.mooncake.query import MAX_KEYS, StoreClient, Trouble
 from router.clock import Clock
+from router.features.pool.answer_cache import AnswerCache, BlockPresence, event_hashes
+from router.features.pool.keys import KeyForm
+from router.features.pool.query import MAX_KEYS, StoreClient, Trouble
 from router.kvcache.engine_hashes import Digest
 from router.tasks import Tasks
 
