@@ -336,7 +336,7 @@ async def test_without_an_answer_a_replay_times_out(engine: Engine, without: boo
     engine.answers = False
     engine.make(3)
     listener = Listener()
-    async with feed(listener, replay_timeout_s=0.05) as events:
+    async with feed(listener, replay_timeout_s=1.0) as events:
         events.subscribe(T, engine.source._replace(replay_endpoint=None) if without else engine.source)
         await engine.subscribed()
         await until(lambda: T in listener.books and listener.books[T].state == "lost")

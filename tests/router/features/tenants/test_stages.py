@@ -11,13 +11,13 @@ from router.config.sections.clients import ServiceClassConfig
 from router.errors import Forbidden
 from router.features.tenants.stages import TenantStages, cap_priority
 from router.fleet.engine_facts import ModelCard
-from router.request.metering import Meter
 from router.tenants.tenant import ServiceClass, Tenant
 from tests.router.request.admission.test_claim import a_prompt, a_tenant
 from tests.router.request.requests import a_request
 from tests.router.request.some_services import some_services
+from tests.router.request.test_metering import Scene
 
-STAGES = TenantStages(Meter.__new__(Meter))  # which is not asked
+STAGES = TenantStages(Scene().meter)
 
 
 def test_a_model_is_allowed_by_the_name_that_the_client_gives_it() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from router.request.admission.lease import AdmissionLease
 from router.scheduling.policy.record import Record
+from tests.router.request.requests import a_request
 
 
 class Leased:
@@ -26,5 +26,6 @@ class Leased:
 
     def __exit__(self, *raised: object) -> None:
         if self._lease is not None:
-            request: Any = SimpleNamespace(record=self.record)
+            request = a_request()
+            request.record = self.record
             self._lease.release(request)
