@@ -388,6 +388,7 @@ class App:
                 await self.join_replicas()
         if self._duty.held:
             await self._take_duties()
+            self._control.log_start()
             if self._peers is not None:
                 await self._peers.listen()  # the duties may have come while this host was joined
         else:

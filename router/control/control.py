@@ -97,6 +97,10 @@ class Control:
             proposals.extract_settings(self.policy_set) if self._first_read is None else self._first_read.settings
         )
 
+    def log_start(self) -> None:
+        """Log the policies that this router starts with: the process on duty, when no other one of its host runs."""
+        self._switch.log_start()
+
     def wait_for_workers_with(self, wait_until_applied: Callable[[], Awaitable[None]]) -> None:
         """Let every switch wait until other workers have applied it too."""
         self._switch.wait_until_applied = wait_until_applied

@@ -123,14 +123,17 @@ class PolicySwitch:
         self._clock = clock
         self._duty = duty
         self._lock = asyncio.Lock()
+        self._start_why: str | None = None
         after = self.rollbacks.apply(self.policy_set)
-        why = None
         if after is not self.policy_set:
-            why = STAYS_OUT
-            log.warning("experiment: %s: %s", ", ".join(sorted(after.rolled_back)) or "it is over", why)
+            self._start_why = STAYS_OUT
+            log.warning("experiment: %s: %s", ", ".join(sorted(after.rolled_back)) or "it is over", STAYS_OUT)
             scheduler.swap(after)
-        if self._is_on_duty():
-            self._log_entry(FILES, "start", None, after, why=why)
+
+    def log_start(self) -> None:
+        """Log the policies that this router starts with, which is no news to others."""
+        after = summarize_policies(self.policy_set)
+        self.audit.add(AuditEntry(self._clock.wall(), FILES, "start", None, after, why=self._start_why))
 
     @property
     def policy_set(self) -> PolicySet:
@@ -246,16 +249,16 @@ class PolicySwitch:
         self,
         who: str,
         what: str,
-        before: PolicySet | None,
+        before: PolicySet,
         after: PolicySet,
         *,
         plan: DryRunReport | None = None,
         why: str | None = None,
         arm: str | None = None,
     ) -> None:
-        was = None if before is None else summarize_policies(before)
+        was, now = summarize_policies(before), summarize_policies(after)
         sentences = None if plan is None else plan.lines()
-        entry = AuditEntry(self._clock.wall(), who, what, was, summarize_policies(after), sentences, why, arm)
+        entry = AuditEntry(self._clock.wall(), who, what, was, now, sentences, why, arm)
         self.audit.add(entry)
         if self.listener is not None:
             self.listener.on_entry(entry)

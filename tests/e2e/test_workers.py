@@ -24,6 +24,7 @@ from tests.e2e.workers import (
     nothing_under_way,
     run_of,
     say,
+    until,
     workers,
 )
 from tests.fakes.engines import FakeEngine, engine, eventually
@@ -34,13 +35,6 @@ SESSIONS = {"warm": {"scorers": [{"name": "session_affinity"}]}}
 LEAST = {"warm": {"scorers": [{"name": "least_requests"}]}}
 OTHER = {"scorers": [{"name": "random"}]}
 HIT_SHARE = 0.885  # of the chats below, from their second turn on, with one worker
-
-
-async def until(condition, within_s: float = PATIENCE_S) -> None:
-    """`condition` is asked over HTTP: not more often than it costs."""
-    async with asyncio.timeout(within_s):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 # one router
@@ -243,6 +237,26 @@ async def test_a_follower_that_is_killed_takes_only_its_own_streams_along(router
         await eventually(lambda: a.gauges().running + b.gauges().running == 0)
 
 
+async def is_on_duty(router: RouterProcess, pid: int) -> bool:
+    return any(one["on_duty"] and one["pid"] == pid for one in await workers(router))
+
+
+async def test_a_start_is_in_the_audit_log_once_whoever_has_the_duties(router_process, fleet_config, tmp_path) -> None:
+    file = tmp_path / "audit.jsonl"
+    async with (
+        engine() as a,
+        router_process(fleet_config([a], workers=2, admin={"audit_file": str(file)})) as r,
+    ):
+        first, other = await all_up(r)
+        assert first["on_duty"]
+        assert [entry["what"] for entry in (await r.admin.get("/admin/audit")).json()["entries"]] == ["start"]
+        await eventually(lambda: file.read_text().count('"start"') == 1)
+        os.kill(first["pid"], signal.SIGKILL)
+        await until(lambda: is_on_duty(r, other["pid"]))
+        await all_up(r, but=[first["pid"]])
+        assert file.read_text().count('"start"') == 1
+
+
 async def test_sigterm_lets_the_streams_of_every_worker_finish(router_process, fleet_config) -> None:
     async with engine(**SLOW) as a, router_process(fleet_config([a], workers=2)) as r:
         found = await all_up(r)
@@ -275,16 +289,19 @@ async def test_workers_end_with_their_supervisor_and_finish_what_they_have(route
                 await until(lambda: booked(r, 1))
                 r.process.kill()
                 await eventually(lambda: b"the channel to the supervisor closed" in r.log)
-                with pytest.raises(httpx.ConnectError):  # the port is free for who comes next
-                    await until(lambda: refused(r))
+                await until(lambda: refused(r))  # the port is free for who comes next
                 slow_down(1, a)
                 assert (await talk).ok
         await eventually(lambda: not any(alive(one["pid"]) for one in found))
 
 
 async def refused(router: RouterProcess) -> bool:
+    """Return whether nobody accepts connections."""
     async with router.client() as client:
-        await client.get("/health")
+        try:
+            await client.get("/health")
+        except httpx.ConnectError:
+            return True
     return False
 
 

@@ -98,6 +98,8 @@ class ControlPlane:
         desk = Selector(PolicySet(policies, active, running), seed=1)
         self.core = Scheduler(Fleet(schema.FleetConfig()), knowledge, desk, self.clock, 10)
         self.control = Control(self.core, self.ring, self.audit, self.clock, file, duty)
+        if duty is None or duty.held:
+            self.control.log_start()
 
     @property
     def active(self) -> str:
