@@ -47,14 +47,10 @@ from router.control.status import Status
 from router.control.workers.host_workers import describe_members
 from router.control.workers.messages import Members, Query
 from router.control.workers.metrics_merge import encode_families
-from router.features.adapters.loading import build_adapter_loader
-from router.features.adapters.peers import SharedAdapters
 from router.features.admission.stage import AdmissionStage
-from router.features.aliases.stage import build_model_names
 from router.features.autoscaling.peers import SharedWaits
 from router.features.autoscaling.scaling import Scaling
 from router.features.continuation.carry_on import continue_stream
-from router.features.tenants.stages import TenantStages
 from router.fleet.instance import InstanceState
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
@@ -165,7 +161,8 @@ class App:
         leads = partial(wiring.loads_ahead, self._duty, self._peers)
         loaded_from = self._keyring, self._kv_store, self._recent_records
         self._preloading = wiring.build_preloading(config, self._scheduler, *loaded_from, fetch, leads, tasks, clock)
-        membership.warmup = None if self._preloading is None else self._preloading.warmup
+        if self._preloading is not None:
+            membership.on_joined.append(self._preloading.on_joined)
         self._bootstrap = BootstrapClient(self._scheduler.peers, fetch, tasks, clock)
 
     def _build_control(self) -> None:
@@ -173,7 +170,7 @@ class App:
         audit = AuditLog(self._config.admin.audit_file, writes=self._duty.held)
         file = self._file if self._duty.held else None
         self._control = Control(self._scheduler, self._recent_records, audit, self._clock, file, self._duty)
-        self._models = build_model_names(self._config, self._scheduler, self._clock, self._run_id)
+        self._models = wiring.build_model_names(self._config, self._scheduler, self._clock, self._run_id)
         self._splits = [] if self._models is None else self._models.aliases.splits
         self._control.guard_splits(self._splits)
         self._decision_log = wiring.build_decision_log(self._config, self._secret, self._run_id, self._clock)
@@ -192,7 +189,7 @@ class App:
         known = self._discoveries.values(), self._recent_records
         self._scaling = Scaling(scheduler.fleet, scheduler.working_sets, *known, wakes, clock)
         self._answers = AnswerLog(clock.now)  # that gateways log
-        self._adapters = build_adapter_loader(config, scheduler.fleet, self._upstreams.fetch, self._tasks, clock)
+        self._adapters = wiring.build_adapters(config, scheduler.fleet, self._upstreams.fetch, self._tasks, clock)
         self._instances: SharedInstances | None = None  # None: this process is the only one
         parts: PeerParts | None = None
         shared_waits: SharedWaits | None = None
@@ -204,6 +201,8 @@ class App:
             if config.picker is not None:
                 more.append(SharedAnswers(self._answers, self._peers))
             if self._adapters is not None:
+                from router.features.adapters.peers import SharedAdapters
+
                 more.append(SharedAdapters(self._adapters, self._peers))
             kept = self._recent_records, self._metering, self._duty, self._secret, more
             local = LocalState(scheduler, self._control, self._splits, queues, *kept)
@@ -287,7 +286,7 @@ class App:
     def _list_stages(self) -> RequestPath:
         """Return the stages of requests, each in its place: those whose feature is configured."""
         names, adapters, pool = self._models, self._adapters, self._pool
-        tenants = TenantStages(self._metering.meter) if self._metering.active else None
+        tenants = wiring.build_tenant_stages(self._metering)
         waits = None if self._wake is None else self._wake.waits
         if waits is not None and adapters is not None:
             waits.find_base = adapters.find_base
@@ -419,8 +418,8 @@ class App:
             self._tasks.supervise("files", partial(background.follow_files, self._control))
         if self._snapshots is not None:
             self._snapshots.start()
-        if self._preloading is not None and self._preloading.copies is not None:
-            self._preloading.copies.start()
+        if self._preloading is not None:
+            self._preloading.start()
 
     async def _take_over_duties(self) -> None:
         """Take the duties of a worker that has ended, or stops."""

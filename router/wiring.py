@@ -32,14 +32,9 @@ from router.config.reader import load_policies
 from router.config.sections.base import split_base_url
 from router.config.sections.listeners import ListenConfig
 from router.control.duty import Duty
+from router.control.metering import Metering
 from router.control.peers.exchange import HostNetwork, PeerExchange
 from router.control.peers.scheduler import PeerScheduler
-from router.control.preload.budget import PreloadBudget
-from router.control.preload.copies import HotCopies
-from router.control.preload.handoff import HandOff
-from router.control.preload.preloader import Preloader
-from router.control.preload.preloading import Preloading
-from router.control.preload.warmup import WarmUp
 from router.control.workers.messages import StartWorker
 from router.control.workers.supervisor_link import SupervisorLink
 from router.errors import needs_extra
@@ -81,9 +76,13 @@ from router.tenants.isolation import derive_salt_key
 
 if TYPE_CHECKING:
     from router.backends.client_keys import ClientKeys
+    from router.features.adapters.loading import AdapterLoader
+    from router.features.aliases.stage import ModelNames
     from router.features.autoscaling.scaling import Scaling
     from router.features.decision_log.writer import DecisionLogWriter
     from router.features.pool.client import MooncakeStore
+    from router.features.preload.preloading import Preloading
+    from router.features.tenants.stages import TenantStages
     from router.features.tracing.spans import Address
     from router.features.tracing.tracing import Tracing
 
@@ -192,6 +191,37 @@ def build_metrics_listener(
         return None
     address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
     return HttpListener(configure_server(AsgiHandler(metrics_app(metrics)), address), sockets=sockets)
+
+
+def build_adapters(
+    config: schema.Config, fleet: Fleet, fetch: Fetch, tasks: Tasks, clock: Clock
+) -> AdapterLoader | None:
+    """Build what loads adapters; None where none are configured."""
+    if not config.adapters:
+        return None
+    from router.features.adapters.loading import AdapterLoader
+
+    return AdapterLoader(config, fleet, fetch, tasks, clock)
+
+
+def build_model_names(config: schema.Config, scheduler: Scheduler, clock: Clock, run_id: str) -> ModelNames | None:
+    """Build what resolves aliases; None where there are none."""
+    if not config.models:
+        return None
+    from router.features.aliases.aliases import ModelAliases
+    from router.features.aliases.stage import ModelNames
+
+    bases = {name: adapter.base for name, adapter in config.adapters.items()}
+    return ModelNames(ModelAliases(config.models, scheduler.fleet, bases), scheduler, clock, run_id)
+
+
+def build_tenant_stages(metering: Metering) -> TenantStages | None:
+    """Build the stages of tenants; None where clients need not say who they are."""
+    if not metering.active:
+        return None
+    from router.features.tenants.stages import TenantStages
+
+    return TenantStages(metering.meter)
 
 
 def build_tracing(config: schema.Config, fleet: Fleet, run_id: str, clock: Clock) -> Tracing | None:
@@ -374,6 +404,13 @@ def build_preloading(
     """Build what loads prefixes ahead; None where nothing is. `leads`: no other process does it."""
     if not config.preload.enabled:
         return None
+    from router.features.preload.budget import PreloadBudget
+    from router.features.preload.copies import HotCopies
+    from router.features.preload.handoff import HandOff
+    from router.features.preload.preloader import Preloader
+    from router.features.preload.preloading import Preloading
+    from router.features.preload.warmup import WarmUp
+
     scheduler.view_builder.names_sessions = True  # they are counted by prefix
     budget = PreloadBudget(config.preload.share)
     preloader = Preloader(budget, scheduler, keyring, kv_store, fetch, clock)

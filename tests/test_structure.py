@@ -19,8 +19,10 @@ LOADED_LAZILY = {
     ROOT / "router" / name for name in ("app.py", "wiring.py", "backends/client_keys.py", "tenants/directory.py")
 }
 OPTIONAL = (
-    *("router.cli", "router.lab", "router.operate", "router.picker.server", "router.features.autoscaling.keda"),
-    *("router.backends.discovery.dns", "router.backends.discovery.kubernetes", "router.features.autoscaling.wake"),
+    *("router.cli", "router.lab", "router.operate", "router.picker.server"),
+    *(f"router.features.{name}" for name in ("adapters", "aliases", "pool", "preload", "tenants", "tracing")),
+    *("router.features.autoscaling.keda", "router.features.autoscaling.wake", "router.features.decision_log"),
+    *("router.backends.discovery.dns", "router.backends.discovery.kubernetes"),
     *("cryptography", "dns", "google.protobuf", "grpc", "hpack", "httpx", "jwt", "matplotlib", "opentelemetry.sdk"),
 )
 NOT_RAISED_TO_CALLERS = {"AssertionError", "NotImplementedError", "StopIteration", "SystemExit"}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from router.backends.discovery.discovery import DiscoveredInstance
@@ -27,7 +27,6 @@ from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.token_ids.proofs import TokenizerProofs
-from router.control.preload.warmup import WarmUp
 from router.errors import ConfigError
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.engine_limits import DISTRUSTING, OverLimit
@@ -68,7 +67,7 @@ class Membership:
         self.health: HealthProbe
         self.polls: MetricsPoller
         self.events: KvEventSubscriber
-        self.warmup: WarmUp | None = None
+        self.on_joined: list[Callable[[str], None]] = []  # called with each instance that has become ready
 
     async def update_source(self, source: str, instances: Sequence[DiscoveredInstance]) -> None:
         """Apply one discovery source's whole list: missing instances leave, new ones join, changed ones do both, and so
@@ -164,8 +163,8 @@ class Membership:
         if member is not None and member.base is not None:
             self._proofs.on_joined(instance, member.base)
             self._passthrough.on_joined(instance, member.base)
-        if self.warmup is not None:
-            self.warmup.begin(instance)
+        for follow in self.on_joined:
+            follow(instance)
         self.polls.watch(instance)  # perhaps a new process: ask for block size and capacity again
         log.info("instance %s is ready: %s", instance, ", ".join(card.id for card in cards))
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Protocol
 
 import msgspec
 
@@ -23,9 +24,6 @@ from router.control.control import Control
 from router.control.metering import Metering
 from router.control.peers.exchange import PeerExchange
 from router.control.peers.host_records import HostRecords
-from router.control.preload.handoff import HandOff
-from router.control.preload.preloading import Preloading, describe_preloads
-from router.control.preload.warmup import WarmUp
 from router.control.record_detail import Others, describe_in_full
 from router.fleet.engine_facts import EventEndpoint
 from router.fleet.instance import Instance, Target
@@ -56,6 +54,21 @@ from router.telemetry.shared_prefixes import count_prefixes
 from router.tenants.isolation import read_joined
 
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
+NOT_LOADING = {"warming": False, "handing_off": False}
+PREFIXES_LISTED = 100
+
+
+class LoadsAhead(Protocol):
+    """Loads prefixes into engines ahead of the requests for them: `router/features/preload`."""
+
+    def on_drain(self, instance: str, on: bool) -> bool:
+        """An instance is to be drained, or no longer. Return whether the drain waits."""
+
+    def describe_instance(self, instance: str) -> dict[str, bool]:
+        """Return `warming` and `handing_off`."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return `saved_ms`, `warmups` and `handoffs`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class Status:
     peers: PeerExchange | None = None  # None: this process is the only one
     host_records: HostRecords | None = None  # of other workers
     host_workers: Callable[[], list[dict[str, Any]]] | None = None  # describes all; None: this is the only one
-    preloading: Preloading | None = None  # None: nothing is loaded ahead
+    preloading: LoadsAhead | None = None  # None: nothing is loaded ahead
     metering: Metering | None = None  # None: tenants are not counted
 
     # for the admin API, as plain JSON types
@@ -103,8 +116,7 @@ class Status:
             "state": instance.state.value,
             "accepting": instance.accepting,
             "joins": instance.joins,
-            "warming": self._warmup is not None and self._warmup.is_warming(instance.id),
-            "handing_off": self._handoff is not None and self._handoff.is_running(instance.id),
+            **(NOT_LOADING if self.preloading is None else self.preloading.describe_instance(instance.id)),
             "sources": self.describe_sources(instance.id),
             "revision": instance.config.revision,
             "panic": self.scheduler.fleet.in_panic(instance),
@@ -140,19 +152,9 @@ class Status:
         """Start or stop draining an instance; with `preload.drain` it is handed off first. Return False when there is
         no such instance.
         """
-        if self._handoff is not None:
-            if on and self._handoff.begin(instance):
-                return True
-            self._handoff.stop(instance)
+        if self.preloading is not None and self.preloading.on_drain(instance, on):
+            return True
         return self.scheduler.drain(instance, on)
-
-    @property
-    def _warmup(self) -> WarmUp | None:
-        return None if self.preloading is None else self.preloading.warmup
-
-    @property
-    def _handoff(self) -> HandOff | None:
-        return None if self.preloading is None else self.preloading.handoff
 
     def forget_cache(self, instance: str) -> bool:
         """Forget what an instance's caches hold. Return False when there is no such instance."""
@@ -195,8 +197,18 @@ class Status:
         return await describe_cache(self.scheduler, parts, block_tokens, limit)
 
     def describe_preloads(self) -> dict[str, Any]:
-        """Return what was loaded into engines ahead of the requests for it, and what was hit of it."""
-        return describe_preloads(self.preloading, self.scheduler.preloads)
+        """Return the newest prefixes that were loaded into engines ahead of the requests for them, by this router or
+        another one, and what was hit of them.
+        """
+        book = self.scheduler.preloads
+        own = (
+            {"saved_ms": None, "warmups": [], "handoffs": []} if self.preloading is None else self.preloading.describe()
+        )
+        return own | {
+            "loaded_tokens": nest_counts(book.loaded_tokens),
+            "settled_tokens": nest_counts(book.settled_tokens),
+            "prefixes": [asdict(prefix) for prefix in islice(reversed(book.prefixes), PREFIXES_LISTED)],
+        }
 
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, and the policies in force in each."""
@@ -316,6 +328,14 @@ def list_policies_in_force(policy_set: PolicySet) -> list[PolicyInForce]:
     arms = [PolicyInForce("arm", arm, policies[experiment.policies[arm]].digest) for arm in policy_set.live_arms]
     shadows = [PolicyInForce("shadow", name, policies[name].digest) for name in experiment.shadows]
     return [active, *arms, *shadows]
+
+
+def nest_counts(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Return counts by two labels as a dict of dicts."""
+    found: dict[str, dict[str, int]] = {}
+    for (reason, label), count in counts.items():
+        found.setdefault(reason, {})[label] = count
+    return found
 
 
 class RecordTime(msgspec.Struct):

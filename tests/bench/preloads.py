@@ -3,7 +3,7 @@
     python -m tests.bench.preloads copies [--instances 8,32] [--policies warm,llmd_affinity_gate] [--seeds 3]
     python -m tests.bench.preloads handoff [--seeds 4]
 
-The router's own parts plan, place, book, price and count what is loaded (`control/preload`, `scheduling/preload.py`),
+The router's own parts plan, place, book, price and count what is loaded (`features/preload`, `scheduling/preload.py`),
 within 2 % of the fleet's prefill time; engines and clients are the simulator's. Profile `qwen3-32b-2xh100`.
 
 copies: every two minutes another document of 20,000 tokens is asked about for one minute, by half of all requests.
@@ -22,11 +22,11 @@ from statistics import mean
 from typing import Any, Literal, NamedTuple, cast
 
 from router.config.schema import PolicyConfig
-from router.control.preload.budget import PreloadBudget
-from router.control.preload.copies import WINDOW_S, find_missing_copy
-from router.control.preload.handoff import plan_handoff
-from router.control.preload.placement import find_place
-from router.control.preload.plan import MIN_SESSIONS, HotPrefix
+from router.features.preload.budget import PreloadBudget
+from router.features.preload.copies import WINDOW_S, find_missing_copy
+from router.features.preload.handoff import plan_handoff
+from router.features.preload.placement import find_place
+from router.features.preload.plan import MIN_SESSIONS, HotPrefix
 from router.fleet.instance import Target
 from router.fleet.preload_book import Reason
 from router.kvcache.events import Key, TargetId

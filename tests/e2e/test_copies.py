@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.control.preload import copies
+from router.features.preload import copies
 from router.kvcache.events import Key
 from tests.e2e.chats import ask
 from tests.e2e.conftest import Router

@@ -242,10 +242,3 @@ class AdapterLoader:
         self.set_loaded(instance, adapter, True)
         if self.peers is not None:
             self.peers.on_loaded(instance, adapter)
-
-
-def build_adapter_loader(
-    config: Config, fleet: Fleet, fetch: Fetch, tasks: Tasks, clock: Clock
-) -> AdapterLoader | None:
-    """Return what loads adapters; None where none are configured."""
-    return AdapterLoader(config, fleet, fetch, tasks, clock) if config.adapters else None

@@ -16,7 +16,6 @@ import msgspec
 from msgspec import Raw
 
 from router.clock import Clock
-from router.config.schema import Config
 from router.features.aliases.aliases import Alias, ModelAliases, ModelChoice
 from router.fleet.engine_facts import ModelCard
 from router.fleet.instance import Instance
@@ -189,14 +188,6 @@ def _find_reason(end: RelayEnd | None) -> Unavailability | None:
     if isinstance(end, RelayNotStarted) and end.reason in ("busy", "connect"):
         return "busy" if end.reason == "busy" else "unreachable"
     return None
-
-
-def build_model_names(config: Config, scheduler: Scheduler, clock: Clock, run_id: str) -> ModelNames | None:
-    """Return what resolves aliases; None where there are none."""
-    if not config.models:
-        return None
-    bases = {name: adapter.base for name, adapter in config.adapters.items()}
-    return ModelNames(ModelAliases(config.models, scheduler.fleet, bases), scheduler, clock, run_id)
 
 
 def apply_alias(prompt: Prompt, body: bytes, alias: Alias, model: str) -> bytes | None:

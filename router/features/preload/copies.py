@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from router.clock import Clock
-from router.control.preload.placement import find_place
-from router.control.preload.plan import HotPrefix, count_sessions
-from router.control.preload.preloader import Preloader
+from router.features.preload.placement import find_place
+from router.features.preload.plan import HotPrefix, count_sessions
+from router.features.preload.preloader import Preloader
 from router.fleet.instance import InstanceState, Target
 from router.kvcache.events import Key, TargetId
 from router.kvcache.recent_prompts import RecentPrompt

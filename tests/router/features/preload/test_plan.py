@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.control.preload.plan import HotPrefix, PlannedPrefix, plan_join
+from router.features.preload.plan import HotPrefix, PlannedPrefix, plan_join
 from router.kvcache.events import Key, TargetId
 from router.kvcache.recent_prompts import RecentPrompts
 from router.kvcache.tokenized_prompt import TokenizedPrompt

@@ -18,8 +18,8 @@ from typing import Literal
 
 from router.clock import Clock
 from router.config.sections.preload import PreloadConfig
-from router.control.preload.plan import HotPrefix, PlannedPrefix, count_sessions, plan_join
-from router.control.preload.preloader import Preloader
+from router.features.preload.plan import HotPrefix, PlannedPrefix, count_sessions, plan_join
+from router.features.preload.preloader import Preloader
 from router.fleet.instance import Instance, Target
 from router.kvcache.events import Key, TargetId
 from router.scheduling.scheduler import Scheduler

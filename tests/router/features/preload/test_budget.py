@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.control.preload.budget import PreloadBudget
+from router.features.preload.budget import PreloadBudget
 
 
 def test_a_share_of_the_time_of_all_engines_is_saved_for_a_minute() -> None:

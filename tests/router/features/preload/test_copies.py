@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.control.preload.copies import MIN_REQUESTS, find_missing_copy
-from router.control.preload.plan import HotPrefix
+from router.features.preload.copies import MIN_REQUESTS, find_missing_copy
+from router.features.preload.plan import HotPrefix
 from router.kvcache.events import Key, TargetId
 from router.kvcache.recent_prompts import RecentPrompts
 from tests.fakes.caches import prompt_of

@@ -14,9 +14,9 @@ from router.backends.fetch import HttpAnswer
 from router.backends.kv_store import NoKvStore
 from router.clock import ManualClock
 from router.config import schema
-from router.control.preload import preloader
-from router.control.preload.budget import PreloadBudget
-from router.control.preload.preloader import PreloadEnd, Preloader
+from router.features.preload import preloader
+from router.features.preload.budget import PreloadBudget
+from router.features.preload.preloader import PreloadEnd, Preloader
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId

@@ -22,7 +22,7 @@ import msgspec
 from router.backends.fetch import Fetch
 from router.backends.kv_store import KvStore
 from router.clock import Clock
-from router.control.preload.budget import PreloadBudget
+from router.features.preload.budget import PreloadBudget
 from router.fleet.instance import InstanceState, ServedModel, Target
 from router.fleet.preload_book import Reason
 from router.kvcache.block_keys import Keyring

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from router.control.preload.handoff import plan_handoff
-from router.control.preload.plan import HotPrefix
+from router.features.preload.handoff import plan_handoff
+from router.features.preload.plan import HotPrefix
 from router.kvcache.events import Key
 from router.kvcache.recent_prompts import RecentPrompts
 from tests.fakes.caches import prompt_of
