@@ -61,7 +61,7 @@ check: $(VENV)/.installed-test  ## run lint, format, types and import rules (und
 # tests/builds holds both builds equal, so the parts that decide and index are what is worth testing in both.
 test-pure: $(VENV)/.installed-test  ## run the core's tests on the source of compiled modules
 	WARMROUTE_PURE=1 $(PYTEST) -m "$(HERE)" \
-	  tests/scorers tests/router/fleet tests/router/kvcache tests/router/prompt tests/router/proxy tests/router/request tests/router/scheduling
+	  tests/scorers tests/router/features tests/router/fleet tests/router/kvcache tests/router/prompt tests/router/proxy tests/router/request tests/router/scheduling
 
 test-stack: $(VENV)/.installed-test  ## run the tests that need real vLLM engines and a real Mooncake Store
 	$(BIN)/python -m router.lab.local_stack.install
