@@ -218,6 +218,8 @@ class App:
 
             asked = self._metrics.on_wake_end, self._scaling.waiting, self._duty, shared_waits
             self._wake = build_wake(config.wake, scheduler.fleet, config.fleet, *asked, self._tasks, clock)
+            if self._adapters is not None:
+                self._wake.waits.find_base = self._adapters.find_base
         describe_pool = (lambda: None) if self._pool is None else self._pool.describe
         of_engines = describe_pool, self._health, self._discoveries, self._membership.describe_sources
         log = self._decision_log
@@ -288,8 +290,6 @@ class App:
         names, adapters, pool = self._models, self._adapters, self._pool
         tenants = wiring.build_tenant_stages(self._metering)
         waits = None if self._wake is None else self._wake.waits
-        if waits is not None and adapters is not None:
-            waits.find_base = adapters.find_base
         tracing, log = self._tracing, self._decision_log
         stages: tuple[Stage | None, ...] = (
             tenants and tenants.count,  # before anything is done for the request

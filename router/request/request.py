@@ -107,6 +107,11 @@ class Request:
         """Return the part of a stage that takes part with this class; None: it does not."""
         return next((part for part in self.held if isinstance(part, kind)), None)
 
+    def on_placed(self, ticket: Ticket) -> None:
+        """Let all parts know that the request is booked."""
+        for part in self.held:
+            part.on_placed(ticket)
+
     def release(self) -> None:
         """Release all parts, the last one first; one that fails does not keep the others from it."""
         if not self.held:

@@ -113,8 +113,7 @@ async def place(request: Request, record: Record, services: Services) -> RelayEn
             continue
         if ticket is None:
             break
-        for part in request.held:
-            part.on_placed(ticket)
+        request.on_placed(ticket)
         last = await attempt(request, ticket, earlier, services)
         if not isinstance(last, RelayNotStarted) or (call.started and earlier.moved_to is None):
             break

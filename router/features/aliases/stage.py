@@ -74,7 +74,7 @@ class ModelNames:
         request.prompt = named.prompt
         if named.choice is not None:
             _name_model(request, named.choice)
-            request.hold(AliasUse(self, named.choice))
+            request.hold(AliasUse(self.aliases, named.choice, self._clock))
 
     async def try_next_model(
         self, request: Request, record: Record, end: RelayEnd | None, services: Services
@@ -110,8 +110,8 @@ class ModelNames:
     async def resolve(
         self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: Read, sender: str | None = None
     ) -> NamedPrompt:
-        """Return the prompt as it goes on; `body` is what it was read from. Raises `BadRequest` for a
-        field that a cap does not understand.
+        """Return the prompt as it goes on; `body` is what it was read from. Raises `BadRequest` for a field that
+        a cap does not understand.
         """
         if (alias := self.aliases.find(prompt.model)) is None:
             return NamedPrompt(prompt, None)
@@ -156,23 +156,24 @@ class ModelNames:
 class AliasUse(Held):
     """The model that answers a request for an alias, as its record and the comparison of the alias's arms have it."""
 
-    def __init__(self, names: ModelNames, choice: ModelChoice) -> None:
+    def __init__(self, aliases: ModelAliases, choice: ModelChoice, clock: Clock) -> None:
         self.choice = choice
         self._first = choice  # of which the outcome is counted
-        self._names = names
+        self._aliases = aliases
+        self._clock = clock
 
     def on_record(self, record: Record) -> None:
         choice = self.choice
         record.alias, record.model_arm = choice.alias, choice.arm
         record.revision, record.fallback = choice.revision, choice.fallback
-        self._names.aliases.begin(choice, record, self._names._clock.now())
+        self._aliases.begin(choice, record, self._clock.now())
 
     def on_first_byte(self, ticket: Ticket) -> None:
-        self._names.aliases.first_byte(self.choice, ticket.record)
+        self._aliases.first_byte(self.choice, ticket.record)
 
     def release(self, request: Request) -> None:
         if request.record is not None:
-            self._names.aliases.end(self._first, request.record)
+            self._aliases.end(self._first, request.record)
 
 
 def _name_model(request: Request, choice: ModelChoice) -> None:

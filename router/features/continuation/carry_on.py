@@ -202,8 +202,7 @@ def _place(request: Request, record: Record, earlier: EarlierAttempts, services:
         record, request.prompt, request.served, known, request.pool_hit, excluding=earlier.failed
     )
     if ticket is not None:
-        for part in request.held:
-            part.on_placed(ticket)
+        request.on_placed(ticket)
     return ticket
 
 

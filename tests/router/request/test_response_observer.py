@@ -12,7 +12,7 @@ from router.clock import ManualClock
 from router.config.schema import FleetConfig, InstanceConfig, PolicyConfig, SpeedPrior, WeightedPluginConfig
 from router.config.sections.models import AliasConfig
 from router.features.aliases.aliases import ModelAliases, ModelChoice
-from router.features.aliases.stage import AliasUse, ModelNames
+from router.features.aliases.stage import AliasUse
 from router.fleet.breaker import CircuitBreaker
 from router.fleet.fleet import Fleet
 from router.fleet.instance import Instance, Target
@@ -177,10 +177,8 @@ def test_experiment_and_split_get_the_first_byte_with_its_time() -> None:
     aliases = ModelAliases({"chat": AliasConfig.model_validate({"split": arms})}, Fleet(FleetConfig()))
     policies, models = NotedWaits(), NotedWaits()
     aliases.splits[0].restart(models)
-    scheduler = SettledPrefills([], "round_robin")
     scene = Scene()
-    names = ModelNames(aliases, scheduler, ManualClock(), "r")
-    scene.request.hold(AliasUse(names, ModelChoice("chat", "m", "m", arm="old", unit=b"unit")))
+    scene.request.hold(AliasUse(aliases, ModelChoice("chat", "m", "m", arm="old", unit=b"unit"), ManualClock()))
     scene.record.arm = "near"
     scene.observer._scheduler.experiment = policies
     scene.observer.on_first_byte(200)

@@ -542,14 +542,14 @@ async def test_a_silent_peer_is_left_and_one_that_answers_is_kept(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zmtp, "HEARTBEAT_S", 0.02)
-    monkeypatch.setattr(zmtp, "SILENT_S", 0.1)
+    monkeypatch.setattr(zmtp, "SILENT_S", 1.0)  # longer than a busy machine keeps an answer from being read
     silent, answering = Listener(), Listener()
     async with raw_peer() as peer, feed(silent) as first, feed(answering) as second:
         second.subscribe(T, engine.source)
         first.subscribe(T, EventEndpoint(0, peer.endpoint, None, ""))
-        await until(lambda: silent.connects >= 12)
-        assert peer.received.count(b"\x04PING") >= 12
-        assert answering.connects <= 4, "a busy machine may answer late, now and then"
+        await until(lambda: silent.connects >= 3)
+        assert peer.received.count(b"\x04PING") >= 3
+        assert answering.connects == 1
 
 
 async def test_a_ping_is_answered_with_what_it_carries() -> None:

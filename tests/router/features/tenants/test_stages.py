@@ -54,5 +54,6 @@ def test_engines_see_no_more_urgent_priority_than_is_allowed(body: dict[str, Any
 
 def test_without_a_cap_the_body_stays() -> None:
     prompt = a_prompt(-7)
-    cap_priority(prompt, a_tenant())
-    assert (prompt.body, prompt.priority) == (b"{}", -7)
+    for tenant in (None, a_tenant()):
+        STAGES.limit(a_request(prompt, tenant=tenant), some_services())
+        assert (prompt.body, prompt.priority) == (b"{}", -7)
