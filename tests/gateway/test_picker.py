@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 
 from router.lab.emulator.options import EngineOptions
 from router.lab.emulator.supervisor import EmbeddedFleet
+from router.lab.local_stack.preflight import free_ports
 from tests.e2e.conftest import LOCAL, MODEL, Router, RouterProcess, _router, _router_process, config_of
 from tests.fakes.engines import INSTANT, FakeEngine, engine, engine_process, eventually
 from tests.gateway.configurations import BUFFERED, CONFORMING, DESTINATION, THIN, configuration
@@ -246,12 +246,6 @@ async def test_a_client_cannot_name_its_destination(fleet: Any, mode: dict[str, 
 # a picker that is away
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @asynccontextmanager
 async def picker_process(engines: Any, port: int, folder: Path) -> AsyncIterator[RouterProcess]:
     section = {"host": "127.0.0.1", "port": port, "health_port": 0, "tls": "off"}
@@ -268,7 +262,7 @@ async def test_failing_open_and_closed(envoy: Any, tmp_path: Path, strip: bool, 
     async with engine() as a, engine() as b:
         engines = [a.address, b.address] if listed else None
         for fail_open in (False, True):
-            given = configuration(free_port(), CONFORMING, engines=engines, fail_open=fail_open, strip=strip)
+            given = configuration(free_ports(1)[0], CONFORMING, engines=engines, fail_open=fail_open, strip=strip)
             async with envoy(given) as gateway, httpx.AsyncClient(base_url=gateway.url("inference")) as http:
                 answer = await http.post(CHAT, json=chat(), headers={DESTINATION: a.address})
                 if not fail_open:
@@ -281,7 +275,7 @@ async def test_failing_open_and_closed(envoy: Any, tmp_path: Path, strip: bool, 
 
 async def test_answers_outlive_the_picker_in_the_thin_profile(envoy: Any, tmp_path: Path) -> None:
     """300 answers that have begun arrive whole while the picker is killed and started again."""
-    port = free_port()
+    port = free_ports(1)[0]
     options = [
         EngineOptions(name=f"e{i}", seed=i, **(INSTANT | {"decode_ms_per_token": 40, "answer_tokens": 100}))
         for i in range(2)
@@ -319,7 +313,7 @@ async def test_answers_outlive_the_picker_in_the_thin_profile(envoy: Any, tmp_pa
 async def test_sigterm_takes_no_more_and_lets_open_answers_end(
     envoy: Any, tmp_path: Path, mode: dict[str, str]
 ) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     async with (
         engine(**SLOW) as a,
         envoy(configuration(port, mode, logs=True)) as gateway,

@@ -11,6 +11,7 @@ from contextlib import closing
 import pytest
 
 from router.errors import ConfigError
+from router.lab.local_stack.preflight import free_ports
 from router.proxy.listening_sockets import ListeningSockets, check_port_free, take_passed_sockets
 
 HERE = "127.0.0.1"
@@ -18,8 +19,8 @@ HERE = "127.0.0.1"
 
 @pytest.fixture
 def held() -> Iterator[list[socket.socket]]:
-    """Sockets that listen on two ports."""
-    sockets = [socket.create_server((HERE, 0)) for _ in range(2)]
+    """Sockets that listen on two ports, which no connection of another test has on another address."""
+    sockets = [socket.create_server((HERE, port)) for port in free_ports(2)]
     yield sockets
     for one in sockets:
         one.close()
@@ -88,7 +89,7 @@ async def test_sockets_of_one_port_are_shared_out(sockets, shared_out) -> None:
 
 async def test_each_process_gets_sockets_of_every_address(monkeypatch) -> None:
     """As for a name of two addresses: whoever binds the sockets and whoever gets them agree on whose each one is."""
-    own, port = HERE, free_port()
+    own, (port,) = HERE, free_ports(1)
 
     async def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port)) for address in (own, "127.0.0.2")]
@@ -100,11 +101,6 @@ async def test_each_process_gets_sockets_of_every_address(monkeypatch) -> None:
     taken = await ListeningSockets([one.dup() for one in bound.all]).open(own, port, copies=3)
     assert [[inode(one) for one in group] for group in taken] == [[inode(one) for one in group] for group in groups]
     close([*groups, *taken])
-
-
-def free_port() -> int:
-    with socket.create_server((HERE, 0)) as one:
-        return port_of(one)
 
 
 def inode(one: socket.socket) -> int:
