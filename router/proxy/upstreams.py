@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Coroutine
+from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from router.errors import ConfigError
 from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Sink
 from router.proxy.headers import NO_HEADERS, ForwardedHeaders, render_head
 
+LOOKS: Final = 10  # at the clock, within a time-out
 CROSSED_WITHIN_S: Final = 0.1  # a close that crossed the request on its way is known within a round trip
 JSON = ForwardedHeaders(b"content-type: application/json\r\n", b"")
 
@@ -151,6 +153,34 @@ class Upstreams:
                     return HttpAnswer(answer.status, b"", oversized=True)
         except TimeoutError:
             return "late" if request.sent else "failed"
+
+
+class OthersTimeout:
+    """`asyncio.timeout` for what another process has to do: it does not count how late this process's event loop was.
+    A router that is short of CPU time would else take its engines for dead.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(seconds)
+        self._look_s = seconds / LOOKS
+        self._look = self._loop.call_later(self._look_s, self._extend)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._look.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def _extend(self) -> None:
+        late_s = self._loop.time() - self._look.when()
+        until_s = self._timeout.when()
+        if until_s is not None and not self._timeout.expired():
+            self._timeout.reschedule(until_s + late_s)
+            self._look = self._loop.call_later(self._look_s, self._extend)
 
 
 class TlsContexts:
@@ -299,7 +329,7 @@ class _Engine:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with OthersTimeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: EngineConnection(loop, self._on_lost), self._host, self._port, ssl=self._tls
                 )

@@ -78,6 +78,28 @@ async def test_a_connection_that_comes_too_late_is_no_late_answer(upstreams, mon
     assert await upstreams.probe("e", "/", timeout_s=0.05) == "failed"
 
 
+async def test_an_engine_is_not_blamed_for_the_time_in_which_the_router_was_busy(house):
+    """Connecting takes several turns of the event loop, each of which takes all the time that an engine has."""
+    loop, busy = asyncio.get_running_loop(), True
+
+    def work() -> None:
+        end_s = loop.time() + 0.2
+        while loop.time() < end_s:
+            pass
+        if busy:
+            loop.call_soon(work)
+
+    upstreams = Upstreams(connect_timeout_s=0.2, keepalive_s=60)
+    upstreams.add("e", url(await house.engine(answer_ok)))
+    loop.call_soon(work)
+    answer = await upstreams.send("e", QUESTION, first_byte_s=60, idle_s=60)
+    busy = False
+    assert not isinstance(answer, UpstreamUnanswered)
+    with answer:
+        assert answer.status == 200
+    upstreams.close()
+
+
 async def test_fetch_is_bounded(house, upstreams):
     async def endless(peer):
         await peer.message()
