@@ -30,7 +30,8 @@ COMPILED = (
     "router/backends/vllm/kv_event.py",
     "router/backends/vllm/kv_events.py",
     "router/features/adapters/book.py",
-    "router/features/admission/*.py",
+    "router/features/admission/lease.py",
+    "router/features/admission/waiting.py",
     "router/features/aliases/*.py",
     "router/features/continuation/*.py",
     "router/features/tenants/*.py",
@@ -41,18 +42,14 @@ COMPILED = (
     "router/prompt/tokenization/*.py",
     "router/proxy/*.py",
     "router/request/*.py",
-    "router/request/admission/lease.py",
-    "router/request/admission/waiting.py",
     "router/scheduling/*.py",
     "router/scheduling/experiments/regret.py",
     "router/scheduling/experiments/shadow.py",
     "router/scheduling/policy/*.py",
     "router/tenants/*.py",
     "router/telemetry/failure.py",
-    "router/telemetry/gpu_time.py",
     "router/telemetry/metrics/buckets.py",
     "router/telemetry/metrics/prometheus.py",
-    "router/telemetry/metrics/tenant_tables.py",
     "router/telemetry/recent_records.py",
     "router/lab/simulator/block_cache.py",
     "router/lab/simulator/cluster.py",
@@ -83,9 +80,15 @@ INTERPRETED = {
         "router/prompt/prompt.py",
         "router/scheduling/policy/record.py",
         "router/scheduling/ticket.py",
-        "router/tenants/tenant_totals.py",
-        "router/tenants/token_counts.py",
-        "router/tenants/usage.py",
+        "router/features/tenants/tenant_totals.py",
+        "router/features/tenants/token_counts.py",
+        "router/features/tenants/usage.py",
+    ),
+    "No request passes them": (
+        "router/features/tenants/api.py",
+        "router/features/tenants/metering.py",
+        "router/features/tenants/peers.py",
+        "router/features/tenants/usage_store.py",
     ),
     "Awaits in `finally`: the exception would be seen by whatever runs meanwhile": (
         "router/proxy/disaggregated.py",
@@ -111,6 +114,7 @@ INTERPRETED = {
         "router/tenants/tokens.py",
     ),
 }
+BUILT_ONCE = ("__init__.py", "feature.py")
 COMPILES = os.environ.get("WARMROUTE_COMPILE") == "1"
 # mypy has mypyc; the others have types that compiled modules use
 REQUIRES = [
@@ -127,7 +131,7 @@ LIBRARY = "scorers.compiled"  # all modules in one, so that they call each other
 def modules_to_compile() -> list[str]:
     """Return the files of the modules, sorted."""
     interpreted = {file for files in INTERPRETED.values() for file in files}
-    found = {str(file) for pattern in COMPILED for file in Path().glob(pattern) if file.name != "__init__.py"}
+    found = {str(file) for pattern in COMPILED for file in Path().glob(pattern) if file.name not in BUILT_ONCE}
     return sorted(found - interpreted)
 
 

@@ -15,7 +15,6 @@ import secrets
 from collections.abc import Set
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 from router import wiring
 from router.backends.discovery.discovery import Discovery
@@ -23,7 +22,6 @@ from router.backends.feeds.bootstrap import BootstrapClient
 from router.backends.feeds.health import HealthProbe
 from router.backends.feeds.kv_events import KvEventSubscriber
 from router.backends.feeds.metrics import MetricsPoller
-from router.backends.kv_store import KvStore, NoKvStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import Clock, SystemClock
 from router.config import schema
@@ -33,24 +31,19 @@ from router.control.api.admin import admin_app
 from router.control.control import Control
 from router.control.duty import Duty
 from router.control.explain import Explain
+from router.control.feature import Core
 from router.control.key_secret import load_snapshot, resolve_key_secret
 from router.control.live.feed import LiveFeed
 from router.control.membership import Membership
-from router.control.metering import Metering
 from router.control.peers.answers import SharedAnswers
 from router.control.peers.connect import LocalState, PeerParts, build_exchange, connect_peers
 from router.control.peers.frames import Sender
 from router.control.peers.instances import SharedInstances
-from router.control.peers.parts import SharedPart
 from router.control.peers.scheduler import PeerScheduler
 from router.control.status import Status
 from router.control.workers.host_workers import describe_members
 from router.control.workers.messages import Members, Query
 from router.control.workers.metrics_merge import encode_families
-from router.features.admission.stage import AdmissionStage
-from router.features.autoscaling.peers import SharedWaits
-from router.features.autoscaling.scaling import Scaling
-from router.features.continuation.carry_on import continue_stream
 from router.fleet.instance import InstanceState
 from router.kvcache.block_keys import Keyring
 from router.kvcache.memory_budget import MemoryBudget
@@ -61,28 +54,22 @@ from router.proxy.listener import HttpListener, configure_server, connection_cap
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams
 from router.request.admin_tokens import AdminTokens
-from router.request.admission.waiting import AdmissionControl, AdmissionQueues
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.ops_api import ops_app
 from router.request.public_api import PublicApi, RequestApi
-from router.request.reading import end_reading, find_response, read_request, resolve_model, tokenize
 from router.request.retry_budget import RetryBudget
-from router.request.services import RequestPath, Services, Stage
+from router.request.services import Services
+from router.request.stages import build_request_path, given
 from router.request.stored_responses import StoredResponseFinder
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot, WakeState
+from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import WorkerRole
 
-if TYPE_CHECKING:  # loaded where it is configured
-    from router.features.autoscaling.wake import Wake
-
 log = logging.getLogger("warmroute.app")
-
-Part = TypeVar("Part")
 
 POLL_S = 0.02
 STATIC = frozenset({"config"})  # sources of instances that every worker reads by itself
@@ -120,11 +107,12 @@ class App:
         self._build_scheduler()
         self._build_feeds()
         self._build_control()
+        self._build_features()
         self._build_status()
         self._build_listeners()
 
     def _build_scheduler(self) -> None:
-        """Build what a decision needs: index and scheduler, the shared pool, token ids; and the exchange with peers."""
+        """Build what a decision needs: index and scheduler, token ids; and the exchange with peers."""
         config, clock, limits, role = self._config, self._clock, self._config.limits, self._role
         self._upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         saved = load_snapshot(config)
@@ -133,16 +121,13 @@ class App:
         near = None if role is None else role.network(config.workers)
         self._peers = peers = build_exchange(config, Sender(host, self._run_id), near, clock)
         self._keyring = keyring = Keyring(secret)
-        memory = MemoryBudget(config.tokens.memory_bytes // config.workers)
-        self._pool = wiring.build_pool(config, self._upstreams, clock, memory)
-        self._kv_store: KvStore = self._pool or NoKvStore()
-        policies = wiring.build_policy_set(config)
-        core = config, policies, keyring, clock, self._kv_store
+        self._memory = MemoryBudget(config.tokens.memory_bytes // config.workers)
+        core = config, wiring.build_policy_set(config), keyring, clock
         self._scheduler = wiring.build_scheduler(*core, secret=secret, peers=peers, number=self._number)
         if saved is not None:
             wiring.restore_index(saved, secret, self._scheduler.indexer)
         self._snapshots = wiring.build_snapshots(config, secret, self._scheduler, self._tasks)
-        self._tokenization = wiring.build_tokenization(config, keyring, self._upstreams, clock, memory)
+        self._tokenization = wiring.build_tokenization(config, keyring, self._upstreams, clock, self._memory)
         self._passthrough = wiring.build_token_id_passthrough(config, self._tokenization, self._upstreams, self._tasks)
 
     def _build_feeds(self) -> None:
@@ -157,90 +142,73 @@ class App:
         membership.events = self._events = KvEventSubscriber(
             self._scheduler.indexer, membership, tasks, clock, config.index.replay_timeout_s
         )
-        self._recent_records = RecentRecords(config.records.keep, config.preload.prompt_bytes)
-        leads = partial(wiring.loads_ahead, self._duty, self._peers)
-        loaded_from = self._keyring, self._kv_store, self._recent_records
-        self._preloading = wiring.build_preloading(config, self._scheduler, *loaded_from, fetch, leads, tasks, clock)
-        if self._preloading is not None:
-            membership.on_joined.append(self._preloading.on_joined)
         self._bootstrap = BootstrapClient(self._scheduler.peers, fetch, tasks, clock)
 
     def _build_control(self) -> None:
-        """Build what an operator changes policies with, and what is kept of past requests."""
-        audit = AuditLog(self._config.admin.audit_file, writes=self._duty.held)
+        """Build what an operator changes policies with, and what is kept and counted of requests."""
+        scheduler, config = self._scheduler, self._config
+        audit = AuditLog(config.admin.audit_file, writes=self._duty.held)
         file = self._file if self._duty.held else None
-        self._control = Control(self._scheduler, self._recent_records, audit, self._clock, file, self._duty)
-        self._models = wiring.build_model_names(self._config, self._scheduler, self._clock, self._run_id)
-        self._splits = [] if self._models is None else self._models.aliases.splits
-        self._control.guard_splits(self._splits)
-        self._decision_log = wiring.build_decision_log(self._config, self._secret, self._run_id, self._clock)
-        self._tracing = wiring.build_tracing(self._config, self._scheduler.fleet, self._run_id, self._clock)
-        self._exports = [export for export in (self._decision_log, self._tracing) if export is not None]
+        self._recent_records = RecentRecords(config.records.keep, config.preload.prompt_bytes)
+        self._control = Control(scheduler, self._recent_records, audit, self._clock, file, self._duty)
+        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
+
+    def _build_features(self) -> None:
+        """Build the features that are configured."""
+        core = Core(
+            config=self._config,
+            clock=self._clock,
+            tasks=self._tasks,
+            run_id=self._run_id,
+            key_secret=self._secret,
+            upstreams=self._upstreams,
+            sockets=self._sockets,
+            keyring=self._keyring,
+            memory=self._memory,
+            scheduler=self._scheduler,
+            membership=self._membership,
+            discoveries=self._discoveries,
+            recent_records=self._recent_records,
+            metrics=self._metrics,
+            control=self._control,
+            duty=self._duty,
+            peers=self._peers,
+        )
+        self._features = wiring.build_features(core)
 
     def _build_status(self) -> None:
-        """Build admission control and all that reports: status, metrics, and what peers share of this process."""
+        """Build what peers share of this process, and what reports its state."""
         config, scheduler, clock, role = self._config, self._scheduler, self._clock, self._role
-        pooled, tenants = config.pool is not None, config.clients.identifies
-        queues = AdmissionQueues(config.admission, scheduler, clock, self._on_wait_end, pooled=pooled, tenants=tenants)
-        listed, wakes = config.clients.tenants, () if config.wake is None else config.wake.models
-        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None, listed)
-        context_tokens, tables = scheduler.fleet.context_tokens, self._metrics.tenants
-        self._metering = Metering(config.clients, self._run_id, tables, context_tokens, clock)
-        known = self._discoveries.values(), self._recent_records
-        self._scaling = Scaling(scheduler.fleet, scheduler.working_sets, *known, wakes, clock)
         self._answers = AnswerLog(clock.now)  # that gateways log
-        self._adapters = wiring.build_adapters(config, scheduler.fleet, self._upstreams.fetch, self._tasks, clock)
         self._instances: SharedInstances | None = None  # None: this process is the only one
         parts: PeerParts | None = None
-        shared_waits: SharedWaits | None = None
         if self._peers is not None and isinstance(scheduler, PeerScheduler):
             scheduler.suspect = self._health.suspect
             self._instances = SharedInstances(self._membership.update_source, self._duty, self._peers, self._tasks)
-            shared_waits = SharedWaits(self._scaling.waiting, self._duty, self._peers)
-            more: list[SharedPart] = [self._instances, shared_waits]
+            more = [self._instances, *(part for feature in self._features.values() for part in feature.shared)]
             if config.picker is not None:
                 more.append(SharedAnswers(self._answers, self._peers))
-            if self._adapters is not None:
-                from router.features.adapters.peers import SharedAdapters
-
-                more.append(SharedAdapters(self._adapters, self._peers))
-            kept = self._recent_records, self._metering, self._duty, self._secret, more
-            local = LocalState(scheduler, self._control, self._splits, queues, *kept)
+            local = LocalState(scheduler, self._control, self._recent_records, self._secret, more)
             parts = connect_peers(self._peers, local, self._tasks, clock)
-        self._admission: AdmissionControl = queues if parts is None else parts.admission
-        scheduler.on_swap.append(self._admission.follow)
         members = None
         if role is not None and parts is not None:
             members = lambda: describe_members(role.link.members, config.workers, parts.facts)  # noqa: E731
-        self._wake: Wake | None = None
-        if config.wake is not None:
-            from router.features.autoscaling.wake import build_wake
-
-            asked = self._metrics.on_wake_end, self._scaling.waiting, self._duty, shared_waits
-            self._wake = build_wake(config.wake, scheduler.fleet, config.fleet, *asked, self._tasks, clock)
-            if self._adapters is not None:
-                self._wake.waits.find_base = self._adapters.find_base
-        describe_pool = (lambda: None) if self._pool is None else self._pool.describe
-        of_engines = describe_pool, self._health, self._discoveries, self._membership.describe_sources
-        log = self._decision_log
         self._status = Status(
-            *(scheduler, self._tokenization, self._passthrough, *of_engines),
+            scheduler=scheduler,
+            tokenization=self._tokenization,
+            passthrough=self._passthrough,
+            health=self._health,
+            discoveries=self._discoveries,
+            describe_sources=self._membership.describe_sources,
             recent_records=self._recent_records,
             control=self._control,
-            admission=self._admission,
-            log_stats=lambda: log and log.stats,
             clock=clock,
             run_id=self._run_id,
+            features=self._features,
             peers=self._peers,
             host_records=None if parts is None else parts.records,
             host_workers=members,
-            preloading=self._preloading,
-            metering=self._metering,
-            describe_scaling=self._scaling.describe,
         )
-
-    def _on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
-        self._metrics.on_wait_end(model, queue, end, seconds)  # built after the queues, from a status that has these
 
     def _build_listeners(self) -> None:
         """Build the public API and the admin API, each on its listener."""
@@ -248,6 +216,7 @@ class App:
         self._limiter = ConcurrencyLimiter(limits.concurrent, limits.body_budget_bytes)
         self._client_keys = wiring.build_client_keys(config, self._secret)
         tenants = None if self._client_keys is None else self._client_keys.directory
+        features = self._features.values()
         services = Services(
             config=config,
             clock=self._clock,
@@ -264,7 +233,7 @@ class App:
             admin_tokens=AdminTokens(config.admin.tokens),
             stored_responses=StoredResponseFinder(self._scheduler, fetch, self._clock),
             run_id=self._run_id,
-            path=self._list_stages(),
+            path=build_request_path([feature.path for feature in features]),
         )
         metrics = wiring.build_metrics_access(config, self._scrape, self._tasks, self._clock)
         ops = ops_app(self.unready_reason, None if config.metrics.port is not None else metrics)
@@ -276,62 +245,32 @@ class App:
         server = configure_server(api, config.listen, connections=connections, stall_timeout_s=limits.idle_timeout_s)
         self._listener = HttpListener(server, sockets=self._sockets, processes=config.workers, number=self._number)
         reading = EngineTokenizer(fetch), wiring.build_read_options(config, want_source=True)
-        names = None if self._models is None else self._models.resolve_prompt
+        names = next((feature.resolve_name for feature in features if feature.resolve_name is not None), None)
         explain = Explain(config, self._clock, self._scheduler, self._tokenization, *reading, tenants, names)
         self._live = LiveFeed(self._status, self._tasks)
         operator = admin_app(self._status, self._control, explain, self._live, config.admin.tokens)
         address = ListenConfig(host=config.admin.host, port=config.admin.port)
         self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=self._sockets)
         self._metrics_listener = wiring.build_metrics_listener(config, metrics, self._sockets)
-        self._keda = wiring.build_keda(config, self._scaling, self._clock, self._sockets)
-
-    def _list_stages(self) -> RequestPath:
-        """Return the stages of requests, each in its place: those whose feature is configured."""
-        names, adapters, pool = self._models, self._adapters, self._pool
-        tenants = wiring.build_tenant_stages(self._metering)
-        waits = None if self._wake is None else self._wake.waits
-        tracing, log = self._tracing, self._decision_log
-        stages: tuple[Stage | None, ...] = (
-            tenants and tenants.count,  # before anything is done for the request
-            read_request,
-            tenants and tenants.check,  # the name that the client gives the model
-            names and names.resolve_name,
-            end_reading,
-            waits and waits.enter,
-            adapters and adapters.enter,
-            resolve_model,
-            tenants and tenants.limit,
-            tokenize,
-            tenants and tenants.reserve,  # what it will use, now that its prompt is counted
-            AdmissionStage(self._admission).enter,
-            pool and pool.enter,  # after the wait, as what the pool holds changes
-            tracing and tracing.enter,
-            log and log.enter,
-        )
-        return RequestPath(
-            configured(*stages),
-            configured(tenants and tenants.count_stored, find_response, tracing and tracing.enter, log and log.enter),
-            again=configured(resolve_model, tokenize, pool and pool.enter),
-            recoveries=configured(names and names.try_next_model, continue_stream),
-            refusals=configured(tenants and tenants.on_refusal, tracing and tracing.on_refusal),
-            cards=configured(
-                adapters and adapters.add_cards, names and names.add_cards, tenants and tenants.filter_cards
-            ),
-        )
 
     def _snapshot(self) -> RouterSnapshot:
-        return self._status.snapshot()._replace(
-            connections=ConnectionState(self._listener.connections, self._listener.refused),
-            tracing=self._tracing and self._tracing.stats,
-            wake=WakeState() if self._wake is None else self._wake.snapshot(),
-            desired={key: one.instances for key, one in self._scaling.wanted.items()},
-            pool=self._pool and self._pool.snapshot(),
-        )
+        open_connections = ConnectionState(self._listener.connections, self._listener.refused)
+        return self._status.snapshot()._replace(connections=open_connections)
 
     @property
     def run_id(self) -> str:
         """Id of this run, with which the ids of its records begin."""
         return self._run_id
+
+    @property
+    def status(self) -> Status:
+        """The status of this process, as the admin API shows it."""
+        return self._status
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics of this process."""
+        return self._metrics
 
     @property
     def on_duty(self) -> bool:
@@ -362,7 +301,8 @@ class App:
             return "stopping"
         if not self._started:
             return "starting"
-        if self._wake is None and not any(each.may_serve for each in self._scheduler.fleet):  # else requests wake
+        wakes = self._config.wake is not None  # requests for a model without an instance start one
+        if not wakes and not any(each.may_serve for each in self._scheduler.fleet):
             return "no instance is ready"
         return None
 
@@ -375,9 +315,10 @@ class App:
         """Start listeners, feeds and discovery. With `hold` connections are accepted from `open` on; without `join`
         other hosts are joined by `join_replicas`. Raises `ConfigError` when a port is not available.
         """
-        self._admission.follow(self._scheduler.selector.policy_set)
         for listener in (*self._shared_listeners, *self._duty_listeners):
             await listener.bind()
+        for feature in self._features.values():
+            feature.start()
         if self._role is not None:
             self._follow_members(self._role.link.members)
             self._role.link.on_members, self._role.link.answer = self._follow_members, self._answer
@@ -395,13 +336,8 @@ class App:
         if not hold:
             await self.open()
         background.start(self._control, self._scheduler, self._clock, self._tasks)
-        self._scaling.start(self._tasks)
-        for export in self._exports:
-            export.start()
         if self._client_keys is not None:
             self._client_keys.start(self._tasks)
-        if self._pool is not None:
-            self._pool.start()
         self._health.start()
         self._polls.start()
         self._bootstrap.start()
@@ -412,14 +348,13 @@ class App:
 
     async def _take_duties(self) -> None:
         """Do from now on what one process of a host does (`Duty`). Raises ConfigError for a bad usage file."""
-        self._metering.open_file(self._tasks)
+        for feature in self._features.values():
+            feature.take_duties()
         self._control.audit.writes = True
         if self._config.watch and self._file is not None:
             self._tasks.supervise("files", partial(background.follow_files, self._control))
         if self._snapshots is not None:
             self._snapshots.start()
-        if self._preloading is not None:
-            self._preloading.start()
 
     async def _take_over_duties(self) -> None:
         """Take the duties of a worker that has ended, or stops."""
@@ -441,8 +376,9 @@ class App:
         assert self._role is not None
         runs, held = {member.number: member.run for member in members.living}, self._duty.held
         self._duty.follow(runs.get(members.on_duty))
-        if held and not self._duty.held:  # this worker stops: another one has the usage file from now on
-            self._tasks.spawn("usage file", self._metering.close())
+        if held and not self._duty.held:  # this worker stops
+            for name, feature in self._features.items():
+                self._tasks.spawn(f"duties of {name}", feature.leave_duties())
         if self._peers is not None:
             self._peers.follow_members(set(runs.values()) - {self._run_id})
         up = {member.number for member in members.living if member.up}
@@ -467,13 +403,13 @@ class App:
     @property
     def _shared_listeners(self) -> list[HttpListener | RpcListener]:
         """Those on which every worker accepts."""
-        return [listener for listener in (self._listener, self._picker) if listener is not None]
+        return list(given((self._listener, self._picker)))
 
     @property
     def _duty_listeners(self) -> list[HttpListener | RpcListener]:
         """Those on which the process on duty accepts."""
-        listeners = (self._admin_listener, self._metrics_listener, self._keda)
-        return [listener for listener in listeners if listener is not None]
+        own = (feature.listener for feature in self._features.values())
+        return list(given((self._admin_listener, self._metrics_listener, *own)))
 
     def _listeners(self) -> list[HttpListener | RpcListener]:
         return [*self._shared_listeners, *(self._duty_listeners if self._duty.held else ())]
@@ -549,7 +485,7 @@ class App:
         give_up_at = self._clock.now() + self._config.limits.grace_s
         while self._is_busy(idle_s) and self._clock.now() < give_up_at:  # noqa: ASYNC110  they end in many places
             await asyncio.sleep(POLL_S)
-        for gateways in filter(None, (self._picker, self._keda)):
+        for gateways in given((self._picker, *(feature.listener for feature in self._features.values()))):
             await gateways.stop(max(0.1, give_up_at - self._clock.now()))
         await self._listener.stop(max(0.1, give_up_at - self._clock.now()))
         self._live.close()
@@ -558,22 +494,14 @@ class App:
             await self._metrics_listener.stop(0.5)
         await self._events.close()
         await self.save_index()
-        if self._pool is not None:
-            await self._pool.close()
-        await self._metering.close()
+        for feature in reversed(self._features.values()):
+            await feature.close()
         if self._peers is not None:
             await self._peers.close()
         await self._tasks.close()
         await self._control.audit.flush()
-        for export in self._exports:
-            await asyncio.to_thread(export.close)
         self._tokenization.close()
         self._upstreams.close()
 
     def _is_busy(self, idle_s: float) -> bool:
         return bool(self._limiter.in_flight or (idle_s and self._listener.connections))
-
-
-def configured(*parts: Part | None) -> tuple[Part, ...]:
-    """Return the parts that are there."""
-    return tuple(part for part in parts if part is not None)

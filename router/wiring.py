@@ -6,21 +6,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
 from router.backends.discovery.discovery import Discovery, StaticDiscovery
 from router.backends.discovery.file import FileDiscovery
 from router.backends.feeds.jitter import Jitter
-from router.backends.fetch import Fetch
-from router.backends.kv_store import KvStore
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.token_ids.proofs import TokenizerProofs
@@ -29,10 +26,8 @@ from router.backends.vllm.disaggregation import PARAMS
 from router.clock import Clock
 from router.config import schema
 from router.config.reader import load_policies
-from router.config.sections.base import split_base_url
 from router.config.sections.listeners import ListenConfig
-from router.control.duty import Duty
-from router.control.metering import Metering
+from router.control.feature import Core, Feature
 from router.control.peers.exchange import HostNetwork, PeerExchange
 from router.control.peers.scheduler import PeerScheduler
 from router.control.workers.messages import StartWorker
@@ -41,7 +36,6 @@ from router.errors import needs_extra
 from router.fleet.fleet import Fleet
 from router.kvcache import snapshots
 from router.kvcache.block_keys import Keyring
-from router.kvcache.events import StoredBlockObserver
 from router.kvcache.index import BlockIndex
 from router.kvcache.indexer import KvIndexer
 from router.kvcache.memory_budget import MemoryBudget
@@ -58,11 +52,11 @@ from router.proxy.headers import HeaderRules
 from router.proxy.listener import HttpListener, configure_server
 from router.proxy.listening_sockets import ListeningSockets
 from router.proxy.upstreams import Upstreams, UpstreamTimeouts
-from router.request.admission.rules import check_arm_rules
 from router.request.ops_api import MetricsAccess, metrics_app
 from router.request.relay_path import RelayPath
 from router.request.services import Services
 from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.policy.admission_rules import check_arm_rules
 from router.scheduling.policy.policy import Policy, build_policies
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.scheduler import Scheduler
@@ -70,23 +64,35 @@ from router.scheduling.selector import Selector
 from router.tasks import Tasks
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.shared_scrape import SharedScrape
-from router.telemetry.recent_records import RecentRecords
 from router.tenants.directory import TenantDirectory
 from router.tenants.isolation import derive_salt_key
 
 if TYPE_CHECKING:
     from router.backends.client_keys import ClientKeys
-    from router.features.adapters.loading import AdapterLoader
-    from router.features.aliases.stage import ModelNames
-    from router.features.autoscaling.scaling import Scaling
-    from router.features.decision_log.writer import DecisionLogWriter
-    from router.features.pool.client import MooncakeStore
-    from router.features.preload.preloading import Preloading
-    from router.features.tenants.stages import TenantStages
-    from router.features.tracing.spans import Address
-    from router.features.tracing.tracing import Tracing
 
 log = logging.getLogger("warmroute.app")
+
+FEATURES: Sequence[tuple[str, Callable[[schema.Config], object]]] = (
+    ("tenants.feature:TenantsFeature", lambda config: config.clients.identifies),
+    ("aliases.feature:AliasesFeature", lambda config: config.models),
+    ("autoscaling.feature:AutoscalingFeature", lambda config: True),
+    ("adapters.feature:AdaptersFeature", lambda config: config.adapters),
+    ("admission.feature:AdmissionFeature", lambda config: True),  # an experiment may compare rules
+    ("pool.feature:PoolFeature", lambda config: config.pool),
+    ("preload.feature:PreloadFeature", lambda config: config.preload.enabled),
+    ("continuation.feature:ContinuationFeature", lambda config: config.limits.continuation_bytes),
+    ("tracing.feature:TracingFeature", lambda config: config.tracing),
+    ("decision_log.feature:DecisionLogFeature", lambda config: config.records.decision_log),
+)
+"""All features, each with where it is configured; only then it is loaded. Where several have a stage at one place of a
+request's path (`request/stages.py`), they run in this order.
+"""
+
+
+def build_features(core: Core) -> dict[str, Feature]:
+    """Build the features that are configured, by name. Raises `ConfigError`."""
+    used = [where for where, is_configured in FEATURES if is_configured(core.config)]
+    return {where.partition(".")[0]: resolve_name(f"router.features.{where}")(core) for where in used}
 
 
 class WorkerRole(NamedTuple):
@@ -117,22 +123,18 @@ def build_scheduler(
     policy_set: PolicySet,
     keyring: Keyring,
     clock: Clock,
-    observer: StoredBlockObserver | None = None,
     *,
     secret: int = 0,
     peers: PeerExchange | None = None,
     number: int = 0,
 ) -> Scheduler:
-    """Build the scheduler with an empty index and fleet. `observer` gets every stored block that an event reports;
-    `number` is that of this worker among those of its host.
-    """
+    """Build the scheduler with an empty index and fleet. `number` is that of this worker among those of its host."""
     index = config.index
     indexer = KvIndexer(
         BlockIndex(keyring, index.orphan_blocks),
         SpeculativeBlocks(index.expected_ttl_s),
         ApproximateBlocks(index.approximate_blocks, index.approximate_ttl_s),
         clock,
-        observer,
         index.instance_bytes,
     )
     selector = Selector(policy_set, seed=choose_seed(config))
@@ -167,15 +169,6 @@ def build_proxy_read_options(config: schema.Config) -> ReadOptions:
     return ReadOptions(frozenset(config.edge.strip_fields), usage, want_source=False, continues=continues)
 
 
-def build_decision_log(config: schema.Config, secret: int, run_id: str, clock: Clock) -> DecisionLogWriter | None:
-    decision_log = config.records.decision_log
-    if decision_log is None:
-        return None
-    from router.features.decision_log.writer import DecisionLogWriter
-
-    return DecisionLogWriter(decision_log, secret, run_id, clock)
-
-
 def build_metrics_access(
     config: schema.Config, render: Callable[[PageForm], Awaitable[bytes]], tasks: Tasks, clock: Clock
 ) -> MetricsAccess:
@@ -191,63 +184,6 @@ def build_metrics_listener(
         return None
     address = ListenConfig(host=config.metrics.host, port=config.metrics.port)
     return HttpListener(configure_server(AsgiHandler(metrics_app(metrics)), address), sockets=sockets)
-
-
-def build_adapters(
-    config: schema.Config, fleet: Fleet, fetch: Fetch, tasks: Tasks, clock: Clock
-) -> AdapterLoader | None:
-    """Build what loads adapters; None where none are configured."""
-    if not config.adapters:
-        return None
-    from router.features.adapters.loading import AdapterLoader
-
-    return AdapterLoader(config, fleet, fetch, tasks, clock)
-
-
-def build_model_names(config: schema.Config, scheduler: Scheduler, clock: Clock, run_id: str) -> ModelNames | None:
-    """Build what resolves aliases; None where there are none."""
-    if not config.models:
-        return None
-    from router.features.aliases.aliases import ModelAliases
-    from router.features.aliases.stage import ModelNames
-
-    bases = {name: adapter.base for name, adapter in config.adapters.items()}
-    return ModelNames(ModelAliases(config.models, scheduler.fleet, bases), scheduler, clock, run_id)
-
-
-def build_tenant_stages(metering: Metering) -> TenantStages | None:
-    """Build the stages of tenants; None where clients need not say who they are."""
-    if not metering.active:
-        return None
-    from router.features.tenants.stages import TenantStages
-
-    return TenantStages(metering.meter)
-
-
-def build_tracing(config: schema.Config, fleet: Fleet, run_id: str, clock: Clock) -> Tracing | None:
-    """Build tracing, if configured. Raises `ConfigError` where its packages are missing or a setting has no meaning."""
-    if config.tracing is None:
-        return None
-    from router.features.tracing.build import build_tracing as build
-
-    def address(target: str) -> Address | None:
-        instance = fleet.get(target.rpartition("/")[0])  # called in a thread, where nothing may be built
-        return None if instance is None else split_base_url(instance.config.url)
-
-    continues = "traceparent" not in {name.lower() for name in config.edge.strip_headers}
-    return build(config.tracing, os.environ, address, clock, instance=run_id, continues=continues)
-
-
-def build_pool(config: schema.Config, upstreams: Upstreams, clock: Clock, memory: MemoryBudget) -> MooncakeStore | None:
-    """Build the client of the shared pool, if configured."""
-    if config.pool is None:
-        return None
-    from router.features.pool.client import MooncakeStore
-
-    masters = [f"mooncake master {urlsplit(url).netloc}" for url in config.pool.masters]
-    for name, url in zip(masters, config.pool.masters, strict=True):
-        upstreams.add(name, url)
-    return MooncakeStore(config.pool, masters, upstreams.fetch, Tasks("pool"), clock, memory)
 
 
 def build_tokenization(
@@ -337,23 +273,6 @@ def build_picker(
     return PickerServer(config.picker, bounds, proxies, api, answer_log, health, clock, sockets, processes, number)
 
 
-def build_keda(config: schema.Config, scaling: Scaling, clock: Clock, sockets: ListeningSockets) -> RpcListener | None:
-    """Build the listener for KEDA; None without `keda`. Raises `ConfigError` for certificate files that cannot be
-    used.
-    """
-    keda = config.keda
-    if keda is None:
-        return None
-    with needs_extra("picker", "keda"):
-        from router.features.autoscaling.keda.external_scaler import ExternalScaler
-        from router.picker.credentials import server_context
-        from router.picker.grpc_listener import GrpcListener
-
-    tls = server_context(keda.tls, clock.wall())
-    services = ExternalScaler(scaling).services()
-    return GrpcListener("keda.port", keda.host, keda.port, services, sockets, clock, tls=tls)
-
-
 def build_header_rules(config: schema.Config) -> HeaderRules:
     """Return what of a client's headers reaches engines: not its key for this router, nor who a proxy says it is."""
     clients, strip = config.clients, config.edge.strip_headers
@@ -388,44 +307,6 @@ def build_snapshots(
     if index.snapshot_file is None:
         return None
     return snapshots.Snapshots(Path(index.snapshot_file), index.snapshot_every_s, secret, scheduler.indexer, tasks)
-
-
-def build_preloading(
-    config: schema.Config,
-    scheduler: Scheduler,
-    keyring: Keyring,
-    kv_store: KvStore,
-    records: RecentRecords,
-    fetch: Fetch,
-    leads: Callable[[], bool],
-    tasks: Tasks,
-    clock: Clock,
-) -> Preloading | None:
-    """Build what loads prefixes ahead; None where nothing is. `leads`: no other process does it."""
-    if not config.preload.enabled:
-        return None
-    from router.features.preload.budget import PreloadBudget
-    from router.features.preload.copies import HotCopies
-    from router.features.preload.handoff import HandOff
-    from router.features.preload.preloader import Preloader
-    from router.features.preload.preloading import Preloading
-    from router.features.preload.warmup import WarmUp
-
-    scheduler.view_builder.names_sessions = True  # they are counted by prefix
-    budget = PreloadBudget(config.preload.share)
-    preloader = Preloader(budget, scheduler, keyring, kv_store, fetch, clock)
-    on = config.preload
-    return Preloading(
-        preloader,
-        WarmUp(on, preloader, scheduler, records, leads, tasks, clock) if on.join else None,
-        HandOff(on.drain_s, preloader, scheduler, records, tasks, clock) if on.drain else None,
-        HotCopies(preloader, scheduler, records, leads, tasks, clock) if on.copies else None,
-    )
-
-
-def loads_ahead(duty: Duty, peers: PeerExchange | None) -> bool:
-    """Return whether this process does what one of all processes in front of the fleet does."""
-    return duty.held and (peers is None or peers.is_first_host())
 
 
 def restore_index(saved: SavedIndex, secret: int, indexer: KvIndexer) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,16 @@ def pytest_configure() -> None:
     ]
     if edited:
         pytest.exit(f"edited since they were compiled (make compiled, or make pure): {' '.join(edited)}", returncode=2)
+
+
+@pytest.fixture(autouse=True)
+def _restore_log_levels() -> Iterator[None]:
+    """Restore what a command that ran in this process has set."""
+    loggers = [logging.getLogger(name) for name in ("warmroute", "warmroute.access", "opentelemetry")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def pytest_collection_finish() -> None:

@@ -185,7 +185,7 @@ REQUEST = Drawing(
         "api": Box(28, 3, 20, 9, "2 Public API", ("request/public_api.py", "allow-list, client keys"), "ours"),
         "parse": Box(54, 3, 20, 9, "3 Parse", ("prompt/api/parse.py", "what routing needs"), "ours"),
         "tokens": Box(78, 3, 20, 9, "4 Token ids", ("prompt/tokenization/", "render, tokenise, keys"), "ours"),
-        "admit": Box(78, 18, 20, 9, "5 Admission", ("request/admission/", "wait, or pass at once"), "ours"),
+        "admit": Box(78, 18, 20, 9, "5 Admission", ("features/admission/", "wait, or pass at once"), "ours"),
         "pool": Box(54, 18, 20, 9, "6 Pool lookup", ("features/pool/", "if a policy needs it"), "store"),
         "choose": Box(28, 18, 20, 9, "7 Choose and book", ("scheduling/scheduler.py", "view, policy, ticket"), "ours"),
         "relay": Box(2, 18, 20, 9, "8 Relay", ("proxy/relay.py", "until the answer ends"), "ours"),

@@ -16,12 +16,10 @@ from docs.tools.config_keys import iter_keys
 from docs.tools.http_differences import differences
 from docs.tools.markdown import table
 from docs.tools.pages import ROOT
+from docs.tools.whole_router import describe_admin_api, list_families
 from router.cli.main import app
-from router.control.api.admin import admin_app
 from router.operate.doctor.suite import CHECKS as DOCTOR_CHECKS
 from router.request.public_paths import PATHS, Placement
-from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import RouterSnapshot
 from scorers.admission.contract import AdmissionRule
 from scorers.contract import Needs, Plugin, Scorer
 from scorers.parameters import parameters
@@ -78,9 +76,8 @@ def metrics() -> Iterator[str]:
     yield "Everything that `GET /metrics` can show, in the order in which it appears there. Metrics of the router's"
     yield "process (`process_*`) come from the Prometheus client library. Alerts, and what to do about each, are in"
     yield "[Alerts](../operate/alerts.md).\n"
-    page = Metrics(lambda: RouterSnapshot(), lambda model: True).page()
     rows = []
-    for family in page.collect():
+    for family in list_families():
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = ", ".join(f"`{label}`" for label in getattr(family, "_labelnames", ()))
         rows.append((f"`{name}`", family.type, labels or "-", family.documentation.rstrip(".")))
@@ -172,10 +169,6 @@ BEHAVIOUR = (
 )
 
 
-class _Unused:
-    """Stands for the operations of the admin application, which here only describes itself."""
-
-
 def http() -> Iterator[str]:
     yield "# HTTP reference\n"
     yield "## Public listener\n"
@@ -200,8 +193,7 @@ def _admin() -> Iterator[str]:
     yield "`admin.host` and `admin.port`, by default `127.0.0.1:8001`; who may call what is in"
     yield "[Security](../operate/security.md). The listener describes itself at `/admin/openapi.json`, from which this"
     yield "section is made.\n"
-    unused: Any = _Unused()
-    described = admin_app(unused, unused, unused, unused, []).openapi()
+    described = describe_admin_api()
     for path, methods in described["paths"].items():
         for method, endpoint in methods.items():
             yield f"### `{method.upper()} {path}`\n"

@@ -187,7 +187,7 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
     """Check a configuration, policy, experiment, profile, trouble or game day; print it with all defaults."""
     from router.config.reader import dump_yaml, load_policies, read_any
     from router.config.schema import Config, PolicyConfig
-    from router.request.admission.rules import build_rule
+    from router.scheduling.policy.admission_rules import build_rule
     from router.scheduling.policy.policy import build_policies, build_policy
 
     checked = read_any(file)

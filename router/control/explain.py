@@ -15,7 +15,6 @@ no request number, retry or breaker trial is used up. Therefore
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from router.backends.remote_tokenizer import EngineTokenizer
 from router.backends.vllm.disaggregation import can_split
 from router.clock import Clock
 from router.config.schema import Config
+from router.control.feature import ResolveName
 from router.errors import BadRequest, NoTarget, list_names, quote_name
 from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
@@ -46,12 +46,7 @@ from router.scheduling.policy.record_view import OPEN_BREAKERS, SLOW_PROBES, des
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.shortlist import SMALL
 from router.tenants.directory import TenantDirectory
-from router.tenants.tenant import Tenant
 from scorers.contract import Needs
-
-Read = Callable[[bytes], Awaitable[Prompt]]
-ResolveName = Callable[[Prompt, bytes, Tenant | None, Read], Awaitable[Prompt]]
-"""Returns a prompt for the model that its alias stands for; the body is what it was read from."""
 
 
 class ExplainRequest(NamedTuple):

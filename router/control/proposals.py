@@ -20,8 +20,8 @@ from router.config.sections.listeners import AdmissionConfig
 from router.config.validation_errors import describe_unknown
 from router.config.yaml_source import format_path
 from router.errors import ConfigError, quote_name
-from router.request.admission.rules import build_rule, check_arm_rules
 from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.policy.admission_rules import build_rule, check_arm_rules
 from router.scheduling.policy.policy import Policy, build_policy
 from scorers.registry import Registry
 

@@ -31,7 +31,7 @@ class SplitGuard:
     def __init__(
         self, splits: Sequence[ModelSplit], audit: AuditLog, clock: Clock, policy_set: Callable[[], PolicySet]
     ) -> None:
-        self._splits = splits
+        self.splits = splits
         self._audit = audit
         self._clock = clock
         self._policy_set = policy_set
@@ -46,18 +46,18 @@ class SplitGuard:
     @property
     def rollbacks(self) -> Iterator[tuple[str, str]]:
         """Iterate over the fingerprints of splits and their arms that were rolled back."""
-        return ((split.fingerprint, arm) for split in self._splits for arm in sorted(split.rolled_back))
+        return ((split.fingerprint, arm) for split in self.splits for arm in sorted(split.rolled_back))
 
     def follow_rollback(self, fingerprint: str, arm: str) -> None:
         """Take an arm out that was rolled back at another process; ignored if no split here has the fingerprint."""
-        for split in self._splits:
+        for split in self.splits:
             if split.fingerprint == fingerprint and split.roll_back(arm):
                 log.warning("model %s: arm %s was rolled back at another process", split.name, arm)
 
     def check(self) -> bool:
         """Check every split once, for about 10 ms each at most. Return whether units are left to check."""
         backlog = False
-        for split in self._splits:
+        for split in self.splits:
             before = split.experiment.open_units
             for finding in split.experiment.poll(self._clock.now()):
                 self._handle(split, finding)
@@ -74,7 +74,7 @@ class SplitGuard:
                 "shadows": [],
                 **describe_report(split.experiment.report()),
             }
-            for split in self._splits
+            for split in self.splits
         }
 
     def _handle(self, split: ModelSplit, finding: Finding) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -18,10 +18,9 @@ from router.backends.discovery.discovery import Discovery
 from router.backends.feeds.health import HealthProbe
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.clock import Clock
-from router.control.admission_status import describe_admission, snapshot_admission
 from router.control.cache_tree import describe_cache, find_block_tokens
 from router.control.control import Control
-from router.control.metering import Metering
+from router.control.feature import Feature
 from router.control.peers.exchange import PeerExchange
 from router.control.peers.host_records import HostRecords
 from router.control.record_detail import Others, describe_in_full
@@ -32,13 +31,11 @@ from router.kvcache.event_stream import EventStream
 from router.kvcache.events import Tier
 from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import Tokenization, TokenizationReport
-from router.request.admission.waiting import AdmissionControl
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.record_view import to_plain
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.metrics.snapshot import (
     ArmUnits,
-    DecisionLogStats,
     PolicyInForce,
     PolicyState,
     PrefixCacheState,
@@ -55,20 +52,8 @@ from router.tenants.isolation import read_joined
 
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
 NOT_LOADING = {"warming": False, "handing_off": False}
+NOT_PRELOADING: dict[str, Any] = {"saved_ms": None, "warmups": [], "handoffs": []}
 PREFIXES_LISTED = 100
-
-
-class LoadsAhead(Protocol):
-    """Loads prefixes into engines ahead of the requests for them: `router/features/preload`."""
-
-    def on_drain(self, instance: str, on: bool) -> bool:
-        """An instance is to be drained, or no longer. Return whether the drain waits."""
-
-    def describe_instance(self, instance: str) -> dict[str, bool]:
-        """Return `warming` and `handing_off`."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return `saved_ms`, `warmups` and `handoffs`."""
 
 
 @dataclass(frozen=True)
@@ -76,24 +61,17 @@ class Status:
     scheduler: Scheduler
     tokenization: Tokenization
     passthrough: TokenIdPassthrough
-    describe_pool: Callable[[], dict[str, Any] | None]
-    """Returns masters, query outcomes and block names of each model in the shared pool; None when there is none."""
     health: HealthProbe
     discoveries: Mapping[str, Discovery]
     describe_sources: Callable[[str], list[dict[str, Any]]]  # which discovery sources list an instance
     recent_records: RecentRecords
     control: Control
-    admission: AdmissionControl
-    log_stats: Callable[[], DecisionLogStats | None]  # of the decision log
     clock: Clock
     run_id: str
-    describe_scaling: Callable[[], Awaitable[list[dict[str, Any]]]]
-    """Returns how many instances are wanted by model and role, why, and which one a scale-in should take."""
+    features: Mapping[str, Feature]  # by name: those that are configured
     peers: PeerExchange | None = None  # None: this process is the only one
     host_records: HostRecords | None = None  # of other workers
     host_workers: Callable[[], list[dict[str, Any]]] | None = None  # describes all; None: this is the only one
-    preloading: LoadsAhead | None = None  # None: nothing is loaded ahead
-    metering: Metering | None = None  # None: tenants are not counted
 
     # for the admin API, as plain JSON types
 
@@ -116,7 +94,7 @@ class Status:
             "state": instance.state.value,
             "accepting": instance.accepting,
             "joins": instance.joins,
-            **(NOT_LOADING if self.preloading is None else self.preloading.describe_instance(instance.id)),
+            **self._describe_for_features(instance.id),
             "sources": self.describe_sources(instance.id),
             "revision": instance.config.revision,
             "panic": self.scheduler.fleet.in_panic(instance),
@@ -128,6 +106,12 @@ class Status:
             "token_ids": support[instance.id]._asdict() if instance.id in support else None,
             "targets": [self._describe_target(target) for target in instance.targets.values()],
         }
+
+    def _describe_for_features(self, instance: str) -> dict[str, Any]:
+        found: dict[str, Any] = dict(NOT_LOADING)
+        for feature in self.features.values():
+            found |= feature.describe_instance(instance)
+        return found
 
     def _describe_tokenizer(self, report: TokenizationReport | None) -> dict[str, Any] | None:
         """Describe a model's tokenizer, with the memory of all models; None when the router has no tokenizer for it."""
@@ -149,10 +133,10 @@ class Status:
         }
 
     def drain(self, instance: str, on: bool) -> bool:
-        """Start or stop draining an instance; with `preload.drain` it is handed off first. Return False when there is
-        no such instance.
+        """Start or stop draining an instance, unless a feature has something to do before: with `preload.drain` it is
+        handed off first. Return False when there is no such instance.
         """
-        if self.preloading is not None and self.preloading.on_drain(instance, on):
+        if any(feature.on_drain(instance, on) for feature in self.features.values()):
             return True
         return self.scheduler.drain(instance, on)
 
@@ -201,10 +185,7 @@ class Status:
         another one, and what was hit of them.
         """
         book = self.scheduler.preloads
-        own = (
-            {"saved_ms": None, "warmups": [], "handoffs": []} if self.preloading is None else self.preloading.describe()
-        )
-        return own | {
+        return (self.describe_feature("preload") or NOT_PRELOADING) | {
             "loaded_tokens": nest_counts(book.loaded_tokens),
             "settled_tokens": nest_counts(book.settled_tokens),
             "prefixes": [asdict(prefix) for prefix in islice(reversed(book.prefixes), PREFIXES_LISTED)],
@@ -221,11 +202,10 @@ class Status:
         """Describe the other routers that share load with this one; empty without `replicas`."""
         return [] if self.peers is None else self.peers.describe()
 
-    def describe_admission(self) -> dict[str, Any]:
-        """The rule in force, and live sessions, capacity and queue of each model that requests asked for."""
-        config = self.admission.config
-        models = [describe_admission(model, self.clock.now()) for model in self.admission]
-        return {"enabled": config.enabled, "rule": config.rule.model_dump(mode="json"), "models": models}
+    def describe_feature(self, name: str) -> dict[str, Any] | None:
+        """Return what the feature of this name shows of its state; None: it is not configured."""
+        feature = self.features.get(name)
+        return None if feature is None else feature.describe()
 
     # metrics
 
@@ -244,9 +224,9 @@ class Status:
             policies=self._snapshot_policies(),
             passthrough=self.passthrough.report(),
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
-            admission=[snapshot_admission(model) for model in self.admission],
             replicas=self.describe_replicas(),
             preloads=PreloadState(preloads.loaded_tokens, preloads.settled_tokens, preloads.requests),
+            features=[family for feature in self.features.values() for family in feature.families()],
         )
 
     def _snapshot_policies(self) -> PolicyState:
@@ -259,7 +239,6 @@ class Status:
             refusals=self.control.failures,
             arms=[ArmUnits(arm, count, arm in policy_set.rolled_back) for arm, count in units.items()],
             shadows={s.policy.name: (s.regret.summary(), s.fault is not None) for s in selector.shadows},
-            decision_log=self.log_stats(),
             audit_failures=self.control.audit.failures,
         )
 

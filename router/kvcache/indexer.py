@@ -72,7 +72,6 @@ class KvIndexer:
         speculative: SpeculativeBlocks,
         approximate: ApproximateBlocks,
         clock: Clock,
-        observer: StoredBlockObserver | None = None,
         instance_bytes: int = INSTANCE_BYTES,
     ) -> None:
         """`instance_bytes`: what the entries of all targets of one instance may take."""
@@ -80,7 +79,7 @@ class KvIndexer:
         self._speculative = speculative
         self._approximate = approximate
         self._clock = clock
-        self._observer = observer
+        self.observer: StoredBlockObserver | None = None  # gets every stored block that an event reports
         self._states: dict[TargetId, TargetCacheState] = {}
         self.elsewhere = SentElsewhere(index, speculative, approximate, clock)
         self._estimator = OverlapEstimator(index, speculative, approximate, self._states)
@@ -359,8 +358,8 @@ class KvIndexer:
     def _apply(self, target: TargetId, state: TargetCacheState, event: BlockEvent) -> int:
         """Apply one event. Return its blocks, plus one for itself."""
         if isinstance(event, BlocksPooled):
-            if self._observer is not None:
-                self._observer.on_pooled(state.model, event)
+            if self.observer is not None:
+                self.observer.on_pooled(state.model, event)
         else:
             self._speculative.confirm(target, self._index.apply(target, event))
             if isinstance(event, BlocksStored) and event.tier is Tier.GPU:
@@ -368,8 +367,8 @@ class KvIndexer:
                 if event.parent is None:
                     if target in self.missed.late:
                         self.missed.observe(state, event)
-                    if self._observer is not None:
-                        self._observer.on_stored(state.model, event)
+                    if self.observer is not None:
+                        self.observer.on_stored(state.model, event)
         return 1 + len(event.hashes)
 
     def _on_recalled(self, target: TargetId, keys: list[Key]) -> None:

@@ -1,7 +1,7 @@
 """The path of one request, from its first byte to its end: the file to read first.
 
 A request takes a concurrency slot, which counts once its body is here, and passes its stages, one after the other
-(`App._list_stages`). Then an engine is chosen and booked, and its answer relayed, until one engine has begun to answer.
+(`stages.py`). Then an engine is chosen and booked, and its answer relayed, until one engine has begun to answer.
 Choosing and booking happen in one turn of the event loop, so no two requests decide on the same view
 of the load. Whatever ends the request (the answer's end, a dying engine, a client that disconnects) gives the booking
 back exactly once, and releases what the stages hold.

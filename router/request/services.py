@@ -29,7 +29,7 @@ from router.telemetry.recent_records import RecentRecords
 
 
 class RequestPath(NamedTuple):
-    """The stages of requests, each in its order, and what comes after them: core and configured features."""
+    """The stages of requests in their order (`stages.py`), and what follows them: those of the core and of features."""
 
     stages: tuple[Stage, ...]  # of a request with a prompt
     stored: tuple[Stage, ...]  # of one about a stored response

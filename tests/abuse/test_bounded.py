@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from router.features.admission.controller import AdmissionController
+from router.features.admission.programs import MAX_PROGRAMS
+from router.features.admission.verdicts import Admitted, Arrival
 from router.fleet.answer_lengths import MAX_MODELS, AnswerLengths
-from router.request.admission.controller import AdmissionController
-from router.request.admission.programs import MAX_PROGRAMS
-from router.request.admission.verdicts import Admitted, Arrival
 from router.scheduling.experiments.arm_metrics import TARGETS, Imbalance
 from scorers.admission.contract import AdmissionRule, FleetMemory, TargetMemory
 from scorers.registry import load_registry

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from router.config.sections.listeners import AdmissionConfig
+from router.features.admission.waiting import RELEASED_AT_ONCE, AdmissionQueues
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.request.admission.waiting import RELEASED_AT_ONCE, AdmissionQueues
 from tests.abuse.test_operator import started
 from tests.e2e.conftest import MODEL, RouterProcess
 from tests.router.scheduling.test_scheduler import House

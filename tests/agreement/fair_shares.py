@@ -29,13 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 from router.config.sections.listeners import AdmissionConfig
+from router.features.admission.charges import price
 from router.lab.simulator.outcome import RequestEnd, SimulationOutcome, quantile
 from router.lab.simulator.run import simulate_tenants
 from router.lab.simulator.scenario import Scenario
 from router.lab.simulator.tenants import TenantLoad
 from router.lab.sweep import options
 from router.lab.workloads import source
-from router.request.admission.charges import price
 from tests.agreement import served
 from tests.agreement.kinds import OPEN
 from tests.agreement.windows import Window

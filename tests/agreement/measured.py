@@ -25,7 +25,7 @@ DECIDING = (
     "router/lab/engine_profile.py",
     "router/lab/rng.py",
     "router/scheduling",
-    "router/request/admission",
+    "router/features/admission",
     "router/fleet",
     "router/kvcache",
     "scorers/admission",

@@ -10,8 +10,7 @@ import re
 import pytest
 
 from docs.tools.pages import DOCS
-from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import RouterSnapshot
+from docs.tools.whole_router import list_families
 from tests.gateway.alerts import Rule, read_cases, read_rules
 
 RULES = read_rules()
@@ -27,7 +26,7 @@ def exposition() -> dict[str, set[str]]:
     """Labels of every series that /metrics can have, by name, as Prometheus stores them."""
     found = {}
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
-    for family in Metrics(lambda: RouterSnapshot(), lambda model: True).page().collect():
+    for family in list_families():
         labels = {*getattr(family, "_labelnames", ()), *ADDED, "instance"}
         renamed = {"exported_instance"} if "instance" in getattr(family, "_labelnames", ()) else set()
         for suffix in suffixes.get(family.type, ("",)):

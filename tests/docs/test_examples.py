@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,12 +24,12 @@ from docs.tools.pages import ROOT, SHELL, Block, read_all_blocks, read_blocks
 from router.cli.serve.command import FIRST_STEPS
 from router.errors import ConfigError
 from router.lab.local_stack.preflight import free_ports
+from tests.docs.embedded import embedded_fleet
 
 pytestmark = pytest.mark.xdist_group("examples")  # one fleet for all of them
 
 CHECKED = [block for block in read_all_blocks() if block.language not in SHELL]
 RUN = [block for block in read_all_blocks() if block.language in SHELL and block.note != "not run"]
-START_S = 60.0
 SHORT = 20  # words; one sentence depends on what the fleet did before
 
 SHIM = """\
@@ -77,29 +76,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
     config["listen"]["port"], config["admin"]["port"] = running.port, running.admin_port
     config["policies_dir"] = str(ROOT / "configs/policies")
     config["records"] = {"decision_log": {"folder": str(folder / "decisions")}}
-    (folder / "fleet.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     shim = folder / "bin/warmroute"
     shim.parent.mkdir()
     url, admin = f"http://127.0.0.1:{running.port}", f"http://127.0.0.1:{running.admin_port}"
     shim.write_text(SHIM.format(python=sys.executable, url=url, admin=admin), encoding="utf-8")
     shim.chmod(0o755)
-    with (folder / "fleet.log").open("w") as log:
-        command = [sys.executable, "-m", "router", "fleet", "--config", str(folder / "fleet.yaml")]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        try:
-            until = time.monotonic() + START_S
-            while "Ready." not in (folder / "fleet.log").read_text():
-                assert process.poll() is None, (folder / "fleet.log").read_text()
-                assert time.monotonic() < until, "the fleet does not start"
-                time.sleep(0.1)
-            engines = re.findall(r"engine-\d+  (http://\S+)", (folder / "fleet.log").read_text())
-            running = running._replace(engines=tuple(engines))
-            first = httpx.post(f"{url}/v1/completions", json={"model": "warm-tiny", "prompt": "Hello."}, timeout=30)
-            assert first.status_code == 200, first.text  # examples may ask for the newest record: there is one
-            yield running
-        finally:
-            process.terminate()
-            process.wait(30)
+    with embedded_fleet(config, folder) as log:
+        engines = re.findall(r"engine-\d+  (http://\S+)", log.read_text())
+        running = running._replace(engines=tuple(engines))
+        first = httpx.post(f"{url}/v1/completions", json={"model": "warm-tiny", "prompt": "Hello."}, timeout=30)
+        assert first.status_code == 200, first.text  # examples may ask for the newest record: there is one
+        yield running
 
 
 def commands_and_output(block: Block) -> tuple[str, str]:

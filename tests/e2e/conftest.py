@@ -209,7 +209,7 @@ def config_of(engines: Sequence[Engine], **overrides: Any) -> Json:
     rest of the section.
     """
     config: Json = {
-        "listen": LOCAL,
+        "listen": LOCAL | {"header_timeout_s": PATIENCE_S},  # clients that share this event loop may be slow
         "admin": LOCAL,
         "fleet": {"instances": [instance_of(engine) for engine in engines], "metrics": SOON},
         "tokenizers": {MODEL: {"path": TOKENIZER}},

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from router.clock import SystemClock
+from router.features.tenants.usage_store import UsageStore
 from router.lab.local_stack.preflight import free_ports
-from router.telemetry.usage_store import UsageStore
 from tests.e2e.conftest import MODEL, Router, RouterClient
 from tests.e2e.workers import all_up
 from tests.fakes.engines import engine, eventually
@@ -54,7 +54,7 @@ async def ask(router: Router, path: str = COMPLETIONS, key: str = "k", **fields:
 
 
 def ledger(router: Router) -> Any:
-    return router.app._metering.ledger
+    return router.app._features["tenants"].metering.ledger
 
 
 def idle(router: Router) -> bool:

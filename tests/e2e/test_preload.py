@@ -36,7 +36,7 @@ async def join(router: Router, listed: Any, *fakes: FakeEngine) -> None:
 
 async def warmed(router: Router, name: str = "new") -> Json:
     """The warm-up of an instance, when it has ended."""
-    await eventually(lambda: router.app._status.preloading.warmup.states[name].end is not None)
+    await eventually(lambda: router.app._features["preload"].warmup.states[name].end is not None)
     return next(one for one in (await preloads(router))["warmups"] if one["id"] == name)
 
 

@@ -116,7 +116,7 @@ async def test_a_split_of_a_model_is_counted_at_both_routers_and_a_canary_that_f
 
 
 def split_of(router: Router) -> Any:
-    (split,) = router.app._splits
+    (split,) = router.app._control.splits.splits
     return split
 
 

@@ -24,9 +24,9 @@ from starlette.routing import Match
 
 from router.config.sections.listeners import AdminTokenConfig, is_loopback
 from router.control.api.live import add_live_routes
-from router.control.api.policies import ErrorDescriptions, OpenShape, add_policy_routes
+from router.control.api.policies import ErrorDescriptions, add_policy_routes
 from router.control.api.records import JSON, add_record_routes
-from router.control.api.usage import add_usage_routes
+from router.control.api.shapes import OpenShape, describe_errors
 from router.control.control import Control
 from router.control.explain import Explain
 from router.control.live.feed import LiveFeed
@@ -50,17 +50,6 @@ class InstanceShape(OpenShape):
 
 class PoolShape(OpenShape):
     configured: bool
-
-
-class ModelAdmissionShape(OpenShape):
-    model: str
-    capacity_tokens: int | None
-
-
-class ModelAdmissionList(BaseModel):
-    enabled: bool
-    rule: dict[str, Any]  # name and parameters, as configured
-    models: list[ModelAdmissionShape]
 
 
 class InstanceList(BaseModel):
@@ -95,18 +84,6 @@ class PreloadsShape(OpenShape):
     prefixes: list[PreloadedPrefixShape]
 
 
-class ScalingShape(OpenShape):
-    model: str
-    role: str
-    instances: int
-    desired: int | None
-    reason: str | None
-
-
-class ScalingList(BaseModel):
-    models: list[ScalingShape]
-
-
 class ReplicaShape(OpenShape):
     address: str | None
     run: str | None
@@ -127,29 +104,14 @@ class CacheForgottenAnswer(BaseModel):
     id: str
 
 
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorShape(BaseModel):
-    error: ErrorDetail
-
-
-def _describe_errors(**meanings: str) -> dict[int | str, dict[str, Any]]:
-    return {int(status[1:]): {"model": ErrorShape, "description": text} for status, text in meanings.items()}
-
-
-NO_ENTRY = _describe_errors(_401="no valid token", _403="not allowed")
-INVALID = _describe_errors(_422="an invalid parameter")
-NOT_THERE = _describe_errors(_404="no such thing")
+NO_ENTRY = describe_errors(_401="no valid token", _403="not allowed")
+INVALID = describe_errors(_422="an invalid parameter")
+NOT_THERE = describe_errors(_404="no such thing")
 DESCRIBED = ErrorDescriptions(
     not_there=NOT_THERE,
-    not_now=_describe_errors(_409="not possible in the present state"),
-    text=_describe_errors(_400="the body ended early", _413="the body is too large"),
-    json=_describe_errors(_400="the body ended early", _413="the body is too large") | NOT_THERE,
+    not_now=describe_errors(_409="not possible in the present state"),
+    text=describe_errors(_400="the body ended early", _413="the body is too large"),
+    json=describe_errors(_400="the body ended early", _413="the body is too large") | NOT_THERE,
 )
 
 Identifier = Annotated[str, Path(min_length=1, max_length=200)]
@@ -171,9 +133,10 @@ def admin_app(
     read, write = Depends(guard.require("read")), Depends(guard.require("write"))
     _add_status_routes(app, status, [read])
     _add_instance_routes(app, status, [write])
-    add_record_routes(app, status, explainer, [read], _describe_errors)
+    add_record_routes(app, status, explainer, [read], describe_errors)
     add_policy_routes(app, control, read, write, DESCRIBED)
-    add_usage_routes(app, status, [read])
+    for feature in status.features.values():
+        feature.add_routes(app, [read], [write])
     add_live_routes(app, feed, [read], guard.rights, NOT_THERE)
     _allow_all_methods(app)
     return app
@@ -217,13 +180,6 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
         """
         return ReplicaList.model_validate({"replicas": [one._asdict() for one in status.describe_replicas()]})
 
-    @app.get("/admin/admission", dependencies=read)
-    async def admission() -> ModelAdmissionList:
-        """Return the rule in force, and by model live sessions, their contexts, the capacity, the queues' lengths, and
-        position and wait of the first 100 waiting requests.
-        """
-        return ModelAdmissionList.model_validate(status.describe_admission())
-
     @app.get("/admin/preloads", dependencies=read)
     async def preloads() -> PreloadsShape:
         """Return what was loaded into engines ahead of the requests for it, the newest first, what the first requests
@@ -231,17 +187,10 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
         """
         return PreloadsShape.model_validate(status.describe_preloads())
 
-    @app.get("/admin/scaling", dependencies=read)
-    async def scaling() -> ScalingList:
-        """Return how many instances are wanted by model and role, with the reason and what each reason asks for, and
-        the instance whose cache is worth least, which a scale-in should take.
-        """
-        return ScalingList.model_validate({"models": await status.describe_scaling()})
-
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:
         """Return which master leads, how queries ended, and by model how blocks are named and if that is proved."""
-        description = status.describe_pool()
+        description = status.describe_feature("pool")
         return PoolShape.model_validate({"configured": description is not None, **(description or {})})
 
 

@@ -17,7 +17,7 @@ import msgspec
 from fastapi import FastAPI, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from router.control.api.policies import OpenShape
+from router.control.api.shapes import OpenShape
 from router.control.live.feed import LiveFeed, Viewer, encode_event
 from router.errors import NotFound
 from router.tasks import Tasks

@@ -20,6 +20,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from router.config.yaml_source import POLICY
+from router.control.api.shapes import OpenShape
 from router.control.control import Control
 from router.control.summaries import SwitchSummary
 from router.errors import ConfigError, TooLarge
@@ -30,12 +31,6 @@ BODY_BYTES = POLICY.max_bytes
 
 Responses = dict[int | str, Any]
 """OpenAPI descriptions of answers, by status."""
-
-
-class OpenShape(BaseModel):
-    """Documents the main fields; further ones are passed on."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 class PoliciesShape(OpenShape):

@@ -15,8 +15,9 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
-from router.control.api.policies import OpenShape, Responses
+from router.control.api.policies import Responses
 from router.control.api.record_page import PAGE_HEADERS, render_page
+from router.control.api.shapes import OpenShape
 from router.control.explain import Explain, ExplainRequest
 from router.control.record_detail import Others
 from router.control.status import Status

@@ -104,7 +104,7 @@ def describe_header(status: Status, late_ms: float, interval_s: float) -> dict[s
     workers = status.describe_workers()
     policies = status.control.describe_policies()
     experiment = status.scheduler.experiment
-    admission = status.describe_admission() if any(True for _ in status.admission) else None
+    admission = status.describe_feature("admission")
     return {
         "run": status.run_id,
         "workers": [len([worker for worker in workers if worker["up"]]), len(workers)],
@@ -113,11 +113,11 @@ def describe_header(status: Status, late_ms: float, interval_s: float) -> dict[s
         "interval_s": round(interval_s, 1),
         "policies": policies,
         "experiment": experiment is not None,
-        "admission": None if admission is None else [_queue(model) for model in admission["models"]],
+        "admission": [_queue(model) for model in admission["models"]] if admission and admission["models"] else None,
         "pool": _describe_pool(status),
-        "tenants": status.metering is not None and status.metering.active,
+        "tenants": "tenants" in status.features,
         "discovery": status.describe_discovery(),
-        "decision_log": None if (log := status.log_stats()) is None else {"dropped": log.dropped},
+        "decision_log": status.describe_feature("decision_log"),
     }
 
 
@@ -126,7 +126,7 @@ def _queue(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_pool(status: Status) -> dict[str, Any] | None:
-    pool = status.describe_pool()
+    pool = status.describe_feature("pool")
     if pool is None:
         return None
     models = [{name: model.get(name) for name in ("model", "calibration", "trouble")} for model in pool["models"]]

@@ -12,10 +12,7 @@ from router.clock import Clock
 from router.config import schema
 from router.config.sections.discovery import DnsConfig, KubernetesConfig
 from router.control.control import Control
-from router.control.duty import Duty
 from router.control.key_secret import read_replicas_secret
-from router.control.metering import Metering
-from router.control.peers.admission import SharedAdmission
 from router.control.peers.exchange import FleetNetwork, HostNetwork, PeerExchange
 from router.control.peers.experiments import SharedExperiments
 from router.control.peers.facts import SharedFacts
@@ -25,10 +22,7 @@ from router.control.peers.learned_state import LearnedState
 from router.control.peers.parts import SharedPart
 from router.control.peers.policies import SharedPolicies
 from router.control.peers.scheduler import PeerScheduler
-from router.control.peers.tenants import SharedTenants
 from router.control.switch import REPLICAS
-from router.request.admission.waiting import AdmissionQueues
-from router.scheduling.experiments.model_split import ModelSplit
 from router.tasks import Tasks
 from router.telemetry.recent_records import RecentRecords
 
@@ -70,44 +64,29 @@ class LocalState(NamedTuple):
 
     scheduler: PeerScheduler
     control: Control
-    splits: Sequence[ModelSplit]
-    queues: AdmissionQueues
     records: RecentRecords
-    metering: Metering
-    duty: Duty
     key_secret: int
-    more: Sequence[SharedPart]  # of what is configured
+    more: Sequence[SharedPart]  # of features and of what is configured
 
 
 class PeerParts(NamedTuple):
     """The parts that others use."""
 
-    admission: SharedAdmission
     facts: SharedFacts
     records: HostRecords
 
 
 def connect_peers(exchange: PeerExchange, local: LocalState, tasks: Tasks, clock: Clock) -> PeerParts:
     """Let `exchange` share the state of this process, each thing by one part."""
-    scheduler, control, duty = local.scheduler, local.control, local.duty
+    scheduler, control = local.scheduler, local.control
     policies = SharedPolicies(control, exchange)
     facts = SharedFacts(scheduler, exchange, lambda: exchange.members, lambda: control.trouble(REPLICAS))
     policies.on_applied = facts.publish
     control.wait_for_workers_with(facts.wait_until_applied)
     exchange.compare = facts.compare
-    parts = PeerParts(
-        SharedAdmission(local.queues, scheduler, duty, exchange, tasks, clock),
-        facts,
-        HostRecords(local.records, scheduler, exchange, tasks, clock),
-    )
-    experiments = SharedExperiments(exchange, scheduler, policies, local.splits, clock)
-    metered = [_share_metering(local.metering, duty, exchange)] if local.metering.active else []
+    parts = PeerParts(facts, HostRecords(local.records, scheduler, exchange, tasks, clock))
+    splits = () if control.splits is None else control.splits.splits
+    experiments = SharedExperiments(exchange, scheduler, policies, splits, clock)
     learned = LearnedState(scheduler, local.key_secret, clock)
-    exchange.attach(scheduler, learned, [policies, experiments, *metered, *parts, *local.more])
+    exchange.attach(scheduler, learned, [policies, experiments, *parts, *local.more])
     return parts
-
-
-def _share_metering(metering: Metering, duty: Duty, exchange: PeerExchange) -> SharedTenants:
-    shared = SharedTenants(metering.ledger, metering.usage, duty, exchange)
-    metering.reclaim = shared.reclaim
-    return shared

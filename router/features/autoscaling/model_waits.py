@@ -64,21 +64,22 @@ class _Queue:
 
 @final
 class ModelWaits:
-    """All waiting requests of this process. `ask(model, waiting)` is to have an instance started. `find_base` returns
-    the model that an instance has to serve for requests for a name.
+    """All waiting requests of this process. `bases` has the base model of each adapter that can be loaded: an instance
+    has to serve that. `ask(model, waiting)` is to have an instance started.
     """
 
     def __init__(
         self,
         config: WakeConfig,
         fleet: Fleet,
+        bases: Mapping[str, str],
         clock: Clock,
         ask: Callable[[str, int], None],
         on_wait_end: OnWakeEnd,
     ) -> None:
-        self.find_base: Callable[[str], str] = str
         self._config = config
         self._fleet = fleet
+        self._bases = bases
         self._clock = clock
         self._ask = ask
         self._on_wait_end = on_wait_end
@@ -98,7 +99,7 @@ class ModelWaits:
         model = request.prompt.model
         if model is None:
             return None
-        needed = self.find_base(model)
+        needed = self._bases.get(model, model)
         if self.has_to_wait(needed):
             return self._wait_for_request(request, needed)
         if len(self._fleet) == 0:  # which is no reason to try again, as it is without `wake`

@@ -9,24 +9,24 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import Metric
 
 from router.backends.discovery.kubernetes.api import KubernetesApi
 from router.backends.discovery.kubernetes.discovery import IN_CLUSTER, find_api_server, read_own_namespace
 from router.clock import Clock
 from router.config import schema
 from router.config.sections.wake import WakeConfig, WakeModelConfig
-from router.control.duty import Duty
+from router.control.feature import Core
 from router.errors import quote_name
-from router.features.autoscaling.deployment import DeploymentStarter
-from router.features.autoscaling.model_waits import ModelWaits, OnWakeEnd, WakePatterns
+from router.features.autoscaling.model_waits import ModelWaits, WakePatterns
 from router.features.autoscaling.peers import SharedWaits
-from router.features.autoscaling.starter import InstanceStarter
+from router.features.autoscaling.starters import DeploymentStarter, InstanceStarter, WebhookStarter
 from router.features.autoscaling.waiting_models import WaitingModels
-from router.features.autoscaling.webhook import WebhookStarter
-from router.fleet.fleet import Fleet
 from router.tasks import Tasks
-from router.telemetry.metrics.snapshot import WakeState
+from router.telemetry.metrics.buckets import WAIT_BOUNDS_S
+from router.telemetry.metrics.family import build_family, by_label
 
 log = logging.getLogger("warmroute.wake")
 
@@ -84,34 +84,37 @@ class Wake:
         self.waits = waits
         self.caller = caller
 
-    def snapshot(self) -> WakeState:
-        """Return what waits and was called, as of now."""
-        return WakeState(dict(self.waits.waiting()), dict(self.caller.calls))
+    def families(self) -> Iterator[Metric]:
+        """Return the metrics of what waits and was called, as of now."""
+        waiting = "requests that wait for an instance with their model, by pattern of `wake.models`"
+        yield build_family("wake_waiting_requests", waiting, ("model",), by_label(self.waits.waiting()))
+        calls = "calls that start an instance, by that pattern and end: accepted, failed"
+        yield build_family("wake_calls_total", calls, ("model", "end"), self.caller.calls.items())
 
 
-def build_wake(
-    config: WakeConfig,
-    fleet: Fleet,
-    fleet_config: schema.FleetConfig,
-    on_wait_end: OnWakeEnd,
-    waiting_models: WaitingModels,
-    duty: Duty,
-    shared: SharedWaits | None,
-    tasks: Tasks,
-    clock: Clock,
-) -> Wake:
+def build_wake(core: Core, config: WakeConfig, waiting_models: WaitingModels, shared: SharedWaits | None) -> Wake:
     """Build what lets requests wait in this process, has instances started, and notes in `waiting_models` what waits.
     `shared` None: this is the only process. Raises ConfigError for a Deployment outside of a cluster.
     """
-    starters = {name: build_starter(model, fleet_config) for name, model in config.models.items()}
-    caller = WakeCaller(starters, config.pause_s, tasks, clock)
+    starters = {name: build_starter(model, core.config.fleet) for name, model in config.models.items()}
+    caller = WakeCaller(starters, config.pause_s, core.tasks, core.clock)
+    ends = "waits for an instance with the model, by pattern of `wake.models` and end (passed, timed_out, no_room, "
+    ended = core.metrics.counter("wake_waits_total", f"{ends}client_gone)", "model", "end")
+    waited = "how long requests waited for it"
+    waited_s = core.metrics.histogram("wake_wait_seconds", waited, WAIT_BOUNDS_S, "model")
 
     def ask(model: str, waiting: int) -> None:
         waiting_models.report(model, waiting)
-        if duty.held:
+        if core.duty.held:
             caller.ask(model, waiting)
 
-    waits = ModelWaits(config, fleet, clock, ask, on_wait_end)
+    def on_wait_end(pattern: str, end: str, seconds: float) -> None:
+        ended[pattern, end] += 1
+        if end == "passed":
+            waited_s[(pattern,)].observe(seconds)
+
+    bases = {name: adapter.base for name, adapter in core.config.adapters.items()}
+    waits = ModelWaits(config, core.scheduler.fleet, bases, core.clock, ask, on_wait_end)
     caller.on_end.append(waits.on_call_end)
     if shared is not None:
         shared.call, shared.on_call_end = caller.ask, waits.on_call_end

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from math import inf
 from pathlib import Path
 from threading import Event, Thread
-from typing import final
+from typing import NamedTuple, final
 
 from router.clock import Clock
 from router.config import schema
@@ -29,7 +29,6 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.request.request import Held, Request
 from router.request.services import Services
 from router.scheduling.policy.record import Record
-from router.telemetry.metrics.snapshot import DecisionLogStats
 
 log = logging.getLogger("warmroute.decision_log")
 
@@ -39,6 +38,18 @@ REST_S = 0.0003  # long enough for a waiting thread to wake up on a busy machine
 IDLE_S = 0.05
 WRITE_RETRY_S, COMPRESS_RETRY_S = 1.0, 60.0  # after a failure
 CHECK_S = 1.0  # how often the open file is checked, and fsynced if configured
+
+
+class DecisionLogStats(NamedTuple):
+    """Counts since the start."""
+
+    written: int  # records
+    dropped: int  # records: the queue was full, or they have no JSON form
+    bytes: int  # before compression
+    files: int
+    failures: int  # of the disk; each try counts
+    error: str | None  # the current failure
+    waiting: int  # records in the queue
 
 
 class LoggedRequest(Held):

@@ -16,7 +16,7 @@ import logging
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 from router.backends.fetch import Fetch
 from router.clock import Clock
@@ -29,7 +29,6 @@ from router.features.pool.leader import MasterLeader
 from router.features.pool.prefix_lookup import PoolPrefix, PrefixLookup
 from router.features.pool.query import StoreClient, can_query
 from router.features.pool.report import ModelReport, PoolReport, Unknown
-from router.features.pool.status import describe_pool, snapshot_pool
 from router.kvcache.digest_cache import DigestCache, budget_for
 from router.kvcache.engine_hashes import Digest, EngineChain
 from router.kvcache.events import BlocksPooled, BlocksStored, EngineHash, Key
@@ -38,7 +37,6 @@ from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.request.request import Request
 from router.request.services import Services
 from router.tasks import Tasks
-from router.telemetry.metrics.snapshot import PoolState
 from scorers.contract import Needs, PoolHit
 
 log = logging.getLogger("warmroute.pool")
@@ -111,14 +109,6 @@ class MooncakeStore:
     async def close(self) -> None:
         """Stop all tasks."""
         await self._tasks.close()
-
-    def describe(self) -> dict[str, Any]:
-        """Return its masters, query outcomes and block names of each model, as plain JSON types."""
-        return describe_pool(self.report())
-
-    def snapshot(self) -> PoolState:
-        """Return the values of its metrics as of now."""
-        return snapshot_pool(self.report())
 
     # requests
 

@@ -14,18 +14,18 @@ from typing import final
 from msgspec import Raw
 
 from router.errors import RequestRefused
+from router.features.tenants.ledger import LEAST, Reservation
+from router.features.tenants.meter import Meter, held_tokens
+from router.features.tenants.token_counts import NO_TOKENS, TokenCounts
 from router.fleet.engine_facts import ModelCard
 from router.prompt.body_rewrite import open_body, set_members
 from router.prompt.prompt import Prompt
 from router.proxy.call import ClientRequest
-from router.request.metering import Meter, held_tokens
 from router.request.models import check_allowed
 from router.request.request import Held, Request
 from router.request.services import Services
 from router.scheduling.ticket import Ticket
-from router.tenants.ledger import LEAST, Reservation
 from router.tenants.tenant import Tenant
-from router.tenants.token_counts import NO_TOKENS, TokenCounts
 
 
 class ChargedRequest(Held):

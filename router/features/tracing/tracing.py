@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 from router.clock import Clock
 from router.errors import RequestRefused, TooBusy
@@ -25,7 +25,6 @@ from router.scheduling.policy.record import Record
 from router.telemetry.failure import CLIENTS_OWN, failure_reason
 from router.telemetry.metrics.label_values import OTHER
 from router.telemetry.metrics.prometheus import REASONS, Metrics
-from router.telemetry.metrics.snapshot import TracingStats
 from router.telemetry.trace_context import HeadSampler, TraceContext
 
 log = logging.getLogger("warmroute.tracing")
@@ -47,6 +46,14 @@ class SpanSender(Protocol):
 
     def close(self) -> None:
         """Make a `send` that waits give up."""
+
+
+class TracingStats(NamedTuple):
+    """Requests whose spans were to be exported, since the start."""
+
+    exported: int
+    dropped: int  # the queue was full
+    failed: int  # the receiver did not take them
 
 
 class TracedRequest(Held):

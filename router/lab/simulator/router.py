@@ -13,6 +13,10 @@ from typing import Literal, NamedTuple, cast
 
 from router.clock import Clock
 from router.config import schema
+from router.features.admission.controller import AdmissionController
+from router.features.admission.model_admission import ModelAdmission
+from router.features.admission.shared_prefixes import sample_prefix
+from router.features.admission.verdicts import Admitted, Queued
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import ServedModel, Target
@@ -25,12 +29,8 @@ from router.lab.simulator.exchange import SimulatedExchange
 from router.lab.simulator.scenario import Scenario
 from router.lab.workloads.block_names import BlockNameKeyring, NamedTokens
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
-from router.request.admission.controller import AdmissionController
-from router.request.admission.model_admission import ModelAdmission
-from router.request.admission.rules import build_rule
-from router.request.admission.shared_prefixes import sample_prefix
-from router.request.admission.verdicts import Admitted, Queued
 from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.policy.admission_rules import build_rule
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, AttemptEnd, Record, Stages
 from router.scheduling.scheduler import Scheduler

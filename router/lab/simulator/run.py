@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from router.config import schema
+from router.features.admission.model_admission import ModelAdmission
+from router.features.admission.verdicts import NOTHING_RELEASED, Admitted
 from router.lab.rng import Rng
 from router.lab.simulator.autoscaler import Autoscaler, Autoscaling
 from router.lab.simulator.clients import ClientTurn, SimulatedClients
@@ -33,8 +35,6 @@ from router.lab.simulator.router import (
 from router.lab.simulator.scenario import Scenario
 from router.lab.simulator.tenants import TenantLoad, number_sessions
 from router.lab.workloads.model import Session, Workload
-from router.request.admission.model_admission import ModelAdmission
-from router.request.admission.verdicts import NOTHING_RELEASED, Admitted
 from router.scheduling.ticket import Ticket
 from scorers.admission.contract import NO_CLAIM, Admission, Claim
 

@@ -7,7 +7,7 @@ memory of the router and of its Prometheus with names. Each router has metrics o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import astuple
 
@@ -29,13 +29,12 @@ from router.errors import (
 )
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.failure import ENDS, failure_reason
-from router.telemetry.metrics.buckets import Exemplar, HistogramBuckets
+from router.telemetry.metrics.buckets import WAIT_BOUNDS_S, Exemplar, HistogramBuckets
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.label_values import OTHER, LabelValues
 from router.telemetry.metrics.page import MetricsPage
 from router.telemetry.metrics.series import Counter, Histogram
 from router.telemetry.metrics.snapshot import TIERS, RouterSnapshot
-from router.telemetry.metrics.tenant_tables import TenantTables
 
 MAX_MODELS = 256  # adapters come and go; their counters stay
 MAX_ENDPOINTS = 64
@@ -57,7 +56,6 @@ REASONS: dict[type[RequestRefused], str] = {
     NoTarget: "no_target",
     DeadlineExceeded: "deadline",
 }
-WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0, 120.0, 300.0, 600.0)
 ADDED_BOUNDS_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -80,14 +78,12 @@ class RequestCounters:
 
 class Metrics:
     """The counters of one router. `snapshot` is called at every scrape; `knows_model` says which model names may become
-    labels; `tenants` are those that the settings list.
+    labels.
     """
 
-    def __init__(
-        self, snapshot: Callable[[], RouterSnapshot], knows_model: Callable[[str], bool], tenants: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, snapshot: Callable[[], RouterSnapshot], knows_model: Callable[[str], bool]) -> None:
         self._snapshot = snapshot
-        self._model = LabelValues(MAX_MODELS, knows_model)
+        self.model_label = LabelValues(MAX_MODELS, knows_model)
         self._endpoint = LabelValues(MAX_ENDPOINTS)
         self._token_source = LabelValues(MAX_TOKEN_SOURCES)
         self._in_flight = 0
@@ -96,16 +92,8 @@ class Metrics:
         self._create_request_tables()
         self._create_token_tables()
         self._create_arm_tables()
-        self.tenants = TenantTables(self._counter, self._model, tenants)
-        self._moved = self._counter("picker_moved_total", "answers of another endpoint than the picker had chosen")
+        self._moved = self.counter("picker_moved_total", "answers of another endpoint than the picker had chosen")
         self._moved[()] += 0
-        help_waits = "requests that waited for admission, by how that ended (passed, refused, client_gone)"
-        self._waits = self._counter("admission_waits_total", help_waits, "model", "queue", "end")
-        help_wait = "how long admitted requests waited"
-        self._wait_s = self._histogram("admission_wait_seconds", help_wait, WAIT_BOUNDS_S, "model", "queue")
-        help_wakes = "waits for an instance with the model, by pattern of `wake.models` and end (passed, timed_out, "
-        self._wakes = self._counter("wake_waits_total", f"{help_wakes}no_room, client_gone)", "model", "end")
-        self._wake_s = self._histogram("wake_wait_seconds", "how long requests waited for it", WAIT_BOUNDS_S, "model")
 
     def on_request_start(self) -> None:
         """Count a request whose record was opened."""
@@ -164,7 +152,7 @@ class Metrics:
                 buckets.exemplify(Exemplar(record.trace_id, ms / 1000, record.at_wall_s))
 
     def _look_up(self, endpoint: str, model: str, status: int | None, source: str) -> RequestCounters:
-        labels = self._endpoint(endpoint), self._model(model), "none" if status is None else f"{status // 100}xx"
+        labels = self._endpoint(endpoint), self.model_label(model), "none" if status is None else f"{status // 100}xx"
         by_endpoint = labels[:2]
         source_labels = (self._token_source(source),)
         ttft, duration = self._ttft[by_endpoint], self._duration[by_endpoint]
@@ -202,18 +190,6 @@ class Metrics:
         """Count an exchange of a picker that another endpoint answered than the chosen one."""
         self._moved[()] += 1
 
-    def on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
-        """Count a wait for admission. All values are the router's own, or models that engines serve."""
-        self._waits[model, queue, end] += 1
-        if end == "passed":
-            self._wait_s[model, queue].observe(seconds)
-
-    def on_wake_end(self, pattern: str, end: str, seconds: float) -> None:
-        """Count a wait for an instance. `pattern` is one of `wake.models`."""
-        self._wakes[pattern, end] += 1
-        if end == "passed":
-            self._wake_s[(pattern,)].observe(seconds)
-
     def page(self) -> MetricsPage:
         """Return what a scrape would say now. Call it on the event loop's thread."""
         return MetricsPage(self._tables, self._in_flight, self._snapshot())
@@ -224,56 +200,58 @@ class Metrics:
         """
         return await asyncio.to_thread(self.page().render, form)
 
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+    def counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        """Add a counter to the page, with the help text `meaning`."""
         counter = Counter(f"warmroute_{name}", meaning, *labels)
         self._tables.append(counter)
         return counter
 
-    def _histogram(self, name: str, meaning: str, bounds: Sequence[float], *labels: str) -> Histogram:
+    def histogram(self, name: str, meaning: str, bounds: Sequence[float], *labels: str) -> Histogram:
+        """Add a histogram with these upper bounds to the page."""
         histogram = Histogram(f"warmroute_{name}", meaning, bounds, *labels)
         self._tables.append(histogram)
         return histogram
 
     def _create_request_tables(self) -> None:
         by_endpoint = ("endpoint", "model")
-        self._requests = self._counter("requests_total", "requests ended, by class of status", *by_endpoint, "status")
-        self._errors = self._counter("errors_total", "requests that failed, by reason", "endpoint", "reason")
-        self._retries = self._counter("retries_total", "second attempts, by how the first one ended", "reason")
+        self._requests = self.counter("requests_total", "requests ended, by class of status", *by_endpoint, "status")
+        self._errors = self.counter("errors_total", "requests that failed, by reason", "endpoint", "reason")
+        self._retries = self.counter("retries_total", "second attempts, by how the first one ended", "reason")
         broken = "answers whose engine failed in the middle: continued (by text: continued_text), or why not"
-        self._broken = self._counter("broken_answers_total", broken, "outcome")
+        self._broken = self.counter("broken_answers_total", broken, "outcome")
         self._broken[("continued",)] += 0
-        self._halves = self._counter("prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
+        self._halves = self.counter("prefill_halves_total", "prefill halves of pairs, by how they ended", "end")
         panics = "attempts for which breakers or late health probes were ignored, as all targets had those (panic)"
-        self._panics = self._counter("panic_attempts_total", panics, "model")
-        self._poisonous = self._counter("poison_requests_total", "requests on which two engines died")
+        self._panics = self.counter("panic_attempts_total", panics, "model")
+        self._poisonous = self.counter("poison_requests_total", "requests on which two engines died")
         self._poisonous[()] += 0  # a series from the start: `increase` of a rule does not see a series begin
         first, last = "arrival to the first byte of the answer", "arrival to the end of the answer"
-        self._ttft = self._histogram("ttft_seconds", first, WAIT_BOUNDS_S, *by_endpoint)
-        self._duration = self._histogram("request_duration_seconds", last, WAIT_BOUNDS_S, *by_endpoint)
-        added = self._histogram("added_seconds", "time that the router itself added, by stage", ADDED_BOUNDS_S, "stage")
+        self._ttft = self.histogram("ttft_seconds", first, WAIT_BOUNDS_S, *by_endpoint)
+        self._duration = self.histogram("request_duration_seconds", last, WAIT_BOUNDS_S, *by_endpoint)
+        added = self.histogram("added_seconds", "time that the router itself added, by stage", ADDED_BOUNDS_S, "stage")
         self._stages = [added[(stage,)] for stage in STAGES]
 
     def _create_token_tables(self) -> None:
-        self._prompt = self._counter("prompt_tokens_total", "prompt tokens, as the engines counted them", "model")
-        self._output = self._counter("output_tokens_total", "answer tokens, as the engines counted them", "model")
+        self._prompt = self.counter("prompt_tokens_total", "prompt tokens, as the engines counted them", "model")
+        self._output = self.counter("output_tokens_total", "answer tokens, as the engines counted them", "model")
         predicted = "prompt tokens that the index predicted for the chosen target, of answers that reported a hit count"
-        self._predicted = self._counter("predicted_tokens_total", predicted, "model", "tier")
+        self._predicted = self.counter("predicted_tokens_total", predicted, "model", "tier")
         delivered = "prompt tokens that engines reported as cached"
-        self._delivered = self._counter("delivered_tokens_total", delivered, "model")
+        self._delivered = self.counter("delivered_tokens_total", delivered, "model")
         sources = "requests by where their token ids came from, or why there are none"
-        self._token_ids = self._counter("token_ids_total", sources, "source")
+        self._token_ids = self.counter("token_ids_total", sources, "source")
 
     def _create_arm_tables(self) -> None:
         """Tables by the arm that was drawn, a closed set of names, even after a rollback to the first arm."""
         ended = "requests of an experiment's arm ended, by status"
-        self._arm_requests = self._counter("arm_requests_total", ended, "arm", "status")
+        self._arm_requests = self.counter("arm_requests_total", ended, "arm", "status")
         first, last = "arrival to the first byte, by arm", "arrival to the end of the answer, by arm"
-        self._arm_ttft = self._histogram("arm_ttft_seconds", first, WAIT_BOUNDS_S, "arm")
-        self._arm_duration = self._histogram("arm_duration_seconds", last, WAIT_BOUNDS_S, "arm")
+        self._arm_ttft = self.histogram("arm_ttft_seconds", first, WAIT_BOUNDS_S, "arm")
+        self._arm_duration = self.histogram("arm_duration_seconds", last, WAIT_BOUNDS_S, "arm")
         prompt = "prompt tokens, by arm, of answers that reported cached tokens"
-        self._arm_prompt = self._counter("arm_prompt_tokens_total", prompt, "arm")
+        self._arm_prompt = self.counter("arm_prompt_tokens_total", prompt, "arm")
         delivered = "of those, the ones that engines reported as cached"
-        self._arm_delivered = self._counter("arm_delivered_tokens_total", delivered, "arm")
+        self._arm_delivered = self.counter("arm_delivered_tokens_total", delivered, "arm")
 
     def _count_arm(self, record: Record, arm: str, status: str) -> None:
         self._arm_requests[arm, status] += 1

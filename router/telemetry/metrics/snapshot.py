@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from prometheus_client.core import Metric
+
 from router.backends.token_ids.passthrough import PassthroughReport
 from router.fleet.engine_facts import Gauges
 from router.kvcache.index import IndexStats
@@ -22,28 +24,7 @@ BREAKER_STATES = ("closed", "open", "half_open")
 STREAM_STATES = ("off", "new", "replaying", "live", "lost")
 TOKENIZER_SOURCES = ("local", "remote", "unknown")
 LINKS = ("cpu", "disk", "pool", "pool_disk", "peer")
-POOL_NAMES = ("waiting", "proved", "refuted")
 ROLES = ("active", "arm", "shadow")
-
-
-class DecisionLogStats(NamedTuple):
-    """Counts since the start."""
-
-    written: int  # records
-    dropped: int  # records: the queue was full, or they have no JSON form
-    bytes: int  # before compression
-    files: int
-    failures: int  # of the disk; each try counts
-    error: str | None  # the current failure
-    waiting: int  # records in the queue
-
-
-class TracingStats(NamedTuple):
-    """Requests whose spans were to be exported, since the start."""
-
-    exported: int
-    dropped: int  # the queue was full
-    failed: int  # the receiver did not take them
 
 
 class TargetState(NamedTuple):
@@ -74,18 +55,6 @@ class TargetState(NamedTuple):
     skipped: Mapping[str, int]  # by reason
 
 
-class PoolState(NamedTuple):
-    """The shared pool, as requests find it."""
-
-    masters: Mapping[str, bool]  # by name: whether it leads
-    answers: Mapping[str, int]  # requests by the pool's answer: held, nothing, or why it is unknown
-    queries: int | None
-    keys: int | None  # in those queries
-    query_s: float | None  # sum over `answered`
-    answered: int | None
-    names: Mapping[str, str]  # by model: one of POOL_NAMES
-
-
 class PolicyInForce(NamedTuple):
     role: str  # one of ROLES
     policy: str
@@ -106,7 +75,6 @@ class PolicyState(NamedTuple):
     refusals: Mapping[str, int] = {}  # by the source of what could not be read or built
     arms: Sequence[ArmUnits] = ()
     shadows: Mapping[str, tuple[ChoiceComparison, bool]] = {}  # by policy; whether it is out
-    decision_log: DecisionLogStats | None = None
     audit_failures: int | None = None  # writes of the audit log that failed; None: there is no audit log
 
 
@@ -116,16 +84,6 @@ class PrefixCacheState(NamedTuple):
     bytes: int
     limit_bytes: int
     evicted: int
-
-
-class ModelAdmissionState(NamedTuple):
-    """Admission of one model."""
-
-    model: str
-    waiting: Mapping[str, int]  # by queue
-    sessions: float | None  # live, as the rule counts them; None: it counts no contexts
-    context_tokens: float | None  # of those
-    capacity_tokens: int | None  # None: unknown, so nothing waits
 
 
 class ConnectionState(NamedTuple):
@@ -160,13 +118,6 @@ class PreloadState(NamedTuple):
     requests: Mapping[tuple[str, str], int] = {}  # by reason and end: loaded, failed
 
 
-class WakeState(NamedTuple):
-    """Requests for models without an instance, by pattern of `wake.models`."""
-
-    waiting: Mapping[str, int] = {}
-    calls: Mapping[tuple[str, str], int] = {}  # that start an instance, by pattern and end: accepted, failed
-
-
 class RouterSnapshot(NamedTuple):
     targets: Sequence[TargetState] = ()
     distrusted: Mapping[str, bool] = {}  # by instance: its events are ignored
@@ -176,14 +127,10 @@ class RouterSnapshot(NamedTuple):
     discovery_trouble: Mapping[str, bool] = {}  # by source
     discovery_age_s: Mapping[str, float | None] = {}  # since it last answered, by source
     unpaired: Mapping[str, int] = {}  # requests without a prefill half, by reason
-    pool: PoolState | None = None  # None: there is none
     policies: PolicyState = PolicyState()
     passthrough: PassthroughReport = PassthroughReport({}, {}, {})
     prefix_cache: PrefixCacheState | None = None
-    admission: Sequence[ModelAdmissionState] = ()  # by model, where sessions are admitted
-    tracing: TracingStats | None = None  # None: no tracing
     connections: ConnectionState | None = None
     replicas: Sequence[ReplicaReport] = ()
     preloads: PreloadState = PreloadState()
-    wake: WakeState = WakeState()
-    desired: Mapping[tuple[str, str], int] = {}  # instances that are wanted, by model and role
+    features: Sequence[Metric] = ()  # the metrics of features

@@ -7,33 +7,27 @@ anyone who may add one may also read this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from router.prompt.tokenization.tokenization import TokenizationReport
+from router.telemetry.metrics.family import Samples, build_family, by_label, one_of
 from router.telemetry.metrics.snapshot import (
     BREAKER_STATES,
     INSTANCE_STATES,
     LINKS,
-    POOL_NAMES,
     STREAM_STATES,
     TIERS,
     TOKENIZER_SOURCES,
     ConnectionState,
-    ModelAdmissionState,
     PolicyState,
-    PoolState,
     PrefixCacheState,
     PreloadState,
     ReplicaReport,
     RouterSnapshot,
     TargetState,
-    WakeState,
 )
-
-Samples = Iterable[tuple[Sequence[str], float | None]]
-"""Label values and the value; `None` is no sample."""
 
 TARGET = ("target", "instance")
 MODEL, POLICY, REASON, SOURCE = ("model",), ("policy",), ("reason",), ("source",)
@@ -78,13 +72,6 @@ HELP = {
     "load_base_ms": "fitted fixed cost of such a load, milliseconds",
     "load_samples": "loads behind that fit; 0: the configured prior",
     "unpaired_requests_total": "requests answered by one instance because no prefill instance could help, by reason",
-    "pool_master_leads": "1 for the Mooncake master that leads",
-    "pool_answers_total": "requests that queried the shared pool, by answer: held, nothing, or why it is unknown",
-    "pool_queries_total": "queries to the leading master",
-    "pool_keys_total": "keys in those queries",
-    "pool_query_seconds_total": "time until their answers, sum",
-    "pool_queries_answered_total": "queries that were answered",
-    "pool_names": "1 for whether the router's names of the model's blocks are proved to be the engines' own",
     "policy_in_force": "1 for each policy that decides or is evaluated as a shadow",
     "policy_switches_total": "policy switches, by source",
     "policy_refusals_total": "policies and experiments that were refused, by source",
@@ -96,10 +83,6 @@ HELP = {
     "shadow_overlap_regret_tokens": "prompt tokens held by the chosen targets minus by the shadow's, mean",
     "shadow_load_spread": "requests of the busiest target over the mean, by the shadow's choices",
     "shadow_out": "1 for a shadow that failed and is no longer evaluated",
-    "decision_log_records_total": "records written to the decision log",
-    "decision_log_dropped_total": "records dropped because its queue was full",
-    "decision_log_bytes_total": "bytes written to it, before compression",
-    "decision_log_failures_total": "writes that failed",
     "audit_failures_total": "writes of the audit log that failed",
     "token_id_passthrough_supported": "1 for an instance that was seen to accept token ids",
     "token_id_passthrough_prompts_total": "prompts sent to an engine together with their token ids",
@@ -113,18 +96,10 @@ HELP = {
     "client_connections": "open connections of clients",
     "client_connections_refused_total": "connections closed at once, by reason: total (as many are open as may be), "
     "share (its client has its share of them), handshake (of TLS)",
-    "traces_total": "requests whose spans were to be exported, by end: exported, dropped (the queue was full), failed "
-    "(the receiver did not take them)",
-    "admission_waiting_requests": "requests that wait for admission, by queue",
-    "admission_live_sessions": "sessions expected to come back",
-    "admission_context_tokens": "tokens of the contexts of those sessions",
     "preload_tokens_total": "tokens loaded into engines ahead of the requests for them, by reason (join, drain, copy) "
     "and source: computed, pool",
     "preload_settled_tokens_total": "of those, tokens that the first request for them hit, or found lost, by outcome",
     "preload_requests_total": "requests that loaded them, by reason and end: loaded, failed",
-    "desired_instances": "instances that the model should have in a role; no sample until enough was seen",
-    "wake_waiting_requests": "requests that wait for an instance with their model, by pattern of `wake.models`",
-    "wake_calls_total": "calls that start an instance, by that pattern and end: accepted, failed",
     "replica_up": "1 while frames of the other router arrive without a gap, and it acknowledges what it gets",
     "replica_last_heard_seconds": "time since its last frame; no sample while none comes",
     "replica_lag_seconds": "half the time from the last beat to its acknowledgement",
@@ -132,7 +107,6 @@ HELP = {
     "replica_same_policies": "1 while it has the same policies in force as this router; no sample while it is not up",
     "replica_same_instances": "1 while it knows instances of the same names; no sample while it is not up",
     "replica_unsent_frames_total": "frames for which there was no connection to it, or no room",
-    "admission_capacity_tokens": "tokens that fit the KV caches; no sample while unknown: everything is admitted",
 }
 """Help texts by name, without the prefix `warmroute_`. What ends with `_total` is a counter, the rest are gauges."""
 
@@ -161,51 +135,33 @@ TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
 }
 
 
-def build_family(name: str, labels: Sequence[str], samples: Samples) -> Metric:
-    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    family = kind(f"warmroute_{name}", HELP[name], labels=labels)
-    for values, value in samples:
-        if value is not None:
-            family.add_metric(values, value)
-    return family
-
-
-def by_label(values: Mapping[str, float | None]) -> Samples:
-    return (((label,), value) for label, value in values.items())
-
-
-def one_of(states: Sequence[str], current: Iterable[tuple[Sequence[str], str]]) -> Samples:
-    """Return 1 for the state a thing is in and 0 for the others, so that alerts can be written on any of them."""
-    return (((*labels, state), state == now) for labels, now in current for state in states)
+def _family(name: str, labels: Sequence[str], samples: Samples) -> Metric:
+    return build_family(name, HELP[name], labels, samples)
 
 
 def families(now: RouterSnapshot) -> Iterator[Metric]:
-    """Yield every metric of this file, with or without samples."""
+    """Yield every metric of this file, with or without samples, and those of features."""
     for name, value in TARGET_VALUES.items():
-        yield build_family(name, TARGET, (((t.target, t.instance), value(t)) for t in now.targets))
+        yield _family(name, TARGET, (((t.target, t.instance), value(t)) for t in now.targets))
     yield from _target_states(now.targets)
-    yield build_family("engine_distrusted", ("instance",), by_label(now.distrusted))
-    yield build_family("engine_limit_total", ("instance", "limit"), now.over_limit.items())
+    yield _family("engine_distrusted", ("instance",), by_label(now.distrusted))
+    yield _family("engine_limit_total", ("instance", "limit"), now.over_limit.items())
     yield from _tokenizers(now.tokenizers)
-    yield build_family("policy_faults_total", ("policy", "plugin"), now.policy_faults.items())
-    yield build_family("discovery_trouble", SOURCE, by_label(now.discovery_trouble))
-    yield build_family("discovery_age_seconds", SOURCE, by_label(now.discovery_age_s))
+    yield _family("policy_faults_total", ("policy", "plugin"), now.policy_faults.items())
+    yield _family("discovery_trouble", SOURCE, by_label(now.discovery_trouble))
+    yield _family("discovery_age_seconds", SOURCE, by_label(now.discovery_age_s))
     yield from _links(now.targets)
-    yield build_family("unpaired_requests_total", REASON, by_label(now.unpaired))
-    yield from _pool(now.pool)
+    yield _family("unpaired_requests_total", REASON, by_label(now.unpaired))
     yield from _policies(now.policies)
     supported = {instance: support.takes for instance, support in now.passthrough.instances.items()}
-    yield build_family("token_id_passthrough_supported", ("instance",), by_label(supported))
-    yield build_family("token_id_passthrough_prompts_total", MODEL, by_label(now.passthrough.sent))
-    yield build_family("token_id_passthrough_skipped_total", REASON, by_label(now.passthrough.not_sent))
+    yield _family("token_id_passthrough_supported", ("instance",), by_label(supported))
+    yield _family("token_id_passthrough_prompts_total", MODEL, by_label(now.passthrough.sent))
+    yield _family("token_id_passthrough_skipped_total", REASON, by_label(now.passthrough.not_sent))
     yield from _prefix_cache(now.prefix_cache, now.tokenizers)
-    yield from _admission(now.admission)
     yield from _connections(now.connections)
     yield from _preloads(now.preloads)
-    yield from _wake(now.wake)
-    yield build_family("desired_instances", ("model", "role"), now.desired.items())
     yield from _replicas([replica for replica in now.replicas if replica.address is not None and not replica.own])
-    yield build_family("traces_total", ("end",), by_label({} if now.tracing is None else now.tracing._asdict()))
+    yield from now.features
 
 
 def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
@@ -214,111 +170,81 @@ def _target_states(targets: Sequence[TargetState]) -> Iterator[Metric]:
     streams = (((t.target, t.instance), t.stream_state) for t in targets)
     blocks = (((t.target, t.instance, tier), t.index_stats.blocks[n]) for t in targets for n, tier in enumerate(TIERS))
     skipped = (((t.target, t.instance, why), count) for t in targets for why, count in t.skipped.items())
-    yield build_family("instance_state", ("instance", "state"), one_of(INSTANCE_STATES, states.items()))
-    yield build_family("breaker_state", (*TARGET, "state"), one_of(BREAKER_STATES, breakers))
-    yield build_family("stream_state", (*TARGET, "state"), one_of(STREAM_STATES, streams))
-    yield build_family("index_blocks", (*TARGET, "tier"), blocks)
-    yield build_family("stream_skipped_events_total", (*TARGET, "reason"), skipped)
+    yield _family("instance_state", ("instance", "state"), one_of(INSTANCE_STATES, states.items()))
+    yield _family("breaker_state", (*TARGET, "state"), one_of(BREAKER_STATES, breakers))
+    yield _family("stream_state", (*TARGET, "state"), one_of(STREAM_STATES, streams))
+    yield _family("index_blocks", (*TARGET, "tier"), blocks)
+    yield _family("stream_skipped_events_total", (*TARGET, "reason"), skipped)
 
 
 def _tokenizers(reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:
     sources = one_of(TOKENIZER_SOURCES, (((model,), report.source) for model, report in reports.items()))
-    yield build_family("tokenizer_source", ("model", "source"), sources)
-    yield build_family("tokenizer_proofs_total", MODEL, by_label({m: r.proofs for m, r in reports.items()}))
-    yield build_family("tokenizer_mismatches_total", MODEL, by_label({m: r.mismatches for m, r in reports.items()}))
+    yield _family("tokenizer_source", ("model", "source"), sources)
+    yield _family("tokenizer_proofs_total", MODEL, by_label({m: r.proofs for m, r in reports.items()}))
+    yield _family("tokenizer_mismatches_total", MODEL, by_label({m: r.mismatches for m, r in reports.items()}))
 
 
 def _links(targets: Sequence[TargetState]) -> Iterator[Metric]:
     links = [((t.target, t.instance, link), getattr(t.speed, link)) for t in targets for link in LINKS]
     labels = (*TARGET, "link")
-    yield build_family("load_us_per_token", labels, ((names, cost and cost.us_per_token) for names, cost in links))
-    yield build_family("load_base_ms", labels, ((names, cost and cost.base_ms) for names, cost in links))
-    yield build_family("load_samples", labels, ((names, cost and cost.samples) for names, cost in links))
-
-
-def _pool(pool: PoolState | None) -> Iterator[Metric]:
-    now = pool or PoolState({}, {}, None, None, None, None, {})
-    yield build_family("pool_master_leads", ("master",), by_label(now.masters))
-    yield build_family("pool_answers_total", ("answer",), by_label(now.answers))
-    yield build_family("pool_queries_total", (), [((), now.queries)])
-    yield build_family("pool_keys_total", (), [((), now.keys)])
-    yield build_family("pool_query_seconds_total", (), [((), now.query_s)])
-    yield build_family("pool_queries_answered_total", (), [((), now.answered)])
-    names = one_of(POOL_NAMES, (((model,), state) for model, state in now.names.items()))
-    yield build_family("pool_names", ("model", "state"), names)
+    yield _family("load_us_per_token", labels, ((names, cost and cost.us_per_token) for names, cost in links))
+    yield _family("load_base_ms", labels, ((names, cost and cost.base_ms) for names, cost in links))
+    yield _family("load_samples", labels, ((names, cost and cost.samples) for names, cost in links))
 
 
 def _policies(now: PolicyState) -> Iterator[Metric]:
-    """Yield the metrics of policies, experiments, shadows, the decision log and the audit log."""
-    yield build_family("policy_in_force", ("role", "policy", "digest"), ((policy, 1) for policy in now.in_force))
-    yield build_family("policy_switches_total", SOURCE, by_label(now.switches))
-    yield build_family("policy_refusals_total", SOURCE, by_label(now.refusals))
-    yield build_family("arm_units", ("arm",), by_label({arm.arm: arm.units for arm in now.arms}))
-    yield build_family("arm_rolled_back", ("arm",), by_label({arm.arm: arm.rolled_back for arm in now.arms}))
+    """Yield the metrics of policies, experiments, shadows and the audit log."""
+    yield _family("policy_in_force", ("role", "policy", "digest"), ((policy, 1) for policy in now.in_force))
+    yield _family("policy_switches_total", SOURCE, by_label(now.switches))
+    yield _family("policy_refusals_total", SOURCE, by_label(now.refusals))
+    yield _family("arm_units", ("arm",), by_label({arm.arm: arm.units for arm in now.arms}))
+    yield _family("arm_rolled_back", ("arm",), by_label({arm.arm: arm.rolled_back for arm in now.arms}))
     shadows = [((policy,), comparison) for policy, (comparison, _) in now.shadows.items()]
     ttft_s = ((policy, None if s.ttft_ms is None else s.ttft_ms / 1000) for policy, s in shadows)
     overlap = ((policy, None if s.overlap_tokens is None else -s.overlap_tokens) for policy, s in shadows)
-    yield build_family("shadow_decisions_total", POLICY, ((policy, s.decisions) for policy, s in shadows))
-    yield build_family("shadow_agreements_total", POLICY, ((policy, s.agreed) for policy, s in shadows))
-    yield build_family("shadow_ttft_regret_seconds", POLICY, ttft_s)
-    yield build_family("shadow_overlap_regret_tokens", POLICY, overlap)
-    yield build_family("shadow_load_spread", POLICY, ((policy, s.uneven_other) for policy, s in shadows))
-    yield build_family("shadow_out", POLICY, by_label({policy: out for policy, (_, out) in now.shadows.items()}))
-    log = now.decision_log
-    yield build_family("decision_log_records_total", (), [((), log and log.written)])
-    yield build_family("decision_log_dropped_total", (), [((), log and log.dropped)])
-    yield build_family("decision_log_bytes_total", (), [((), log and log.bytes)])
-    yield build_family("decision_log_failures_total", (), [((), log and log.failures)])
-    yield build_family("audit_failures_total", (), [((), now.audit_failures)])
+    yield _family("shadow_decisions_total", POLICY, ((policy, s.decisions) for policy, s in shadows))
+    yield _family("shadow_agreements_total", POLICY, ((policy, s.agreed) for policy, s in shadows))
+    yield _family("shadow_ttft_regret_seconds", POLICY, ttft_s)
+    yield _family("shadow_overlap_regret_tokens", POLICY, overlap)
+    yield _family("shadow_load_spread", POLICY, ((policy, s.uneven_other) for policy, s in shadows))
+    yield _family("shadow_out", POLICY, by_label({policy: out for policy, (_, out) in now.shadows.items()}))
+    yield _family("audit_failures_total", (), [((), now.audit_failures)])
 
 
 def _replicas(replicas: Sequence[ReplicaReport]) -> Iterator[Metric]:
     named = {replica.address or "": replica for replica in replicas}
     label = ("replica",)
-    yield build_family("replica_up", label, by_label({name: r.up for name, r in named.items()}))
-    yield build_family("replica_last_heard_seconds", label, by_label({n: r.last_heard_s for n, r in named.items()}))
-    yield build_family("replica_lag_seconds", label, by_label({name: r.lag_s for name, r in named.items()}))
+    yield _family("replica_up", label, by_label({name: r.up for name, r in named.items()}))
+    yield _family("replica_last_heard_seconds", label, by_label({n: r.last_heard_s for n, r in named.items()}))
+    yield _family("replica_lag_seconds", label, by_label({name: r.lag_s for name, r in named.items()}))
     policies = by_label({name: r.same_policies for name, r in named.items()})
-    yield build_family("replica_same_policies", label, policies)
+    yield _family("replica_same_policies", label, policies)
     instances = by_label({name: r.same_instances for name, r in named.items()})
-    yield build_family("replica_same_instances", label, instances)
+    yield _family("replica_same_instances", label, instances)
     sent = (((name, "sent"), replica.bytes_sent) for name, replica in named.items())
     received = (((name, "received"), replica.bytes_received) for name, replica in named.items())
-    yield build_family("replica_bytes_total", ("replica", "direction"), (*sent, *received))
-    yield build_family("replica_unsent_frames_total", label, by_label({n: r.unsent for n, r in named.items()}))
+    yield _family("replica_bytes_total", ("replica", "direction"), (*sent, *received))
+    yield _family("replica_unsent_frames_total", label, by_label({n: r.unsent for n, r in named.items()}))
 
 
 def _preloads(now: PreloadState) -> Iterator[Metric]:
-    yield build_family("preload_tokens_total", ("reason", "source"), now.loaded_tokens.items())
-    yield build_family("preload_settled_tokens_total", ("reason", "outcome"), now.settled_tokens.items())
-    yield build_family("preload_requests_total", ("reason", "end"), now.requests.items())
-
-
-def _wake(now: WakeState) -> Iterator[Metric]:
-    yield build_family("wake_waiting_requests", MODEL, by_label(now.waiting))
-    yield build_family("wake_calls_total", ("model", "end"), now.calls.items())
+    yield _family("preload_tokens_total", ("reason", "source"), now.loaded_tokens.items())
+    yield _family("preload_settled_tokens_total", ("reason", "outcome"), now.settled_tokens.items())
+    yield _family("preload_requests_total", ("reason", "end"), now.requests.items())
 
 
 def _prefix_cache(now: PrefixCacheState | None, reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:
     held, limit, evicted = now or (None, None, None)
     models = reports.items() if now else ()
-    yield build_family("memory_bytes", (), [((), held)])
-    yield build_family("memory_limit_bytes", (), [((), limit)])
-    yield build_family("memory_evictions_total", (), [((), evicted)])
-    yield build_family("remembered_tokens_total", MODEL, by_label({m: r.remembered_tokens for m, r in models}))
-    yield build_family("tokenised_tokens_total", MODEL, by_label({m: r.tokenised_tokens for m, r in models}))
-    yield build_family("tokenizer_incremental", MODEL, by_label({m: r.incremental for m, r in models}))
-
-
-def _admission(models: Sequence[ModelAdmissionState]) -> Iterator[Metric]:
-    waiting = (((one.model, queue), count) for one in models for queue, count in one.waiting.items())
-    yield build_family("admission_waiting_requests", ("model", "queue"), waiting)
-    yield build_family("admission_live_sessions", MODEL, by_label({one.model: one.sessions for one in models}))
-    yield build_family("admission_context_tokens", MODEL, by_label({one.model: one.context_tokens for one in models}))
-    yield build_family("admission_capacity_tokens", MODEL, by_label({one.model: one.capacity_tokens for one in models}))
+    yield _family("memory_bytes", (), [((), held)])
+    yield _family("memory_limit_bytes", (), [((), limit)])
+    yield _family("memory_evictions_total", (), [((), evicted)])
+    yield _family("remembered_tokens_total", MODEL, by_label({m: r.remembered_tokens for m, r in models}))
+    yield _family("tokenised_tokens_total", MODEL, by_label({m: r.tokenised_tokens for m, r in models}))
+    yield _family("tokenizer_incremental", MODEL, by_label({m: r.incremental for m, r in models}))
 
 
 def _connections(now: ConnectionState | None) -> Iterator[Metric]:
     open_, refused = now or (None, {})
-    yield build_family("client_connections", (), [((), open_)])
-    yield build_family("client_connections_refused_total", REASON, by_label(refused))
+    yield _family("client_connections", (), [((), open_)])
+    yield _family("client_connections_refused_total", REASON, by_label(refused))

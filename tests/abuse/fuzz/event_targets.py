@@ -29,9 +29,8 @@ class _Observer:
 
 def _indexer() -> KvIndexer:
     clock = ManualClock(1000.0, wall=5000.0)
-    indexer = KvIndexer(
-        BlockIndex(RING, 1000), SpeculativeBlocks(5.0), ApproximateBlocks(1000, 60.0), clock, _Observer()
-    )
+    indexer = KvIndexer(BlockIndex(RING, 1000), SpeculativeBlocks(5.0), ApproximateBlocks(1000, 60.0), clock)
+    indexer.observer = _Observer()
     indexer.join(TARGET, "m", stream=True, replayable=True)
     indexer.on_connected(TARGET)
     return indexer

@@ -92,9 +92,7 @@ class ControlPlane:
         self.ring = WatchedRing()
         self.audit = audit or AuditLog()
         policies = {name: build_policy(name, spec(text)) for name, text in TEXTS.items()}
-        knowledge = KvIndexer(
-            BlockIndex(RING, 100), SpeculativeBlocks(5.0), ApproximateBlocks(100, 60.0), self.clock, None
-        )
+        knowledge = KvIndexer(BlockIndex(RING, 100), SpeculativeBlocks(5.0), ApproximateBlocks(100, 60.0), self.clock)
         desk = Selector(PolicySet(policies, active, running), seed=1)
         self.core = Scheduler(Fleet(schema.FleetConfig()), knowledge, desk, self.clock, 10)
         self.control = Control(self.core, self.ring, self.audit, self.clock, file, duty)

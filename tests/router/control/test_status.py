@@ -21,12 +21,10 @@ from router.config import schema
 from router.config.schema import PolicyConfig as PolicySpec
 from router.control.control import Control
 from router.control.status import Status
-from router.features.autoscaling.scaling import Scaling
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.kvcache.events import BlocksStored, EngineHash, EventBatch, TargetId, Tier
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.prompt.tokenization.tokenization import Tokenization
-from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
@@ -74,17 +72,14 @@ class RouterParts:
             self.core,
             self.tokens,
             self.handing,
-            lambda: None,
             health,
             self.sources,
             lambda instance: [{"source": "config", "origin": instance, "uid": None, "accepting": True}],
             self.ring,
             self.control,
-            AdmissionQueues(config.admission, self.core, self.clock, lambda model, queue, end, s: None),
-            lambda: None,
             self.clock,
             "r",
-            Scaling(self.core.fleet, self.core.working_sets, [], self.ring, [], self.clock).describe,
+            {},
         )
 
     async def silent(

@@ -29,7 +29,8 @@ class House:
         self.clock = ManualClock(1000.0, wall=1000.0)
         self.witnessed: list[tuple[str, BlocksStored | BlocksPooled]] = []
         self._parts = BlockIndex(RING), SpeculativeBlocks(TTL_S), ApproximateBlocks(10_000, APPROXIMATE_TTL_S)
-        self.knowledge = KvIndexer(*self._parts, self.clock, observer=self)
+        self.knowledge = KvIndexer(*self._parts, self.clock)
+        self.knowledge.observer = self
 
     def afresh(self) -> OverlapEstimator:
         """What is believed, by somebody who remembers nothing of what was believed before."""

@@ -15,11 +15,14 @@ from router.config import schema
 from router.config.sections.clients import ClientsConfig, PricesConfig
 from router.config.sections.listeners import EdgeConfig
 from router.errors import NoTarget, TooBusy
+from router.features.tenants.ledger import Ledger
+from router.features.tenants.meter import Meter
 from router.features.tenants.stages import TenantStages
+from router.features.tenants.tenant_tables import TenantTables
+from router.features.tenants.usage_book import UsageBook
 from router.fleet.engine_facts import ModelCard
 from router.fleet.fleet import Fleet
 from router.proxy.call import ClientDisconnected, ClientRequest
-from router.request.metering import Meter
 from router.request.ops_api import MetricsAccess, metrics_app, ops_app
 from router.request.public_api import PublicApi, RequestApi
 from router.request.public_paths import LOAD_ROUTED, PATHS, PublicPath
@@ -28,8 +31,6 @@ from router.scheduling.scheduler import Scheduler
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.directory import TenantDirectory
-from router.tenants.ledger import Ledger
-from router.tenants.usage_book import UsageBook
 from tests.router.proxy.connections import an_exchange, sent
 from tests.router.request.some_services import some_services
 
@@ -93,7 +94,8 @@ class Api:
         self.metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
         clock, self.usage = ManualClock(wall=1_700_000_000.9), UsageBook()
         ledger = Ledger(PricesConfig(), clock, "")
-        limits = TenantStages(Meter(ledger, self.usage, self.metrics.tenants, lambda model: None, clock))
+        tables = TenantTables(self.metrics.counter, self.metrics.model_label, ())
+        limits = TenantStages(Meter(ledger, self.usage, tables, lambda model: None, clock))
         services = some_services(
             config=schema.Config(edge=EdgeConfig.model_validate(edge)),
             clock=clock,

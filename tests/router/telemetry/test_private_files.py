@@ -13,13 +13,13 @@ from rich.console import Console
 from router.cli.terminal.output import write_json
 from router.features.decision_log.compression import compress
 from router.features.decision_log.files import COMPRESSED, UNFINISHED, OpenLogFile
+from router.features.tenants.token_counts import TokenCounts
+from router.features.tenants.usage import UsageRow
+from router.features.tenants.usage_store import UsageStore, number_day
 from router.kvcache import snapshots
 from router.lab.workloads.traces import write_lines
 from router.telemetry.audit_log import AuditEntry, AuditLog, PoliciesInForce
 from router.telemetry.private_files import open_private
-from router.telemetry.usage_store import UsageStore, number_day
-from router.tenants.token_counts import TokenCounts
-from router.tenants.usage import UsageRow
 
 PRIVATE = 0o600
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.request.admission.controller import AdmissionController
-from router.request.admission.verdicts import Admitted, Arrival, Queued
+from router.features.admission.controller import AdmissionController
+from router.features.admission.verdicts import Admitted, Arrival, Queued
 from scorers.admission.contract import Claim, FleetMemory, TargetLoad
 from scorers.admission.edf import Edf
 

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from router.request.admission.programs import Programs
+from router.features.admission.programs import Programs
 from scorers.admission.contract import AgentProgram
 from scorers.admission.live_programs import LivePrograms
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.admission.controller import AdmissionController
-from router.request.admission.verdicts import Admitted, Arrival
+from router.features.admission.controller import AdmissionController
+from router.features.admission.verdicts import Admitted, Arrival
 from scorers.admission.contract import Admission, AdmissionRule, AgentProgram, FleetMemory, TargetMemory
 from scorers.registry import load_registry
 from tests.suites.properties import examples

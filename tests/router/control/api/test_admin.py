@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from router.config.sections.listeners import AdminTokenConfig
 from router.control.api.admin import admin_app
 from router.control.explain import ExplainRequest
+from router.control.feature import Feature
 from router.control.live.feed import LiveFeed
 from router.control.record_detail import Others
 from router.errors import NoTarget
@@ -29,7 +31,7 @@ LOOPBACK = "http://127.0.0.1:8001"
 class Rooms:
     """Two instances and one record."""
 
-    metering = None
+    features: Mapping[str, Feature] = {}
 
     def __init__(self) -> None:
         self.draining = {"a": False, "b": False}
@@ -43,9 +45,6 @@ class Rooms:
 
     def describe_discovery(self) -> dict[str, str | None]:
         return {"config": None, "file": "fleet.yaml: no such file"}
-
-    async def describe_scaling(self) -> list[dict[str, Any]]:
-        return [{"model": "m", "role": "both", "instances": 2, "desired": 3, "reason": "queue", "scale_in": None}]
 
     def describe_preloads(self) -> dict[str, Any]:
         warmups = [{"id": "a", "end": None, "tokens": 512}]
@@ -85,12 +84,8 @@ class Rooms:
     def describe_replicas(self) -> list[ReplicaReport]:
         return [ReplicaReport("10.0.0.2:9004", "1f3a", False, True, 0.1, 0.002, 120, 240, 0)]
 
-    def describe_admission(self) -> dict[str, Any]:
-        models = [{"model": "m", "capacity_tokens": None, "waiting": []}]
-        return {"enabled": True, "rule": {"name": "fit"}, "models": models}
-
-    def describe_pool(self) -> dict[str, Any] | None:
-        return {"leader": "mooncake master a:9003", "models": []}
+    def describe_feature(self, name: str) -> dict[str, Any] | None:
+        return {"leader": "mooncake master a:9003", "models": []} if name == "pool" else None
 
 
 def still_feed(rooms: Rooms | None = None) -> LiveFeed:
@@ -153,11 +148,6 @@ def test_drain_and_undrain() -> None:
 def test_replicas() -> None:
     (replica,) = open_door().get("/admin/replicas").json()["replicas"]
     assert (replica["address"], replica["up"], replica["lag_s"]) == ("10.0.0.2:9004", True, 0.002)
-
-
-def test_scaling() -> None:
-    (model,) = open_door().get("/admin/scaling").json()["models"]
-    assert (model["desired"], model["reason"], model["scale_in"]) == (3, "queue", None)
 
 
 def test_preloads() -> None:
@@ -309,7 +299,7 @@ OWN_ERRORS = {
 
 def test_every_error_is_described() -> None:
     paths = open_door().get("/admin/openapi.json").json()["paths"]
-    assert len(paths) == 23
+    assert len(paths) == 20
     for path, methods in paths.items():
         for method, description in methods.items():
             wanted = {"200", "401", "403", "422"} | OWN_ERRORS.get((method, path), set())
@@ -336,12 +326,6 @@ def test_a_refused_method_is_told_all_that_there_are() -> None:
     assert answer.json()["error"]["message"] == "POST /admin/experiment: method not allowed"
 
 
-def test_the_door_is_shown_by_model() -> None:
-    shown = open_door().get("/admin/admission").json()
-    models = [{"model": "m", "capacity_tokens": None, "waiting": []}]
-    assert shown == {"enabled": True, "rule": {"name": "fit"}, "models": models}
-
-
 def test_the_pool_or_that_there_is_none() -> None:
     assert open_door().get("/admin/pool").json() == {
         "configured": True,
@@ -350,7 +334,7 @@ def test_the_pool_or_that_there_is_none() -> None:
     }
 
     class Without(Rooms):
-        def describe_pool(self) -> dict[str, Any] | None:
+        def describe_feature(self, name: str) -> dict[str, Any] | None:
             return None
 
     assert open_door(Without()).get("/admin/pool").json() == {"configured": False}

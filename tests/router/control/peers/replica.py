@@ -16,7 +16,6 @@ from router.config.reader import read_policy_file
 from router.config.sections.replicas import ReplicasConfig
 from router.control.control import Control
 from router.control.duty import Duty
-from router.control.metering import Metering
 from router.control.peers.connect import LocalState, connect_peers
 from router.control.peers.exchange import FleetNetwork, HostNetwork, PeerExchange
 from router.control.peers.frames import Sender
@@ -25,13 +24,11 @@ from router.control.peers.scheduler import PeerScheduler
 from router.fleet.engine_facts import EventEndpoint, ModelCard
 from router.fleet.load import Booking
 from router.kvcache.events import TargetId
-from router.request.admission.waiting import AdmissionQueues
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
-from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import ReplicaReport, RouterSnapshot
+from router.telemetry.metrics.snapshot import ReplicaReport
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import build_scheduler
 from tests.fakes.caches import RING
@@ -74,14 +71,11 @@ class Replica:
         self.duty = Duty(run, held=duty in (None, run))
         self.duty.follow(duty or run)
         self.tasks = Tasks(run)
-        metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
-        queues = AdmissionQueues(config.admission, core, self.clock, lambda model, queue, end, s: None)
         records = RecentRecords(10)
         self.control = Control(core, records, AuditLog(), self.clock)
-        metering = Metering(config.clients, run, metrics.tenants, lambda model: None, self.clock)
         for name in engines:
             self.join(name)
-        local = LocalState(self.core, self.control, [], queues, records, metering, self.duty, key_secret, parts)
+        local = LocalState(self.core, self.control, records, key_secret, parts)
         connect_peers(self.exchange, local, self.tasks, self.clock)
 
     async def start(self, *, learn: bool = False) -> None:

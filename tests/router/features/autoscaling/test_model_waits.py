@@ -30,7 +30,7 @@ class Scene:
         self.passed: list[int] = []
         config = WakeConfig.model_validate({"models": {"m": WEBHOOK, "big-*": WEBHOOK}, "wait_s": 60.0} | settings)
         self.waits = ModelWaits(
-            config, self.fleet, self.clock, lambda *ask: self.asks.append(ask), lambda *end: self.ends.append(end)
+            config, self.fleet, {}, self.clock, lambda *ask: self.asks.append(ask), lambda *end: self.ends.append(end)
         )
 
     async def request(self, number: int, model: str = "m", sender: str = "one", body_bytes: int = 10) -> float:

@@ -11,8 +11,7 @@ from typing import Any
 
 from router.backends.discovery.kubernetes.api import KubernetesApi
 from router.config.sections.wake import WakeWebhookConfig
-from router.features.autoscaling.deployment import SCALE, DeploymentStarter
-from router.features.autoscaling.webhook import WebhookStarter
+from router.features.autoscaling.starters import SCALE, DeploymentStarter, WebhookStarter
 from tests.fakes.kubernetes import ApiServer, Refusal
 from tests.fakes.webhook import Webhook
 

@@ -11,9 +11,8 @@ from router.config import schema
 from router.config.sections.discovery import KubernetesApiConfig, KubernetesConfig
 from router.config.sections.wake import WakeModelConfig
 from router.errors import ConfigError
-from router.features.autoscaling.deployment import DeploymentStarter
+from router.features.autoscaling.starters import DeploymentStarter, WebhookStarter
 from router.features.autoscaling.wake import CALLS_AT_ONCE, WakeCaller, build_starter
-from router.features.autoscaling.webhook import WebhookStarter
 from router.tasks import Tasks
 
 

@@ -6,10 +6,12 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
 
+from docs.tools.whole_router import list_families
 from router.config.sections.gameday import FaultKind
 from router.lab.gameday.sight import NOTICED_BY, WANTED, Sight, is_well, read_sight
+from router.telemetry.metrics.family import build_family, by_label
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import PoolState, RouterSnapshot
+from router.telemetry.metrics.snapshot import RouterSnapshot
 from tests.router.telemetry.metrics.test_state import READY, SILENT
 
 CALM = Sight(prefill_us={"a": 100.0}, has_pool=True, policies=frozenset({"warm"}), booked=3.0)
@@ -31,8 +33,7 @@ def test_it_reads_what_the_router_writes() -> None:
 
 
 def test_every_metric_that_it_reads_exists() -> None:
-    families = Metrics(lambda: RouterSnapshot(), lambda model: True).page().collect()
-    names = {family.name + "_total" * (family.type == "counter") for family in families}
+    names = {family.name + "_total" * (family.type == "counter") for family in list_families()}
     assert {f"warmroute_{name}" for name in WANTED} <= names
 
 
@@ -77,6 +78,6 @@ def test_what_is_not_well(sign: dict[str, object]) -> None:
 
 
 def test_a_pool_that_leads() -> None:
-    pool = PoolState({"m": True, "n": False}, {}, 0, 0, 0.0, 0, {})
-    assert read_sight(page(RouterSnapshot(pool=pool))).has_pool is True
-    assert read_sight(page(RouterSnapshot(pool=pool._replace(masters={"m": False})))).has_pool is False
+    for second, has_pool in ((True, True), (False, False)):
+        leads = build_family("pool_master_leads", "leads", ("master",), by_label({"m": False, "n": second}))
+        assert read_sight(page(RouterSnapshot(features=[leads]))).has_pool is has_pool

@@ -8,6 +8,8 @@ import pytest
 
 from router.config import schema
 from router.config.sections.listeners import AdmissionConfig
+from router.features.admission.model_admission import ModelAdmission
+from router.features.admission.verdicts import Admitted, Queued
 from router.fleet.engine_facts import Gauges
 from router.lab.simulator.outcome import RequestEnd, SimulationOutcome, compute_figures
 from router.lab.simulator.router import SimulatedRouter
@@ -23,8 +25,6 @@ from router.lab.simulator.scenario import (
 )
 from router.lab.workloads.model import Session, Span, Turn, Workload
 from router.lab.workloads.presets import CODEX
-from router.request.admission.model_admission import ModelAdmission
-from router.request.admission.verdicts import Admitted, Queued
 from scorers.admission.contract import Admission
 from scorers.contract import View
 from scorers.session_affinity import SessionAffinity

@@ -9,13 +9,13 @@ from functools import cache
 import pytest
 
 from router.config.sections.listeners import AdmissionConfig
+from router.features.admission.fair_order import FairOrder
 from router.lab.simulator.outcome import RequestEnd, SimulationOutcome, quantile
 from router.lab.simulator.run import simulate_tenants
 from router.lab.simulator.scenario import Scenario
 from router.lab.simulator.tenants import TenantLoad
 from router.lab.sweep import options
 from router.lab.workloads.presets import TOOLS
-from router.request.admission.fair_order import FairOrder
 from scorers.admission.contract import Admission
 
 UNTIL_S = 90.0

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 
 from router.backends.token_ids.passthrough import PassthroughReport
 from router.backends.token_ids.support import InstanceSupport
-from router.features.tracing.tracing import TracingStats
 from router.fleet.load import NO_GAUGES
 from router.kvcache.index import IndexStats
 from router.prompt.tokenization.tokenization import TokenizationReport
+from router.telemetry.metrics.family import build_family
 from router.telemetry.metrics.snapshot import (
     ConnectionState,
-    ModelAdmissionState,
-    PoolState,
     PrefixCacheState,
     RouterSnapshot,
     TargetState,
@@ -151,22 +149,6 @@ def test_loading_per_link() -> None:
     }
 
 
-def test_the_pool_as_requests_find_it() -> None:
-    pool = PoolState({"m1": True, "m2": False}, {"held": 5, "late": 1}, 7, 140, 0.014, 6, {"m": "proved"})
-    now = RouterSnapshot(pool=pool)
-    assert values(now) == {
-        "warmroute_pool_queries_total": 7,
-        "warmroute_pool_keys_total": 140,
-        "warmroute_pool_query_seconds_total": 0.014,
-        "warmroute_pool_queries_answered_total": 6,
-    }
-    assert values(now, master="m1") == {"warmroute_pool_master_leads": 1}
-    assert values(now, master="m2") == {"warmroute_pool_master_leads": 0}
-    assert values(now, answer="held") == {"warmroute_pool_answers_total": 5}
-    assert values(now, answer="late") == {"warmroute_pool_answers_total": 1}
-    assert states(now, "warmroute_pool_names", model="m") == {"waiting": 0, "proved": 1, "refuted": 0}
-
-
 def test_prefill_halves_that_could_not_be() -> None:
     now = RouterSnapshot(unpaired={"engine_id": 2})
     assert values(now, reason="engine_id") == {"warmroute_unpaired_requests_total": 2}
@@ -175,23 +157,6 @@ def test_prefill_halves_that_could_not_be() -> None:
 def test_every_help_text_belongs_to_one_metric_in_every_state() -> None:
     names = [f.name + ("_total" if f.type == "counter" else "") for f in families(RouterSnapshot())]
     assert sorted(names) == sorted(f"warmroute_{name}" for name in HELP)
-
-
-def test_admission_by_model() -> None:
-    models = [
-        ModelAdmissionState("m", {"parked": 1, "new": 2}, 3.5, 900.0, 1000),
-        ModelAdmissionState("n", {"new": 0}, 0.0, 0.0, None),
-    ]
-    assert samples(RouterSnapshot(admission=models), "admission") == {
-        ("warmroute_admission_waiting_requests", "m", "parked"): 1,
-        ("warmroute_admission_waiting_requests", "m", "new"): 2,
-        ("warmroute_admission_waiting_requests", "n", "new"): 0,
-        ("warmroute_admission_live_sessions", "m"): 3.5,
-        ("warmroute_admission_live_sessions", "n"): 0,
-        ("warmroute_admission_context_tokens", "m"): 900,
-        ("warmroute_admission_context_tokens", "n"): 0,
-        ("warmroute_admission_capacity_tokens", "m"): 1000,
-    }, "an unknown capacity is no sample"
 
 
 def test_token_id_passthrough_by_instance_model_and_reason() -> None:
@@ -239,11 +204,8 @@ def test_the_prefix_cache_and_the_tokens_of_each_model() -> None:
     }
 
 
-def test_traces_by_what_became_of_them() -> None:
-    now = RouterSnapshot(tracing=TracingStats(exported=5, dropped=2, failed=1))
-    assert samples(now, "traces") == {
-        ("warmroute_traces_total", "exported"): 5,
-        ("warmroute_traces_total", "dropped"): 2,
-        ("warmroute_traces_total", "failed"): 1,
-    }
+def test_the_metrics_of_features_come_last() -> None:
+    """As of the moment of the scrape, whatever they count afterwards."""
+    of_feature = build_family("traces_total", "requests", ("end",), [(("exported",), 5)])
+    assert samples(RouterSnapshot(features=[of_feature]), "traces") == {("warmroute_traces_total", "exported"): 5}
     assert samples(RouterSnapshot(), "traces") == {}

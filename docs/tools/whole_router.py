@@ -1,0 +1,47 @@
+"""A router in which every feature is configured, to list what all of them add: metrics and endpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from router.app import App
+from router.config import schema
+from router.control.api.admin import admin_app
+
+MODEL, NOWHERE = "llama", "http://127.0.0.1:1"
+
+
+def list_families() -> list[Metric]:
+    """Return all metrics that `/metrics` can have."""
+    with TemporaryDirectory() as folder:
+        return list(_build_whole_router(Path(folder)).metrics.page().collect())
+
+
+def describe_admin_api() -> dict[str, Any]:
+    """Return the OpenAPI description of all endpoints that the admin listener can have."""
+    unused: Any = object()
+    with TemporaryDirectory() as folder:
+        status = _build_whole_router(Path(folder)).status
+        return admin_app(status, unused, unused, unused, []).openapi()
+
+
+def _build_whole_router(folder: Path) -> App:
+    """Build a router with every feature, and do not start it; `folder` is for what it would write."""
+    described: dict[str, Any] = {
+        "seed": 1,
+        "policies": {"warm": {"scorers": [{"name": "random"}]}},
+        "fleet": {"instances": [{"name": "a", "url": NOWHERE}]},
+        "clients": {"tenant_header": "x-tenant"},
+        "models": {"chat": {"to": MODEL}},
+        "adapters": {"llama-de": {"base": MODEL, "path": "/adapters/de"}},
+        "wake": {"models": {"warm-*": {"webhook": {"url": NOWHERE}}}},
+        "pool": {"masters": [NOWHERE]},
+        "preload": {"join": True},
+        "tracing": {"endpoint": NOWHERE},
+        "records": {"decision_log": {"folder": str(folder / "decisions")}},
+    }
+    return App(schema.Config.model_validate(described))

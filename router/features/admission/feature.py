@@ -1,0 +1,77 @@
+"""Admission control: requests wait until their sessions fit the caches, and tenants have their fair shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client.core import Metric
+from pydantic import BaseModel
+
+from router.control.api.shapes import OpenShape
+from router.control.feature import Core, Feature
+from router.features.admission.status import describe_admission, list_families
+from router.features.admission.waiting import AdmissionControl, AdmissionQueues, AdmissionStage
+from router.request.stages import FeaturePath
+from router.telemetry.metrics.buckets import WAIT_BOUNDS_S
+
+
+class ModelAdmissionShape(OpenShape):
+    model: str
+    capacity_tokens: int | None
+
+
+class ModelAdmissionList(BaseModel):
+    enabled: bool
+    rule: dict[str, Any]  # name and parameters, as configured
+    models: list[ModelAdmissionShape]
+
+
+class AdmissionFeature(Feature):
+    """Admission by the rule of `admission`, or of the policies in force."""
+
+    def __init__(self, core: Core) -> None:
+        config, scheduler, clock, metrics = core.config, core.scheduler, core.clock, core.metrics
+        help_waits = "requests that waited for admission, by how that ended (passed, refused, client_gone)"
+        self._waits = metrics.counter("admission_waits_total", help_waits, "model", "queue", "end")
+        help_wait = "how long admitted requests waited"
+        self._wait_s = metrics.histogram("admission_wait_seconds", help_wait, WAIT_BOUNDS_S, "model", "queue")
+        pooled, tenants = config.pool is not None, config.clients.identifies
+        queues = AdmissionQueues(config.admission, scheduler, clock, self._on_wait_end, pooled=pooled, tenants=tenants)
+        self.control: AdmissionControl = queues
+        if core.peers is not None:
+            from router.features.admission.peers import SharedAdmission
+
+            shared = SharedAdmission(queues, scheduler, core.duty, core.peers, core.tasks, clock)
+            self.control, self.shared = shared, (shared,)
+        self._clock = clock
+        self._policies = scheduler.selector
+        scheduler.on_swap.append(self.control.follow)
+        self.path = FeaturePath(tokenized=AdmissionStage(self.control).enter)
+
+    def start(self) -> None:
+        self.control.follow(self._policies.policy_set)
+
+    def describe(self) -> dict[str, Any]:
+        """The rule in force, and live sessions, capacity and queue of each model that requests asked for."""
+        config = self.control.config
+        models = [describe_admission(model, self._clock.now()) for model in self.control]
+        return {"enabled": config.enabled, "rule": config.rule.model_dump(mode="json"), "models": models}
+
+    def families(self) -> Iterator[Metric]:
+        return list_families(self.control)
+
+    def add_routes(self, app: FastAPI, read: list[Any], write: list[Any]) -> None:
+        @app.get("/admin/admission", dependencies=read)
+        async def admission() -> ModelAdmissionList:
+            """Return the rule in force, and by model live sessions, their contexts, the capacity, the queues' lengths,
+            and position and wait of the first 100 waiting requests.
+            """
+            return ModelAdmissionList.model_validate(self.describe())
+
+    def _on_wait_end(self, model: str, queue: str, end: str, seconds: float) -> None:
+        """Count a wait. All values are the router's own, or models that engines serve."""
+        self._waits[model, queue, end] += 1
+        if end == "passed":
+            self._wait_s[model, queue].observe(seconds)

@@ -1,0 +1,393 @@
+"""One admission over several processes: on a host one decides, and hosts hold places for each other's requests.
+
+    one host       the worker on duty decides about the requests of all workers: they query it, and wait for its verdict
+    other hosts    each host decides by itself and publishes what it admits; nobody waits for another host, so two of
+                   them may give the same room away within the time of a message
+
+Every process holds a place in its own queues for each admitted request of every other one. So a session is one session
+whichever processes its requests reach, and the next worker on duty knows what runs when the one before has ended; a
+request that waited for its verdict is sent to the next one. A query costs one message each way; it is repeated while it
+waits, because it or its verdict may be lost. After a gap a process is sent which requests run, and what is known of the
+sessions that were answered last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from router.clock import Clock
+from router.config.sections.listeners import AdmissionConfig
+from router.control.duty import Duty
+from router.control.peers.parts import Message, Peers
+from router.errors import TooBusy
+from router.features.admission.claim import derive_claim
+from router.features.admission.computed_prompt import ComputedPrompt
+from router.features.admission.lease import AdmissionLease
+from router.features.admission.model_admission import HeldPrefix, ModelAdmission, find_held
+from router.features.admission.shared_prefixes import PromptPrefix, sample_prefix
+from router.features.admission.verdicts import KnownProgram
+from router.features.admission.waiting import (
+    AdmissionQueue,
+    AdmissionQueues,
+    QueueLease,
+    derive_session,
+    leaves_context,
+)
+from router.fleet.instance import ServedModel
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Prompt, UnknownIds
+from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.scheduler import Scheduler
+from router.tasks import Tasks
+from router.tenants.tenant import Tenant
+from scorers.admission.contract import Admission, Claim
+
+KNOWN_PROGRAMS = 5_000  # of a model, sent after a gap
+AGAIN_S = 1.0  # between repetitions of a query
+
+
+class AdmissionAsked(Message, frozen=True):
+    """A request needs a place, sent again until its verdict comes. The number is the sender's own."""
+
+    number: int
+    model: str  # base model
+    session: bytes | None
+    prompt_tokens: int | None
+    held: HeldPrefix | None = None  # what instances hold of the prompt; None: unknown, or of no matter
+    prefix: PromptPrefix | None = None  # None: unknown
+    tenant: str | None = None
+    weight: float = 1.0
+    priority: int = 0
+    left_s: float | None = None  # until its first token is due; None: it has no deadline
+
+
+class AdmissionRefusal(NamedTuple):
+    """Carries the `TooBusy` with which a request is refused."""
+
+    message: str
+    code: str | None
+    retry_after_s: int | None
+
+
+class AdmissionVerdict(Message, frozen=True):
+    """A request begins, or is refused."""
+
+    number: int
+    waited_s: float | None  # None: it was admitted at once
+    rule: str | None  # that admitted it; None: it was refused, or admission control is off
+    refusal: AdmissionRefusal | None = None
+    full: tuple[str, ...] = ()  # targets that had no room for it
+
+
+class AdmissionBegan(Message, frozen=True):
+    """A request was admitted. `AdmissionPlaced`, `AdmissionAnswered` and `AdmissionEnded` follow."""
+
+    number: int  # of the sender's
+    model: str  # base model
+    session: bytes | None
+    prompt_tokens: int  # 0: unknown
+    prefix: PromptPrefix | None = None  # None: unknown
+    tenant: str | None = None
+    weight: float = 1.0
+
+
+class AdmissionPlaced(Message, frozen=True):
+    """An admitted request was sent to `target`, where `held_tokens` of its prompt are expected; None: unknown."""
+
+    number: int
+    target: str
+    held_tokens: int | None = None
+
+
+class AdmissionAnswered(Message, frozen=True):
+    """The first byte of an admitted request's answer arrived."""
+
+    number: int
+
+
+class AdmissionEnded(Message, frozen=True):
+    """A request ended, without an answer where `computed` is None, or its client left while it waited."""
+
+    number: int
+    computed: ComputedPrompt | None
+
+
+class AdmissionsOpen(Message, frozen=True):
+    """The requests of the sender that wait for a verdict, or were admitted and have not ended."""
+
+    numbers: list[int]
+
+
+class ProgramKnown(Message, frozen=True):
+    """A program of which no request runs or waits."""
+
+    model: str
+    program: KnownProgram
+
+
+class SharedAdmission:
+    """The admission of this process: that of its `queues` where it is on duty or alone, else that of the worker on
+    duty.
+    """
+
+    messages: ClassVar[Sequence[type[Message]]] = (
+        *(AdmissionAsked, AdmissionVerdict, AdmissionBegan, AdmissionPlaced, AdmissionAnswered, AdmissionEnded),
+        *(AdmissionsOpen, ProgramKnown),
+    )
+
+    def __init__(
+        self, queues: AdmissionQueues, scheduler: Scheduler, duty: Duty, peers: Peers, tasks: Tasks, clock: Clock
+    ) -> None:
+        self._queues = queues
+        self._scheduler = scheduler
+        self._duty = duty
+        self._peers = peers
+        self._tasks = tasks
+        self._clock = clock
+        self._numbers = count()
+        self._asking: dict[int, _Question] = {}
+        self._open: dict[int, list[Message]] = {}  # what was published of each admitted request of this process
+        self._held: dict[str, dict[int, QueueLease]] = {}  # for requests of others, by run and number
+        self._deciding: dict[tuple[str, int], asyncio.Task[None]] = {}  # requests of others that wait here
+        queues.listen(self)
+
+    def start(self, tasks: Tasks) -> None:
+        tasks.supervise("admission", self._ask_again_always)
+
+    # AdmissionControl
+
+    @property
+    def config(self) -> AdmissionConfig:
+        """The settings in force."""
+        return self._queues.config
+
+    def __iter__(self) -> Iterator[ModelAdmission]:
+        return iter(self._queues)
+
+    def follow(self, policy_set: PolicySet) -> None:
+        self._queues.follow(policy_set)
+
+    async def acquire(
+        self,
+        prompt: Prompt,
+        served: ServedModel | None,
+        tokens: TokenizedPrompt | UnknownIds,
+        tenant: Tenant | None = None,
+        arrived_s: float | None = None,
+    ) -> AdmissionLease | None:
+        """Wait for admission as `AdmissionQueues.acquire` does."""
+        arrived_s = self._clock.now() if arrived_s is None else arrived_s
+        while (decider := self._duty.holder) is not None and not self._duty.held:
+            if served is None or not leaves_context(prompt) or (queue := self._queues.queue_of(served.base)) is None:
+                return None
+            known = tokens if isinstance(tokens, TokenizedPrompt) else None
+            asked = self._describe(prompt, queue, known, derive_claim(prompt, tenant, arrived_s))
+            verdict = await self._ask(decider, asked)
+            if verdict is not None:
+                return None if verdict.rule is None else PeerLease(self, queue, asked, verdict)
+        return await self._queues.acquire(prompt, served, tokens, tenant, arrived_s)
+
+    def _describe(
+        self, prompt: Prompt, queue: AdmissionQueue, known: TokenizedPrompt | None, claim: Claim
+    ) -> AdmissionAsked:
+        """Return the query for a place; `known`: the prompt's ids, None where they are unknown."""
+        session, now = derive_session(prompt, self._scheduler.conversations), self._clock.now()
+        prompt_tokens, held = None if known is None else len(known.ids), None
+        if known is not None and queue.model_admission.needs_overlap(session, prompt_tokens):
+            held = find_held(self._scheduler, queue.model_admission.model, known, now)
+        return AdmissionAsked(
+            next(self._numbers),
+            queue.model_admission.model,
+            session,
+            prompt_tokens,
+            held,
+            None if known is None else sample_prefix(known),
+            claim.tenant,
+            claim.weight,
+            claim.priority,
+            None if claim.deadline_s is None else claim.deadline_s - now,
+        )
+
+    async def _ask(self, decider: str, asked: AdmissionAsked) -> AdmissionVerdict | None:
+        """Return the verdict of the worker on duty; None when that has ended. Raises `TooBusy` when it refuses."""
+        verdict_of = asyncio.get_running_loop().create_future()
+        question = self._asking[asked.number] = _Question(decider, asked, self._clock.now(), verdict_of)
+        self._peers.send_to(decider, asked)
+        try:
+            verdict = await question.verdict
+        except asyncio.CancelledError:
+            self._peers.send_to(decider, AdmissionEnded(asked.number, None))
+            raise
+        finally:
+            del self._asking[asked.number]
+        if verdict is not None and (refusal := verdict.refusal) is not None:
+            raise TooBusy(refusal.message, code=refusal.code, retry_after_s=refusal.retry_after_s)
+        return verdict
+
+    async def _ask_again_always(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            self.ask_again()
+
+    def ask_again(self) -> None:
+        """Repeat the queries that have waited for a while."""
+        now = self._clock.now()
+        for decider, asked, asked_s, _ in self._asking.values():
+            if (waited_s := now - asked_s) >= AGAIN_S:
+                left_s = None if asked.left_s is None else asked.left_s - waited_s
+                self._peers.send_to(decider, msgspec.structs.replace(asked, left_s=left_s))
+
+    # admitted here
+
+    def on_begin(self, model: str, admission: Admission, prefix: PromptPrefix | None) -> int:
+        number, claim = next(self._numbers), admission.claim
+        session, prompt_tokens = admission.program.name, admission.prompt_tokens
+        self.publish_begin(AdmissionBegan(number, model, session, prompt_tokens, prefix, claim.tenant, claim.weight))
+        return number
+
+    def on_placed(self, number: int, target: str, held_tokens: int | None) -> None:
+        self._publish(number, AdmissionPlaced(number, target, held_tokens))
+
+    def on_first_byte(self, number: int) -> None:
+        self._publish(number, AdmissionAnswered(number))
+
+    def on_end(self, number: int, computed: ComputedPrompt | None) -> None:
+        if self._open.pop(number, None) is not None:
+            self._peers.share(AdmissionEnded(number, computed))
+
+    def publish_begin(self, message: AdmissionBegan) -> None:
+        """Publish that a request of this process was admitted."""
+        self._open[message.number] = []
+        self._publish(message.number, message)
+
+    def _publish(self, number: int, message: Message) -> None:
+        if (published := self._open.get(number)) is not None:
+            published.append(message)
+            self._peers.share(message)
+
+    # admitted elsewhere
+
+    def state(self) -> Iterator[Message]:
+        yield AdmissionsOpen([*self._open, *self._asking])
+        for published in self._open.values():
+            yield from published
+        for model_admission in self._queues:
+            for program in model_admission.controller.list_silent(KNOWN_PROGRAMS):
+                yield ProgramKnown(model_admission.model, program)
+
+    def apply(self, message: Any, run: str) -> None:
+        held = self._held.setdefault(run, {})
+        match message:
+            case AdmissionBegan():
+                queue = self._queues.queue_of(message.model)
+                if queue is not None and message.number not in held:  # else it was admitted here
+                    claim = Claim(message.tenant, message.weight)
+                    lease = queue.hold(message.session, message.prompt_tokens, message.prefix, claim)
+                    held[message.number] = lease
+            case AdmissionPlaced(number, target, held_tokens) if number in held:
+                held[number].place(target, held_tokens)
+            case AdmissionAnswered(number) if number in held:
+                held[number].begin_answer()
+            case AdmissionEnded(number, computed):
+                self._end(run, number, computed)
+            case AdmissionsOpen(numbers):
+                waiting = (number for owner, number in self._deciding if owner == run)
+                for number in {*held, *waiting}.difference(numbers):
+                    self._end(run, number, None)
+            case ProgramKnown(model, program):
+                if (queue := self._queues.queue_of(model)) is not None:
+                    queue.learn(program)
+            case AdmissionAsked(number):
+                if (given := held.get(number)) is not None:  # its verdict was lost
+                    self._peers.send_to(run, _admit(number, given))
+                elif (run, number) not in self._deciding:
+                    deciding = self._tasks.spawn("admission", self._decide(run, message))
+                    self._deciding[run, number] = deciding
+                    deciding.add_done_callback(lambda _: self._deciding.pop((run, number)))
+            case AdmissionVerdict(number):
+                if (question := self._asking.get(number)) is None:
+                    if number not in self._open:  # its client has gone
+                        self._peers.send_to(run, AdmissionEnded(number, None))
+                elif not question.verdict.done():
+                    question.verdict.set_result(message)
+
+    def forget(self, run: str) -> None:
+        for (owner, _), deciding in self._deciding.items():
+            if owner == run:
+                deciding.cancel()
+        for lease in self._held.pop(run, {}).values():
+            lease.end(None)
+        for question in self._asking.values():
+            if question.decider == run and not question.verdict.done():
+                question.verdict.set_result(None)
+
+    def _end(self, run: str, number: int, computed: ComputedPrompt | None) -> None:
+        if (deciding := self._deciding.get((run, number))) is not None:
+            deciding.cancel()
+        if (lease := self._held[run].pop(number, None)) is not None:
+            lease.end(computed)
+
+    async def _decide(self, run: str, asked: AdmissionAsked) -> None:
+        """Wait for a place for a request of another worker, hold it, and send the verdict."""
+        number = asked.number
+        if (queue := self._queues.queue_of(asked.model)) is None:
+            verdict = AdmissionVerdict(number, None, None)
+        else:
+            deadline_s = None if asked.left_s is None else self._clock.now() + asked.left_s
+            claim = Claim(asked.tenant, asked.weight, asked.priority, deadline_s)
+            known = asked.session, asked.prompt_tokens, None, asked.held, asked.prefix, claim
+            try:
+                lease = await queue.acquire(*known, listened=False)
+            except TooBusy as error:
+                refusal = AdmissionRefusal(error.message, error.code, error.retry_after_s)
+                verdict = AdmissionVerdict(number, None, None, refusal)
+            else:
+                self._held.setdefault(run, {})[number] = lease
+                verdict = _admit(number, lease)
+        self._peers.send_to(run, verdict)
+
+
+def _admit(number: int, lease: QueueLease) -> AdmissionVerdict:
+    return AdmissionVerdict(number, lease.waited_s, lease.rule, None, (*lease.full,))
+
+
+class _Question(NamedTuple):
+    """A request of this process that waits for the verdict of another one; None: that has ended."""
+
+    decider: str
+    asked: AdmissionAsked
+    asked_s: float
+    verdict: asyncio.Future[AdmissionVerdict | None]
+
+
+class PeerLease(AdmissionLease):
+    """A place that the worker on duty has given, held in this process's queue too."""
+
+    __slots__ = ("_held", "_number", "_shared")
+
+    def __init__(
+        self, shared: SharedAdmission, queue: AdmissionQueue, asked: AdmissionAsked, verdict: AdmissionVerdict
+    ) -> None:
+        super().__init__(asked.prompt_tokens or 0, verdict.waited_s, verdict.rule or "", frozenset(verdict.full))
+        self._shared = shared
+        self._number = asked.number
+        known = asked.session, asked.prompt_tokens or 0, asked.prefix
+        self._held = queue.hold(*known, Claim(asked.tenant, asked.weight))
+        shared.publish_begin(AdmissionBegan(asked.number, asked.model, *known, asked.tenant, asked.weight))
+
+    def place(self, target: str, held_tokens: int | None) -> None:
+        self._held.place(target, held_tokens)
+        self._shared.on_placed(self._number, target, held_tokens)
+
+    def begin_answer(self) -> None:
+        self._held.begin_answer()
+        self._shared.on_first_byte(self._number)
+
+    def end(self, computed: ComputedPrompt | None) -> None:
+        self._held.end(computed)
+        self._shared.on_end(self._number, computed)

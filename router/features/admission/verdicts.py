@@ -1,0 +1,72 @@
+"""What admission control is asked, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from router.features.admission.fair_order import TenantShare
+from scorers.admission.contract import NO_CLAIM, Admission, Claim, ExpectedLoad, QueueName
+
+
+class PrefillTimes(NamedTuple):
+    """Seconds that an idle engine of typical speed takes for a prompt."""
+
+    held_s: float  # where most of it is held
+    cold_s: float  # where nothing of it is
+
+
+class Arrival(NamedTuple):
+    """A request that asks for admission."""
+
+    session: bytes | None  # None: it cannot be recognised again
+    prompt_tokens: int | None  # None: unknown
+    local_tokens: int | None = None  # leading ones that some instance holds; None: unknown
+    claim: Claim = NO_CLAIM
+    homes: tuple[str, ...] = ()  # the targets that hold those
+    prefill: PrefillTimes | None = None  # None: unknown
+
+
+class Admitted(NamedTuple):
+    admission: Admission
+
+
+class Queued(NamedTuple):
+    """A request that waits, or that does not begin any more: it has waited as long as it may (`late`), or its first
+    token cannot come in time (`deadline`).
+    """
+
+    admission: Admission
+    position: int  # from 1, over all queues; with fair shares, those of its tenant that wait
+    expected_s: float | None  # the wait still ahead; None: unknown
+    reason: Literal["late", "deadline"] = "late"
+
+
+class Released(NamedTuple):
+    """The requests that no longer wait. `more`: others may be released at once, too, beyond the number asked for."""
+
+    admitted: tuple[Admission, ...]
+    refused: tuple[Queued, ...]
+    more: bool = False
+
+
+NOTHING_RELEASED = Released((), ())
+
+
+class AdmissionState(NamedTuple):
+    """The state of one model's admission, for people and metrics."""
+
+    known: int  # programs, however long they have been silent
+    live: ExpectedLoad | None  # None: the rule counts no contexts
+    capacity_tokens: int | None  # None: unknown, so nothing waits
+    queued: dict[QueueName, int]  # number of waiting requests
+    waiting: tuple[Queued, ...]  # the first of them, in order
+    shares: tuple[TenantShare, ...] = ()  # of tenants that wait, run, or have a debt; empty without fair shares
+
+
+class KnownProgram(NamedTuple):
+    """What one router knows of a silent program, for another one."""
+
+    name: bytes
+    prompt_tokens: int
+    context_tokens: int
+    target: str | None

@@ -1,0 +1,20 @@
+"""Names of models for clients: each stands for a model, for several with a split, or for one with fallbacks."""
+
+from __future__ import annotations
+
+from router.control.feature import Core, Feature
+from router.features.aliases.aliases import ModelAliases
+from router.features.aliases.stage import ModelNames
+from router.request.stages import FeaturePath
+
+
+class AliasesFeature(Feature):
+    """The names of `models`."""
+
+    def __init__(self, core: Core) -> None:
+        config, scheduler = core.config, core.scheduler
+        bases = {name: adapter.base for name, adapter in config.adapters.items()}
+        names = ModelNames(ModelAliases(config.models, scheduler.fleet, bases), scheduler, core.clock, core.run_id)
+        core.control.guard_splits(names.aliases.splits)
+        self.resolve_name = names.resolve_prompt
+        self.path = FeaturePath(read=names.resolve_name, recovery=names.try_next_model, filter_cards=names.add_cards)

@@ -1,0 +1,14 @@
+"""Continuation: a stream whose engine fails in the middle is carried on by another engine."""
+
+from __future__ import annotations
+
+from router.control.feature import Core, Feature
+from router.features.continuation.carry_on import continue_stream
+from router.request.stages import FeaturePath
+
+
+class ContinuationFeature(Feature):
+    """Carries streams on, within `limits.continuation_bytes`."""
+
+    def __init__(self, core: Core) -> None:
+        self.path = FeaturePath(recovery=continue_stream)

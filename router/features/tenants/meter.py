@@ -1,0 +1,242 @@
+"""Meters the requests of tenants: a reservation before each begins, and at its end what it used.
+
+    open       it is counted, or refused with 429 where a limit is used up, before its body is read
+    reserve    the estimate is charged, or the request is refused with 429
+    follow     a stream is longer than estimated: what exceeds it is charged as it runs
+    correct    the answer begins: what the engine was said to hold of the prompt counts as cached from now on
+    settle     the record is complete: what the engine counted takes the place of the estimate, and is added to usage
+
+What is charged where an engine's count is missing:
+
+    the answer is whole         the estimate, with the router's own count of the answer where it has one
+    it broke off, or the client left    what the engine was given and made: the prompt, but for what may have been
+                                cached, and the answer's tokens that passed here; without a stream, as many as the
+                                engine makes in that time
+    no engine took it, or it died of it or refused it    nothing
+    its tokens did not fit, or the client left while they were counted    a sixteenth of the prompt
+
+A request of a tenant without limits has no reservation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import get_args
+
+from router.clock import Clock
+from router.errors import RequestRefused, TooBusy
+from router.features.tenants.answer_quantiles import AnswerQuantiles
+from router.features.tenants.gpu_time import estimate_answer_tokens, estimate_gpu_s
+from router.features.tenants.ledger import DAY_S, LEAST, Ledger, LimitName, LimitState, Refusal, Reservation
+from router.features.tenants.rate_limit_headers import render_rate_limits
+from router.features.tenants.tenant_tables import TenantTables
+from router.features.tenants.token_counts import NO_TOKENS, TokenCounts
+from router.features.tenants.usage import UsageKey
+from router.features.tenants.usage_book import UsageBook
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.proxy.call import ClientRequest
+from router.request.request import Request
+from router.scheduling.policy.record import Attempt, Record
+from router.scheduling.scheduler import BYTES_PER_TOKEN
+from router.telemetry.metrics.label_values import OTHER
+from router.telemetry.metrics.prometheus import REASONS
+from router.tenants.tenant import Tenant
+
+LEAST_ANSWER_TOKENS = 256  # are reserved, unless the client's own limit is lower: whatever its answers were before
+COUNTED_TOKENS = 16  # of a prompt that did not fit cost one: a tenant could have its prompts counted without end
+TAKEN = frozenset(("client_gone", "cut", "deadline"))  # ends of an attempt whose engine had the request, and was left
+UNCOMPUTED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})  # engines only count for these
+LIMITS = frozenset(get_args(LimitName))
+
+
+class Meter:
+    """Charges the tenants of requests in `ledger`, and adds what they used to `usage`. `context_tokens` returns the
+    longest context of a model; None: unknown.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        usage: UsageBook,
+        tables: TenantTables,
+        context_tokens: Callable[[str], int | None],
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._usage = usage
+        self._tables = tables
+        self._context_tokens = context_tokens
+        self._clock = clock
+        self._lengths = AnswerQuantiles()  # by tenant and model
+
+    def open(self, call: ClientRequest, *, least: TokenCounts = LEAST) -> Reservation | None:
+        """Count a request of the tenant of `call`, which needs `least` at least; None: it has no limits. Raises
+        `TooBusy` where a limit is used up: before anything is done for it.
+        """
+        tenant = call.tenant
+        if tenant is None or (limits := tenant.service_class.limits) is None:
+            return None
+        opened = self._ledger.open(tenant.name, limits, least=least)
+        if isinstance(opened, Refusal):
+            self._report_limits(call, self._ledger.state(tenant.name, limits))
+            raise self._refuse(tenant, "", opened)
+        return opened
+
+    def begin_counting(self, reservation: Reservation, prompt: Prompt) -> None:
+        """Note that a prompt is tokenised: a client that leaves meanwhile is charged as for one that did not fit."""
+        reservation.if_left = TokenCounts(len(prompt.body) // (BYTES_PER_TOKEN * COUNTED_TOKENS))
+
+    def reserve(
+        self,
+        call: ClientRequest,
+        reservation: Reservation,
+        prompt: Prompt,
+        tokens: TokenizedPrompt | UnknownIds,
+    ) -> None:
+        """Charge the tenant of `call` what its request will probably use, and let its answer say what is left. Raises
+        `TooBusy` where that would exceed a limit.
+        """
+        tenant = call.tenant
+        assert tenant is not None, "it has a reservation"
+        estimate = self._estimate(tenant, prompt, tokens)
+        if (allowed := tenant.service_class.most_tokens) is not None and estimate.computed > allowed:
+            guessed = isinstance(tokens, UnknownIds) and tokens.reason != "too_long"
+            estimate = _fit(estimate, allowed, known=not guessed)
+        refusal = reservation.reserve(estimate)
+        self._report_limits(call, reservation.state())
+        if refusal is not None:
+            counted = len(tokens.ids) if isinstance(tokens, TokenizedPrompt) else 0
+            reservation.settle(TokenCounts(ceil(counted / COUNTED_TOKENS)))
+            raise self._refuse(tenant, prompt.model or "", refusal)
+
+    def _refuse(self, tenant: Tenant, model: str, refusal: Refusal) -> TooBusy:
+        """Count a refusal, and return the answer to it."""
+        self._count_refusal(tenant, model, refusal.limit)
+        retry_after_s = None if refusal.retry_after_s is None else max(1, ceil(refusal.retry_after_s))
+        return TooBusy(describe_refusal(refusal), code=refusal.limit, retry_after_s=retry_after_s)
+
+    def _report_limits(self, call: ClientRequest, state: LimitState) -> None:
+        """Let the answer to `call` say what is left of its tenant's limits per minute."""
+        call.own_lines += render_rate_limits(state, call.path, self._clock.wall())
+
+    def settle(self, request: Request, record: Record, reservation: Reservation | None) -> None:
+        """Charge what a request used that has ended."""
+        tenant = request.call.tenant
+        if tenant is None:
+            return
+        used = self._count(tenant, request, record)
+        if reservation is not None:
+            reservation.settle(used)
+        if tenant.service_class.limits is not None and used.output_tokens:
+            length = ceil(used.output_tokens / request.prompt.answers)
+            self._lengths.observe(_answers_of(tenant, record.model), length)
+        gpu_s = estimate_gpu_s(record, used)
+        self._usage.add_request(self._key(tenant, record.model), used, gpu_s)
+        self._tables.on_end(tenant.name, record.model, used, gpu_s)
+
+    def on_refusal(self, tenant: Tenant | None, refusal: RequestRefused) -> None:
+        """Count a request that was refused before it had a record; those that `reserve` refused are counted."""
+        if tenant is not None and refusal.code not in LIMITS:
+            self._count_refusal(tenant, "", REASONS.get(type(refusal), OTHER))
+
+    def _count_refusal(self, tenant: Tenant, model: str, reason: str) -> None:
+        self._usage.add_refusal(self._key(tenant, model), reason)
+        self._tables.on_refusal(tenant.name, reason)
+
+    def _key(self, tenant: Tenant, model: str) -> UsageKey:
+        return int(self._clock.wall() // DAY_S), tenant.name, model
+
+    def _estimate(self, tenant: Tenant, prompt: Prompt, tokens: TokenizedPrompt | UnknownIds) -> TokenCounts:
+        """Return what a request will probably use, as if nothing of its prompt were cached."""
+        answer = 0
+        if prompt.endpoint is not Endpoint.OTHER:
+            seen = self._lengths.read(_answers_of(tenant, prompt.model or "")) or 0
+            answer = max(seen, LEAST_ANSWER_TOKENS)
+            answer = answer if prompt.output_tokens is None else min(answer, prompt.output_tokens)
+            answer *= prompt.answers
+        if isinstance(tokens, TokenizedPrompt):
+            return TokenCounts(len(tokens.ids), 0, answer)
+        if prompt.path in UNCOMPUTED:
+            return NO_TOKENS
+        size = len(prompt.body) // BYTES_PER_TOKEN
+        longest = None if prompt.model is None else self._context_tokens(prompt.model)
+        return TokenCounts(size if longest is None else min(size, longest), 0, answer)
+
+    def _count(self, tenant: Tenant, request: Request, record: Record) -> TokenCounts:
+        """Return what a request used that has ended."""
+        if (prompt := record.prompt_tokens) is not None:
+            cached = min(record.cached_tokens or 0, prompt)
+            return TokenCounts(prompt - cached, cached, record.output_tokens or 0)
+        if not record.attempts or not _was_given(record):
+            return NO_TOKENS
+        attempt, passed = record.attempts[-1], request.passed_tokens
+        estimate = self._estimate(tenant, request.prompt, request.tokens)
+        if attempt.end == "ok":
+            return TokenCounts(estimate.input_tokens, 0, passed or estimate.output_tokens)
+        counted = estimate.input_tokens if record.prompt_tokens_counted is None else record.prompt_tokens_counted
+        cached = min(counted, held_tokens(attempt))
+        made = _count_made(request, attempt, TokenCounts(counted - cached, cached), estimate.output_tokens)
+        return TokenCounts(counted - cached, cached, made)
+
+
+def _count_made(request: Request, attempt: Attempt, given: TokenCounts, usual: int) -> int:
+    """Return how many tokens of an answer were made whose end did not pass; `usual`: where that cannot be known."""
+    prompt = request.prompt
+    if prompt.stream or prompt.endpoint is Endpoint.OTHER:
+        return request.passed_tokens
+    steps = estimate_answer_tokens(attempt, given)
+    if steps is None:
+        return usual
+    return prompt.answers * (steps if prompt.output_tokens is None else min(steps, prompt.output_tokens))
+
+
+def describe_refusal(refusal: Refusal) -> str:
+    """Return what a client is told."""
+    allowed, used, wanted = (f"{number:,.10g}" for number in (refusal.allowed, refusal.used, refusal.wanted))
+    needs = "" if refusal.used >= refusal.allowed else f", and this request needs about {wanted}"
+    match refusal.limit:
+        case "requests_per_minute":
+            said = f"{used} of {allowed} requests were made in the last 60 s"
+        case "tokens_per_minute":
+            said = f"{used} of {allowed} tokens were used in the last 60 s{needs}"
+        case "concurrent":
+            said = f"{used} of {allowed} requests are in progress"
+        case "budget_per_day":
+            said = f"{used} of the day's budget of {allowed} are spent or reserved{needs}"
+    again = (
+        "it can never fit" if refusal.retry_after_s is None else f"try again in {max(1, ceil(refusal.retry_after_s))} s"
+    )
+    return f"the limit `{refusal.limit}` is reached: {said}; {again}"
+
+
+def _fit(estimate: TokenCounts, allowed: int, *, known: bool) -> TokenCounts:
+    """Return an estimate whose guessed part is cut to what a limit allows, so that a guess alone refuses nobody for
+    ever. `known`: the prompt is not guessed.
+    """
+    prompt = estimate.input_tokens if known else min(estimate.input_tokens, allowed)
+    return TokenCounts(prompt, 0, max(0, min(estimate.output_tokens, allowed - prompt)))
+
+
+def _answers_of(tenant: Tenant, model: str) -> str:
+    return f"{tenant.name}\n{model}"
+
+
+def _was_given(record: Record) -> bool:
+    """Return whether an engine took the request and is not at fault that its answer is not whole: it began one that is
+    no refusal, it was left while it worked, or the prefill half of a pair has ended.
+    """
+    attempt = record.attempts[-1]
+    if record.status is not None and record.status >= 400 and attempt.end not in TAKEN:
+        return False
+    half = attempt.prefill
+    return record.ttft_ms is not None or attempt.end in TAKEN or (half is not None and half.end == "ok")
+
+
+def held_tokens(attempt: Attempt) -> int:
+    """Return how much of the prompt may have been cached where it was computed."""
+    half = attempt.prefill
+    if half is not None:
+        return half.cached_tokens if half.cached_tokens is not None else half.expected_tokens or 0
+    return (attempt.expected_tokens or 0) + (attempt.pool_tokens or 0)

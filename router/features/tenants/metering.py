@@ -1,0 +1,148 @@
+"""The limits and the usage of tenants in one process: their books, and the file that keeps them.
+
+One process of a host has the file, the one on duty; other workers send it what they counted (`peers/tenants.py`), but
+for what is left when they stop. It is written every second and at the end, so that a process that is killed loses at
+most that second. While it cannot be written, what is to be written waits in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from heapq import nlargest
+from typing import NamedTuple
+
+from router.clock import Clock
+from router.config.sections.clients import ClientsConfig, TenantConfig, TenantLimits
+from router.errors import ConfigError, RequestRefused
+from router.features.tenants.ledger import Ledger, LimitName, LimitUse
+from router.features.tenants.meter import Meter
+from router.features.tenants.tenant_tables import TenantTables
+from router.features.tenants.usage import UsageRow
+from router.features.tenants.usage_book import UsageBook
+from router.features.tenants.usage_store import UsageStore, UsageUnwritten
+from router.tasks import Tasks
+
+log = logging.getLogger("warmroute.tenants")
+
+WRITE_S = 1.0
+TENANTS_PER_TURN = 100  # described in one turn of the event loop
+
+
+class TenantUse(NamedTuple):
+    """What a tenant uses of its limits now; without limits that are not known in this process."""
+
+    tenant: str
+    limits: dict[LimitName, LimitUse]
+
+    def fullest(self) -> float:
+        """Return the used share of the limit that it is nearest to."""
+        return max((limit.used / limit.allowed for limit in self.limits.values()), default=0.0)
+
+
+class Metering:
+    """`run_id` and `context_tokens` as elsewhere."""
+
+    def __init__(
+        self,
+        config: ClientsConfig,
+        run_id: str,
+        tables: TenantTables,
+        context_tokens: Callable[[str], int | None],
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._unwritten = ""  # why the last write failed
+        self._lock = asyncio.Lock()  # held while the file is used
+        self._store: UsageStore | None = None  # None: another process of this host has it
+        self.ledger = Ledger(config.prices, clock, run_id)
+        self.usage = UsageBook()
+        self.meter = Meter(self.ledger, self.usage, tables, context_tokens, clock)
+        self.reclaim: Callable[[], None] = lambda: None
+        """Put back into `usage` what no other process has taken over, for the last write; see `SharedTenants`."""
+
+    def open_file(self, tasks: Tasks) -> None:
+        """Write the usage from now on, and go on from what was spent today. Raises ConfigError for a usage file that
+        cannot be used.
+        """
+        self._store = UsageStore(self._config.usage_file)
+        self.ledger.adopt(self._store.owner, self._store.spent(self.ledger.today()))
+        tasks.supervise("usage", self._write_always)
+
+    async def close(self) -> None:
+        """Write what is left, and close the file. All workers of a host stop at once: each writes what the one on duty
+        has not taken over.
+        """
+        self.reclaim()
+        if self._store is None and self._config.usage_file is not None and self.usage:
+            try:
+                self._store = await asyncio.to_thread(UsageStore, self._config.usage_file)
+            except ConfigError as error:
+                log.error("the usage that nobody has taken over is lost: %s", error)
+        if self._store is None:
+            return
+        await self.write()
+        async with self._lock:
+            store, self._store = self._store, None
+            await asyncio.to_thread(store.close)
+
+    async def write(self) -> None:
+        """Write what was counted since the last call."""
+        async with self._lock:
+            if self._store is None or not (rows := self.usage.take()):
+                return
+            try:
+                await asyncio.to_thread(self._store.add, rows)
+            except UsageUnwritten as error:
+                for row in rows:
+                    self.usage.add(row)
+                if str(error) != self._unwritten:
+                    log.error("clients.usage_file: trying again every %g s: %s", WRITE_S, error)
+                self._unwritten = str(error)
+                return
+            if self._unwritten:
+                log.info("clients.usage_file: it can be written again")
+                self._unwritten = ""
+
+    async def read(self, first: int | None, last: int | None) -> list[UsageRow]:
+        """Return what tenants used from the day `first` to the day `last`, counted from the epoch, by day, tenant and
+        model; None: today. Raises `RequestRefused` when the file cannot be read.
+        """
+        await self.write()
+        today = self.ledger.today()
+        async with self._lock:
+            if self._store is None:
+                return []
+            try:
+                days = today if first is None else first, today if last is None else last
+                return await asyncio.to_thread(self._store.read, *days)
+            except UsageUnwritten as error:
+                raise RequestRefused(f"the usage cannot be read: {error}", code="usage_unreadable") from error
+
+    async def describe_limits(self, most: int) -> list[TenantUse]:
+        """Return what tenants use of their limits now, those nearest to one of them first, at most `most`. Tenants of
+        which nothing counts now may be missing.
+        """
+        found = []
+        for number, tenant in enumerate(self.ledger.tenants()):
+            if number % TENANTS_PER_TURN == 0:
+                await asyncio.sleep(0)  # for requests
+            limits = self.ledger.last_limits(tenant) or self._find_limits(tenant)
+            found.append(TenantUse(tenant, {} if limits is None else self.ledger.use(tenant, limits)))
+        return nlargest(most, found, key=TenantUse.fullest)
+
+    def _find_limits(self, tenant: str) -> TenantLimits | None:
+        """Return the limits of a tenant that had no request here; None: it has none, or its tokens say its class."""
+        jwt = self._config.jwt
+        if jwt is not None and jwt.class_claim is not None:
+            return None
+        name = self._config.tenants.get(tenant, TenantConfig()).service_class
+        found = self._config.service_classes.get(name)
+        return None if found is None else found.limits
+
+    async def _write_always(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_S)
+            await self.write()

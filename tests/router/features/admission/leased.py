@@ -1,0 +1,31 @@
+"""A place in admission as a block of code: whatever leaves the block gives it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.features.admission.lease import AdmissionLease
+from router.scheduling.policy.record import Record
+from tests.router.request.requests import a_request
+
+
+class Leased:
+    """Gives `lease` back at the end of its block, as a request with this `record` does; None: it never had one. A lease
+    that is None, of a session that is not counted, stays None in the block.
+    """
+
+    def __init__(self, lease: AdmissionLease | None) -> None:
+        self._lease = lease
+        self.record: Record | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lease, name)
+
+    def __enter__(self) -> Leased | None:
+        return None if self._lease is None else self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._lease is not None:
+            request = a_request()
+            request.record = self.record
+            self._lease.release(request)
