@@ -64,8 +64,9 @@ from router.request.stored_responses import StoredResponseFinder
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.exposition import PageForm
+from router.telemetry.metrics.page import MetricsPage
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import ConnectionState, RouterSnapshot
+from router.telemetry.metrics.snapshot import ConnectionState
 from router.telemetry.recent_records import RecentRecords
 from router.wiring import WorkerRole
 
@@ -151,7 +152,7 @@ class App:
         file = self._file if self._duty.held else None
         self._recent_records = RecentRecords(config.records.keep, config.preload.prompt_bytes)
         self._control = Control(scheduler, self._recent_records, audit, self._clock, file, self._duty)
-        self._metrics = Metrics(self._snapshot, lambda model: scheduler.fleet.resolve(model) is not None)
+        self._metrics = Metrics(lambda model: scheduler.fleet.resolve(model) is not None)
 
     def _build_features(self) -> None:
         """Build the features that are configured."""
@@ -253,10 +254,6 @@ class App:
         self._admin_listener = HttpListener(configure_server(AsgiHandler(operator), address), sockets=self._sockets)
         self._metrics_listener = wiring.build_metrics_listener(config, metrics, self._sockets)
 
-    def _snapshot(self) -> RouterSnapshot:
-        open_connections = ConnectionState(self._listener.connections, self._listener.refused)
-        return self._status.snapshot()._replace(connections=open_connections)
-
     @property
     def run_id(self) -> str:
         """Id of this run, with which the ids of its records begin."""
@@ -267,10 +264,10 @@ class App:
         """The status of this process, as the admin API shows it."""
         return self._status
 
-    @property
-    def metrics(self) -> Metrics:
-        """The metrics of this process."""
-        return self._metrics
+    def metrics_page(self) -> MetricsPage:
+        """Return what a scrape of this process shows now. Call it on the event loop's thread."""
+        connections = ConnectionState(self._listener.connections, self._listener.refused)
+        return MetricsPage(self._metrics, self._status.snapshot()._replace(connections=connections))
 
     @property
     def on_duty(self) -> bool:
@@ -309,7 +306,7 @@ class App:
     async def _scrape(self, form: PageForm) -> bytes:
         """Return the metrics page of all workers, or of this one where the supervisor does not answer."""
         page = None if self._role is None else await self._role.link.scrape(form)
-        return await self._metrics.scrape(form) if page is None else page
+        return await asyncio.to_thread(self.metrics_page().render, form) if page is None else page
 
     async def start(self, *, hold: bool = False, join: bool = True) -> None:
         """Start listeners, feeds and discovery. With `hold` connections are accepted from `open` on; without `join`
@@ -390,8 +387,7 @@ class App:
         """Answer the supervisor."""
         match query:
             case "page" | "counters":
-                page = self._metrics.page()
-                return await asyncio.to_thread(encode_families, page, whole=query == "page")
+                return await asyncio.to_thread(encode_families, self.metrics_page(), whole=query == "page")
             case "save_index":
                 await self.save_index()
             case "release":

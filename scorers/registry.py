@@ -1,8 +1,8 @@
 """Registry of plug-ins by name: the built-in ones, listed here, and those of installed packages, found by entry points.
 
 A plug-in's parameters are its dataclass fields, and strict: a policy file that misspells one is refused with a message
-that lists the known ones. Outside packages are only listed at first and imported when a policy names them, so a broken
-one affects only the policies that use it. Knows nothing of policies, files or the router.
+that lists the known ones. Plug-ins are only listed at first and imported when a policy names them, so a broken outside
+package affects only the policies that use it. Knows nothing of policies, files or the router.
 """
 
 from __future__ import annotations
@@ -11,116 +11,72 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import TypeVar
 
-from scorers.adapter_room import AdapterRoom
-from scorers.admission.concurrency import Concurrency
 from scorers.admission.contract import AdmissionRule
-from scorers.admission.edf import Edf
-from scorers.admission.fit import Fit
-from scorers.admission.none import NoAdmission
-from scorers.admission.progress_ttl import ProgressTtl
-from scorers.admission.saturation import Saturation
-from scorers.admission.thunderagent import Thunderagent
-from scorers.affinity_gate import AffinityGate
-from scorers.aibrix_prefix import AibrixPrefix
-from scorers.best import Best
-from scorers.bounded_load import BoundedLoad
-from scorers.consistent_hash import ConsistentHash
 from scorers.contract import Filter, Picker, Plugin, Scorer, Unit
-from scorers.dual_hash import DualHash
-from scorers.dualmap import Dualmap
-from scorers.dynamo_cost import DynamoCost
-from scorers.expected_ttft import ExpectedTtft
-from scorers.jsew import Jsew
-from scorers.kv_usage import KvUsage
-from scorers.lbgr import Lbgr
-from scorers.least_requests import LeastRequests
-from scorers.least_work_left import LeastWorkLeft
-from scorers.lmetric import Lmetric
-from scorers.lmetric_guarded import LmetricGuarded
-from scorers.loadaware import Loadaware
-from scorers.lora_affinity import LoraAffinity
-from scorers.max_waiting import MaxWaiting
-from scorers.mooncake_alg1 import MooncakeAlg1
-from scorers.near_longest import NearLongest
 from scorers.parameters import check_parameters, parameters, suggest
-from scorers.power_of_k import PowerOfK
-from scorers.prefix_overlap import PrefixOverlap
-from scorers.queue_depth import QueueDepth
-from scorers.ramjet import Ramjet
-from scorers.random import Random
-from scorers.ray_prefix_affinity import RayPrefixAffinity
-from scorers.round_robin import RoundRobin
-from scorers.session_affinity import SessionAffinity
-from scorers.sglang_threshold import SglangThreshold
-from scorers.slo_headroom import SloHeadroom
-from scorers.smetric import Smetric
-from scorers.soft_affinity import SoftAffinity
-from scorers.softmax import Softmax
-from scorers.subagent_groups import SubagentGroups
-from scorers.token_load import TokenLoad
-from scorers.vllm_router_kv_aware import VllmRouterKvAware
-from scorers.warm import Warm
 
 P = TypeVar("P", bound=Plugin)
 
-BUILTINS: Mapping[type[Plugin], Mapping[str, type[Plugin]]] = {
+BUILTINS: Mapping[type[Plugin], Mapping[str, str]] = {
     Scorer: {
-        "aibrix_prefix": AibrixPrefix,
-        "consistent_hash": ConsistentHash,
-        "dualmap": Dualmap,
-        "dynamo_cost": DynamoCost,
-        "expected_ttft": ExpectedTtft,
-        "jsew": Jsew,
-        "kv_usage": KvUsage,
-        "lbgr": Lbgr,
-        "least_requests": LeastRequests,
-        "least_work_left": LeastWorkLeft,
-        "lmetric": Lmetric,
-        "lmetric_guarded": LmetricGuarded,
-        "loadaware": Loadaware,
-        "lora_affinity": LoraAffinity,
-        "mooncake_alg1": MooncakeAlg1,
-        "prefix_overlap": PrefixOverlap,
-        "queue_depth": QueueDepth,
-        "ramjet": Ramjet,
-        "random": Random,
-        "ray_prefix_affinity": RayPrefixAffinity,
-        "round_robin": RoundRobin,
-        "session_affinity": SessionAffinity,
-        "sglang_threshold": SglangThreshold,
-        "slo_headroom": SloHeadroom,
-        "smetric": Smetric,
-        "soft_affinity": SoftAffinity,
-        "subagent_groups": SubagentGroups,
-        "token_load": TokenLoad,
-        "vllm_router_kv_aware": VllmRouterKvAware,
-        "warm": Warm,
+        "aibrix_prefix": "scorers.aibrix_prefix:AibrixPrefix",
+        "consistent_hash": "scorers.consistent_hash:ConsistentHash",
+        "dualmap": "scorers.dualmap:Dualmap",
+        "dynamo_cost": "scorers.dynamo_cost:DynamoCost",
+        "expected_ttft": "scorers.expected_ttft:ExpectedTtft",
+        "jsew": "scorers.jsew:Jsew",
+        "kv_usage": "scorers.kv_usage:KvUsage",
+        "lbgr": "scorers.lbgr:Lbgr",
+        "least_requests": "scorers.least_requests:LeastRequests",
+        "least_work_left": "scorers.least_work_left:LeastWorkLeft",
+        "lmetric": "scorers.lmetric:Lmetric",
+        "lmetric_guarded": "scorers.lmetric_guarded:LmetricGuarded",
+        "loadaware": "scorers.loadaware:Loadaware",
+        "lora_affinity": "scorers.lora_affinity:LoraAffinity",
+        "mooncake_alg1": "scorers.mooncake_alg1:MooncakeAlg1",
+        "prefix_overlap": "scorers.prefix_overlap:PrefixOverlap",
+        "queue_depth": "scorers.queue_depth:QueueDepth",
+        "ramjet": "scorers.ramjet:Ramjet",
+        "random": "scorers.random:Random",
+        "ray_prefix_affinity": "scorers.ray_prefix_affinity:RayPrefixAffinity",
+        "round_robin": "scorers.round_robin:RoundRobin",
+        "session_affinity": "scorers.session_affinity:SessionAffinity",
+        "sglang_threshold": "scorers.sglang_threshold:SglangThreshold",
+        "slo_headroom": "scorers.slo_headroom:SloHeadroom",
+        "smetric": "scorers.smetric:Smetric",
+        "soft_affinity": "scorers.soft_affinity:SoftAffinity",
+        "subagent_groups": "scorers.subagent_groups:SubagentGroups",
+        "token_load": "scorers.token_load:TokenLoad",
+        "vllm_router_kv_aware": "scorers.vllm_router_kv_aware:VllmRouterKvAware",
+        "warm": "scorers.warm:Warm",
     },
     Filter: {
-        "adapter_room": AdapterRoom,
-        "affinity_gate": AffinityGate,
-        "bounded_load": BoundedLoad,
-        "dual_hash": DualHash,
-        "max_waiting": MaxWaiting,
-        "near_longest": NearLongest,
+        "adapter_room": "scorers.adapter_room:AdapterRoom",
+        "affinity_gate": "scorers.affinity_gate:AffinityGate",
+        "bounded_load": "scorers.bounded_load:BoundedLoad",
+        "dual_hash": "scorers.dual_hash:DualHash",
+        "max_waiting": "scorers.max_waiting:MaxWaiting",
+        "near_longest": "scorers.near_longest:NearLongest",
     },
     Picker: {
-        "best": Best,
-        "power_of_k": PowerOfK,
-        "softmax": Softmax,
+        "best": "scorers.best:Best",
+        "power_of_k": "scorers.power_of_k:PowerOfK",
+        "softmax": "scorers.softmax:Softmax",
     },
     AdmissionRule: {
-        "concurrency": Concurrency,
-        "edf": Edf,
-        "fit": Fit,
-        "none": NoAdmission,
-        "progress_ttl": ProgressTtl,
-        "saturation": Saturation,
-        "thunderagent": Thunderagent,
+        "concurrency": "scorers.admission.concurrency:Concurrency",
+        "edf": "scorers.admission.edf:Edf",
+        "fit": "scorers.admission.fit:Fit",
+        "none": "scorers.admission.none:NoAdmission",
+        "progress_ttl": "scorers.admission.progress_ttl:ProgressTtl",
+        "saturation": "scorers.admission.saturation:Saturation",
+        "thunderagent": "scorers.admission.thunderagent:Thunderagent",
     },
 }
+"""The built-in plug-ins by kind and name; imported when a policy names them."""
 
 GROUPS: Mapping[type[Plugin], str] = {
     Scorer: "warmroute.scorers",
@@ -156,7 +112,7 @@ class Registry:
     def find(self, kind: type[P], name: str) -> type[P]:
         """Return the class behind a name. Raises PluginError if it is unknown or no valid plug-in."""
         if name in BUILTINS[kind]:
-            return _check_class(kind, name, BUILTINS[kind][name])
+            return _check_class(kind, name, resolve_name(BUILTINS[kind][name]))
         if name in self.outside[kind]:
             return _check_class(kind, name, _import(kind, self.outside[kind][name]))
         known = self.names(kind)

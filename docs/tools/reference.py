@@ -23,7 +23,7 @@ from router.request.public_paths import PATHS, Placement
 from scorers.admission.contract import AdmissionRule
 from scorers.contract import Needs, Plugin, Scorer
 from scorers.parameters import parameters
-from scorers.registry import BUILTINS
+from scorers.registry import BUILTINS, load_registry
 from tests.picker_conformance.report import PROTOCOL_VERSION, SUITE_VERSION
 from tests.picker_conformance.suite import CASES
 
@@ -261,7 +261,9 @@ def plugins() -> Iterator[str]:
     yield "What policy files are made of, and what `admission.rule` names. `needs` is what the router has to find out"
     yield "for the plug-in; a scorer's unit says with which others it can be added up. How they fit together is in"
     yield "[Write your own scorer](../policies/write-a-scorer.md).\n"
-    for kind, named in BUILTINS.items():
+    registry = load_registry()
+    for kind, names in BUILTINS.items():
+        named = {name: registry.find(kind, name) for name in names}
         unit = ("unit",) if kind is Scorer else ()
         if kind is AdmissionRule:
             yield "## Admission rules\n"

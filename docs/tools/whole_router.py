@@ -18,7 +18,7 @@ MODEL, NOWHERE = "llama", "http://127.0.0.1:1"
 def list_families() -> list[Metric]:
     """Return all metrics that `/metrics` can have."""
     with TemporaryDirectory() as folder:
-        return list(_build_whole_router(Path(folder)).metrics.page().collect())
+        return list(_build_whole_router(Path(folder)).metrics_page().collect())
 
 
 def describe_admin_api() -> dict[str, Any]:

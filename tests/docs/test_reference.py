@@ -11,9 +11,9 @@ from docs.tools.generate import generate, list_stale
 from docs.tools.pages import DOCS, ROOT
 from scorers.admission.contract import AdmissionRule
 from scorers.contract import Plugin
-from scorers.registry import BUILTINS
+from scorers.registry import BUILTINS, load_registry
 
-PLUGINS = [entry for kind in BUILTINS.values() for entry in kind.items()]
+PLUGINS = [(name, load_registry().find(kind, name)) for kind, names in BUILTINS.items() for name in names]
 
 
 def test_generated_files_are_current() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 OTHER = "other"
+TIERS = ("gpu", "cpu", "disk")
 
 
 class LabelValues:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 
 from prometheus_client import ProcessCollector
@@ -10,18 +10,18 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.telemetry.metrics.exposition import PageForm, render_page
-from router.telemetry.metrics.series import Counter, Histogram
+from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.telemetry.metrics.state import families
 from scorers.build import is_compiled
 
 
 class MetricsPage(Collector):
-    """One scrape, its values already fixed."""
+    """One scrape: what `metrics` counted and the state `now`, fixed when this is built, on the event loop's thread."""
 
-    def __init__(self, tables: Sequence[Counter | Histogram], in_flight: int, now: RouterSnapshot) -> None:
-        self._tables = [table.freeze() for table in tables]
-        self._in_flight = in_flight
+    def __init__(self, metrics: Metrics, now: RouterSnapshot) -> None:
+        self._tables = [table.freeze() for table in metrics.tables]
+        self._in_flight = metrics.in_flight
         # Other parts go on counting in the tables that the snapshot refers to.
         self._now = now._replace(
             targets=[target._replace(skipped=dict(target.skipped)) for target in now.targets],

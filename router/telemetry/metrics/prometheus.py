@@ -6,7 +6,6 @@ memory of the router and of its Prometheus with names. Each router has metrics o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import astuple
@@ -30,11 +29,8 @@ from router.errors import (
 from router.scheduling.policy.record import Attempt, Record, Stages
 from router.telemetry.failure import ENDS, failure_reason
 from router.telemetry.metrics.buckets import WAIT_BOUNDS_S, Exemplar, HistogramBuckets
-from router.telemetry.metrics.exposition import PageForm
-from router.telemetry.metrics.label_values import OTHER, LabelValues
-from router.telemetry.metrics.page import MetricsPage
+from router.telemetry.metrics.label_values import OTHER, TIERS, LabelValues
 from router.telemetry.metrics.series import Counter, Histogram
-from router.telemetry.metrics.snapshot import TIERS, RouterSnapshot
 
 MAX_MODELS = 256  # adapters come and go; their counters stay
 MAX_ENDPOINTS = 64
@@ -77,17 +73,14 @@ class RequestCounters:
 
 
 class Metrics:
-    """The counters of one router. `snapshot` is called at every scrape; `knows_model` says which model names may become
-    labels.
-    """
+    """The counters of one router. `knows_model` says which model names may become labels."""
 
-    def __init__(self, snapshot: Callable[[], RouterSnapshot], knows_model: Callable[[str], bool]) -> None:
-        self._snapshot = snapshot
+    def __init__(self, knows_model: Callable[[str], bool]) -> None:
         self.model_label = LabelValues(MAX_MODELS, knows_model)
         self._endpoint = LabelValues(MAX_ENDPOINTS)
         self._token_source = LabelValues(MAX_TOKEN_SOURCES)
-        self._in_flight = 0
-        self._tables: list[Counter | Histogram] = []
+        self.in_flight = 0
+        self.tables: list[Counter | Histogram] = []
         self._counters: dict[tuple[str, str, int | None, str], RequestCounters] = {}  # only where all values are labels
         self._create_request_tables()
         self._create_token_tables()
@@ -97,11 +90,11 @@ class Metrics:
 
     def on_request_start(self) -> None:
         """Count a request whose record was opened."""
-        self._in_flight += 1
+        self.in_flight += 1
 
     def on_request_end(self, record: Record) -> None:
         """Count a request that ended, in whatever way: once, after `on_request_start`."""
-        self._in_flight -= 1
+        self.in_flight -= 1
         key = record.endpoint, record.model, record.status, record.tokens_from
         counters = self._counters.get(key) or self._look_up(*key)
         endpoint, _, status = counters.requests
@@ -190,26 +183,16 @@ class Metrics:
         """Count an exchange of a picker that another endpoint answered than the chosen one."""
         self._moved[()] += 1
 
-    def page(self) -> MetricsPage:
-        """Return what a scrape would say now. Call it on the event loop's thread."""
-        return MetricsPage(self._tables, self._in_flight, self._snapshot())
-
-    async def scrape(self, form: PageForm = "text") -> bytes:
-        """Return the metrics page, fixed now and rendered in a thread: the text of a large fleet takes longer than a
-        first token may wait.
-        """
-        return await asyncio.to_thread(self.page().render, form)
-
     def counter(self, name: str, meaning: str, *labels: str) -> Counter:
         """Add a counter to the page, with the help text `meaning`."""
         counter = Counter(f"warmroute_{name}", meaning, *labels)
-        self._tables.append(counter)
+        self.tables.append(counter)
         return counter
 
     def histogram(self, name: str, meaning: str, bounds: Sequence[float], *labels: str) -> Histogram:
         """Add a histogram with these upper bounds to the page."""
         histogram = Histogram(f"warmroute_{name}", meaning, bounds, *labels)
-        self._tables.append(histogram)
+        self.tables.append(histogram)
         return histogram
 
     def _create_request_tables(self) -> None:

@@ -18,7 +18,6 @@ from router.prompt.tokenization.tokenization import TokenizationReport
 from router.scheduling.experiments.regret import ChoiceComparison
 from scorers.contract import Speed
 
-TIERS = ("gpu", "cpu", "disk")
 INSTANCE_STATES = ("joining", "ready", "draining", "down")
 BREAKER_STATES = ("closed", "open", "half_open")
 STREAM_STATES = ("off", "new", "replaying", "live", "lost")

@@ -13,12 +13,12 @@ from prometheus_client.core import Metric
 
 from router.prompt.tokenization.tokenization import TokenizationReport
 from router.telemetry.metrics.family import Samples, build_family, by_label, one_of
+from router.telemetry.metrics.label_values import TIERS
 from router.telemetry.metrics.snapshot import (
     BREAKER_STATES,
     INSTANCE_STATES,
     LINKS,
     STREAM_STATES,
-    TIERS,
     TOKENIZER_SOURCES,
     ConnectionState,
     PolicyState,

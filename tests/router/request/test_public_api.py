@@ -28,6 +28,8 @@ from router.request.public_api import PublicApi, RequestApi
 from router.request.public_paths import LOAD_ROUTED, PATHS, PublicPath
 from router.request.services import RequestPath, Services
 from router.scheduling.scheduler import Scheduler
+from router.telemetry.metrics.exposition import PageForm
+from router.telemetry.metrics.page import MetricsPage
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.directory import TenantDirectory
@@ -91,7 +93,7 @@ class Api:
         self.fleet = fleet = Fleet(schema.FleetConfig())
         fleet.join(schema.InstanceConfig(url="http://a:1", name="a"))
         fleet.mark_ready("a", [ModelCard("m", "/models/m", None, 8192), ModelCard("lora", "/l", "m", None)], [0])
-        self.metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
+        self.metrics = Metrics(lambda model: True)
         clock, self.usage = ManualClock(wall=1_700_000_000.9), UsageBook()
         ledger = Ledger(PricesConfig(), clock, "")
         tables = TenantTables(self.metrics.counter, self.metrics.model_label, ())
@@ -124,7 +126,8 @@ class Api:
         return Answer(sent(exchange))
 
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
-        samples = [s for family in self.metrics.page().collect() for s in family.samples if s.name == name]
+        families = MetricsPage(self.metrics, RouterSnapshot()).collect()
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
         return {tuple(sample.labels.values()): sample.value for sample in samples if sample.value}
 
 
@@ -421,10 +424,12 @@ async def test_a_client_that_left_gets_no_answer_and_is_counted() -> None:
 # health, readiness and the metrics page
 
 
+async def empty_page(form: PageForm) -> bytes:
+    return MetricsPage(Metrics(lambda model: True), RouterSnapshot()).render(form)
+
+
 def client(why_not: str | None = None) -> TestClient:
-    return TestClient(
-        ops_app(lambda: why_not, MetricsAccess(Metrics(lambda: RouterSnapshot(), lambda model: True).scrape))
-    )
+    return TestClient(ops_app(lambda: why_not, MetricsAccess(empty_page)))
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
@@ -460,9 +465,7 @@ def test_metrics_are_prometheus_text() -> None:
 
 
 def test_metrics_may_need_a_token() -> None:
-    access = MetricsAccess(
-        Metrics(lambda: RouterSnapshot(), lambda model: True).scrape, hashlib.sha256(b"secret").hexdigest()
-    )
+    access = MetricsAccess(empty_page, hashlib.sha256(b"secret").hexdigest())
     for app in (ops_app(lambda: None, access), metrics_app(access)):
         http = TestClient(app)
         for given in ("", "Bearer", "Bearer ", "Bearer wrong", "Basic secret", "secret", "Bearer secret2"):
@@ -476,7 +479,7 @@ def test_metrics_may_need_a_token() -> None:
 
 def test_metrics_with_a_listener_of_their_own_are_nowhere_else() -> None:
     assert TestClient(ops_app(lambda: None, None)).get("/metrics").status_code == 404
-    alone = TestClient(metrics_app(MetricsAccess(Metrics(lambda: RouterSnapshot(), lambda model: True).scrape)))
+    alone = TestClient(metrics_app(MetricsAccess(empty_page)))
     assert alone.get("/metrics").status_code == 200
     assert alone.get("/health").status_code == 404
 

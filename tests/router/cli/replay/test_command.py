@@ -195,7 +195,7 @@ def learning(spec: str) -> Policy:
 
 
 def test_a_scorer_that_learns_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.BUILTINS[Scorer], "pupil", Pupil)  # type: ignore[index]
+    monkeypatch.setitem(registry.BUILTINS[Scorer], "pupil", "tests.suites.plugins:Pupil")  # type: ignore[index]
     log = write(tmp_path / "decisions-1.jsonl", decided(learning("pupil"), [VIEW] * 6))
     told = console()
     assert replay([log], console=told)
@@ -220,7 +220,7 @@ class Interrupted(Scorer):
 
 
 def test_after_ctrl_c_there_is_a_part(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.BUILTINS[Scorer], "interrupted", Interrupted)  # type: ignore[index]
+    monkeypatch.setitem(registry.BUILTINS[Scorer], "interrupted", f"{__name__}:Interrupted")  # type: ignore[index]
     (tmp_path / "interrupted.yaml").write_text("scorers: [{name: interrupted}]\n")
     told, before = console(), signal.getsignal(signal.SIGINT)
     assert not replay([log], ["interrupted"], tmp_path, tmp_path / "r.json", console=told)
@@ -250,15 +250,16 @@ def test_an_empty_log_says_so(tmp_path: Path) -> None:
     assert printed(told).strip() == "The log holds no records."
 
 
+@dataclass
+class Broken(Scorer):
+    unit = Unit.RAW
+
+    def score(self, view: View) -> Sequence[float]:
+        raise RuntimeError("boom [x]")
+
+
 def test_what_breaks_is_told_with_its_first_fault(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass
-    class Broken(Scorer):
-        unit = Unit.RAW
-
-        def score(self, view: View) -> Sequence[float]:
-            raise RuntimeError("boom [x]")
-
-    monkeypatch.setitem(registry.BUILTINS[Scorer], "broken", Broken)  # type: ignore[index]
+    monkeypatch.setitem(registry.BUILTINS[Scorer], "broken", f"{__name__}:Broken")  # type: ignore[index]
     (tmp_path / "broken.yaml").write_text("scorers: [{name: broken}]\n")
     told = console()
     assert replay([log], ["broken"], tmp_path, chart=tmp_path / "r.png", console=told)

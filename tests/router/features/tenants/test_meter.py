@@ -24,7 +24,6 @@ from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.scheduling.policy.record import Attempt, PrefillRecord, Record
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.tenant import ServiceClass, Tenant
 from scorers.contract import Decode, View
 from tests.router.proxy.connections import an_exchange
@@ -58,7 +57,7 @@ class Scene:
     def __init__(self, **limits: Any) -> None:
         self.clock = ManualClock(0.0, 20_000 * DAY_S)
         self.ledger, self.usage = Ledger(PricesConfig(), self.clock, ""), UsageBook()
-        metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
+        metrics = Metrics(lambda model: True)
         self.meter = Meter(
             self.ledger,
             self.usage,

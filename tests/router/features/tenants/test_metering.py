@@ -19,14 +19,13 @@ from router.features.tenants.tenant_tables import TenantTables
 from router.features.tenants.token_counts import TokenCounts
 from router.tasks import Tasks
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.metrics.snapshot import RouterSnapshot
 
 DAY = 20_000
 KEY = (DAY, "acme", "m")
 
 
 def a_metering(clock: ManualClock, **clients: Any) -> Metering:
-    metrics = Metrics(lambda: RouterSnapshot(), lambda model: True)
+    metrics = Metrics(lambda model: True)
     config = ClientsConfig.model_validate({"tenant_header": "x-tenant"} | clients)
     return Metering(config, "run", TenantTables(metrics.counter, metrics.model_label, ()), lambda model: None, clock)
 

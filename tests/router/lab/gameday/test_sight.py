@@ -10,6 +10,7 @@ from docs.tools.whole_router import list_families
 from router.config.sections.gameday import FaultKind
 from router.lab.gameday.sight import NOTICED_BY, WANTED, Sight, is_well, read_sight
 from router.telemetry.metrics.family import build_family, by_label
+from router.telemetry.metrics.page import MetricsPage
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from tests.router.telemetry.metrics.test_state import READY, SILENT
@@ -18,7 +19,7 @@ CALM = Sight(prefill_us={"a": 100.0}, has_pool=True, policies=frozenset({"warm"}
 
 
 def page(now: RouterSnapshot) -> str:
-    return Metrics(lambda: now, lambda model: True).page().render().decode()
+    return MetricsPage(Metrics(lambda model: True), now).render().decode()
 
 
 def test_it_reads_what_the_router_writes() -> None:

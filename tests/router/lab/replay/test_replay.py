@@ -169,7 +169,7 @@ def test_a_spec_of_a_later_version_is_no_crash() -> None:
 
 
 def test_a_scorer_that_learned_is_told_apart_from_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.BUILTINS[Scorer], "pupil", Pupil)  # type: ignore[index]
+    monkeypatch.setitem(registry.BUILTINS[Scorer], "pupil", "tests.suites.plugins:Pupil")  # type: ignore[index]
     spec = schema.PolicyConfig.model_validate({"scorers": [{"name": "pupil"}]})
     live = Policy("learns", [], [WeightedScorer("pupil", 1.0, Pupil())], NamedPicker("best", Best()), spec=spec)
     (found,) = replayed(decided(live, [a_view(A, B, C)] * 9, desk_of(live))).reproduced

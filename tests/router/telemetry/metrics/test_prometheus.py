@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router import errors
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Attempt, Record, Stages
+from router.telemetry.metrics.page import MetricsPage
 from router.telemetry.metrics.prometheus import MAX_ENDPOINTS, MAX_MODELS, Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from scorers.build import is_compiled
@@ -20,7 +21,7 @@ SPEED = Speed(10.0, 100.0, 2.0, 0, None, None, None, None)
 
 
 def metrics() -> Metrics:
-    return Metrics(lambda: RouterSnapshot(), knows_model=lambda model: model.startswith("known"))
+    return Metrics(knows_model=lambda model: model.startswith("known"))
 
 
 def attempt(end: str, overlap: Overlap | None = None) -> Attempt:
@@ -54,7 +55,7 @@ def samples(of: Metrics, name: str) -> dict[tuple[str, ...], float]:
     """Label values in the order of their names -> value."""
     return {
         tuple(value for _, value in sorted(s.labels.items())): s.value
-        for family in text_string_to_metric_families(of.page().render().decode())
+        for family in text_string_to_metric_families(MetricsPage(of, RouterSnapshot()).render().decode())
         for s in family.samples
         if s.name == name
     }
@@ -205,7 +206,7 @@ def test_labels_are_closed() -> None:
 
 def test_a_page_does_not_change_while_counting_goes_on() -> None:
     of = ended(record(attempt("ok")))
-    page = of.page()
+    page = MetricsPage(of, RouterSnapshot())
     of.on_request_start()
     of.on_request_end(record(attempt("ok")))
     assert f'warmroute_requests_total{{endpoint="{CHAT}",model="known",status="2xx"}} 1.0' in page.render().decode()
@@ -213,15 +214,14 @@ def test_a_page_does_not_change_while_counting_goes_on() -> None:
 
 def test_a_page_does_not_follow_the_tables_of_other_parts() -> None:
     faults = {("default", "a"): 1}
-    of = Metrics(lambda: RouterSnapshot(policy_faults=faults), lambda model: True)
-    page = of.page()
+    page = MetricsPage(metrics(), RouterSnapshot(policy_faults=faults))
     faults["default", "b"] = 1
     assert b'plugin="a"' in page.render()
     assert b'plugin="b"' not in page.render()
 
 
 def test_names_are_unique_and_ours() -> None:
-    names = [family.name for family in metrics().page().collect()]
+    names = [family.name for family in MetricsPage(metrics(), RouterSnapshot()).collect()]
     assert len(names) == len(set(names))
     assert {name for name in names if not name.startswith("warmroute_")} == {
         name for name in names if name.startswith("process_")
