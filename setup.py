@@ -34,6 +34,7 @@ COMPILED = (
     "router/features/admission/waiting.py",
     "router/features/aliases/*.py",
     "router/features/continuation/*.py",
+    "router/features/preload/recent_prompts.py",
     "router/features/tenants/*.py",
     "router/fleet/*.py",
     "router/kvcache/*.py",

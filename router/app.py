@@ -150,7 +150,7 @@ class App:
         scheduler, config = self._scheduler, self._config
         audit = AuditLog(config.admin.audit_file, writes=self._duty.held)
         file = self._file if self._duty.held else None
-        self._recent_records = RecentRecords(config.records.keep, config.preload.prompt_bytes)
+        self._recent_records = RecentRecords(config.records.keep)
         self._control = Control(scheduler, self._recent_records, audit, self._clock, file, self._duty)
         self._metrics = Metrics(lambda model: scheduler.fleet.resolve(model) is not None)
 
@@ -228,8 +228,8 @@ class App:
             read_options=wiring.build_proxy_read_options(config),
             large_body=asyncio.Lock(),
             data_path=wiring.build_relay_path(config, self._upstreams, self._passthrough, self._scheduler.peers),
-            health=self._health,
-            recent_records=self._recent_records,
+            suspect=self._health.suspect,
+            show=self._recent_records.add,
             metrics=self._metrics,
             admin_tokens=AdminTokens(config.admin.tokens),
             stored_responses=StoredResponseFinder(self._scheduler, fetch, self._clock),

@@ -9,9 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
+from router.control.feature import Feature
+from router.wiring import FEATURES
 from tests.paths import ROOT
 
 MOST_PACKAGES, MOST_LOOSE_MODULES = 16, 6
@@ -114,6 +117,12 @@ def test_what_counts_as_saying_so(text: str, missing: set[str]) -> None:
     (function,) = ast.parse(text).body
     assert isinstance(function, Function)
     assert silent_about(function) == missing
+
+
+def test_every_feature_is_in_the_list_of_the_composition_root() -> None:
+    folders = [path.name for path in (ROOT / "router/features").iterdir() if (path / "__init__.py").exists()]
+    assert sorted(where.partition(".")[0] for where, _ in FEATURES) == sorted(folders)
+    assert all(issubclass(resolve_name(f"router.features.{where}"), Feature) for where, _ in FEATURES)
 
 
 def test_no_import_is_hidden_from_the_import_rules() -> None:

@@ -21,11 +21,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from router.config.lookup import YAML_SUFFIXES, list_shipped_policies
 from router.config.path_checks import check_instances, check_references
 from router.config.schema import MAX_POLICIES, Config, InstanceConfig, PolicyConfig
+from router.config.sections.admission import AdmissionConfig
 from router.config.sections.base import Section
 from router.config.sections.clients import MAX_NAME_CHARS, is_client_name
 from router.config.sections.experiment import ExperimentConfig
 from router.config.sections.gameday import GamedayFile
-from router.config.sections.listeners import AdmissionConfig
 from router.config.sections.simulation import ProfileFile, TroubleFile
 from router.config.validation_errors import describe_unknown, translate_errors
 from router.config.yaml_source import POLICY, YamlDocument, YamlPath, YamlProblem, load, parse, read_bytes

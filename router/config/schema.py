@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from router.config.sections.adapters import MAX_ADAPTERS, AdapterConfig, AdapterLoadingConfig
+from router.config.sections.admission import AdmissionConfig
+from router.config.sections.autoscaling import KedaConfig, WakeConfig
 from router.config.sections.base import (
     BaseUrl,
     PathName,
@@ -25,12 +27,9 @@ from router.config.sections.base import (
 from router.config.sections.clients import ClientsConfig
 from router.config.sections.discovery import DnsConfig, KubernetesConfig
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.kv_store import PoolConfig
 from router.config.sections.listeners import (
     AdminConfig,
-    AdmissionConfig,
     EdgeConfig,
-    KedaConfig,
     LimitsConfig,
     ListenConfig,
     MetricsConfig,
@@ -38,10 +37,10 @@ from router.config.sections.listeners import (
 )
 from router.config.sections.local_stack import EmbeddedFleetConfig, LocalStackConfig
 from router.config.sections.models import MAX_ALIASES, AliasConfig, find_chains
+from router.config.sections.pool import PoolConfig
 from router.config.sections.preload import PreloadConfig
 from router.config.sections.replicas import ReplicasConfig
 from router.config.sections.tracing import TracingConfig
-from router.config.sections.wake import WakeConfig
 
 MAX_PLUGINS = 64
 """Limit of filters and of scorers in one profile: each costs some microseconds per decision, the shipped policies have

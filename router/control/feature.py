@@ -35,8 +35,10 @@ from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.recent_records import RecentRecords
 from router.tenants.tenant import Tenant
 
-Read = Callable[[bytes], Awaitable[Prompt]]
-ResolveName = Callable[[Prompt, bytes, Tenant | None, Read], Awaitable[Prompt]]
+ReadBody = Callable[[bytes], Awaitable[Prompt]]
+"""Reads a body that has changed as the request's own was read."""
+
+ResolveName = Callable[[Prompt, bytes, Tenant | None, ReadBody], Awaitable[Prompt]]
 """Returns the prompt for the model that its name stands for; the bytes are the body that it was read from."""
 
 
@@ -72,21 +74,21 @@ class Feature:
     """A capability beside the core. Whatever a feature does not define does nothing."""
 
     path: FeaturePath = FeaturePath()
-    shared: Sequence[SharedPart] = ()  # what processes agree on; empty where there is only one
+    shared: Sequence[SharedPart] = ()  # state on which processes agree; empty where there is only one
     listener: RpcListener | None = None  # accepts connections at the process on duty
-    resolve_name: ResolveName | None = None
+    resolve_name: ResolveName | None = None  # None: it gives models no other names
 
     def start(self) -> None:
-        """Start what runs in every process, after the listeners."""
+        """Start what runs in every process. The listeners are bound, and accept no connections yet."""
 
     def take_duties(self) -> None:
-        """Start what one process of a host does: this one, from now on. Raises `ConfigError`."""
+        """Start what only one process of a host does: this one, from now on. Raises `ConfigError`."""
 
     async def leave_duties(self) -> None:
-        """End it: another process of the host has the duties from now on."""
+        """End what `take_duties` has started: another process of the host has the duties from now on."""
 
     async def close(self) -> None:
-        """Write what is left, and end what was started. All requests have ended."""
+        """End what was started, and write what is left. All requests have ended."""
 
     def on_drain(self, instance: str, on: bool) -> bool:
         """An instance is to be drained, or no longer. Return whether the drain waits for this feature."""

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from router.config import schema
 from router.config.reader import check_experiment_policies, read_all
+from router.config.sections.admission import AdmissionConfig
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.listeners import AdmissionConfig
 from router.config.validation_errors import describe_unknown
 from router.config.yaml_source import format_path
 from router.errors import ConfigError, quote_name

@@ -20,7 +20,7 @@ from typing import get_args
 
 from xxhash import xxh3_128_digest
 
-from router.config.sections.kv_store import HashAlgo
+from router.config.sections.pool import HashAlgo
 from router.kvcache.events import BlocksStored, EngineHash
 
 Digest = bytes

@@ -44,9 +44,9 @@ async def attempt(request: Request, ticket: Ticket, earlier: EarlierAttempts, se
         earlier.failed.add(culprit.id)
         earlier.moved_to = end.moved_to
         if end.reason != "busy":
-            services.health.suspect(culprit.instance.id)
+            services.suspect(culprit.instance.id)
     elif isinstance(end, RelayCut):
-        services.health.suspect(ticket.target.instance.id)
+        services.suspect(ticket.target.instance.id)
     return end
 
 

@@ -44,9 +44,7 @@ def open_record(request: Request, services: Services) -> Record:
     for part in request.held:
         part.on_record(record)
     call.recorded = True
-    services.recent_records.add(record)
-    if isinstance(tokens, TokenizedPrompt) and prompt.salt is None and request.served is not None:
-        services.recent_records.prompts.add(tokens, *request.served)
+    services.show(record)
     services.metrics.on_request_start()
     return record
 

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.backends.feeds.health import HealthProbe
 from router.clock import Clock
 from router.config.schema import Config
 from router.errors import RequestRefused
@@ -25,7 +24,6 @@ from router.request.stored_responses import StoredResponseFinder
 from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.recent_records import RecentRecords
 
 
 class RequestPath(NamedTuple):
@@ -52,8 +50,8 @@ class Services:
     read_options: ReadOptions
     large_body: asyncio.Lock  # held while a large body is read
     data_path: DataPath
-    health: HealthProbe
-    recent_records: RecentRecords
+    suspect: Callable[[str], None]  # probes an instance now, because a request failed there
+    show: Callable[[Record], None]  # lets the admin API show a record that has opened
     metrics: Metrics
     admin_tokens: AdminTokens
     stored_responses: StoredResponseFinder

@@ -14,7 +14,6 @@ from itertools import islice
 import msgspec
 from mypy_extensions import mypyc_attr
 
-from router.kvcache.recent_prompts import RecentPrompts
 from router.scheduling.policy.record import Record
 from router.scheduling.policy.record_view import describe_record
 from router.telemetry.record_query import RecordQuery
@@ -25,11 +24,10 @@ COMPARED_PER_TURN = 256  # under a millisecond
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RecentRecords:
-    """The newest `keep` records, and the beginnings of recent prompts as token ids within `prompt_bytes`."""
+    """The newest `keep` records."""
 
-    def __init__(self, keep: int, prompt_bytes: int = 0) -> None:
+    def __init__(self, keep: int) -> None:
         self.added = 0  # since the start
-        self.prompts = RecentPrompts(prompt_bytes)
         self._keep = keep
         self._order: deque[Record] = deque()
         self._by_id: dict[str, Record] = {}

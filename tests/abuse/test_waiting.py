@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.features.admission.waiting import RELEASED_AT_ONCE, AdmissionQueues
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.lab.simulator.outcome import SimulationFigures
 from router.lab.simulator.scenario import Scenario
 from router.lab.sweep import options

@@ -26,7 +26,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.lab.simulator.outcome import compute_figures
 from router.lab.simulator.run import simulate
 from router.lab.simulator.scenario import LinkSpeed, Scenario, StoreScenario

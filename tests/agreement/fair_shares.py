@@ -28,7 +28,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.features.admission.charges import price
 from router.lab.simulator.outcome import RequestEnd, SimulationOutcome, quantile
 from router.lab.simulator.run import simulate_tenants

@@ -27,10 +27,10 @@ from router.features.preload.copies import WINDOW_S, find_missing_copy
 from router.features.preload.handoff import plan_handoff
 from router.features.preload.placement import find_place
 from router.features.preload.plan import MIN_SESSIONS, HotPrefix
+from router.features.preload.recent_prompts import RecentPrompt
 from router.fleet.instance import Target
 from router.fleet.preload_book import Reason
 from router.kvcache.events import Key, TargetId
-from router.kvcache.recent_prompts import RecentPrompt
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.lab.rng import Rng
 from router.lab.simulator.clients import ClientTurn

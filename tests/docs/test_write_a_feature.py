@@ -21,7 +21,7 @@ def copy_with_the_feature(folder: Path) -> Path:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     of_schema, of_wiring = [block.text for block in read_blocks(PAGE) if block.note == "not checked"]
     imported, field = of_schema.split("\n\n")
-    insert(folder / "router/config/schema.py", "from router.config.sections.kv_store", f"{imported}\n")
+    insert(folder / "router/config/schema.py", "from router.config.sections.pool", f"{imported}\n")
     insert(folder / "router/config/schema.py", "    log: LogConfig", field)
     insert(folder / "router/wiring.py", '    ("admission.feature:', of_wiring)
     shutil.copy(EXAMPLE / "section.py", folder / "router/config/sections/forbidden_words.py")

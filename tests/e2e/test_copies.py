@@ -31,7 +31,7 @@ async def make_copies(router: Router) -> None:
 
 
 def key_of(router: Router, ids: list[int]) -> Key:
-    kept = router.app._recent_records.prompts.by_prefix()
+    kept = router.app._features["preload"].traffic.prompts.by_prefix()
     return next(key for key, prompt in kept.items() if prompt.cut(1 << prompt.prefixes.index(key)).ids.tolist() == ids)
 
 

@@ -28,7 +28,7 @@ async def known_to_be_pooled(router: Router) -> None:
     """Wait until the router finds recent prompts in the shared pool."""
     preloader = router.app._features["preload"].preloader
     async with asyncio.timeout(PATIENCE_S):
-        for prompt in list(router.app._recent_records.prompts.by_prefix().values()):
+        for prompt in list(router.app._features["preload"].traffic.prompts.by_prefix().values()):
             while not await preloader.is_pooled(prompt, await preloader.tokenize(prompt)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

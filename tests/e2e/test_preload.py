@@ -156,7 +156,9 @@ async def test_off_or_without_room_nothing_is_sent(router: Any, tmp_path: Path, 
     ):
         await join(r, listed, old)
         await agents(r, 3)
-        assert (len(r.app._recent_records.prompts) > 0) == bool(preload)
+        assert ("preload" in r.app._features) == bool(preload)
+        if preload:
+            assert len(r.app._features["preload"].traffic.prompts) > 0
         await join(r, listed, old, new)
         if preload:
             assert (await warmed(r))["end"] == "done"

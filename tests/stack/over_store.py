@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from router.config.sections.kv_store import PoolModelConfig
+from router.config.sections.pool import PoolModelConfig
 from router.features.pool.keys import KeyForm
 from router.kvcache.engine_hashes import Adapter, EngineChain
 from router.lab.local_stack.commands import HASH_ALGO

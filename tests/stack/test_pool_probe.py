@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from router.clock import SystemClock
-from router.config.sections import kv_store
+from router.config.sections.pool import PoolConfig, PoolModelConfig
 from router.features.pool.client import MooncakeStore
 from router.features.pool.keys import KeyForm
 from router.kvcache.block_keys import Keyring
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.stack
 BLOCK = 16
 LEASE_MS = 1000
 CHAIN = EngineChain("sha256_cbor")
-FORM = KeyForm(kv_store.PoolModelConfig(), "tiny")
+FORM = KeyForm(PoolModelConfig(), "tiny")
 ORIGIN = HashInputs("tiny", "/models/tiny", None, None)
 CLIENT = Path(__file__).with_name("pool_client.py")
 
@@ -104,7 +104,7 @@ class Scene:
             "ttl_ms": 1,
             "health_interval_s": 0.1,
         }
-        pool = kv_store.PoolConfig.model_validate(settings)
+        pool = PoolConfig.model_validate(settings)
         self.pool = MooncakeStore(pool, ["master"], upstreams.fetch, Tasks("pool"), SystemClock())
 
     def client(self, memory_bytes: int) -> Client:

@@ -1,6 +1,4 @@
-"""The sections `listen`, `picker`, `keda`, `admin`, `metrics`, `limits`, `admission` and `edge`: who gets in, within
-which bounds.
-"""
+"""The sections `listen`, `picker`, `admin`, `metrics`, `limits` and `edge`: who gets in, within which bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, IPvAnyNetwork, model_validator
 
-from router.config.sections.base import PathName, PluginConfig, Port, Positive, Seconds, Section
+from router.config.sections.base import PathName, Port, Positive, Seconds, Section
 
 
 def is_loopback(host: str) -> bool:
@@ -69,20 +67,6 @@ class PickerConfig(Section):
     testing: bool = False
     """obey the headers of the Gateway API inference extension's conformance tests, and route every path: for tests, as
     clients can then choose their engine"""
-
-
-class KedaConfig(Section):
-    """An external scaler of KEDA (gRPC): how many instances of a model are wanted, and that requests wait for it. A
-    trigger's metadata are `model`, the base model's name, and `role`, which is both where it is missing.
-    """
-
-    host: str = "0.0.0.0"
-    """address of the gRPC listener"""
-    port: Port = 9005
-    """port of the gRPC listener; 0: the system chooses one"""
-    tls: GrpcTls = "off"
-    """off: clear text; self-signed: TLS with a certificate made at start, for triggers with `enableTLS` and
-    `unsafeSsl`; or the certificate of `cert_file` and `key_file`"""
 
 
 class AdminTokenConfig(Section):
@@ -156,21 +140,6 @@ class LimitsConfig(Section):
     responses_kept: int = Field(default=10_000, ge=0)
     """stored response ids whose target is remembered, of all tenants; beyond it the oldest of the tenant that holds
     most is forgotten; 0: none is"""
-
-
-class AdmissionConfig(Section):
-    """Admission control: which requests may begin now, and which ones wait. A change takes effect without a restart."""
-
-    enabled: bool = False
-    """queue the requests that the rule does not admit"""
-    rule: PluginConfig = PluginConfig(name="fit")
-    """what decides, with its parameters; `fit`: a session begins when its context and those of all live sessions fit
-    the KV caches of the fleet"""
-    max_wait_s: Seconds = 300.0
-    """longest wait in the queue, seconds; after it: 429 with Retry-After"""
-    idle_s: Seconds = 300.0
-    """silence after which a session is forgotten, seconds; rule `fit`: until then it counts with the probability,
-    learned from other sessions, that it returns"""
 
 
 class ExtraEndpoint(Section):

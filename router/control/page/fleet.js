@@ -1,6 +1,7 @@
 // The fleet: a cell per target. A click opens the target.
 
-import { count, duration, names, plural, ratio, share, tokens } from "./format.js";
+import { flowByTarget } from "./flow_sums.js";
+import { count, duration, memoryText, names, plural, ratio, share } from "./format.js";
 import { html, useMemo, useRef, useState } from "./lib.js";
 import { Bar } from "./svg.js";
 import { TargetDetail } from "./target.js";
@@ -95,24 +96,6 @@ function move(event, grid) {
     next.focus();
 }
 
-export function flowByTarget(rows) {
-    const found = new Map();
-    for (const row of rows) {
-        const sum = found.get(row.target) ?? {
-            placed: 0,
-            failed: 0,
-            prompt: 0,
-            delivered: 0,
-            promisedPrompt: 0,
-            predicted: 0,
-            compared: 0,
-        };
-        for (const name of Object.keys(sum)) sum[name] += row[name];
-        found.set(row.target, sum);
-    }
-    return found;
-}
-
 /** Shares of prompt tokens, promised → delivered; where nothing was promised, what was delivered of all. */
 export const promise = (sum) =>
     sum.promisedPrompt
@@ -159,13 +142,6 @@ function memoryParts({ live, held, capacity }) {
         { kind: "live", value: live ?? 0 },
         { kind: "cached", value: held === null ? 0 : Math.max(0, held - (live ?? 0)) },
     ];
-}
-
-export function memoryText({ live, held, capacity }) {
-    if (!capacity) return "KV memory: size unknown";
-    const cached = held === null ? "unknown" : `${tokens(Math.max(0, held - (live ?? 0)))}`;
-    const free = held === null ? "unknown" : tokens(Math.max(0, capacity - Math.max(held, live ?? 0)));
-    return `KV memory of ${tokens(capacity)} tokens: ${tokens(live)} live, ${cached} cached, ${free} free`;
 }
 
 function eventText(cell) {

@@ -70,3 +70,22 @@ export function lanes(store) {
         placed.set(bucket.lane, (placed.get(bucket.lane) ?? 0) + bucket.placed);
     return [...placed].sort((a, b) => b[1] - a[1]).map(([lane]) => lane);
 }
+
+/** Sums over the rows of each target, by target. */
+export function flowByTarget(rows) {
+    const found = new Map();
+    for (const row of rows) {
+        const sum = found.get(row.target) ?? {
+            placed: 0,
+            failed: 0,
+            prompt: 0,
+            delivered: 0,
+            promisedPrompt: 0,
+            predicted: 0,
+            compared: 0,
+        };
+        for (const name of Object.keys(sum)) sum[name] += row[name];
+        found.set(row.target, sum);
+    }
+    return found;
+}

@@ -56,3 +56,11 @@ export function names(list, most = 3) {
     const rest = list.length - most;
     return rest > 0 ? `${list.slice(0, most).join(", ")} and ${rest} more` : list.join(", ");
 }
+
+/** What the KV memory of a target holds. */
+export function memoryText({ live, held, capacity }) {
+    if (!capacity) return "KV memory: size unknown";
+    const cached = held === null ? "unknown" : `${tokens(Math.max(0, held - (live ?? 0)))}`;
+    const free = held === null ? "unknown" : tokens(Math.max(0, capacity - Math.max(held, live ?? 0)));
+    return `KV memory of ${tokens(capacity)} tokens: ${tokens(live)} live, ${cached} cached, ${free} free`;
+}

@@ -4,8 +4,8 @@
 import { ask, read } from "./admin.js";
 import { confirmAction } from "./actions.js";
 import { Chart } from "./charts.js";
-import { count, duration, momentOf, timeOf, tokens } from "./format.js";
-import { flowByTarget, memoryText } from "./fleet.js";
+import { flowByTarget } from "./flow_sums.js";
+import { count, duration, memoryText, momentOf, timeOf, tokens } from "./format.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
 
 const REFRESH_MS = 5000;

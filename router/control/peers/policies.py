@@ -23,8 +23,8 @@ import msgspec
 from pydantic import ValidationError
 
 from router.config.schema import PolicyConfig
+from router.config.sections.admission import AdmissionConfig
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.listeners import AdmissionConfig
 from router.control import proposals
 from router.control.control import Control
 from router.control.peers.parts import Message, Peers

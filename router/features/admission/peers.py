@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from router.clock import Clock
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.control.duty import Duty
 from router.control.peers.parts import Message, Peers
 from router.errors import TooBusy

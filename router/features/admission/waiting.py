@@ -17,7 +17,7 @@ from math import ceil, inf
 from typing import Literal, Protocol
 
 from router.clock import Clock
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.errors import TooBusy
 from router.features.admission.claim import derive_claim
 from router.features.admission.computed_prompt import ComputedPrompt

@@ -8,7 +8,7 @@ them. Reading it again costs as much as reading it, and only for such requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple, final
 
@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from router.clock import Clock
+from router.control.feature import ReadBody
 from router.features.aliases.aliases import Alias, ModelAliases, ModelChoice
 from router.fleet.engine_facts import ModelCard
 from router.fleet.instance import Instance
@@ -40,9 +41,6 @@ from router.scheduling.ticket import Ticket
 from router.tenants.tenant import Tenant, own_name
 
 AS_IT_IS = ReadOptions(frozenset(), inject_usage=False, want_source=False)
-
-Read = Callable[[bytes], Awaitable[Prompt]]
-"""Reads a body that has changed as the request's own was read."""
 
 
 class NamedPrompt(NamedTuple):
@@ -108,7 +106,7 @@ class ModelNames:
     # of a prompt
 
     async def resolve(
-        self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: Read, sender: str | None = None
+        self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: ReadBody, sender: str | None = None
     ) -> NamedPrompt:
         """Return the prompt as it goes on; `body` is what it was read from. Raises `BadRequest` for a field that
         a cap does not understand.
@@ -122,7 +120,7 @@ class ModelNames:
             changed = await asyncio.to_thread(apply_alias, prompt, body, alias, choice.model)
         return NamedPrompt(prompt if changed is None else await read(changed), choice)
 
-    async def resolve_prompt(self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: Read) -> Prompt:
+    async def resolve_prompt(self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: ReadBody) -> Prompt:
         """Return the prompt for the model that its alias stands for, as `resolve` does."""
         return (await self.resolve(prompt, body, tenant, read)).prompt
 

@@ -23,7 +23,7 @@ from math import ceil
 from typing import Literal, final
 
 from router.clock import Clock
-from router.config.sections.wake import WakeConfig
+from router.config.sections.autoscaling import WakeConfig
 from router.errors import NoTarget, NotFound, quote_name
 from router.fleet.fleet import Fleet
 from router.request.request import Request

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from router.backends.discovery.kubernetes.api import ApiRefused, ApiUnavailable, KubernetesApi
-from router.config.sections.wake import WakeWebhookConfig
+from router.config.sections.autoscaling import WakeWebhookConfig
 
 SCALE = "/apis/apps/v1/namespaces/{}/deployments/{}/scale"
 

@@ -17,7 +17,7 @@ from router.backends.discovery.kubernetes.api import KubernetesApi
 from router.backends.discovery.kubernetes.discovery import IN_CLUSTER, find_api_server, read_own_namespace
 from router.clock import Clock
 from router.config import schema
-from router.config.sections.wake import WakeConfig, WakeModelConfig
+from router.config.sections.autoscaling import WakeConfig, WakeModelConfig
 from router.control.feature import Core
 from router.errors import quote_name
 from router.features.autoscaling.model_waits import ModelWaits, WakePatterns

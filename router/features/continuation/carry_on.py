@@ -192,7 +192,7 @@ def _exclude(failed: str, earlier: EarlierAttempts, services: Services) -> None:
     earlier.failed.add(failed)
     if (target := services.scheduler.fleet.target(TargetId(failed))) is not None:
         earlier.failed.update(target.id for target in target.instance.targets.values())
-        services.health.suspect(target.instance.id)
+        services.suspect(target.instance.id)
 
 
 def _place(request: Request, record: Record, earlier: EarlierAttempts, services: Services) -> Ticket | None:

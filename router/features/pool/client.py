@@ -20,7 +20,7 @@ from typing import NamedTuple, final
 
 from router.backends.fetch import Fetch
 from router.clock import Clock
-from router.config.sections import kv_store
+from router.config.sections.pool import PoolConfig, PoolModelConfig
 from router.features.pool.answer_cache import AnswerCache, BlockPresence
 from router.features.pool.hash_detection import HashDetection
 from router.features.pool.key_check import KeyCheck
@@ -45,7 +45,7 @@ log = logging.getLogger("warmroute.pool")
 class _Model:
     """State of one base model."""
 
-    def __init__(self, name: str, settings: kv_store.PoolModelConfig, answers: AnswerCache) -> None:
+    def __init__(self, name: str, settings: PoolModelConfig, answers: AnswerCache) -> None:
         self.name = name
         self.settings = settings
         self.hash_detection = HashDetection(name, settings)
@@ -83,7 +83,7 @@ class MooncakeStore:
 
     def __init__(
         self,
-        settings: kv_store.PoolConfig,
+        settings: PoolConfig,
         masters: Sequence[str],
         fetch: Fetch,
         tasks: Tasks,
@@ -244,7 +244,7 @@ class MooncakeStore:
 
     def _model(self, name: str) -> _Model:
         if name not in self._models:
-            settings = self._settings.models.get(name) or kv_store.PoolModelConfig()
+            settings = self._settings.models.get(name) or PoolModelConfig()
             answers = AnswerCache(self._settings.ttl_ms / 1e3, self._settings.remembered_blocks)
             self._models[name] = _Model(name, settings, answers)
         return self._models[name]

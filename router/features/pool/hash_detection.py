@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from router.config.sections.kv_store import HashAlgo, PoolModelConfig
+from router.config.sections.pool import HashAlgo, PoolModelConfig
 from router.kvcache.engine_hashes import DEFAULT_SEED, SEEDS, EngineChain, fits, is_comparable, list_chains
 from router.kvcache.events import BlocksStored
 

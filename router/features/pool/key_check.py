@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from router.clock import Clock
-from router.config.sections.kv_store import PoolModelConfig
+from router.config.sections.pool import PoolModelConfig
 from router.features.pool.answer_cache import BlockPresence
 from router.features.pool.keys import KeyForm, PoolKey, parse_key
 from router.features.pool.query import StoreClient

@@ -22,16 +22,13 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from router.clock import Clock
+from router.control.feature import Core
 from router.features.preload.placement import find_place
-from router.features.preload.plan import HotPrefix, count_sessions
+from router.features.preload.plan import HotPrefix, RecentTraffic
 from router.features.preload.preloader import Preloader
+from router.features.preload.recent_prompts import RecentPrompt
 from router.fleet.instance import InstanceState, Target
 from router.kvcache.events import Key, TargetId
-from router.kvcache.recent_prompts import RecentPrompt
-from router.scheduling.scheduler import Scheduler
-from router.tasks import Tasks
-from router.telemetry.recent_records import RecentRecords
 
 INTERVAL_S = 1.0
 WINDOW_S = 60.0
@@ -78,24 +75,16 @@ def find_missing_copy(
 
 class HotCopies:
     """Looks for a missing copy every second, and makes one at a time. Where several processes route, one of them
-    does, from its own records (`leads`).
+    does, from its own records.
     """
 
-    def __init__(
-        self,
-        preloader: Preloader,
-        scheduler: Scheduler,
-        records: RecentRecords,
-        leads: Callable[[], bool],
-        tasks: Tasks,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, core: Core, preloader: Preloader, traffic: RecentTraffic) -> None:
         self._preloader = preloader
-        self._scheduler = scheduler
-        self._records = records
-        self._leads = leads
-        self._tasks = tasks
-        self._clock = clock
+        self._scheduler = core.scheduler
+        self._traffic = traffic
+        self._leads = core.leads
+        self._tasks = core.tasks
+        self._clock = core.clock
 
     def start(self) -> None:
         """Start looking."""
@@ -113,8 +102,8 @@ class HotCopies:
         for model, groups in self._group_targets().items():
             if not any(len(targets) > 1 for targets in groups.values()):
                 continue
-            hot = await count_sessions(self._records, model, self._clock.wall(), WINDOW_S)
-            prompts = self._records.prompts.by_prefix() if hot else {}
+            hot = await self._traffic.count_sessions(model, self._clock.wall(), WINDOW_S)
+            prompts = self._traffic.prompts.by_prefix() if hot else {}
             for targets in groups.values():
                 requests = {target.id: target.load_book.requests for target in targets}
                 missing = find_missing_copy(hot, prompts, requests, self._holders)

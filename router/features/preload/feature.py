@@ -10,8 +10,10 @@ from router.control.feature import Core, Feature
 from router.features.preload.budget import PreloadBudget
 from router.features.preload.copies import HotCopies
 from router.features.preload.handoff import HandOff
+from router.features.preload.plan import RecentTraffic
 from router.features.preload.preloader import Preloader
 from router.features.preload.warmup import WarmUp
+from router.request.stages import FeaturePath
 
 
 class PreloadFeature(Feature):
@@ -20,15 +22,17 @@ class PreloadFeature(Feature):
     """
 
     def __init__(self, core: Core) -> None:
-        config, scheduler, records = core.config.preload, core.scheduler, core.recent_records
+        config, scheduler = core.config.preload, core.scheduler
+        traffic = RecentTraffic(core.recent_records, config.prompt_bytes)
+        self.traffic, self.path = traffic, FeaturePath(ready=traffic.keep)
         scheduler.view_builder.names_sessions = True  # they are counted by prefix
         budget = PreloadBudget(config.share)
-        fetch, clock, tasks = core.upstreams.fetch, core.clock, core.tasks
-        self.preloader = loader = Preloader(budget, scheduler, core.keyring, core.kv_store, fetch, clock)
-        common = scheduler, records, tasks, clock
-        self.warmup = WarmUp(config, loader, scheduler, records, core.leads, tasks, clock) if config.join else None
-        self.handoff = HandOff(config.drain_s, loader, *common) if config.drain else None
-        self.copies = HotCopies(loader, scheduler, records, core.leads, tasks, clock) if config.copies else None
+        fetch, clock = core.upstreams.fetch, core.clock
+        self.preloader = Preloader(budget, scheduler, core.keyring, core.kv_store, fetch, clock)
+        parts = core, self.preloader, traffic
+        self.warmup = WarmUp(*parts) if config.join else None
+        self.handoff = HandOff(*parts) if config.drain else None
+        self.copies = HotCopies(*parts) if config.copies else None
         if self.warmup is not None:
             core.membership.on_joined.append(self.warmup.begin)
 

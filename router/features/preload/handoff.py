@@ -17,16 +17,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from router.clock import Clock
+from router.control.feature import Core
 from router.features.preload.placement import find_place
-from router.features.preload.plan import HotPrefix, count_sessions
+from router.features.preload.plan import HotPrefix, RecentTraffic
 from router.features.preload.preloader import Preloader
+from router.features.preload.recent_prompts import RecentPrompt
 from router.fleet.instance import Instance, InstanceState, Target
 from router.kvcache.events import Key
-from router.kvcache.recent_prompts import RecentPrompt
-from router.scheduling.scheduler import Scheduler
-from router.tasks import Tasks
-from router.telemetry.recent_records import RecentRecords
 
 log = logging.getLogger("warmroute.preload")
 
@@ -59,24 +56,16 @@ def plan_handoff(
 
 
 class HandOff:
-    """Hands off what drained instances hold, within `limit_s` each."""
+    """Hands off what drained instances hold, within `preload.drain_s` each."""
 
-    def __init__(
-        self,
-        limit_s: float,
-        preloader: Preloader,
-        scheduler: Scheduler,
-        records: RecentRecords,
-        tasks: Tasks,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, core: Core, preloader: Preloader, traffic: RecentTraffic) -> None:
         self.states: dict[str, HandOffState] = {}  # by instance, the last one of each
-        self._limit_s = limit_s
+        self._limit_s = core.config.preload.drain_s
         self._preloader = preloader
-        self._scheduler = scheduler
-        self._records = records
-        self._tasks = tasks
-        self._clock = clock
+        self._scheduler = core.scheduler
+        self._traffic = traffic
+        self._tasks = core.tasks
+        self._clock = core.clock
 
     def begin(self, id: str) -> bool:
         """Hand off what an instance holds, and drain it then. Return False where the caller drains it at once: it is
@@ -108,8 +97,8 @@ class HandOff:
         began_at = self._clock.now()
         give_up_at = began_at + self._limit_s
         try:
-            hot = await count_sessions(self._records, model, self._clock.wall())
-            prompts = self._records.prompts.by_prefix() if hot else {}
+            hot = await self._traffic.count_sessions(model, self._clock.wall())
+            prompts = self._traffic.prompts.by_prefix() if hot else {}
             plan = plan_handoff(hot, prompts, lambda key: self._is_only_there(instance, key))
             state.planned = len(plan)
             for prompt in plan:

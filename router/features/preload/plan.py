@@ -14,8 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from router.features.preload.recent_prompts import RecentPrompt, RecentPrompts
 from router.kvcache.events import Key, TargetId
-from router.kvcache.recent_prompts import RecentPrompt
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.request.request import Request
+from router.request.services import Services
 from router.telemetry.recent_records import RecentRecords
 from router.telemetry.shared_prefixes import RECORDS_PER_TURN, WINDOW_S
 
@@ -46,30 +49,43 @@ class PlannedPrefix(NamedTuple):
     demand: float  # sessions that are expected to begin with it at this target
 
 
-async def count_sessions(records: RecentRecords, model: str, now: float, window_s: float = WINDOW_S) -> list[HotPrefix]:
-    """Return the prefixes of the model's records of the last `window_s` before `now` (wall clock) that at least
-    `MIN_SESSIONS` sessions share, in no order. Requests go on meanwhile.
-    """
-    sessions: dict[Key, set[str]] = {}
-    requests: Counter[Key] = Counter()
-    blocks: dict[Key, int] = {}
-    all_requests = 0
-    for n, record in enumerate(records.latest(len(records)), 1):
-        if record.at_wall_s < now - window_s:
-            break
-        if record.attempts and (view := record.attempts[0].decision.view).model == model:
-            all_requests += 1
-            for i, key in enumerate(map(Key, view.prefixes)):
-                sessions.setdefault(key, set()).add(view.session or record.id)
-                requests[key] += 1
-                blocks[key] = 1 << i
-        if n % RECORDS_PER_TURN == 0:
-            await asyncio.sleep(0)
-    return [
-        HotPrefix(key, blocks[key], len(who), requests[key], all_requests)
-        for key, who in sessions.items()
-        if len(who) >= MIN_SESSIONS
-    ]
+class RecentTraffic:
+    """Prefixes of recent requests: `records` have their sessions, and `prompts` their ids, in `limit_bytes`."""
+
+    def __init__(self, records: RecentRecords, limit_bytes: int) -> None:
+        self._records = records
+        self.prompts = RecentPrompts(limit_bytes)
+
+    def keep(self, request: Request, services: Services) -> None:
+        """Keep the beginning of a request's prompt: its stage. One with a salt is its tenant's own."""
+        tokens, served = request.tokens, request.served
+        if isinstance(tokens, TokenizedPrompt) and request.prompt.salt is None and served is not None:
+            self.prompts.add(tokens, *served)
+
+    async def count_sessions(self, model: str, now: float, window_s: float = WINDOW_S) -> list[HotPrefix]:
+        """Return the prefixes of the model's records of the last `window_s` before `now` (wall clock) that at least
+        `MIN_SESSIONS` sessions share, in no order. Requests go on meanwhile.
+        """
+        sessions: dict[Key, set[str]] = {}
+        requests: Counter[Key] = Counter()
+        blocks: dict[Key, int] = {}
+        all_requests = 0
+        for n, record in enumerate(self._records.latest(len(self._records)), 1):
+            if record.at_wall_s < now - window_s:
+                break
+            if record.attempts and (view := record.attempts[0].decision.view).model == model:
+                all_requests += 1
+                for i, key in enumerate(map(Key, view.prefixes)):
+                    sessions.setdefault(key, set()).add(view.session or record.id)
+                    requests[key] += 1
+                    blocks[key] = 1 << i
+            if n % RECORDS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return [
+            HotPrefix(key, blocks[key], len(who), requests[key], all_requests)
+            for key, who in sessions.items()
+            if len(who) >= MIN_SESSIONS
+        ]
 
 
 def plan_join(

@@ -23,11 +23,11 @@ from router.backends.fetch import Fetch
 from router.backends.kv_store import KvStore
 from router.clock import Clock
 from router.features.preload.budget import PreloadBudget
+from router.features.preload.recent_prompts import RecentPrompt
 from router.fleet.instance import InstanceState, ServedModel, Target
 from router.fleet.preload_book import Reason
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import Key, TargetId
-from router.kvcache.recent_prompts import RecentPrompt
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.prompt.prompt import Endpoint
 from router.prompt.usage import NO_USAGE, Usage, UsageTail

@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from router.clock import Clock
-from router.config.sections.preload import PreloadConfig
-from router.features.preload.plan import HotPrefix, PlannedPrefix, count_sessions, plan_join
+from router.control.feature import Core
+from router.features.preload.plan import HotPrefix, PlannedPrefix, RecentTraffic, plan_join
 from router.features.preload.preloader import Preloader
 from router.fleet.instance import Instance, Target
 from router.kvcache.events import Key, TargetId
-from router.scheduling.scheduler import Scheduler
-from router.tasks import Tasks
-from router.telemetry.recent_records import RecentRecords
 
 log = logging.getLogger("warmroute.preload")
 
@@ -46,24 +42,17 @@ class WarmUpState:
 
 
 class WarmUp:
-    def __init__(
-        self,
-        config: PreloadConfig,
-        preloader: Preloader,
-        scheduler: Scheduler,
-        records: RecentRecords,
-        leads: Callable[[], bool],
-        tasks: Tasks,
-        clock: Clock,
-    ) -> None:
+    """Warms instances up, each within `preload.join_s`."""
+
+    def __init__(self, core: Core, preloader: Preloader, traffic: RecentTraffic) -> None:
         self.states: dict[str, WarmUpState] = {}  # by instance, the last one of each
-        self._config = config
+        self._config = core.config.preload
         self._preloader = preloader
-        self._scheduler = scheduler
-        self._records = records
-        self._leads = leads
-        self._tasks = tasks
-        self._clock = clock
+        self._scheduler = core.scheduler
+        self._traffic = traffic
+        self._leads = core.leads
+        self._tasks = core.tasks
+        self._clock = core.clock
 
     def begin(self, id: str) -> None:
         """Warm an instance that has become ready; nothing happens where another router warms."""
@@ -83,7 +72,7 @@ class WarmUp:
         began_at = self._clock.now()
         give_up_at = began_at + self._config.join_s
         try:
-            if hot := await count_sessions(self._records, model, self._clock.wall()):
+            if hot := await self._traffic.count_sessions(model, self._clock.wall()):
                 await self._wait_for_facts(instance)
                 plans = dict(self._plan(instance, hot))
                 state.planned = sum(map(len, plans.values()))
@@ -109,7 +98,7 @@ class WarmUp:
 
     def _plan(self, instance: Instance, hot: list[HotPrefix]) -> Iterator[tuple[Target, list[PlannedPrefix]]]:
         """Yield the plan of each rank; a rank counts as a holder of what an earlier one gets."""
-        prompts = self._records.prompts.by_prefix()
+        prompts = self._traffic.prompts.by_prefix()
         left = self._config.join_tokens
         planned: dict[Key, set[TargetId]] = {}
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from router.config.sections.kv_store import HashAlgo
+from router.config.sections.pool import HashAlgo
 from router.kvcache.engine_hashes import DEFAULT_SEED
 
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]

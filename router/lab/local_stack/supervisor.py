@@ -22,8 +22,8 @@ import httpx
 
 from router.clock import Clock, SystemClock
 from router.config.schema import Config, InstanceConfig, TokenizerSource, TransferProtocol
-from router.config.sections.kv_store import PoolConfig
 from router.config.sections.local_stack import LocalStackConfig
+from router.config.sections.pool import PoolConfig
 from router.errors import WarmrouteError
 from router.lab.local_stack import commands
 from router.lab.local_stack.commands import EngineExtras

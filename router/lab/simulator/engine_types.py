@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NewType
 
-from router.config.sections.kv_store import HashAlgo
+from router.config.sections.pool import HashAlgo
 from router.kvcache.engine_hashes import DEFAULT_SEED, Digest, EngineChain
 from router.kvcache.events import BlocksPooled, Event
 from router.lab.engine_profile import EngineProfile

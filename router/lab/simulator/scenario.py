@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from router.config.schema import SpeedPrior
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.lab.engine_profile import EngineProfile
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from router.config.schema import PolicyConfig
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.lab.engine_profile import EngineProfile
 from router.lab.simulator.outcome import ServiceLimits, SimulationFigures, SimulationOutcome, compute_figures
 from router.lab.simulator.scenario import EventLags, LinkSpeed, Scenario, StoreScenario, Trouble

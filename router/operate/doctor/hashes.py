@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from router.config.sections.kv_store import PoolModelConfig
+from router.config.sections.pool import PoolModelConfig
 from router.features.pool.hash_detection import list_candidates
 from router.kvcache.engine_hashes import Digest, EngineChain, fits
 from router.kvcache.events import BlocksStored

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from router.config.sections.kv_store import PoolModelConfig
+from router.config.sections.pool import PoolModelConfig
 from router.features.pool.hash_detection import HashDetection
 from router.features.pool.key_check import diagnose
 from router.features.pool.keys import KeyForm

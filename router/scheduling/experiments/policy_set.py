@@ -22,8 +22,8 @@ from hashlib import blake2b
 from math import log
 from typing import NamedTuple
 
+from router.config.sections.admission import AdmissionConfig
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.listeners import AdmissionConfig
 from router.scheduling.policy.policy import Orders, Policy, merge_orders
 from scorers.contract import Needs
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from router.config.sections.admission import AdmissionConfig
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.listeners import AdmissionConfig
 from router.errors import ConfigError
 from scorers.admission.contract import AdmissionRule
 from scorers.admission.none import NoAdmission

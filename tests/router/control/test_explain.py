@@ -19,7 +19,7 @@ from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import ManualClock
 from router.config import schema
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.kv_store import PoolConfig
+from router.config.sections.pool import PoolConfig
 from router.control.explain import Explain, ExplainRequest
 from router.errors import BadRequest, NoTarget, NotFound
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard

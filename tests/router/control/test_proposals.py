@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.control import proposals
 from router.control.proposals import FileSettings, PolicyFiles
 from router.errors import ConfigError

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.sections.kv_store import HashAlgo
+from router.config.sections.pool import HashAlgo
 from router.kvcache.engine_hashes import CACHED_IDS, DEFAULT_SEED, Adapter, EngineChain
 from tests.paths import FRAMES
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.sections.kv_store import HashAlgo
+from router.config.sections.pool import HashAlgo
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Event, EventBatch, TargetId, Tier
 from router.kvcache.recent_removals import MOST
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt

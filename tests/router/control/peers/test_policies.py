@@ -13,8 +13,8 @@ import pytest
 
 from router.config.reader import load_policies
 from router.config.schema import Config, PolicyConfig
+from router.config.sections.admission import AdmissionConfig
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.listeners import AdmissionConfig
 from router.control.peers.policies import (
     ArmRolledBack,
     PolicyDecision,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.config.sections import listeners
+from router.config.sections.admission import AdmissionConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.errors import ConfigError, TooBusy
 from router.features.admission.waiting import AdmissionQueues, derive_session, leaves_context
@@ -29,7 +29,7 @@ class Scene:
     def __init__(self, **settings: Any) -> None:
         self.house = House(count=1)
         self.waits: list[tuple[str, str, str]] = []
-        controller = listeners.AdmissionConfig.model_validate({"enabled": True} | settings)
+        controller = AdmissionConfig.model_validate({"enabled": True} | settings)
         self.queues = AdmissionQueues(
             controller,
             self.house.core,
@@ -42,7 +42,7 @@ class Scene:
         return Leased(await self.queues.acquire(a_prompt(session), SERVED, known))
 
     def switch(self, **settings: Any) -> None:
-        self.queues.switch(listeners.AdmissionConfig.model_validate({"enabled": True} | settings))
+        self.queues.switch(AdmissionConfig.model_validate({"enabled": True} | settings))
 
     @property
     def live(self) -> float:
@@ -239,4 +239,4 @@ def test_what_arms_name_is_built_before_it_is_needed(arm: dict[str, Any], enable
     arms = {"one": 50, "other": {"share": 50, "policy": "one", "admission": arm}}
     experiment = ExperimentConfig.model_validate({"unit": "time", "arms": arms})
     with pytest.raises(ConfigError, match=said):
-        check_arm_rules(experiment, listeners.AdmissionConfig(enabled=enabled))
+        check_arm_rules(experiment, AdmissionConfig(enabled=enabled))

@@ -9,7 +9,7 @@ import pytest
 
 from router.clock import ManualClock
 from router.config import schema
-from router.config.sections.wake import WakeConfig
+from router.config.sections.autoscaling import WakeConfig
 from router.errors import NoTarget
 from router.features.autoscaling.model_waits import AHEAD, RELEASED_AT_ONCE, ModelWaits, WakePatterns
 from router.fleet.fleet import Fleet

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from router.backends.discovery.kubernetes.api import KubernetesApi
-from router.config.sections.wake import WakeWebhookConfig
+from router.config.sections.autoscaling import WakeWebhookConfig
 from router.features.autoscaling.starters import SCALE, DeploymentStarter, WebhookStarter
 from tests.fakes.kubernetes import ApiServer, Refusal
 from tests.fakes.webhook import Webhook

@@ -8,8 +8,8 @@ import pytest
 
 from router.clock import ManualClock
 from router.config import schema
+from router.config.sections.autoscaling import WakeModelConfig
 from router.config.sections.discovery import KubernetesApiConfig, KubernetesConfig
-from router.config.sections.wake import WakeModelConfig
 from router.errors import ConfigError
 from router.features.autoscaling.starters import DeploymentStarter, WebhookStarter
 from router.features.autoscaling.wake import CALLS_AT_ONCE, WakeCaller, build_starter

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from router.clock import SystemClock
-from router.config.sections import kv_store
+from router.config.sections.pool import PoolConfig, PoolModelConfig
 from router.features.pool.client import MooncakeStore
 from router.features.pool.keys import KeyForm
 from router.kvcache.block_keys import Keyring
@@ -71,7 +71,7 @@ def pooled(known: TokenizedPrompt, blocks: int = 1) -> BlocksPooled:
 
 
 class Scene:
-    def __init__(self, masters: list[MooncakeMaster], settings: kv_store.PoolConfig, upstreams: Upstreams) -> None:
+    def __init__(self, masters: list[MooncakeMaster], settings: PoolConfig, upstreams: Upstreams) -> None:
         self.masters = masters
         self.upstreams = upstreams
         self.tasks = Tasks("pool")
@@ -79,7 +79,7 @@ class Scene:
         for name, master in zip(names, masters, strict=True):
             upstreams.add(name, master.url)
         self.pool = MooncakeStore(settings, names, upstreams.fetch, self.tasks, SystemClock())
-        self.form = KeyForm(settings.models.get(MODEL) or kv_store.PoolModelConfig(), "Small-1B")
+        self.form = KeyForm(settings.models.get(MODEL) or PoolModelConfig(), "Small-1B")
 
     @property
     def master(self) -> MooncakeMaster:
@@ -136,7 +136,7 @@ async def scene(
         given = {"deadline_ms": 2000, "ttl_ms": 60_000, "health_interval_s": 0.5} | settings
         models = {MODEL: {"hash_algo": "sha256_cbor", **(model or {})}}
         urls = [master.url for master in its]
-        made = Scene(its, kv_store.PoolConfig.model_validate({"masters": urls, "models": models} | given), upstreams)
+        made = Scene(its, PoolConfig.model_validate({"masters": urls, "models": models} | given), upstreams)
         made.pool.start()
         stack.push_async_callback(made.pool.close)
         await until("a master leads", lambda: made.leader is not None)

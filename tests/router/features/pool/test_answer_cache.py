@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.config.sections.kv_store import HashAlgo
+from router.config.sections.pool import HashAlgo
 from router.features.pool.answer_cache import AnswerCache, BlockPresence, event_hashes
 from router.kvcache.engine_hashes import EngineChain
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from router.backends.vllm.kv_events import decode
-from router.config.sections.kv_store import HashAlgo, PoolModelConfig
+from router.config.sections.pool import HashAlgo, PoolModelConfig
 from router.features.pool.hash_detection import AGREE, HashDetection
 from router.kvcache.engine_hashes import EngineChain
 from router.kvcache.events import BlocksStored, EventBatch, Tier

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from router.config.sections.kv_store import PoolModelConfig
+from router.config.sections.pool import PoolModelConfig
 from router.features.pool.key_check import diagnose
 from router.features.pool.keys import KeyForm
 from tests.router.features.pool.scene import MODEL, pooled, prompt, scene, until

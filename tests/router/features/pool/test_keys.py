@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.sections.kv_store import PoolModelConfig
+from router.config.sections.pool import PoolModelConfig
 from router.features.pool.keys import KeyForm, PoolKey, parse_key
 
 DIGEST = bytes.fromhex("533ec8a1b5fc07589224e4e78c5f77a93711ebd3a1ab96fc3dd21808503da10d")

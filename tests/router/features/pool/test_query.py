@@ -7,7 +7,7 @@ import pytest
 
 from router.backends.fetch import HttpAnswer
 from router.clock import ManualClock
-from router.config.sections.kv_store import PoolModelConfig
+from router.config.sections.pool import PoolModelConfig
 from router.features.pool.answer_cache import BlockPresence
 from router.features.pool.keys import KeyForm
 from router.features.pool.leader import MasterLeader

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from router.features.preload.copies import MIN_REQUESTS, find_missing_copy
 from router.features.preload.plan import HotPrefix
+from router.features.preload.recent_prompts import RecentPrompts
 from router.kvcache.events import Key, TargetId
-from router.kvcache.recent_prompts import RecentPrompts
 from tests.fakes.caches import prompt_of
 
 FLEET = [TargetId(f"{name}/0") for name in "abcdefgh"]

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from router.features.preload.handoff import plan_handoff
 from router.features.preload.plan import HotPrefix
+from router.features.preload.recent_prompts import RecentPrompts
 from router.kvcache.events import Key
-from router.kvcache.recent_prompts import RecentPrompts
 from tests.fakes.caches import prompt_of
 
 SYSTEM = list(range(16))  # 4 blocks of 4, which two agents share

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from router.features.preload.plan import HotPrefix, PlannedPrefix, plan_join
+from router.features.preload.recent_prompts import RecentPrompts
 from router.kvcache.events import Key, TargetId
-from router.kvcache.recent_prompts import RecentPrompts
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from tests.fakes.caches import prompt_of
 

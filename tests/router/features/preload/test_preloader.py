@@ -17,10 +17,10 @@ from router.config import schema
 from router.features.preload import preloader
 from router.features.preload.budget import PreloadBudget
 from router.features.preload.preloader import PreloadEnd, Preloader
+from router.features.preload.recent_prompts import RecentPrompt, RecentPrompts
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
-from router.kvcache.recent_prompts import RecentPrompt, RecentPrompts
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.wiring import build_scheduler

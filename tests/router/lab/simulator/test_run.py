@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.config import schema
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.features.admission.model_admission import ModelAdmission
 from router.features.admission.verdicts import Admitted, Queued
 from router.fleet.engine_facts import Gauges

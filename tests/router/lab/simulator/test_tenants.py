@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from router.config.sections.listeners import AdmissionConfig
+from router.config.sections.admission import AdmissionConfig
 from router.features.admission.fair_order import FairOrder
 from router.lab.simulator.outcome import RequestEnd, SimulationOutcome, quantile
 from router.lab.simulator.run import simulate_tenants

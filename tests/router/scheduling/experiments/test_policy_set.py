@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import schema
+from router.config.sections.admission import AdmissionConfig
 from router.config.sections.experiment import ExperimentConfig
-from router.config.sections.listeners import AdmissionConfig
 from router.scheduling.experiments.policy_set import PolicySet, draw_arm, slice_instances
 from router.scheduling.policy.policy import build_policy
 from scorers.contract import Needs

@@ -1,10 +1,11 @@
-"""The section `wake`: requests for a model without an instance wait while one is started."""
+"""The sections `wake`: requests for a model without an instance wait while one is started; and `keda`."""
 
 from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from router.config.sections.base import PathName, Positive, Seconds, Section
+from router.config.sections.base import PathName, Port, Positive, Seconds, Section
+from router.config.sections.listeners import GrpcTls
 
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 
@@ -65,3 +66,17 @@ class WakeConfig(Section):
     pause_s: Seconds = 30.0
     """pause after a call that starts an instance before the next one for the same model, while requests still wait,
     seconds"""
+
+
+class KedaConfig(Section):
+    """An external scaler of KEDA (gRPC): how many instances of a model are wanted, and that requests wait for it. A
+    trigger's metadata are `model`, the base model's name, and `role`, which is both where it is missing.
+    """
+
+    host: str = "0.0.0.0"
+    """address of the gRPC listener"""
+    port: Port = 9005
+    """port of the gRPC listener; 0: the system chooses one"""
+    tls: GrpcTls = "off"
+    """off: clear text; self-signed: TLS with a certificate made at start, for triggers with `enableTLS` and
+    `unsafeSsl`; or the certificate of `cert_file` and `key_file`"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.kvcache.recent_prompts import ENTRY_BYTES, RecentPrompts
+from router.features.preload.recent_prompts import ENTRY_BYTES, RecentPrompts
 from tests.fakes.caches import prompt_of
 
 SHARED = list(range(16))  # 4 blocks of 4
