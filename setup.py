@@ -61,7 +61,7 @@ COMPILED = (
     "scorers/chance.py",
     "scorers/headroom.py",
     "scorers/polled.py",
-    "scorers/prefix_trees.py",
+    "scorers/rivals/prefix_trees.py",
     "scorers/row_loops.py",
     "scorers/streams.py",
     "scorers/ttft.py",

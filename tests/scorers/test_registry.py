@@ -74,7 +74,8 @@ def test_every_built_in_file_is_registered() -> None:
     machinery = {"__init__", "build", "contract", "registry", "parameters", "chance", "polled"}
     machinery |= {"blocks", "memory", "prefix_trees", "streams", "ttft"}  # what several share
     machinery |= {"headroom", "row_loops"}  # what is compiled of single ones
-    files = {path.stem for path in Path(scorers.__file__).parent.glob("*.py")} - machinery
+    folder = Path(scorers.__file__).parent
+    files = {path.stem for part in (folder, folder / "rivals") for path in part.glob("*.py")} - machinery
     assert files == {name for kind, named in BUILTINS.items() if kind is not AdmissionRule for name in named}
     machinery = {"__init__", "contract", "bindings", "engine_room", "live_programs", "return_probability"}
     rules = {path.stem for path in (Path(scorers.__file__).parent / "admission").glob("*.py")} - machinery

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import PoolHit, Row
-from scorers.dynamo_cost import DynamoCost
+from scorers.rivals.dynamo_cost import DynamoCost
 from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views

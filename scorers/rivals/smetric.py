@@ -28,7 +28,7 @@ from scorers.blocks import whole_tokens
 from scorers.contract import Load, Needs, Outcome, Row, Scorer, Unit, View
 from scorers.memory import MAX_SESSIONS, MAX_TARGETS, remember
 from scorers.parameters import check_above_0, check_at_least
-from scorers.prefix_trees import match_tokens
+from scorers.rivals.prefix_trees import match_tokens
 from scorers.row_loops import prompt_cost, queue_costs
 
 LEAST_TTFT_MS = 0.001  # finer than any clock, so that no rate is infinite

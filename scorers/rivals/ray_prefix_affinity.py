@@ -24,7 +24,7 @@ from heapq import nsmallest
 from scorers.chance import draws
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least, check_shares
-from scorers.prefix_trees import match_rate, match_tokens, tree_sizes
+from scorers.rivals.prefix_trees import match_rate, match_tokens, tree_sizes
 
 
 @dataclass(frozen=True)

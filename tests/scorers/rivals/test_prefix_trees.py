@@ -1,7 +1,7 @@
 import pytest
 
 from scorers.contract import Row
-from scorers.prefix_trees import match_rate, match_tokens, tree_sizes
+from scorers.rivals.prefix_trees import match_rate, match_tokens, tree_sizes
 from tests.suites.views import a_row, an_overlap
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from scorers.contract import Outcome, Row, View
-from scorers.lbgr import DECAY, Bias, Lbgr
+from scorers.rivals.lbgr import DECAY, Bias, Lbgr
 from tests.suites.views import a_row, a_view, an_overlap
 
 A, B = a_row("a", an_overlap(400)), a_row("b", an_overlap(0))

@@ -25,7 +25,7 @@ from scorers.blocks import whole_tokens
 from scorers.contract import Needs, Outcome, Row, Scorer, Unit, View
 from scorers.memory import MAX_SESSIONS, MAX_TARGETS, remember
 from scorers.parameters import check_above_0, check_at_least, check_shares
-from scorers.prefix_trees import match_tokens
+from scorers.rivals.prefix_trees import match_tokens
 
 DECAY, DECAY_S = 31 / 32, 0.020
 COVARIANCE = 1e6

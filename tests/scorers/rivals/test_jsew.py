@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from scorers.contract import PoolHit, Row, View
-from scorers.jsew import Jsew
+from scorers.rivals.jsew import Jsew
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
 PLAIN = {"decode_footprint_weight": 1.0, "decode_work_scale": 0.0, "decode_load_exponent": 1.0,

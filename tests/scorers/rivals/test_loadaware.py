@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Overlap, Row, View
-from scorers.loadaware import Loadaware
+from scorers.rivals.loadaware import Loadaware
 from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Overlap, PoolHit, Row, Speed, Transfer, View
-from scorers.mooncake_alg1 import MooncakeAlg1
+from scorers.rivals.mooncake_alg1 import MooncakeAlg1
 from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Overlap, PoolHit, Row
-from scorers.vllm_router_kv_aware import VllmRouterKvAware
+from scorers.rivals.vllm_router_kv_aware import VllmRouterKvAware
 from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, overlaps, views

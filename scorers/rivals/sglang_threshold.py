@@ -21,7 +21,7 @@ from typing import Literal
 
 from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least, check_shares
-from scorers.prefix_trees import match_rate, match_tokens, tree_sizes
+from scorers.rivals.prefix_trees import match_rate, match_tokens, tree_sizes
 
 
 @dataclass(frozen=True)

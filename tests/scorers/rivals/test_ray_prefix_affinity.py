@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Row
-from scorers.ray_prefix_affinity import RayPrefixAffinity
+from scorers.rivals.ray_prefix_affinity import RayPrefixAffinity
 from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views

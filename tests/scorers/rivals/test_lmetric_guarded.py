@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from scorers.contract import Row, View
-from scorers.lmetric_guarded import LmetricGuarded
+from scorers.rivals.lmetric_guarded import LmetricGuarded
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
 HOT, COLD = (1, 71), (1, 72)  # digests of the first block and of the first two

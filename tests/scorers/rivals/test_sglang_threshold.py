@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Row
-from scorers.sglang_threshold import SglangThreshold
+from scorers.rivals.sglang_threshold import SglangThreshold
 from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import Ask, Overlap, Row, Speed, View
-from scorers.dualmap import Dualmap
+from scorers.rivals.dualmap import Dualmap
 from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from scorers.contract import Row
-from scorers.ramjet import Ramjet
+from scorers.rivals.ramjet import Ramjet
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
 SMALL = Ramjet(affinity_block_tokens=16)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorers.contract import View
-from scorers.dual_hash import DualHash
+from scorers.rivals.dual_hash import DualHash
 from tests.suites.properties import examples
 from tests.suites.scorers import check_filter
 from tests.suites.views import a_row, a_view, views
@@ -32,7 +32,9 @@ def test_every_beginning_has_two_targets_always_the_same() -> None:
 
 
 def test_another_process_finds_the_same_two() -> None:
-    code = "from tests.scorers.test_dual_hash import *; print(*sorted(kept(DualHash(), EIGHT, prefixes=(12345,))))"
+    code = (
+        "from tests.scorers.rivals.test_dual_hash import *; print(*sorted(kept(DualHash(), EIGHT, prefixes=(12345,))))"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert told.split() == sorted(kept(DualHash(), EIGHT, prefixes=(12345,)))
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorers.aibrix_prefix import AibrixPrefix
 from scorers.contract import Overlap, Row, View
+from scorers.rivals.aibrix_prefix import AibrixPrefix
 from tests.suites.properties import examples
 from tests.suites.scorers import check_scorer
 from tests.suites.views import a_load, a_row, a_view, an_overlap, views

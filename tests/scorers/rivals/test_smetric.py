@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from scorers.contract import Outcome, Row, View
-from scorers.smetric import ENOUGH, SAMPLES, ObservedRate, Smetric
+from scorers.rivals.smetric import ENOUGH, SAMPLES, ObservedRate, Smetric
 from tests.suites.views import a_load, a_row, a_view, an_overlap
 
 

@@ -1,0 +1,1 @@
+"""The rules of other routers and of papers, to compare with."""
