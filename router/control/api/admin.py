@@ -138,12 +138,19 @@ def admin_app(
     for feature in status.features.values():
         feature.add_routes(app, [read], [write])
     add_live_routes(app, feed, [read], guard.rights, NOT_THERE)
-    _allow_all_methods(app)
+    _explain_wrong_requests(app)
     return app
 
 
-def _allow_all_methods(app: FastAPI) -> None:
-    """Answer a wrong method with all methods of its path; Starlette lists those of the first route only."""
+def _explain_wrong_requests(app: FastAPI) -> None:
+    """Answer an unknown path with what may be missing, and a wrong method with all methods of its path: Starlette lists
+    those of the first route only.
+    """
+
+    async def wrong_path(request: Request, error: Exception) -> Response:
+        named = f"{request.method} {quote_name(request.url.path)}"
+        refusal = NotFound(f"{named}: not found; endpoints of a feature are there where it is configured")
+        return Response(encode_error(refusal).body, 404, media_type=JSON)
 
     async def wrong_method(request: Request, error: Exception) -> Response:
         refusal = RequestRefused(f"{request.method} {quote_name(request.url.path)}: method not allowed")
@@ -153,6 +160,7 @@ def _allow_all_methods(app: FastAPI) -> None:
         allowed = sorted({method for route in found for method in getattr(route, "methods", None) or ()})
         return Response(answer.body, 405, {"allow": ", ".join(allowed), "content-type": "application/json"})
 
+    app.add_exception_handler(404, wrong_path)
     app.add_exception_handler(405, wrong_method)
 
 

@@ -326,6 +326,14 @@ def test_a_refused_method_is_told_all_that_there_are() -> None:
     assert answer.json()["error"]["message"] == "POST /admin/experiment: method not allowed"
 
 
+def test_an_endpoint_of_a_feature_that_is_not_configured_says_so() -> None:
+    answer = open_door().get("/admin/usage")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+    assert answer.json()["error"]["message"] == (
+        "GET /admin/usage: not found; endpoints of a feature are there where it is configured"
+    )
+
+
 def test_the_pool_or_that_there_is_none() -> None:
     assert open_door().get("/admin/pool").json() == {
         "configured": True,
