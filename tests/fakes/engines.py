@@ -27,6 +27,7 @@ INSTANT: dict[str, Any] = {
     "prefill_tokens_per_s": 0,
     "decode_ms_per_token": 0,
     "answer_tokens": 16,
+    "pool_timeout_s": PATIENCE_S,  # a busy machine is not a silent pool
     "scale_out": True,  # token ids are proved by /render: engines see no chat that no client sent
 }
 
