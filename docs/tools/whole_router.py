@@ -30,13 +30,19 @@ def describe_admin_api() -> dict[str, Any]:
 
 
 def _build_whole_router(folder: Path) -> App:
-    """Build a router with every feature, and do not start it; `folder` is for what it would write."""
+    """Build a router with every feature, and do not start it."""
+    return App(whole_config(folder))
+
+
+def whole_config(folder: Path) -> schema.Config:
+    """Return a configuration with every feature; `folder` is for what a router would write."""
     described: dict[str, Any] = {
         "seed": 1,
+        "listen": {"trusted_proxies": ["127.0.0.1/32"]},
         "policies": {"warm": {"scorers": [{"name": "random"}]}},
         "fleet": {"instances": [{"name": "a", "url": NOWHERE}]},
         "clients": {"tenant_header": "x-tenant"},
-        "models": {"chat": {"to": MODEL}},
+        "models": {"chat": {"to": MODEL}, "shared": {"split": {name: {"model": name, "share": 50} for name in "ab"}}},
         "adapters": {"llama-de": {"base": MODEL, "path": "/adapters/de"}},
         "wake": {"models": {"warm-*": {"webhook": {"url": NOWHERE}}}},
         "pool": {"masters": [NOWHERE]},
@@ -44,4 +50,4 @@ def _build_whole_router(folder: Path) -> App:
         "tracing": {"endpoint": NOWHERE},
         "records": {"decision_log": {"folder": str(folder / "decisions")}},
     }
-    return App(schema.Config.model_validate(described))
+    return schema.Config.model_validate(described)

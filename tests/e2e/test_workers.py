@@ -13,7 +13,7 @@ import pytest
 
 from router.features.decision_log.format import LoggedRecord
 from router.features.decision_log.reader import UnreadableLine, find_files, read
-from tests.e2e.chats import Chat, beside, crowd
+from tests.e2e.chats import PATH, Chat, beside, crowd
 from tests.e2e.conftest import MODEL, ROOT, Json, RouterProcess
 from tests.e2e.test_lifecycle import command
 from tests.e2e.workers import (
@@ -60,6 +60,15 @@ async def test_counters_records_and_models_are_of_all_workers(router_process, fl
             assert since["records"] == latest
             assert (await r.admin.get("/admin/records/ffffffff-1")).status_code == 404
         await until(lambda: nothing_under_way(r))
+
+
+async def test_every_worker_knows_an_alias_of_one_model(router_process, fleet_config) -> None:
+    async with engine() as a, router_process(fleet_config([a], workers=2, models={"chat": {"to": MODEL}})) as r:
+        await all_up(r)
+        async with Clients(r) as clients:
+            body = {"model": "chat", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
+            answers = [await client.post(PATH, json=body) for client in clients.each]
+            assert [(answer.status_code, answer.json()["model"]) for answer in answers] == [(200, "chat")] * 2
 
 
 def slow_down(factor: float, *engines: FakeEngine) -> None:

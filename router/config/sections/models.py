@@ -124,7 +124,7 @@ class AliasConfig(Section):
             raise ValueError("give one of to and split")
         if self.split:
             check_sum("split", {name: arm.share for name, arm in self.split.items()})
-        elif "experiment" in self.model_fields_set:
+        elif self.experiment != SplitExperimentConfig():
             raise ValueError("experiment: there is no split to compare")
         return self
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.tools.whole_router import whole_config
 from router.config.reader import (
     dump_yaml,
     load_policies,
@@ -471,6 +472,12 @@ def test_effective_has_every_default_and_reads_back_the_same(folder: Path) -> No
     text = dump_yaml(config)
     assert "busy_interval_s: 0.25" in text
     assert read_config(put(folder, text, "again.yaml")) == config
+
+
+def test_effective_with_every_feature_reads_back_the_same(folder: Path) -> None:
+    """A key that may only be set beside another one may have its default alone."""
+    config = whole_config(folder)
+    assert read_config(put(folder, dump_yaml(config), "again.yaml")) == config
 
 
 def test_effective_with_all_policies_inline(folder: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs.tools.whole_router import whole_config
+from router.config.schema import Config
 from router.control.workers.messages import (
     AnswerMessage,
     AskMessage,
@@ -26,6 +30,13 @@ from router.control.workers.messages import (
     WorkerUp,
     encode_messages,
 )
+
+
+def test_a_worker_gets_the_configuration_as_it_was_given(tmp_path: Path) -> None:
+    """With all defaults written out: a key that may only be set beside another one may have its default alone."""
+    config = whole_config(tmp_path)
+    assert Config.model_validate_json(config.model_dump_json()) == config
+
 
 MESSAGES: list[WorkerMessage] = [
     StartWorker(1, "{}", None, False, (1 << 64) - 1, "host", "@name", b"\x00\xff", True, False, True),
