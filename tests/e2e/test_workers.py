@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -69,6 +70,26 @@ async def test_every_worker_knows_an_alias_of_one_model(router_process, fleet_co
             body = {"model": "chat", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}
             answers = [await client.post(PATH, json=body) for client in clients.each]
             assert [(answer.status_code, answer.json()["model"]) for answer in answers] == [(200, "chat")] * 2
+
+
+async def test_a_router_whose_workers_never_start_stops_when_it_is_told_to(tmp_path: Path, fleet_config) -> None:
+    crash = "import os, sys\nif 'router.cli.worker' in sys.orig_argv: os._exit(3)\n"
+    (tmp_path / "sitecustomize.py").write_text(crash)
+    (tmp_path / "router.yaml").write_text(json.dumps(fleet_config(["http://127.0.0.1:1"], workers=2)))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "serve", "--config", str(tmp_path / "router.yaml")),
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE_S):
+        while b"ended with status 3" not in (line := await process.stderr.readline()):
+            assert line, "it has ended"
+        process.terminate()
+        rest = await process.stderr.read()
+        assert await process.wait() == 0
+    assert b"stopped while starting" in rest
 
 
 def slow_down(factor: float, *engines: FakeEngine) -> None:

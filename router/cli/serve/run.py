@@ -83,12 +83,25 @@ async def serve_router(
     passed = take_passed_sockets(os.environ, os.getpid())
     sockets = ListeningSockets(predecessor.sockets if predecessor is not None else passed)
     app = _build_router(config, file, sockets, only_picker=only_picker)
-    stop = asyncio.Event()
+    stop, serving, started = asyncio.Event(), asyncio.current_task(), False
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        if not started and serving is not None:
+            serving.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, app.reload)
-    await app.start(hold=sockets.handed_over, join=predecessor is None)
+    try:
+        await app.start(hold=sockets.handed_over, join=predecessor is None)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        log.info("stopped while starting")
+        return
+    started = True
     if sockets.handed_over:
         await _open_when_ready(app, sockets, stop, predecessor)
     tune_interpreter()

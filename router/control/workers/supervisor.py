@@ -139,7 +139,7 @@ class Supervisor:
             self._tasks.supervise(f"worker {number}", partial(self._keep_running, number))
         try:
             await self._started
-        except ConfigError:
+        except (ConfigError, asyncio.CancelledError):
             await self.stop()
             raise
         self._tasks.supervise("pings", self._ping_always)
