@@ -26,6 +26,7 @@ OPTIONAL = (
     *("router.cli", "router.lab", "router.operate", "router.picker.server"),
     *(f"router.features.{name}" for name in ("adapters", "aliases", "pool", "preload", "tenants", "tracing")),
     *("router.features.autoscaling.keda", "router.features.autoscaling.wake", "router.features.decision_log"),
+    "scorers.rivals",
     *("router.backends.discovery.dns", "router.backends.discovery.kubernetes"),
     *("cryptography", "dns", "google.protobuf", "grpc", "hpack", "httpx", "jwt", "matplotlib", "opentelemetry.sdk"),
 )

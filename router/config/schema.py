@@ -371,6 +371,11 @@ class Config(Section):
     """seed of every random choice; null: random per process. Replicas with the same seed draw differently"""
     log: LogConfig = LogConfig()
 
+    @property
+    def adapter_bases(self) -> dict[str, str]:
+        """The base model of each adapter that can be loaded."""
+        return {name: adapter.base for name, adapter in self.adapters.items()}
+
     @model_validator(mode="after")
     def _check_models(self) -> Config:
         if chain := next(find_chains(self.models), None):

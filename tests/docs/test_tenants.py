@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+import yaml
 
-from docs.tools.pages import DOCS, ROOT, SHELL, read_blocks
+from docs.tools.pages import DOCS, SHELL, read_blocks
 from router.lab.local_stack.preflight import free_ports
+from tests.docs.embedded import embedded_fleet
 from tests.docs.test_examples import RunningFleet, commands_and_output
 
-START_S = 60.0
 SHIM = """\
 #!/usr/bin/env bash
 exec {python} -m router "$@" --admin http://127.0.0.1:{admin}
@@ -36,26 +35,14 @@ def test_the_worked_example_prints_what_the_page_shows(tmp_path: Path) -> None:
     (settings,) = [block.text for block in blocks if "embedded" in block.text and block.language == "yaml"]
     running = RunningFleet(tmp_path, *free_ports(2))
     settings = settings.replace("8000", str(running.port)).replace("8001", str(running.admin_port))
-    (tmp_path / "tenants.yaml").write_text(settings.replace("/tmp/", f"{tmp_path}/"), encoding="utf-8")
+    config = yaml.safe_load(settings.replace("/tmp/", f"{tmp_path}/"))
     shim = tmp_path / "bin/warmroute"
     shim.parent.mkdir()
     shim.write_text(SHIM.format(python=sys.executable, admin=running.admin_port), encoding="utf-8")
     shim.chmod(0o755)
     assert running.run(keys.text.replace("/tmp/", f"{tmp_path}/")).returncode == 0
-    log = tmp_path / "fleet.log"
-    with log.open("w") as out:
-        command = [sys.executable, "-m", "router", "fleet", "--config", str(tmp_path / "tenants.yaml")]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
-    try:
-        until = time.monotonic() + START_S
-        while "Ready." not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, "the fleet does not start"
-            time.sleep(0.1)
+    with embedded_fleet(config, tmp_path):
         commands, shown = commands_and_output(example)
         done = running.run(commands)
         assert done.returncode == 0, done.stdout + done.stderr
         assert mask(done.stdout) == mask(shown)
-    finally:
-        process.terminate()
-        process.wait(30)

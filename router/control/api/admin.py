@@ -133,7 +133,7 @@ def admin_app(
     read, write = Depends(guard.require("read")), Depends(guard.require("write"))
     _add_status_routes(app, status, [read])
     _add_instance_routes(app, status, [write])
-    add_record_routes(app, status, explainer, [read], describe_errors)
+    add_record_routes(app, status, explainer, [read])
     add_policy_routes(app, control, read, write, DESCRIBED)
     for feature in status.features.values():
         feature.add_routes(app, [read], [write])

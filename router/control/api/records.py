@@ -6,7 +6,7 @@ A record is JSON for programs and an HTML page for a browser (`record_page.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from router.control.api.policies import Responses
 from router.control.api.record_page import PAGE_HEADERS, render_page
-from router.control.api.shapes import OpenShape
+from router.control.api.shapes import OpenShape, describe_errors
 from router.control.explain import Explain, ExplainRequest
 from router.control.record_detail import Others
 from router.control.status import Status
@@ -56,10 +56,8 @@ class ExplanationShape(OpenShape):
     policy: str
 
 
-def add_record_routes(
-    app: FastAPI, status: Status, explainer: Explain, read: Sequence[Any], describe_errors: Callable[..., Responses]
-) -> None:
-    """Add the endpoints to `app`, behind the dependencies `read`. `describe_errors` makes OpenAPI error answers."""
+def add_record_routes(app: FastAPI, status: Status, explainer: Explain, read: Sequence[Any]) -> None:
+    """Add the endpoints to `app`, behind the dependencies `read`."""
     _add_search(app, status, read)
     _add_record(app, status, read, describe_errors(_404="no such record"))
     refusals = describe_errors(

@@ -13,8 +13,8 @@ class AliasesFeature(Feature):
 
     def __init__(self, core: Core) -> None:
         config, scheduler = core.config, core.scheduler
-        bases = {name: adapter.base for name, adapter in config.adapters.items()}
-        names = ModelNames(ModelAliases(config.models, scheduler.fleet, bases), scheduler, core.clock, core.run_id)
-        core.control.guard_splits(names.aliases.splits)
+        aliases = ModelAliases(config.models, scheduler.fleet, config.adapter_bases)
+        names = ModelNames(aliases, scheduler, core.clock, core.run_id)
+        core.control.guard_splits(aliases.splits)
         self.resolve_name = names.resolve_prompt
         self.path = FeaturePath(read=names.resolve_name, recovery=names.try_next_model, filter_cards=names.add_cards)

@@ -113,8 +113,7 @@ def build_wake(core: Core, config: WakeConfig, waiting_models: WaitingModels, sh
         if end == "passed":
             waited_s[(pattern,)].observe(seconds)
 
-    bases = {name: adapter.base for name, adapter in core.config.adapters.items()}
-    waits = ModelWaits(config, core.scheduler.fleet, bases, core.clock, ask, on_wait_end)
+    waits = ModelWaits(config, core.scheduler.fleet, core.config.adapter_bases, core.clock, ask, on_wait_end)
     caller.on_end.append(waits.on_call_end)
     if shared is not None:
         shared.call, shared.on_call_end = caller.ask, waits.on_call_end

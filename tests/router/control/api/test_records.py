@@ -17,7 +17,6 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from router.control.api.record_page import render_page
 from router.control.api.records import add_record_routes, prefers_html
-from router.control.api.shapes import describe_errors
 from router.control.explain import ExplainRequest
 from router.control.record_detail import Others
 from router.errors import NoTarget
@@ -59,7 +58,7 @@ class Rooms:
 def an_app(rooms: Rooms) -> FastAPI:
     app = FastAPI(openapi_url="/admin/openapi.json")
     install_error_handlers(app)
-    add_record_routes(app, rooms, rooms, [], describe_errors)
+    add_record_routes(app, rooms, rooms, [])
     return app
 
 
