@@ -11,6 +11,7 @@ import asyncio
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -19,8 +20,10 @@ from router.app import POLL_S, App
 from router.cli.serve.run import STOP_IDLE_S
 from router.cli.terminal.logs import log_to_stderr
 from router.config.schema import Config
+from router.control.core import WorkerRole
 from router.control.process import raise_open_file_limit, tune_interpreter
 from router.control.workers.messages import (
+    Query,
     StartWorker,
     WorkerFailed,
     WorkerReady,
@@ -28,11 +31,11 @@ from router.control.workers.messages import (
     WorkerStopping,
     WorkerUp,
 )
+from router.control.workers.metrics_merge import encode_families
 from router.control.workers.supervisor_link import SupervisorLink
 from router.errors import ConfigError
 from router.proxy.listening_sockets import ListeningSockets
 from router.tasks import Tasks
-from router.wiring import WorkerRole
 
 ENGINES_TIMEOUT_S = 5.0  # a worker listens after this long even if some instances are still joining
 
@@ -78,9 +81,24 @@ async def _start(config: Config, start: StartWorker, link: SupervisorLink, socke
     role = WorkerRole(start, link)
     app = App(config, file=file, role=role, only_picker=start.only_picker, sockets=sockets)
     await link.announce_built(app.run_id)
+    link.answer = partial(_answer, app)
     await app.start(hold=True, join=start.join)
     link.send(WorkerStarted())
     return app
+
+
+async def _answer(app: App, query: Query) -> bytes:
+    """Answer the supervisor."""
+    match query:
+        case "page" | "counters":
+            return await asyncio.to_thread(encode_families, app.metrics_page(), whole=query == "page")
+        case "save_index":
+            await app.save_index()
+        case "release":
+            await app.hand_over()
+        case "reload":
+            app.reload()
+    return b""
 
 
 async def _open(app: App, link: SupervisorLink) -> None:

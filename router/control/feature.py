@@ -7,32 +7,15 @@ root builds from the `Core` where the feature is configured, and does not import
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client.core import Metric
 
-from router.backends.discovery.discovery import Discovery
-from router.backends.kv_store import KvStore, NoKvStore
-from router.clock import Clock
-from router.config.schema import Config
-from router.control.control import Control
-from router.control.duty import Duty
-from router.control.membership import Membership
-from router.control.peers.exchange import PeerExchange
 from router.control.peers.parts import SharedPart
-from router.kvcache.block_keys import Keyring
-from router.kvcache.memory_budget import MemoryBudget
-from router.picker.rpc_listener import RpcListener
 from router.prompt.prompt import Prompt
-from router.proxy.listening_sockets import ListeningSockets
-from router.proxy.upstreams import Upstreams
+from router.proxy.listeners import Listener
 from router.request.stages import FeaturePath
-from router.scheduling.scheduler import Scheduler
-from router.tasks import Tasks
-from router.telemetry.metrics.prometheus import Metrics
-from router.telemetry.recent_records import RecentRecords
 from router.tenants.tenant import Tenant
 
 ReadBody = Callable[[bytes], Awaitable[Prompt]]
@@ -42,40 +25,12 @@ ResolveName = Callable[[Prompt, bytes, Tenant | None, ReadBody], Awaitable[Promp
 """Returns the prompt for the model that its name stands for; the bytes are the body that it was read from."""
 
 
-@dataclass
-class Core:
-    """The parts of one process that features are built from."""
-
-    config: Config
-    clock: Clock
-    tasks: Tasks
-    run_id: str
-    key_secret: int
-    upstreams: Upstreams
-    sockets: ListeningSockets
-    keyring: Keyring
-    memory: MemoryBudget  # of the caches of prompts
-    scheduler: Scheduler
-    membership: Membership
-    discoveries: Mapping[str, Discovery]
-    recent_records: RecentRecords
-    metrics: Metrics
-    control: Control
-    duty: Duty
-    peers: PeerExchange | None  # None: this process is the only one
-    kv_store: KvStore = field(default_factory=NoKvStore)  # replaced by the feature that has one
-
-    def leads(self) -> bool:
-        """Return whether this process does what one of all processes in front of the fleet does."""
-        return self.duty.held and (self.peers is None or self.peers.is_first_host())
-
-
 class Feature:
     """A capability beside the core. Whatever a feature does not define does nothing."""
 
     path: FeaturePath = FeaturePath()
     shared: Sequence[SharedPart] = ()  # state on which processes agree; empty where there is only one
-    listener: RpcListener | None = None  # accepts connections at the process on duty
+    listener: Listener | None = None  # accepts connections at the process on duty
     resolve_name: ResolveName | None = None  # None: it gives models no other names
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from router.picker.grpc_stream import GrpcHandler, GrpcStream
 from router.picker.http2 import GrpcConnection
 from router.picker.peers import QUESTIONS, PeerBounds, PeerConnections
 from router.proxy.acceptor import Acceptor
-from router.proxy.listening_sockets import ListeningSockets
+from router.proxy.listening_sockets import SocketShare
 from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.grpc")
@@ -30,8 +30,8 @@ Services = Mapping[bytes, Callable[[GrpcStream], GrpcHandler]]
 
 
 class GrpcListener:
-    """Serves `services` at `host` and `port`. `setting` names the port in errors. `tls` None: clear text. `processes`
-    serve this address, of which this is the one with this `number`; each has the bounds for itself.
+    """Serves `services` at `host` and `port`. `setting` names the port in errors. `tls` None: clear text. Each
+    process of `share` has the bounds for itself.
     """
 
     def __init__(
@@ -40,18 +40,16 @@ class GrpcListener:
         host: str,
         port: int,
         services: Services,
-        sockets: ListeningSockets,
+        share: SocketShare,
         clock: Clock,
         bounds: PeerBounds = FOR_QUESTIONS,
         tls: ssl.SSLContext | None = None,
-        processes: int = 1,
-        number: int = 0,
     ) -> None:
         self.port = port
         self._setting = setting
         self._host = host
         self._services = services
-        self._acceptor = Acceptor(sockets, self._admit, processes, number)
+        self._acceptor = Acceptor(share, self._admit)
         self._peers = PeerConnections(bounds, clock.now)
         self._tls = tls
         self._tasks = Tasks("grpc listener")

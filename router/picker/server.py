@@ -11,7 +11,7 @@ import asyncio
 from functools import partial
 
 from router.clock import Clock
-from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
+from router.config.schema import Config
 from router.picker.answer_log import AnswerLog
 from router.picker.calls import AccessLogCall, ExchangeContext, ExtProcCall, PickerBounds, PickerHandler
 from router.picker.credentials import server_context
@@ -20,7 +20,7 @@ from router.picker.health import PickerHealth
 from router.picker.names import ACCESS_LOG, EXT_PROC
 from router.picker.peers import GATEWAYS, PeerBounds
 from router.proxy.client_address import TrustedProxies
-from router.proxy.listening_sockets import ListeningSockets
+from router.proxy.listening_sockets import SocketShare
 from router.tasks import Tasks
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024  # of one message beside a body
@@ -30,8 +30,9 @@ CHECK_S = 1.0
 POLL_S = 0.02
 
 
-def read_bounds(limits: LimitsConfig, listen: ListenConfig) -> PickerBounds:
+def read_bounds(config: Config) -> PickerBounds:
     """Return the bounds of the proxy, for exchanges of a picker."""
+    limits, listen = config.limits, config.listen
     return PickerBounds(
         limits.body_bytes,
         limits.body_budget_bytes,
@@ -42,23 +43,22 @@ def read_bounds(limits: LimitsConfig, listen: ListenConfig) -> PickerBounds:
 
 
 class PickerServer:
-    """Serves gateways from `start` to `stop`; `handler` answers exchanges. `processes` serve the same addresses, of
-    which this is the one with this `number`. Raises `ConfigError` for certificate files that cannot be used.
+    """Serves gateways as the configuration's `picker` says, from `start` to `stop`; `handler` answers exchanges.
+    Raises `ConfigError` for certificate files that cannot be used.
     """
 
     def __init__(
         self,
-        config: PickerConfig,
-        bounds: PickerBounds,
-        proxies: TrustedProxies,
+        config: Config,
         handler: PickerHandler,
         answer_log: AnswerLog,
         health: PickerHealth,
         clock: Clock,
-        sockets: ListeningSockets | None = None,
-        processes: int = 1,
-        number: int = 0,
+        share: SocketShare,
     ) -> None:
+        picker = config.picker
+        assert picker is not None
+        bounds, proxies = read_bounds(config), TrustedProxies(config.listen.trusted_proxies)
         self._log = answer_log
         self._tasks = Tasks("picker")
         self._calls: set[ExtProcCall] = set()
@@ -69,15 +69,13 @@ class PickerServer:
             f"/{ACCESS_LOG}/StreamAccessLogs".encode(): lambda stream: AccessLogCall(answer_log, stream),
             **for_probes,
         }
-        sockets, tls = sockets or ListeningSockets(), server_context(config.tls, clock.wall())
+        tls = server_context(picker.tls, clock.wall())
         of_peers = PeerBounds(
             bounds.body_bytes + MESSAGE_OVERHEAD_BYTES, bounds.budget_bytes, CONNECTIONS, STREAMS, GATEWAYS
         )
-        listener = partial(
-            GrpcListener, host=config.host, sockets=sockets, clock=clock, processes=processes, number=number
-        )
-        self._gateways = listener("picker.port", port=config.port, services=for_gateways, bounds=of_peers, tls=tls)
-        self._probes = listener("picker.health_port", port=config.health_port, services=for_probes)
+        listener = partial(GrpcListener, host=picker.host, share=share, clock=clock)
+        self._gateways = listener("picker.port", port=picker.port, services=for_gateways, bounds=of_peers, tls=tls)
+        self._probes = listener("picker.health_port", port=picker.health_port, services=for_probes)
         self._listeners = self._gateways, self._probes
 
     @property

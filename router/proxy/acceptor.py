@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from itertools import chain
 
-from router.proxy.listening_sockets import ListeningSockets
+from router.proxy.listening_sockets import SocketShare
 
 log = logging.getLogger("warmroute.web")
 
@@ -24,24 +24,15 @@ WARN_INTERVAL_S = 60.0  # between two lines about connections that are not serve
 
 
 class Acceptor:
-    """Passes each connection, with its client's address, to `admit`, from `start` to `close`. This is process `number`
-    of `processes`.
-    """
+    """Passes each connection, with its client's address, to `admit`, from `start` to `close`."""
 
-    def __init__(
-        self,
-        sockets: ListeningSockets,
-        admit: Callable[[socket.socket, str], None],
-        processes: int = 1,
-        number: int = 0,
-    ) -> None:
-        self._listening = sockets
+    def __init__(self, share: SocketShare, admit: Callable[[socket.socket, str], None]) -> None:
+        self._share = share
         self._admit = admit
-        self._processes = processes
         # One by one where others may accept from the same socket: a burst of connections is shared out among them.
-        self._accepts_at_once = 1 if processes > 1 or sockets.handed_over else ACCEPTS_AT_ONCE
+        self._accepts_at_once = 1 if share.processes > 1 or share.sockets.handed_over else ACCEPTS_AT_ONCE
         self._groups: list[list[socket.socket]] = []  # of each process; none: not bound, or closed
-        self._served = {number}  # processes whose sockets this one accepts from
+        self._served = {share.number}  # processes whose sockets this one accepts from
         self._accepting: set[socket.socket] = set()
         self._started = False
         self._warn = RareWarnings().warn
@@ -57,7 +48,7 @@ class Acceptor:
         """Take or bind the sockets of all processes. Return the bound port. Raises `ConfigError` when the address
         cannot be bound.
         """
-        self._groups = await self._listening.open(host, port, self._processes)
+        self._groups = await self._share.sockets.open(host, port, self._share.processes)
         return int(self._groups[0][0].getsockname()[1])
 
     def start(self) -> None:

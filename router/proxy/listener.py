@@ -20,7 +20,7 @@ from router.proxy.client_address import TrustedProxies, client_of
 from router.proxy.client_connection import ClientConnection, ConnectionContext
 from router.proxy.client_exchange import RequestHandler
 from router.proxy.connection_limits import BODY_GRACE_S, ConnectionLimits
-from router.proxy.listening_sockets import ListeningSockets
+from router.proxy.listening_sockets import ListeningSockets, SocketShare
 from router.tasks import Tasks
 from router.tenants.fair_share import FairShare, Shortage
 
@@ -77,21 +77,15 @@ def connection_capacity(concurrent: int, open_files: int) -> int:
 
 
 class HttpListener:
-    """Serves `server` on the running event loop (uvloop) from `start` to `stop`, on one of `sockets`. `processes` serve
-    the same address, of which this is the one with this `number`.
+    """Serves `server` on the running event loop (uvloop) from `start` to `stop`, on sockets of `share`; None: on
+    sockets of its own.
     """
 
     def __init__(
-        self,
-        server: RequestServer,
-        handshake_timeout_s: float = 10.0,
-        *,
-        sockets: ListeningSockets | None = None,
-        processes: int = 1,
-        number: int = 0,
+        self, server: RequestServer, handshake_timeout_s: float = 10.0, *, share: SocketShare | None = None
     ) -> None:
         self._config = server
-        self._acceptor = Acceptor(sockets or ListeningSockets(), self._admit, processes, number)
+        self._acceptor = Acceptor(share or SocketShare(ListeningSockets()), self._admit)
         self._handshake_timeout_s = handshake_timeout_s
         self._connections = _Connections(server.connections)
         self._tasks = Tasks("listener")

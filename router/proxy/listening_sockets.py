@@ -14,7 +14,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterable, MutableMapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from router.errors import ConfigError
 
@@ -84,6 +84,14 @@ class ListeningSockets:
     def unused(self) -> list[str]:
         """Return the addresses, host:port, of what was handed over and is in no listener of the configuration."""
         return [_describe(*listening.getsockname()[:2]) for listening in self._unused]
+
+
+class SocketShare(NamedTuple):
+    """Sockets of `processes` that serve the same addresses, of which this is the one with this `number`."""
+
+    sockets: ListeningSockets
+    processes: int = 1
+    number: int = 0
 
 
 def take_passed_sockets(environment: MutableMapping[str, str], pid: int) -> list[socket.socket]:

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Header, Response
 from fastapi.responses import JSONResponse
 
 from router.errors import Unauthorized
+from router.fleet.fleet import Fleet
 from router.request.error_body import install_error_handlers
 from router.request.public_paths import READ
 from router.telemetry.metrics.exposition import CONTENT_TYPES, PageForm, choose_form
@@ -28,9 +29,28 @@ class MetricsAccess(NamedTuple):
     has_exemplars: bool = False  # so that OpenMetrics, which costs more to render, is worth it
 
 
+class Readiness:
+    """Whether a process should get requests. With `wakes`, requests for a model without an engine start one."""
+
+    def __init__(self, fleet: Fleet, *, wakes: bool) -> None:
+        self._fleet = fleet
+        self._wakes = wakes
+        self.started = self.stopping = False
+
+    def unready_reason(self) -> str | None:
+        """Return why it should get none now; None when it should."""
+        if self.stopping:
+            return "stopping"
+        if not self.started:
+            return "starting"
+        if not self._wakes and not any(each.may_serve for each in self._fleet):
+            return "no instance is ready"
+        return None
+
+
 def ops_app(why_not_ready: Callable[[], str | None], metrics: MetricsAccess | None) -> FastAPI:
-    """Return the application behind `OPS`. `why_not_ready` returns `None` when the router is started, not stopping, and
-    has an engine to send to; `metrics` `None`: they are on a listener of their own.
+    """Return the application behind `OPS`. `why_not_ready` returns `None` when this process should get requests
+    (`Readiness`); `metrics` `None`: they are on a listener of their own.
     """
     app = _app() if metrics is None else metrics_app(metrics)
 

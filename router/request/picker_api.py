@@ -16,7 +16,6 @@ from router.proxy.call import ClientRequest
 from router.request.error_body import ErrorBody
 from router.request.public_api import RequestApi
 from router.request.services import Services
-from router.tenants.directory import TenantDirectory
 
 WAITED = "no_room"  # the code of a refusal after a wait for admission
 
@@ -24,12 +23,12 @@ WAITED = "no_room"  # the code of a refusal after a wait for admission
 class PickerApi:
     """Answers exchanges of gateways. With `testing` the headers of conformance tests are obeyed."""
 
-    def __init__(self, services: Services, tenants: TenantDirectory | None, *, testing: bool = False) -> None:
+    def __init__(self, services: Services, *, testing: bool = False) -> None:
         options = services.read_options
         unhidden = ReadOptions(options.strip_fields, inject_usage=False, want_source=options.want_source)
-        self._conforming = _GatewayApi(services, tenants, open_paths=testing)
+        self._conforming = _GatewayApi(services, open_paths=testing)
         # What a gateway keeps of an answer cannot be hidden from its client, so it is not asked for either.
-        self._thin = _GatewayApi(replace(services, read_options=unhidden), tenants, open_paths=testing)
+        self._thin = _GatewayApi(replace(services, read_options=unhidden), open_paths=testing)
         self._testing = testing
 
     async def answer(self, exchange: PickerExchange) -> None:

@@ -26,7 +26,6 @@ from router.request.route import route, route_stored
 from router.request.services import Services
 from router.telemetry.access_log import log_disconnect, log_own_answer, log_refused
 from router.telemetry.metrics.label_values import OTHER
-from router.tenants.directory import TenantDirectory
 
 JSON: Headers = [(b"content-type", b"application/json")]
 
@@ -52,16 +51,15 @@ class PublicApi:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestApi:
-    """Answers the requests of clients, whoever carries them out. `tenants` `None`: nobody has to say who it is. With
-    `open_paths` every path that is not listed is routed by load instead of being refused.
+    """Answers the requests of clients, whoever carries them out. With `open_paths` every path that is not listed is
+    routed by load instead of being refused.
     """
 
-    def __init__(self, services: Services, tenants: TenantDirectory | None, *, open_paths: bool = False) -> None:
+    def __init__(self, services: Services, *, open_paths: bool = False) -> None:
         edge = services.config.edge
         self._cross_origin = CrossOrigin(edge.cors_origins)
         self._services = services
         self._open_paths = open_paths
-        self._tenants = tenants
         extra = [(e.method, e.path) for e in edge.extra_endpoints]
         self._paths = PathTable(extra)
         self._routed = {*self._paths.forwarded(), *extra}
@@ -73,9 +71,8 @@ class RequestApi:
                 if ORIGIN in call.fields and self._cross_origin.open(call):
                     self._answer(call, describe_rules(call.fields), b"")
                     return
-                if self._tenants is not None:
-                    now_wall_s = self._services.clock.wall()
-                    call.tenant = self._tenants.identify(call.fields, trusted=call.proxied, now_wall_s=now_wall_s)
+                if (identify := self._services.identify) is not None:
+                    call.tenant = identify(call)
                 routed = self._find_route(call)
                 if routed is not None:
                     await routed

@@ -24,6 +24,7 @@ from router.request.stored_responses import StoredResponseFinder
 from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.metrics.prometheus import Metrics
+from router.tenants.tenant import Tenant
 
 
 class RequestPath(NamedTuple):
@@ -47,6 +48,7 @@ class Services:
     limiter: ConcurrencyLimiter
     retry_budget: RetryBudget
     tokenization: Tokenization
+    identify: Identify | None  # None: nobody has to say who it is
     read_options: ReadOptions
     large_body: asyncio.Lock  # held while a large body is read
     data_path: DataPath
@@ -67,6 +69,9 @@ Recovery = Callable[[Request, Record, RelayEnd | None, Services], Awaitable[Rela
 
 RefusalSink = Callable[[ClientRequest, RequestRefused, str, float], None]
 """Gets a refused request with its endpoint as in metrics, and its arrival."""
+
+Identify = Callable[[ClientRequest], Tenant]
+"""Returns whose request it is, by its headers. Raises `Unauthorized`."""
 
 CardFilter = Callable[[Sequence[ModelCard], ClientRequest], Sequence[ModelCard]]
 """Adds or removes model cards of the list that a client gets."""

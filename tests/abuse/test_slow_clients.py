@@ -36,7 +36,7 @@ async def test_an_announced_body_takes_only_what_has_arrived(router, measured) -
             async with dialled(r.url, 2 * ATTACKERS) as clients:
                 for client in clients:
                     client.send(request)
-                await eventually(lambda: r.app._listener.connections >= 2 * ATTACKERS)
+                await eventually(lambda: r.app.listener.connections >= 2 * ATTACKERS)
                 statuses = [await chat(r.url, source) for _ in range(5) for source in (BENIGN, HOSTILE)]
                 refused = 10 - statuses.count(200)
                 measured(f"chats refused beside {ANNOUNCED // MB} MiB announced 32 times by {way}", refused, 0, "of 10")
@@ -52,7 +52,7 @@ async def test_who_has_not_sent_its_body_takes_no_place(router, measured) -> Non
     ):
         for client in clients:
             client.send(post(1000, b"{"))
-        await eventually(lambda: r.app._listener.connections >= 50)
+        await eventually(lambda: r.app.listener.connections >= 50)
         statuses = [await chat(r.url) for _ in range(10)]
         measured("chats refused beside 50 begun bodies and 10 places", 10 - statuses.count(200), 0, "of 10")
 
@@ -203,10 +203,10 @@ def cpu_s(pid: int) -> float:
 async def test_connections_of_one_address_leave_room_for_others(router, measured) -> None:
     async with engine() as fake, router([fake], limits={"concurrent": 25}) as r:  # 200 connections
         async with dialled(r.url, 300) as clients:
-            await eventually(lambda: r.app._listener.refused["share"] > 100)
+            await eventually(lambda: r.app.listener.refused["share"] > 100)
             reading = [asyncio.create_task(client.reader.read()) for client in clients]
             await eventually(lambda: sum(task.done() for task in reading) > 100)
-            measured("connections of one address, of 200", r.app._listener.connections, 165, "connections")
+            measured("connections of one address, of 200", r.app.listener.connections, 165, "connections")
             assert [await chat(r.url) for _ in range(10)] == [200] * 10
             assert await chat(r.url, "127.0.0.4") == 200
             page = (await r.http.get("/metrics")).text
@@ -214,7 +214,7 @@ async def test_connections_of_one_address_leave_room_for_others(router, measured
             for task in reading:
                 task.cancel()
             await asyncio.gather(*reading, return_exceptions=True)
-        await eventually(lambda: r.app._listener.connections < 5)
+        await eventually(lambda: r.app.listener.connections < 5)
 
 
 async def test_connections_wait_while_there_is_no_descriptor(router_process, fleet_config, measured) -> None:

@@ -79,7 +79,7 @@ async def healthy(url: str, context: ssl.SSLContext) -> bool:
 async def test_a_bad_handshake_costs_nobody_else_anything(router, pair, measured) -> None:
     """40 of each kind, half of them given up at once; connections that were open go on, new ones come."""
     async with engine() as fake, router([fake], listen=pair.config(), wait=False) as r:
-        context, refused = pair.trusting(), r.app._listener.refused
+        context, refused = pair.trusting(), r.app.listener.refused
         before = await secure(r.url, context)
         for what, said in BAD_HANDSHAKES.items():
             refused.clear()
@@ -89,7 +89,7 @@ async def test_a_bad_handshake_costs_nobody_else_anything(router, pair, measured
                     if number % 2:
                         client.writer.transport.abort()
                 assert await healthy(r.url, context), what
-            await eventually(lambda: r.app._listener.connections == 1)
+            await eventually(lambda: r.app.listener.connections == 1)
             measured(f"handshakes ({what}) that were not seen to fail", 40 - refused["handshake"], 0, "of 40")
         before.send(HEALTH)
         assert (await before.answer())[0] == 200
@@ -103,10 +103,10 @@ async def test_slow_handshakes_take_the_share_of_their_client(router, pair, meas
         async with dialled(r.url, 60) as clients:
             for client in clients:
                 client.send(HELLO)
-            await eventually(lambda: r.app._listener.refused["share"] == 28)
-            measured("connections that slow handshakes take", r.app._listener.connections, 32, "of 40")
+            await eventually(lambda: r.app.listener.refused["share"] == 28)
+            measured("connections that slow handshakes take", r.app.listener.connections, 32, "of 40")
             assert all([await healthy(r.url, pair.trusting()) for _ in range(3)])
-        await eventually(lambda: r.app._listener.connections == 0)
+        await eventually(lambda: r.app.listener.connections == 0)
 
 
 async def test_a_certificate_is_renewed_without_a_restart(router, pair, monkeypatch) -> None:

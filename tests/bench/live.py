@@ -36,7 +36,7 @@ class PretendedFleet:
     """Targets with load and event streams, and the records of requests to them."""
 
     def __init__(self, app: App) -> None:
-        self._scheduler, self._records = app._scheduler, app._recent_records
+        self._scheduler, self._records = app.core.scheduler, app.core.recent_records
         self._number = 0
         self._running: list[Record] = []
         self._seq = 0
@@ -110,7 +110,7 @@ def measure(run: BenchRun) -> list[Line]:
 async def _measure(run: BenchRun) -> tuple[list[float], list[float]]:
     admin = {"host": "127.0.0.1", "port": 0}
     app = App(schema.Config.model_validate({"admin": admin, "policies": {"a": {"scorers": [{"name": "queue_depth"}]}}}))
-    await app._admin_listener.start()
+    await app.admin_listener.start()
     fleet, seconds = PretendedFleet(app), run.effort.seconds(10.0, 8.0)
     await fleet.work(10.0)  # until the records hold what they hold at this rate
     opened, closed = [], []
@@ -119,9 +119,9 @@ async def _measure(run: BenchRun) -> tuple[list[float], list[float]]:
         closed.append(100 * await fleet.work(seconds) / seconds)
         async with viewer(app.admin_port):
             await fleet.work(3.0)  # it starts, and the history is computed
-            before = app._live.pictures
+            before = app.live.pictures
             opened.append(100 * await fleet.work(seconds) / seconds)
-            run.notes.append(f"{app._live.pictures - before} pictures in {seconds:.0f} s")
+            run.notes.append(f"{app.live.pictures - before} pictures in {seconds:.0f} s")
         await fleet.work(1.0)  # the feed ends
     await app.stop()
     return opened, closed

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from router.clock import ManualClock
 from router.config import schema
+from router.control.core import build_scheduler
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.kvcache.events import TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -32,7 +33,6 @@ from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import Ticket
-from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 
 FOLDER = Path(__file__).parents[2] / "configs" / "policies"

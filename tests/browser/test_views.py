@@ -76,7 +76,7 @@ async def test_an_experiment_runs_and_is_rolled_back(router, browse) -> None:
         await expect(page.locator(".intervals").first).to_contain_text("time to first token")
         await check_access(page)
         finding = Finding("least", "guard", "ttft_p90", "it is slower", 9, 99.0, 2.0, 1.0)
-        r.app._control.handle_finding(finding)
+        r.app.core.control.handle_finding(finding)
         await expect(page.locator(".verdict", has_text="Policy")).to_contain_text("rolled back", timeout=SOON_MS)
         await page.get_by_role("link", name="Where requests go").click()
         await expect(mark(page, "rollback")).to_contain_text("it is slower", timeout=SOON_MS)

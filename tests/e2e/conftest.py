@@ -122,11 +122,11 @@ class Router(RouterClient):
 
     @property
     def core(self) -> Scheduler:
-        return self.app._scheduler
+        return self.app.core.scheduler
 
     @property
     def limiter(self) -> ConcurrencyLimiter:
-        return self.app._limiter
+        return self.app.services.limiter
 
     @property
     def booked(self) -> int:
@@ -140,7 +140,7 @@ class Router(RouterClient):
 
     def proved(self) -> bool:
         """Token ids were compared with every engine that serves their model, unless no chat can have any."""
-        told = self.app._tokenization.report()
+        told = self.app.core.tokenization.report()
         served = [instance.base for instance in self.core.fleet]
         shown = {base: told[base] for base in served if base in told}
         return all(one.source == "unknown" or one.proofs >= served.count(base) for base, one in shown.items())
@@ -237,7 +237,7 @@ async def _router(
     running = Router(app, fakes, "https" if config.listen.tls else "http")
     try:
         if wait:
-            states = lambda: {i.id: i.state for i in app._scheduler.fleet}  # noqa: E731
+            states = lambda: {i.id: i.state for i in app.core.scheduler.fleet}  # noqa: E731
             expected = len(config.fleet.instances)
             await eventually(lambda: sum(state is InstanceState.READY for state in states().values()) >= expected)
             await eventually(running.proved)

@@ -26,12 +26,12 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def make_copies(router: Router) -> None:
     """One round, as there is one every second."""
-    await eventually(lambda: router.app._features["preload"].preloader.saved_ms > 0)
-    await router.app._features["preload"].copies.make_copies()
+    await eventually(lambda: router.app.features["preload"].preloader.saved_ms > 0)
+    await router.app.features["preload"].copies.make_copies()
 
 
 def key_of(router: Router, ids: list[int]) -> Key:
-    kept = router.app._features["preload"].traffic.prompts.by_prefix()
+    kept = router.app.features["preload"].traffic.prompts.by_prefix()
     return next(key for key, prompt in kept.items() if prompt.cut(1 << prompt.prefixes.index(key)).ids.tolist() == ids)
 
 
@@ -93,4 +93,4 @@ async def test_rounds_go_on_where_it_is_switched_on(router: Any, monkeypatch: py
         await eventually(lambda: len(a.seen(PATH)) + len(b.seen(PATH)) == 1)
         work.release()
     async with engine(name="a") as a, router(named(a), preload={"drain": True}) as r:
-        assert r.app._features["preload"].copies is None
+        assert r.app.features["preload"].copies is None

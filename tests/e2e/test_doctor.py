@@ -167,6 +167,6 @@ async def test_a_tokenizer_that_the_router_found_wrong(router: Start, tmp_path: 
     template = tmp_path / "template.jinja"
     template.write_text("{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}")
     async with engine(chat_template=str(template)) as a, router([a], wait=False) as running:
-        await eventually(lambda: any(r.mismatches for r in running.app._tokenization.report().values()))
+        await eventually(lambda: any(r.mismatches for r in running.app.core.tokenization.report().values()))
         found = named(await look(running, passive=True))
     assert "the router found other ids there" in found["tokens.in_use"]

@@ -311,7 +311,7 @@ async def test_an_instances_own_key_takes_the_clients_place(router: Any, monkeyp
 
 async def test_an_instance_with_a_wrong_key_never_joins(router: Any) -> None:
     async with engine(api_key="sk-engine") as a, router([a], wait=False) as r:
-        await eventually(lambda: r.app._health.trouble(a.address))
+        await eventually(lambda: r.app.core.health.trouble(a.address))
         assert (await r.http.get("/ready")).status_code == 503
         assert "401" in (await r.instances())[a.address]["trouble"]
 
@@ -364,5 +364,5 @@ async def test_an_engine_with_a_certificate_nobody_vouches_for_never_joins(
 ) -> None:
     cert, key = certificate
     async with engine(cert_file=cert, key_file=key) as a, router([{"url": a.url}], wait=False) as r:
-        await eventually(lambda: r.app._health.trouble(a.address))
+        await eventually(lambda: r.app.core.health.trouble(a.address))
         assert not a.server.app.requests

@@ -34,7 +34,7 @@ async def shown(r: Any) -> dict[str, Any]:
 async def calm(r: Any) -> None:
     """The engines were polled since the last answer, and the next polls will say the same."""
     targets = [target.load_book for instance in r.core.fleet for target in instance.targets.values()]
-    since = r.app._clock.now()
+    since = r.app.core.clock.now()
     await eventually(
         lambda: all(b.gauges_at > since and b.gauges.running == 0 == b.output_tokens_per_s for b in targets)
     )

@@ -100,7 +100,7 @@ async def test_an_engine_that_renders_by_code_is_found_by_what_it_generates_from
         engine(scale_out=scale_out, faults=faults) as fake,
         router([fake], tokenizers=tokenizers, **PASSING) as r,
     ):
-        await eventually(lambda: r.app._tokenization.report()[MODEL].source == "unknown")
+        await eventually(lambda: r.app.core.tokenization.report()[MODEL].source == "unknown")
         for _ in range(3):
             assert (await asked(r, chat()))["tokens_from"] == "renderer"
         assert "generates from other ids than its /tokenize returns" in (await shown(r))["trouble"]
@@ -164,7 +164,7 @@ async def test_a_sleeping_engine_gets_no_chat_and_is_proved_when_it_wakes(
         await eventually(lambda: len(fake.seen("/is_sleeping")) >= 3)
         assert fake.seen(PATH) == fake.seen("/v1/completions") == []
         fake.faults(asleep=False)
-        await eventually(lambda: r.app._tokenization.report()[MODEL].proofs == 1)
+        await eventually(lambda: r.app.core.tokenization.report()[MODEL].proofs == 1)
         assert len(fake.seen(PATH)) == 10
         assert {last(call)["max_tokens"] for call in fake.seen(PATH)} == {1}
 
@@ -175,8 +175,8 @@ async def test_another_version_behind_the_same_address_is_proved_anew(router: An
         fake.faults(unhealthy=True)
         await eventually(lambda: next(iter(r.core.fleet)).state.value != "ready")
         fake.faults(unhealthy=False, renders="other_count")
-        await eventually(lambda: r.app._tokenization.report()[MODEL].source == "unknown")
-        assert r.app._tokenization.report()[MODEL].proved == {}
+        await eventually(lambda: r.app.core.tokenization.report()[MODEL].source == "unknown")
+        assert r.app.core.tokenization.report()[MODEL].proved == {}
 
 
 async def test_engine_ids_that_count_otherwise_are_not_used_again_before_a_proof(
@@ -191,5 +191,5 @@ async def test_engine_ids_that_count_otherwise_are_not_used_again_before_a_proof
         for _ in range(20):
             assert (await asked(r, chat()))["tokens_from"] == "renderer"
         fake.faults(renders="as_tokenized")
-        await eventually(lambda: r.app._tokenization.report()[MODEL].source == "remote")
+        await eventually(lambda: r.app.core.tokenization.report()[MODEL].source == "remote")
         assert (await asked(r, chat()))["tokens_from"] == "remote"

@@ -192,14 +192,14 @@ async def test_a_wrong_rendering_is_found_by_the_64th_at_the_latest_and_ends_han
         record = await r.record(said[-1].record)
         assert record["prompt_tokens"] > record["prompt_tokens_counted"], "and until then all answers agreed with us"
         assert "not used before a new proof there" in caplog.text
-        await eventually(lambda: r.app._tokenization.report()[MODEL].proofs == 2)
-        assert r.app._tokenization.report()[MODEL].source == "local", "the probes speak of no swallows"
+        await eventually(lambda: r.app.core.tokenization.report()[MODEL].proofs == 2)
+        assert r.app.core.tokenization.report()[MODEL].source == "local", "the probes speak of no swallows"
         first, second = await asked(r, 2)
         assert [await handed(r, one) for one in (first, second)] == [[False], [True]], "kinds are seen anew as well"
         caplog.clear()
         await ask(r, [{"role": "system", "content": SWALLOW}, *QUESTION])  # of a kind of its own, so without ids
         assert await handed(r, (await asked(r, 1))[0]) == [False]
-        assert r.app._tokenization.report()[MODEL].source == "local", "one client's prompts cost no other its ids"
+        assert r.app.core.tokenization.report()[MODEL].source == "local", "one client's prompts cost no other its ids"
         assert "not used before" not in caplog.text
 
 

@@ -26,9 +26,9 @@ async def known_to_hold(router: Router, id: str) -> None:
 
 async def known_to_be_pooled(router: Router) -> None:
     """Wait until the router finds recent prompts in the shared pool."""
-    preloader = router.app._features["preload"].preloader
+    preloader = router.app.features["preload"].preloader
     async with asyncio.timeout(PATIENCE_S):
-        for prompt in list(router.app._features["preload"].traffic.prompts.by_prefix().values()):
+        for prompt in list(router.app.features["preload"].traffic.prompts.by_prefix().values()):
             while not await preloader.is_pooled(prompt, await preloader.tokenize(prompt)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -39,7 +39,7 @@ async def drain(router: Router, id: str, way: str = "drain") -> Json:
 
 async def drained(router: Router, id: str) -> Json:
     """The hand-off of an instance, when it has ended."""
-    await eventually(lambda: router.app._features["preload"].handoff.states[id].end is not None)
+    await eventually(lambda: router.app.features["preload"].handoff.states[id].end is not None)
     return next(one for one in (await preloads(router))["handoffs"] if one["id"] == id)
 
 
@@ -100,7 +100,7 @@ async def test_undrained_meanwhile_it_is_not_drained_later(router: Any) -> None:
         name = leaving.server.options.name
         await drain(r, name)
         await drain(r, name, "undrain")
-        await eventually(lambda: r.app._features["preload"].handoff.states[name].took_s is not None)
+        await eventually(lambda: r.app.features["preload"].handoff.states[name].took_s is not None)
         assert r.core.fleet.get(name).state is InstanceState.READY
 
 

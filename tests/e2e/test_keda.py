@@ -49,7 +49,7 @@ class SkippingClock(SystemClock):
         """Let time pass in which the fleet is read every second."""
         for _ in range(seconds):
             self.skipped_s += 1.0
-            r.app._features["autoscaling"].scaling.read()
+            r.app.features["autoscaling"].scaling.read()
 
 
 @pytest.fixture
@@ -60,13 +60,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SkippingClock:
 
 
 def port_of(r: Router) -> int:
-    assert r.app._features["autoscaling"].listener is not None
-    return r.app._features["autoscaling"].listener.port
+    assert r.app.features["autoscaling"].listener is not None
+    return r.app.features["autoscaling"].listener.port
 
 
 async def test_without_the_section_nobody_listens(router) -> None:
     async with engine() as a, router([a]) as r:
-        assert r.app._features["autoscaling"].listener is None
+        assert r.app.features["autoscaling"].listener is None
 
 
 async def test_what_is_wanted_and_what_is_unknown(router, clock) -> None:
@@ -129,7 +129,7 @@ async def test_a_request_for_a_model_that_sleeps_wakes_it_and_it_sleeps_again(ro
         (described,) = (await r.admin.get("/admin/scaling")).json()["models"]
         assert (described["model"], described["instances"], described["desired"]) == (MODEL, 0, 0)
         stream.leave()
-        await eventually(lambda: not r.app._features["autoscaling"].scaling.on_change[0].__self__._streams)
+        await eventually(lambda: not r.app.features["autoscaling"].scaling.on_change[0].__self__._streams)
 
 
 async def test_requests_that_wait_at_a_follower_are_seen_by_the_leader_which_alone_listens(
@@ -165,7 +165,7 @@ async def test_requests_that_wait_at_another_replica_count(router, monkeypatch, 
         stream = keda.watch(model=MODEL)
         request = asyncio.create_task(other.post(PATH, a_body(1), timeout=60.0))
         assert await stream.read() is True
-        assert not one.app._features["autoscaling"].wake.waits.waiting()["warm-*"]
+        assert not one.app.features["autoscaling"].wake.waits.waiting()["warm-*"]
         fleet_file(tmp_path, first.url)
         assert (await request).status_code == 200
 

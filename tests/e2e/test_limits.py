@@ -54,7 +54,7 @@ async def ask(router: Router, path: str = COMPLETIONS, key: str = "k", **fields:
 
 
 def ledger(router: Router) -> Any:
-    return router.app._features["tenants"].metering.ledger
+    return router.app.features["tenants"].metering.ledger
 
 
 def idle(router: Router) -> bool:
@@ -119,13 +119,13 @@ async def test_what_was_reserved_is_settled_by_what_the_engine_counted(router, c
         reset = first.headers["x-ratelimit-reset-tokens"]
         assert re.fullmatch(r"1m0s|5\d(\.\d+)?s", reset), reset  # the time since its arrival is already gone
         await eventually(lambda: idle(r))
-        state = ledger(r).state("acme", r.app._config.clients.service_classes["small"].limits)
+        state = ledger(r).state("acme", r.app.core.config.clients.service_classes["small"].limits)
         assert state.tokens.remaining == 10_000 - used["prompt_tokens"] - used["completion_tokens"]
         second = (await ask(r, CHAT)).json()["usage"]
         cached = second["prompt_tokens_details"]["cached_tokens"]
         assert cached > 0
         await eventually(lambda: idle(r))
-        state, before = ledger(r).state("acme", r.app._config.clients.service_classes["small"].limits), state
+        state, before = ledger(r).state("acme", r.app.core.config.clients.service_classes["small"].limits), state
         computed = second["prompt_tokens"] - cached + second["completion_tokens"]
         assert before.tokens.remaining - state.tokens.remaining == computed
 
@@ -136,7 +136,7 @@ async def test_what_is_cached_of_a_prompt_is_given_back_when_the_answer_begins(r
         used = (await ask(r, prompt=WORDS * 20)).json()["usage"]
         await r.hear()
         await eventually(lambda: idle(r))
-        allowed = r.app._config.clients.service_classes["small"].limits
+        allowed = r.app.core.config.clients.service_classes["small"].limits
         before = ledger(r).use("acme", allowed)["tokens_per_minute"].used
         body = {"model": MODEL, "prompt": WORDS * 20} | LONG
         async with r.http.stream("POST", COMPLETIONS, json=body, headers=KEY) as answer:
@@ -329,7 +329,7 @@ async def test_three_routers_exceed_a_limit_by_what_they_have_not_told_and_never
         router([fake], clients=section, replicas=c) as three,
     ):
         group = [one, two, three]
-        heard = lambda: all(sum(report.up for report in r.app._status.describe_replicas()) == 2 for r in group)  # noqa: E731
+        heard = lambda: all(sum(report.up for report in r.app.status.describe_replicas()) == 2 for r in group)  # noqa: E731
         await eventually(heard)
         at_once = await asyncio.gather(*(ask(r, max_tokens=1) for r in group for _ in range(8)))
         assert {answer.status_code for answer in at_once} == {200}
@@ -342,7 +342,7 @@ async def test_three_routers_exceed_a_limit_by_what_they_have_not_told_and_never
 
 
 def requests_left(router: Router) -> int:
-    state = ledger(router).state("acme", router.app._config.clients.service_classes["small"].limits)
+    state = ledger(router).state("acme", router.app.core.config.clients.service_classes["small"].limits)
     return int(state.requests.remaining)
 
 

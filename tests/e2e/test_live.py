@@ -109,7 +109,7 @@ async def test_switches_joins_and_leaves_are_marked(router, tmp_path: Path) -> N
 
 async def test_nothing_runs_and_nothing_is_kept_while_nobody_looks(router) -> None:
     async with engine() as a, router([a]) as r:
-        feed = r.app._live
+        feed = r.app.live
         assert not feed.composing
         async with feed_of(r) as first, feed_of(r) as second:
             await first.until(lambda: first.targets)
@@ -121,11 +121,11 @@ async def test_nothing_runs_and_nothing_is_kept_while_nobody_looks(router) -> No
 
 async def test_one_viewer_too_many(router) -> None:
     async with engine() as a, router([a]) as r:
-        viewers = [r.app._live.join() for _ in range(MAX_VIEWERS)]
+        viewers = [r.app.live.join() for _ in range(MAX_VIEWERS)]
         answer = await r.admin.get("/admin/live")
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_viewers")
         for viewer in viewers:
-            r.app._live.leave(viewer)
+            r.app.live.leave(viewer)
         async with feed_of(r) as feed:
             await feed.until(lambda: feed.targets)
 
@@ -154,9 +154,9 @@ async def test_a_viewer_whose_connection_is_full_is_given_up(router, monkeypatch
                 await never.wait()
 
         async with asyncio.timeout(PATIENCE_S):
-            await live.LiveResponse(r.app._live, b"hello")({}, receive, send)
+            await live.LiveResponse(r.app.live, b"hello")({}, receive, send)
         assert sent == ["http.response.start", "http.response.body"]
-        await eventually(lambda: not r.app._live.composing)
+        await eventually(lambda: not r.app.live.composing)
 
 
 async def test_reading_needs_the_right_and_says_which_there_are(router) -> None:

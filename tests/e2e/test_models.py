@@ -130,7 +130,7 @@ async def test_a_wrong_template_is_found_out_before_it_predicts_anything(router:
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     wrong = {MODEL: {"path": str(DATA), "chat_template": str(template)}}
     async with engine() as a, router([a], tokenizers=wrong, wait=False) as r:
-        await eventually(lambda: r.app._tokenization.report()[MODEL].refuted)
+        await eventually(lambda: r.app.core.tokenization.report()[MODEL].refuted)
         record = await r.record(await r.post("/v1/chat/completions", chat("x")))
         assert record["tokens_from"] == "remote"
         assert record["prompt_tokens_counted"] == record["prompt_tokens"]

@@ -163,7 +163,7 @@ async def test_a_prefill_engine_that_dies_is_replaced_and_then_done_without(rout
         assert [a["end"] for a in record["attempts"]] == ["prefill", "prefill", "ok"]
         assert record["attempts"][-1]["prefill"] is None
         assert text_of(answer.json()) == await alone(path, {"prompt": "q " + LONG, "max_tokens": 5})
-        assert pair.router.app._limiter.in_flight == 0
+        assert pair.router.app.services.limiter.in_flight == 0
         await eventually(pair.idle)
 
 

@@ -460,7 +460,7 @@ async def test_log_entries_that_are_none_break_nothing(picker: Any) -> None:
 
 async def test_token_ids_go_into_the_body_where_they_are_proven(picker: Any) -> None:
     async with picker(engines=1, tokens={"token_id_passthrough": "auto"}) as p:
-        support = p.router.app._passthrough._support
+        support = p.router.app.core.passthrough._support
         await eventually(lambda: support.accepts(p.engines[0].address))
         body = chat("the same words " * 20)
         exchange, choice = await p.choose(CHAT, body)

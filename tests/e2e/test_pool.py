@@ -159,7 +159,7 @@ async def test_a_pool_in_trouble_is_unknown_and_comes_back(router: Any, fault: d
 async def leader(f: Fleet, wanted: str | None) -> None:
     """Until the router knows who leads: what its requests would be told."""
     name = None if wanted is None else f"mooncake master {wanted.removeprefix('http://')}"
-    await eventually(lambda: f.router.app._features["pool"].store.report().leader == name)
+    await eventually(lambda: f.router.app.features["pool"].store.report().leader == name)
 
 
 async def test_a_master_that_is_killed_and_comes_back_empty(router: Any) -> None:

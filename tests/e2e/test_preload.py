@@ -36,7 +36,7 @@ async def join(router: Router, listed: Any, *fakes: FakeEngine) -> None:
 
 async def warmed(router: Router, name: str = "new") -> Json:
     """The warm-up of an instance, when it has ended."""
-    await eventually(lambda: router.app._features["preload"].warmup.states[name].end is not None)
+    await eventually(lambda: router.app.features["preload"].warmup.states[name].end is not None)
     return next(one for one in (await preloads(router))["warmups"] if one["id"] == name)
 
 
@@ -63,7 +63,7 @@ async def test_a_new_engine_gets_what_sessions_share_before_it_is_asked(router: 
         assert tokens >= 512
         assert (warmup["end"], warmup["planned"], warmup["loaded"], warmup["tokens"]) == ("done", 1, 1, tokens)
         assert r.booked == 0
-        assert r.core.fleet.get("new").targets[0].latency_model.speed(r.app._clock.now()).samples == 1
+        assert r.core.fleet.get("new").targets[0].latency_model.speed(r.app.core.clock.now()).samples == 1
 
         await r.admin.post("/admin/instances/old/drain")
         await eventually(lambda: r._heard(new))
@@ -156,9 +156,9 @@ async def test_off_or_without_room_nothing_is_sent(router: Any, tmp_path: Path, 
     ):
         await join(r, listed, old)
         await agents(r, 3)
-        assert ("preload" in r.app._features) == bool(preload)
+        assert ("preload" in r.app.features) == bool(preload)
         if preload:
-            assert len(r.app._features["preload"].traffic.prompts) > 0
+            assert len(r.app.features["preload"].traffic.prompts) > 0
         await join(r, listed, old, new)
         if preload:
             assert (await warmed(r))["end"] == "done"

@@ -37,7 +37,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Json]]:
 
 
 def others(router: Router) -> list[Any]:
-    return [report for report in router.app._status.describe_replicas() if not report.own]
+    return [report for report in router.app.status.describe_replicas() if not report.own]
 
 
 def all_heard(*routers: Router) -> bool:
@@ -116,13 +116,13 @@ async def test_a_split_of_a_model_is_counted_at_both_routers_and_a_canary_that_f
 
 
 def split_of(router: Router) -> Any:
-    (split,) = router.app._control.splits.splits
+    (split,) = router.app.core.control.splits.splits
     return split
 
 
 def rollbacks_of(router: Router) -> list[Any]:
     """The entries of rollbacks in a router's audit log, its own and the other's."""
-    return [entry for entry in router.app._control.audit.latest() if entry.what == "rollback of model chat"]
+    return [entry for entry in router.app.core.control.audit.latest() if entry.what == "rollback of model chat"]
 
 
 async def test_a_router_of_several_workers_is_one_replica_and_nothing_of_it_is_left_when_it_is_killed(

@@ -79,10 +79,10 @@ class Pair:
         for clock in self.clocks:
             app = App(config, clock)
             listed = [DiscoveredInstance(instance, "the test") for instance in config.fleet.instances]
-            await app._membership.update_source("config", listed)
+            await app.core.membership.update_source("config", listed)
             for instance in config.fleet.instances:
-                app._membership.joined(instance.id, [CARD], [])
-            await app._listener.start()
+                app.core.membership.joined(instance.id, [CARD], [])
+            await app.listener.start()
             self.apps.append(app)
         assert self.apps[1]._picker is not None
         await self.apps[1]._picker.start()

@@ -52,7 +52,7 @@ def by_name(spans: Sequence[ReceivedSpan]) -> dict[str, ReceivedSpan]:
 
 async def nothing_more(router: Router, traces: Receiver) -> None:
     """The queue of traces is empty and closed, so what did not arrive by now never does."""
-    tracing = router.app._features["tracing"].tracing
+    tracing = router.app.features["tracing"].tracing
     assert tracing is not None
     tracing.close()
 

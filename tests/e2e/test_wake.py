@@ -40,7 +40,7 @@ async def test_requests_wait_for_the_first_instance_none_is_lost_and_none_sent_t
         async with router([], fleet=fleet_file(tmp_path), wake=wake(hook), wait=False) as r:
             assert (await r.http.get("/ready")).status_code == 200, "or no request would ever come"
             tasks = [asyncio.create_task(r.post(PATH, a_body(number), timeout=60.0)) for number in range(REQUESTS)]
-            await eventually(lambda: sum(r.app._features["autoscaling"].wake.waits.waiting().values()) == REQUESTS)
+            await eventually(lambda: sum(r.app.features["autoscaling"].wake.waits.waiting().values()) == REQUESTS)
             await eventually(lambda: hook.requests)
             assert await r.metric("warmroute_wake_waiting_requests", model="warm-*") == REQUESTS
             first.server.app.requests = deque()  # all of them, not only the last ones
@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_frees_its_place(router, tmp_path) -> None:
     async with AsyncExitStack() as stack:
         hook, first = await stack.enter_async_context(Webhook()), await stack.enter_async_context(engine())
         async with router([], fleet=fleet_file(tmp_path), wake=wake(hook), wait=False) as r:
-            waiting = lambda: sum(r.app._features["autoscaling"].wake.waits.waiting().values())  # noqa: E731
+            waiting = lambda: sum(r.app.features["autoscaling"].wake.waits.waiting().values())  # noqa: E731
             async with r.client() as leaves:
                 task = asyncio.create_task(leaves.post(PATH, json=a_body(1)))
                 await eventually(lambda: waiting() == 1)

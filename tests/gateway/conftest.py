@@ -146,7 +146,7 @@ def router_over_pods(cluster: Cluster, gate: Gate) -> Callable[..., Any]:
         api = cluster.config(gate.port).model_dump()
         source = {"namespace": NAMESPACE, "selector": "app=vllm", "ports": [ENGINE_PORT], "api": api} | kubernetes
         app = App(schema.Config.model_validate(config_of([], fleet={"kubernetes": source})), clock)
-        app._discoveries["kubernetes"]._timing = QUICK  # type: ignore[attr-defined]
+        app.core.discoveries["kubernetes"]._timing = QUICK  # type: ignore[attr-defined]
         await app.start()
         running = Router(app, [], "http")
         try:

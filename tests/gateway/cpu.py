@@ -24,9 +24,9 @@ async def follow(config: schema.Config, pods: int) -> None:
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     app = App(config)
-    name, discovery = next(iter(app._discoveries.items()))
-    following = asyncio.create_task(app._follow(name, discovery))
-    fleet = app._scheduler.fleet
+    name, discovery = next(iter(app.core.discoveries.items()))
+    following = asyncio.create_task(app.core._follow(name, discovery))
+    fleet = app.core.scheduler.fleet
     await eventually(lambda: len(list(fleet)) == pods, 30.0)
     print("joined", flush=True)
     began, cpu_began = time.monotonic(), time.process_time()

@@ -42,7 +42,7 @@ async def test_while_the_api_server_is_away_for_ten_minutes_nothing_fails(
     clock = CompressedClock()
     async with pods_under_traffic(cluster, start, clock, a=A, b=B) as (router, requests):
         await asyncio.to_thread(cluster.stop_api_server)
-        discovery = router.app._discoveries["kubernetes"]
+        discovery = router.app.core.discoveries["kubernetes"]
         await eventually(lambda: discovery.trouble is not None, SOON_S)
         clock.run_at(SPEED_UP)
         until = clock.now() + AWAY_S
@@ -70,7 +70,7 @@ async def test_a_token_that_was_replaced(cluster: Cluster, start: Start, engines
     await cluster.make_pod("a", A)
     async with start() as router:
         await ready(router, "a")
-        discovery = router.app._discoveries["kubernetes"]
+        discovery = router.app.core.discoveries["kubernetes"]
         cluster.token_file.write_text("stranger")
         await eventually(lambda: "forbidden" in (discovery.trouble or ""), SOON_S)
         cluster.token_file.write_text("nobody")

@@ -55,7 +55,7 @@ async def test_a_watch_that_falls_silent_is_left(cluster: Cluster, start: Start,
     async with pods_under_traffic(cluster, start, a=A, b=B) as (router, requests):
         pods, opened = pods_of(router), gate.opened
         await eventually(lambda: gate.opened > opened, SOON_S)
-        opened_at = router.app._clock.now()
+        opened_at = router.app.core.clock.now()
         await eventually(lambda: (pods.confirmed_at or 0.0) > opened_at, SOON_S)  # a new watch, of two seconds
         gate.silence()
         lists = pods.lists
@@ -124,7 +124,7 @@ async def test_a_reused_name_and_address_inherit_nothing(cluster: Cluster, start
         before = find(router, "b")
         assert before is not None
         breaker = before.targets[0].breaker
-        await eventually(lambda: before.latency_model.speed(router.app._clock.now()).samples > 0, SOON_S)
+        await eventually(lambda: before.latency_model.speed(router.app.core.clock.now()).samples > 0, SOON_S)
         await eventually(lambda: _indexed_blocks(router, before.id), SOON_S)
         engines[B].faults(error_rate=1.0)
         await eventually(lambda: breaker.times_opened > 0, SOON_S)
@@ -137,7 +137,7 @@ async def test_a_reused_name_and_address_inherit_nothing(cluster: Cluster, start
         after = find(router, "b")
         assert after is not None
         assert after.id != before.id
-        assert after.latency_model.speed(router.app._clock.now()).samples == 0
+        assert after.latency_model.speed(router.app.core.clock.now()).samples == 0
         assert after.targets[0].breaker.times_opened == 0
         assert not _indexed_blocks(router, after.id)
         assert _indexed_blocks(router, before.id) is None

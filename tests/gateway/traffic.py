@@ -94,7 +94,7 @@ def find(router: Router, pod: str) -> Instance | None:
 
 def pods_of(router: Router) -> Reflector[Any]:
     """What the router knows of pods."""
-    pods = router.app._discoveries["kubernetes"]._pods  # type: ignore[attr-defined]
+    pods = router.app.core.discoveries["kubernetes"]._pods  # type: ignore[attr-defined]
     assert isinstance(pods, Reflector)
     return pods
 

@@ -14,6 +14,13 @@ from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
 from router.clock import ManualClock
 from router.config import schema
 from router.config.sections.discovery import DnsConfig
+from router.control.core import (
+    build_configured_policies,
+    build_discoveries,
+    build_scheduler,
+    build_tokenization,
+    choose_seed,
+)
 from router.control.key_secret import resolve_key_secret
 from router.control.peers.connect import build_replica_discovery
 from router.errors import ConfigError
@@ -22,13 +29,6 @@ from router.kvcache.block_keys import Keyring
 from router.kvcache.snapshot_format import SavedIndex
 from router.proxy.upstreams import Upstreams
 from router.scheduling.experiments.policy_set import PolicySet
-from router.wiring import (
-    build_configured_policies,
-    build_discoveries,
-    build_scheduler,
-    build_tokenization,
-    choose_seed,
-)
 from tests.fakes.engines import eventually
 from tests.paths import TOKENIZER
 
@@ -156,8 +156,8 @@ async def test_ready_from_the_first_ready_instance_until_it_stops() -> None:
     await app.start()
     assert app.unready_reason() == "no instance is ready"
     assert 0 < app.port != app.admin_port > 0
-    await eventually(lambda: [member.id for member in app._scheduler.fleet] == ["a"])
-    app._membership.joined("a", [CARD], [])
+    await eventually(lambda: [member.id for member in app.core.scheduler.fleet] == ["a"])
+    app.core.membership.joined("a", [CARD], [])
     assert app.unready_reason() is None
     await app.stop()
     assert app.unready_reason() == "stopping"

@@ -10,7 +10,8 @@ from prometheus_client.core import Metric
 from pydantic import BaseModel
 
 from router.control.api.shapes import OpenShape
-from router.control.feature import Core, Feature
+from router.control.core import Core
+from router.control.feature import Feature
 from router.features.admission.status import describe_admission, list_families
 from router.features.admission.waiting import AdmissionControl, AdmissionQueues, AdmissionStage
 from router.request.stages import FeaturePath

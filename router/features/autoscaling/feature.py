@@ -10,11 +10,13 @@ from prometheus_client.core import Metric
 from pydantic import BaseModel
 
 from router.control.api.shapes import OpenShape
-from router.control.feature import Core, Feature
+from router.control.core import Core
+from router.control.feature import Feature
 from router.errors import needs_extra
 from router.features.autoscaling.peers import SharedWaits
 from router.features.autoscaling.scaling import Scaling
-from router.picker.rpc_listener import RpcListener
+from router.proxy.listeners import Listener
+from router.proxy.listening_sockets import SocketShare
 from router.request.stages import FeaturePath
 from router.telemetry.metrics.family import build_family
 
@@ -74,7 +76,7 @@ class AutoscalingFeature(Feature):
             return ScalingList.model_validate({"models": await self.scaling.describe()})
 
 
-def build_keda(core: Core, scaling: Scaling) -> RpcListener | None:
+def build_keda(core: Core, scaling: Scaling) -> Listener | None:
     """Build the listener for KEDA; None without `keda`. Raises `ConfigError` for certificate files that cannot be
     used.
     """
@@ -88,4 +90,4 @@ def build_keda(core: Core, scaling: Scaling) -> RpcListener | None:
 
     tls = server_context(keda.tls, core.clock.wall())
     services = ExternalScaler(scaling).services()
-    return GrpcListener("keda.port", keda.host, keda.port, services, core.sockets, core.clock, tls=tls)
+    return GrpcListener("keda.port", keda.host, keda.port, services, SocketShare(core.sockets), core.clock, tls=tls)

@@ -18,7 +18,7 @@ from router.backends.discovery.kubernetes.discovery import IN_CLUSTER, find_api_
 from router.clock import Clock
 from router.config import schema
 from router.config.sections.autoscaling import WakeConfig, WakeModelConfig
-from router.control.feature import Core
+from router.control.core import Core
 from router.errors import quote_name
 from router.features.autoscaling.model_waits import ModelWaits, WakePatterns
 from router.features.autoscaling.peers import SharedWaits

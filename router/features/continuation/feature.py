@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from router.control.feature import Core, Feature
+from router.control.core import Core
+from router.control.feature import Feature
 from router.features.continuation.carry_on import continue_stream
 from router.request.stages import FeaturePath
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from router.control.feature import Core, Feature
+from router.control.core import Core
+from router.control.feature import Feature
 from router.features.decision_log.writer import DecisionLogWriter
 from router.request.stages import FeaturePath
 from router.telemetry.metrics.family import build_family

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from prometheus_client.core import Metric
 
-from router.control.feature import Core, Feature
+from router.control.core import Core
+from router.control.feature import Feature
 from router.features.pool.client import MooncakeStore
 from router.features.pool.report import describe_pool, list_families
 from router.request.stages import FeaturePath

@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from router.control.feature import Core
+from router.control.core import Core
 from router.features.preload.placement import find_place
 from router.features.preload.plan import HotPrefix, RecentTraffic
 from router.features.preload.preloader import Preloader

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from router.control.feature import Core, Feature
+from router.control.core import Core
+from router.control.feature import Feature
 from router.features.preload.budget import PreloadBudget
 from router.features.preload.copies import HotCopies
 from router.features.preload.handoff import HandOff

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from router.control.feature import Core
+from router.control.core import Core
 from router.features.preload.placement import find_place
 from router.features.preload.plan import HotPrefix, RecentTraffic
 from router.features.preload.preloader import Preloader

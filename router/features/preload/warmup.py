@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from router.control.feature import Core
+from router.control.core import Core
 from router.features.preload.plan import HotPrefix, PlannedPrefix, RecentTraffic, plan_join
 from router.features.preload.preloader import Preloader
 from router.fleet.instance import Instance, Target

@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from router.control.feature import Core, Feature
+from router.control.core import Core
+from router.control.feature import Feature
 from router.features.tenants.api import add_usage_routes
 from router.features.tenants.metering import Metering
 from router.features.tenants.peers import SharedTenants

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from router.config.sections.base import split_base_url
-from router.control.feature import Core, Feature
+from router.control.core import Core
+from router.control.feature import Feature
 from router.features.tracing.build import build_tracing
 from router.features.tracing.spans import Address
 from router.request.stages import FeaturePath

@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from router.control.feature import Core, Feature
+from router.control.core import Core
+from router.control.feature import Feature
 from router.errors import BadRequest
 from router.request.request import Request
 from router.request.services import Services

@@ -13,31 +13,18 @@ import pytest
 
 from router.backends.discovery.discovery import DiscoveredInstance
 from router.backends.discovery.merge import MergedSources
-from router.backends.feeds.health import HealthProbe
-from router.backends.feeds.kv_events import KvEventSubscriber
-from router.backends.feeds.metrics import MetricsPoller
-from router.backends.fetch import HttpAnswer, NoAnswer
 from router.clock import ManualClock
 from router.config import schema
-from router.control.membership import CHANGES_PER_TURN, Membership
+from router.control.core import Core
+from router.control.membership import CHANGES_PER_TURN
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.engine_limits import OverLimit
 from router.fleet.instance import InstanceState
-from router.kvcache.block_keys import Keyring
 from router.kvcache.events import TargetId
 from router.proxy.headers import NO_HEADERS
-from router.proxy.upstreams import UpstreamRequest, Upstreams, UpstreamUnanswered
-from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.scheduler import Scheduler
+from router.proxy.listening_sockets import ListeningSockets
+from router.proxy.upstreams import UpstreamRequest, UpstreamUnanswered
 from router.scheduling.ticket import judge_end
-from router.tasks import Tasks
-from router.wiring import (
-    build_configured_policies,
-    build_scheduler,
-    build_token_id_passthrough,
-    build_tokenization,
-    build_tokenizer_proofs,
-)
 from tests.fakes.caches import Cache
 from tests.fakes.engines import eventually
 from tests.paths import TOKENIZER
@@ -68,37 +55,15 @@ class House:
     """The rooms that instances are known in. Nothing is started: what is watched is not asked."""
 
     def __init__(self) -> None:
-        settings = config(tokenizers={"warm-tiny": {"path": TOKENIZER}})
         self.clock = ManualClock(1000.0)
-        self.tasks = Tasks("test")
-        keyring = Keyring(1)
-        self.core: Scheduler = build_scheduler(
-            settings, PolicySet(build_configured_policies(settings), "warm"), keyring, self.clock
-        )
-        self.upstreams = Upstreams(connect_timeout_s=20.0, keepalive_s=1.0)
-        self.tokens = build_tokenization(settings, keyring, self.upstreams, self.clock)
-        self.handing = build_token_id_passthrough(settings, self.tokens, self.upstreams, self.tasks)
-        proofs = build_tokenizer_proofs(self.tokens, self.tasks, self.clock)
-        self.members = Membership(self.core, self.upstreams, proofs, self.handing)
-        fleet = settings.fleet
-        self.health = HealthProbe(self.members, self.unanswered, self.tasks, self.clock, fleet.health)
-        self.polls = MetricsPoller(self.members, self.silent, self.tasks, self.clock, fleet.metrics)
-        self.events = KvEventSubscriber(self.core.indexer, self.members, self.tasks, self.clock, 5.0)
-        self.members.health, self.members.polls, self.members.events = self.health, self.polls, self.events
-
-    async def silent(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
-    ) -> HttpAnswer | None:
-        return None
-
-    async def unanswered(self, instance: str, path: str, *, timeout_s: float) -> HttpAnswer | NoAnswer:
-        return "failed"
+        settings = config(tokenizers={"warm-tiny": {"path": TOKENIZER}})
+        self.parts = parts = Core(settings, self.clock, None, None, ListeningSockets())
+        self.core, self.members, self.upstreams = parts.scheduler, parts.membership, parts.upstreams
+        self.health, self.polls, self.events = parts.health, parts.polls, parts.events
 
     async def close(self) -> None:
         await self.events.close()
-        await self.tasks.close()
-        self.tokens.close()
-        self.upstreams.close()
+        await self.parts.close()
 
     @property
     def ids(self) -> list[str]:
@@ -168,19 +133,19 @@ async def test_who_is_gone_leaves_every_room(house: House) -> None:
 
 async def test_what_it_said_against_our_tokenizer_goes_with_it(house: House) -> None:
     await house.members.update_source("config", listed(instance("a")))
-    house.tokens._trust["warm-tiny"].local_chats.record_mismatch("a", "a probe")
-    assert house.tokens.report()["warm-tiny"].source == "remote"
+    house.parts.tokenization._trust["warm-tiny"].local_chats.record_mismatch("a", "a probe")
+    assert house.parts.tokenization.report()["warm-tiny"].source == "remote"
     await house.members.update_source("config", listed())
-    assert house.tokens.report()["warm-tiny"].source == "local"
+    assert house.parts.tokenization.report()["warm-tiny"].source == "local"
 
 
 async def test_whether_it_takes_ids_is_asked_when_it_tells_of_itself_and_forgotten_when_it_goes(house: House) -> None:
     await house.members.update_source("config", listed(instance("a")))
-    assert house.handing.report().instances == {}
+    assert house.parts.passthrough.report().instances == {}
     house.members.joined("a", [CARD], [])
-    assert house.handing.report().instances["a"] == (False, "it was not tried yet")
+    assert house.parts.passthrough.report().instances["a"] == (False, "it was not tried yet")
     await house.members.update_source("config", listed())
-    assert house.handing.report().instances == {}
+    assert house.parts.passthrough.report().instances == {}
 
 
 async def test_who_stays_is_left_alone(house: House) -> None:

@@ -20,6 +20,7 @@ from router.clock import ManualClock
 from router.config import schema
 from router.config.schema import PolicyConfig as PolicySpec
 from router.control.control import Control
+from router.control.core import build_scheduler
 from router.control.status import Status
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.kvcache.events import BlocksStored, EngineHash, EventBatch, TargetId, Tier
@@ -33,7 +34,6 @@ from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.state import families
 from router.telemetry.recent_records import RecentRecords
 from router.telemetry.record_query import RecordQuery
-from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 
 IDS = list(range(20))

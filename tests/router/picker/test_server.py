@@ -17,21 +17,21 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from router.clock import SystemClock
-from router.config.sections.listeners import LimitsConfig, ListenConfig, PickerConfig
+from router.config.schema import Config
 from router.errors import ConfigError
 from router.picker.answer_log import AnswerLog, LoggedEnd
 from router.picker.credentials import make_self_signed
 from router.picker.exchange import PickerExchange
 from router.picker.health import PickerHealth
 from router.picker.names import EXT_PROC
-from router.picker.server import PickerServer, read_bounds
+from router.picker.server import PickerServer
 from router.proxy.call import Headers
-from router.proxy.client_address import TrustedProxies
-from router.proxy.listening_sockets import ListeningSockets
+from router.proxy.listening_sockets import ListeningSockets, SocketShare
 from tests.paths import ROOT
 from tests.patience import PATIENCE_S
 
 TLS = ROOT / "tests/fakes/tls"
+POLICIES = {"random": {"scorers": [{"name": "random"}]}}
 LOCAL: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "health_port": 0}
 NOW_S = time.time()  # gRPC's client checks the dates
 
@@ -62,12 +62,11 @@ def build(
     **settings: Any,
 ) -> PickerServer:
     ready = ready or Readiness()
-    config = PickerConfig.model_validate(LOCAL | settings)
+    config = Config.model_validate({"policies": POLICIES, "picker": LOCAL | settings})
     health = PickerHealth(lambda: ready.reason, lambda: ready.stopping)
-    bounds = read_bounds(LimitsConfig(), ListenConfig())
     log = AnswerLog(time.monotonic) if log is None else log
-    parts = config, bounds, TrustedProxies([]), NoRequests(), log, health, SystemClock()
-    return PickerServer(*parts, sockets, processes, number)
+    share = SocketShare(sockets or ListeningSockets(), processes, number)
+    return PickerServer(config, NoRequests(), log, health, SystemClock(), share)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 
 from router.proxy.acceptor import Acceptor
-from router.proxy.listening_sockets import ListeningSockets
+from router.proxy.listening_sockets import ListeningSockets, SocketShare
 from tests.patience import PATIENCE_S
 
 HERE = "127.0.0.1"
@@ -20,7 +20,7 @@ class Process:
 
     def __init__(self, sockets: ListeningSockets, number: int, count: int = 2) -> None:
         self.accepted: list[socket.socket] = []
-        self.acceptor = Acceptor(sockets, self._admit, count, number)
+        self.acceptor = Acceptor(SocketShare(sockets, count, number), self._admit)
 
     def _admit(self, accepted: socket.socket, host: str) -> None:
         assert host == HERE

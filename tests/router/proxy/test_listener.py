@@ -17,6 +17,7 @@ from router.errors import ConfigError
 from router.proxy.call import ClientDisconnected
 from router.proxy.client_exchange import ClientExchange
 from router.proxy.listener import HttpListener, configure_server, connection_capacity
+from router.proxy.listening_sockets import ListeningSockets, SocketShare
 from router.tenants.fair_share import Shortage
 from tests.patience import PATIENCE_S
 from tests.router.proxy.connections import BareHandler
@@ -134,7 +135,9 @@ class Greeting(BareHandler):
 
 
 async def test_the_sockets_of_a_process_that_does_not_accept_are_served():
-    listener = HttpListener(configure_server(Greeting(), ListenConfig(host="127.0.0.1", port=0)), processes=2)
+    listener = HttpListener(
+        configure_server(Greeting(), ListenConfig(host="127.0.0.1", port=0)), share=SocketShare(ListeningSockets(), 2)
+    )
     await listener.start()
     asking = [asyncio.create_task(answered(listener)) for _ in range(40)]  # all to one of both: once in 2**39
     while not any(task.done() for task in asking):  # noqa: ASYNC110

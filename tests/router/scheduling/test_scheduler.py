@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router.clock import ManualClock
 from router.config import schema
 from router.config.sections.listeners import LimitsConfig
+from router.control.core import build_scheduler
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
 from router.kvcache.events import Key, TargetId, Tier
@@ -24,7 +25,6 @@ from router.scheduling.policy.record import Record, Stages
 from router.scheduling.policy.record_view import describe_record
 from router.scheduling.scheduler import Scheduler, Ticket
 from router.scheduling.view_builder import prefix_keys
-from router.wiring import build_scheduler
 from scorers.best import Best
 from scorers.contract import Outcome, Row, Scorer, Unit, View
 from tests.fakes.caches import RING, Cache, prompt_of

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config import schema
+from router.control.core import build_scheduler
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
@@ -22,7 +23,6 @@ from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import Ticket
-from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 
 IDS = list(range(100, 140))  # 40 tokens: 10 blocks of 4, of which 9 can be used

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config import schema
+from router.control.core import build_scheduler
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.scheduling.experiments.policy_set import PolicySet
@@ -19,7 +20,6 @@ from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
 from router.scheduling.ticket import Ticket
-from router.wiring import build_scheduler
 from scorers.contract import Ask, View
 from tests.fakes.caches import RING
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, House

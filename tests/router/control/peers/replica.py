@@ -15,6 +15,7 @@ from router.config.lookup import list_shipped_policies
 from router.config.reader import read_policy_file
 from router.config.sections.replicas import ReplicasConfig
 from router.control.control import Control
+from router.control.core import build_scheduler
 from router.control.duty import Duty
 from router.control.peers.connect import LocalState, connect_peers
 from router.control.peers.exchange import FleetNetwork, HostNetwork, PeerExchange
@@ -30,7 +31,6 @@ from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.snapshot import ReplicaReport
 from router.telemetry.recent_records import RecentRecords
-from router.wiring import build_scheduler
 from tests.fakes.caches import RING
 
 A = TargetId("a/0")

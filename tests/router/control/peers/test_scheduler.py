@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.clock import ManualClock
 from router.config import schema
+from router.control.core import build_scheduler
 from router.control.peers.exchange import PeerExchange
 from router.control.peers.history import _list_messages
 from router.control.peers.loads import SharedLoads
@@ -40,7 +41,6 @@ from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import AttemptEnd, Record, Stages
 from router.scheduling.preload import book_preload, settle_preload
 from router.scheduling.ticket import Ticket
-from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 from tests.router.control.peers.memory_network import MemoryNetwork
 from tests.suites.properties import examples

@@ -6,12 +6,12 @@ import pytest
 
 from router.clock import ManualClock
 from router.config import schema
+from router.control.core import build_scheduler
 from router.features.preload.placement import find_place
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.instance import Target
 from router.kvcache.events import TargetId
 from router.scheduling.experiments.policy_set import PolicySet
-from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 from tests.router.features.preload.test_preloader import LEAST
 

@@ -14,6 +14,7 @@ from router.backends.fetch import HttpAnswer
 from router.backends.kv_store import NoKvStore
 from router.clock import ManualClock
 from router.config import schema
+from router.control.core import build_scheduler
 from router.features.preload import preloader
 from router.features.preload.budget import PreloadBudget
 from router.features.preload.preloader import PreloadEnd, Preloader
@@ -23,7 +24,6 @@ from router.fleet.instance import Target
 from router.kvcache.events import TargetId
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
-from router.wiring import build_scheduler
 from tests.fakes.caches import RING, Cache, prompt_of
 
 ANSWER = {"usage": {"prompt_tokens": 16, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 0}}}

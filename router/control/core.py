@@ -1,0 +1,333 @@
+"""The core of one router process: the parts that requests, features and both APIs are built on.
+
+Built in the order of the methods: what a decision needs, what follows the fleet, what an operator changes. With peers
+the core is then connected to them, with the state that features share.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from collections.abc import Iterable, Set
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from router.backends.discovery.discovery import Discovery, StaticDiscovery
+from router.backends.discovery.file import FileDiscovery
+from router.backends.feeds.bootstrap import BootstrapClient
+from router.backends.feeds.health import HealthProbe
+from router.backends.feeds.jitter import Jitter
+from router.backends.feeds.kv_events import KvEventSubscriber
+from router.backends.feeds.metrics import MetricsPoller
+from router.backends.kv_store import KvStore, NoKvStore
+from router.backends.remote_tokenizer import EngineTokenizer
+from router.backends.token_ids.passthrough import TokenIdPassthrough
+from router.backends.token_ids.proofs import TokenizerProofs
+from router.backends.token_ids.support import TokenIdSupport
+from router.backends.vllm.disaggregation import PARAMS
+from router.clock import Clock
+from router.config import schema
+from router.config.reader import load_policies
+from router.control import background
+from router.control.control import Control
+from router.control.duty import Duty
+from router.control.key_secret import load_snapshot, resolve_key_secret
+from router.control.membership import Membership
+from router.control.peers.connect import LocalState, PeerParts, build_exchange, connect_peers
+from router.control.peers.exchange import HostNetwork, PeerExchange
+from router.control.peers.frames import Sender
+from router.control.peers.instances import SharedInstances
+from router.control.peers.parts import SharedPart
+from router.control.peers.scheduler import PeerScheduler
+from router.control.workers.messages import StartWorker
+from router.control.workers.supervisor_link import SupervisorLink
+from router.fleet.fleet import Fleet
+from router.kvcache import snapshots
+from router.kvcache.block_keys import Keyring
+from router.kvcache.index import BlockIndex
+from router.kvcache.indexer import KvIndexer
+from router.kvcache.memory_budget import MemoryBudget
+from router.kvcache.snapshot_format import SavedIndex
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
+from router.prompt.tokenization import local_tokenizer
+from router.prompt.tokenization.tokenization import Tokenization
+from router.proxy.listening_sockets import ListeningSockets, SocketShare
+from router.proxy.upstreams import Upstreams
+from router.scheduling.experiments.policy_set import PolicySet
+from router.scheduling.policy.admission_rules import check_arm_rules
+from router.scheduling.policy.policy import Policy, build_policies
+from router.scheduling.scheduler import Scheduler
+from router.scheduling.selector import Selector
+from router.tasks import Tasks
+from router.telemetry.audit_log import AuditLog
+from router.telemetry.metrics.prometheus import Metrics
+from router.telemetry.recent_records import RecentRecords
+from router.tenants.isolation import derive_salt_key
+
+if TYPE_CHECKING:
+    from router.backends.client_keys import ClientKeys
+
+log = logging.getLogger("warmroute.app")
+
+STATIC = frozenset({"config"})  # sources of instances that every worker reads by itself
+
+
+class WorkerRole(NamedTuple):
+    """One worker among several: how its supervisor has started it, and the way to that."""
+
+    start: StartWorker
+    link: SupervisorLink
+
+
+class Core:
+    """The parts of one process. `file` is where the configuration was read; `role` None: this process is the only one.
+    Raises `ConfigError`.
+    """
+
+    def __init__(
+        self, config: schema.Config, clock: Clock, file: Path | None, role: WorkerRole | None, sockets: ListeningSockets
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.file = file
+        self.role = role
+        self.sockets = sockets
+        self.run_id = secrets.token_hex(4)  # ids of this process's records begin with it
+        self.number = 0 if role is None else role.start.number  # of this process among those of its host
+        self.tasks = Tasks("router")
+        self.duty = Duty(self.run_id, held=role is None)
+        self._build_scheduler()
+        self._build_fleet()
+        self._build_control()
+        self.kv_store: KvStore = NoKvStore()  # replaced by the feature that has one
+        self._instances: SharedInstances | None = None  # None: this process is the only one
+
+    def _build_scheduler(self) -> None:
+        """Build what a decision needs: index and scheduler, token ids; and the exchange with peers."""
+        config, clock, limits, role = self.config, self.clock, self.config.limits, self.role
+        self.upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
+        saved = load_snapshot(config)
+        self.key_secret = resolve_key_secret(config, saved) if role is None else role.start.key_secret
+        host, near = self.run_id, None
+        if role is not None:
+            started = role.start
+            host, near = started.host, HostNetwork(started.name, started.peer_secret, self.number, config.workers)
+        self.peers: PeerExchange | None = build_exchange(config, Sender(host, self.run_id), near, clock)
+        self.keyring = Keyring(self.key_secret)
+        parts = config, build_policy_set(config), self.keyring, clock
+        self.scheduler = build_scheduler(*parts, secret=self.key_secret, peers=self.peers, number=self.number)
+        if saved is not None:
+            restore_index(saved, self.key_secret, self.scheduler.indexer)
+        self.memory = MemoryBudget(config.tokens.memory_bytes // config.workers)  # of the caches of prompts
+        self.tokenization = build_tokenization(config, self.keyring, self.upstreams, clock, self.memory)
+        self.passthrough = build_token_id_passthrough(config, self.tokenization, self.upstreams, self.tasks)
+
+    def _build_fleet(self) -> None:
+        """Build what follows the engines, and connect it to the fleet's membership."""
+        config, clock, tasks, fetch = self.config, self.clock, self.tasks, self.upstreams.fetch
+        self.discoveries = build_discoveries(config.fleet, clock)
+        proofs = TokenizerProofs(self.tokenization, tasks, clock)
+        self.tokenization.on_miscount = proofs.on_miscount
+        known = self.scheduler, self.upstreams, proofs, self.passthrough
+        self.membership = membership = Membership(*known, list(self.discoveries))
+        membership.health = self.health = HealthProbe(
+            membership, self.upstreams.probe, tasks, clock, config.fleet.health
+        )
+        membership.polls = self.polls = MetricsPoller(membership, fetch, tasks, clock, config.fleet.metrics)
+        membership.events = self.events = KvEventSubscriber(
+            self.scheduler.indexer, membership, tasks, clock, config.index.replay_timeout_s
+        )
+        self.bootstrap = BootstrapClient(self.scheduler.peers, fetch, tasks, clock)
+
+    def _build_control(self) -> None:
+        """Build what an operator changes policies with, and what is kept and counted of requests."""
+        config, scheduler, held = self.config, self.scheduler, self.duty.held
+        audit = AuditLog(config.admin.audit_file, writes=held)
+        self.recent_records = RecentRecords(config.records.keep)
+        file = self.file if held else None
+        self.control = Control(scheduler, self.recent_records, audit, self.clock, file, self.duty)
+        self.metrics = Metrics(lambda model: scheduler.fleet.resolve(model) is not None)
+        self.client_keys = build_client_keys(config, self.key_secret)
+        self.snapshots: snapshots.Snapshots | None = None  # None: there are none
+        if (saved_at := config.index.snapshot_file) is not None:
+            self.snapshots = snapshots.Snapshots(
+                Path(saved_at), config.index.snapshot_every_s, self.key_secret, scheduler.indexer, self.tasks
+            )
+
+    @property
+    def share(self) -> SocketShare:
+        """The sockets of the addresses that all processes of this host serve."""
+        return SocketShare(self.sockets, self.config.workers, self.number)
+
+    def leads(self) -> bool:
+        """Return whether this process does what one of all processes in front of the fleet does."""
+        return self.duty.held and (self.peers is None or self.peers.is_first_host())
+
+    def connect(self, more: Iterable[SharedPart]) -> PeerParts | None:
+        """Let peers share the state of this process, and `more`; None: it is the only one."""
+        scheduler = self.scheduler
+        if self.peers is None or not isinstance(scheduler, PeerScheduler):
+            return None
+        scheduler.suspect = self.health.suspect
+        self._instances = SharedInstances(self.membership.update_source, self.duty, self.peers, self.tasks)
+        parts = [self._instances, *more]
+        local = LocalState(scheduler, self.control, self.recent_records, self.key_secret, parts)
+        return connect_peers(self.peers, local, self.tasks, self.clock)
+
+    def start(self) -> None:
+        """Start what runs in every process: the feeds of the engines, and the sources that each process reads."""
+        background.start(self.control, self.scheduler, self.clock, self.tasks)
+        if self.client_keys is not None:
+            self.client_keys.start(self.tasks)
+        self.health.start()
+        self.polls.start()
+        self.bootstrap.start()
+        self._follow_sources(STATIC)
+
+    def take_duties(self) -> None:
+        """Write and watch, from now on, what one process of a host does."""
+        self.control.audit.writes = True
+        if self.config.watch and self.file is not None:
+            self.tasks.supervise("files", partial(background.follow_files, self.control))
+        if self.snapshots is not None:
+            self.snapshots.start()
+
+    def follow_sources(self) -> None:
+        """Follow the sources of instances that one process of a host reads for all."""
+        self._follow_sources(self.discoveries.keys() - STATIC)
+
+    def _follow_sources(self, names: Set[str]) -> None:
+        for name in names & self.discoveries.keys():
+            self.tasks.supervise(f"discovery by {name}", partial(self._follow, name, self.discoveries[name]))
+
+    async def _follow(self, name: str, discovery: Discovery) -> None:
+        async for instances in discovery.watch():
+            if self._instances is not None and name not in STATIC:
+                self._instances.publish(name, instances)
+            await self.membership.update_source(name, instances)
+
+    async def save_index(self) -> None:
+        """Write the index snapshot, if there is one."""
+        if self.snapshots is not None and self.duty.held:
+            await self.snapshots.save()
+
+    async def close(self) -> None:
+        """End everything, and write what is left. All requests have ended, and features are closed."""
+        if self.peers is not None:
+            await self.peers.close()
+        await self.tasks.close()
+        await self.control.audit.flush()
+        self.tokenization.close()
+        self.upstreams.close()
+
+
+def build_configured_policies(config: schema.Config) -> dict[str, Policy]:
+    """Build every policy, so that a broken one is found at the start. Raises ConfigError."""
+    return build_policies(load_policies(config))
+
+
+def build_policy_set(config: schema.Config) -> PolicySet:
+    """Build the policies with what decides among them. Raises ConfigError."""
+    built = build_configured_policies(config)
+    check_arm_rules(config.experiment, config.admission)
+    return PolicySet(built, config.active, config.experiment, admission=config.admission)
+
+
+def build_scheduler(
+    config: schema.Config,
+    policy_set: PolicySet,
+    keyring: Keyring,
+    clock: Clock,
+    *,
+    secret: int = 0,
+    peers: PeerExchange | None = None,
+    number: int = 0,
+) -> Scheduler:
+    """Build the scheduler with an empty index and fleet. `number` is that of this worker among those of its host."""
+    index = config.index
+    indexer = KvIndexer(
+        BlockIndex(keyring, index.orphan_blocks),
+        SpeculativeBlocks(index.expected_ttl_s),
+        ApproximateBlocks(index.approximate_blocks, index.approximate_ttl_s),
+        clock,
+        index.instance_bytes,
+    )
+    selector = Selector(policy_set, seed=choose_seed(config))
+    parts = Fleet(config.fleet), indexer, selector, clock, config.limits.responses_kept
+    pooled = config.pool is not None
+    if peers is None:
+        return Scheduler(*parts, shared_pool=pooled, secret=secret)
+    return PeerScheduler(*parts, shared_pool=pooled, secret=secret, broadcast=peers, number=number)
+
+
+def choose_seed(config: schema.Config) -> int:
+    """Return the seed of random choices. Replicas with the same `seed` draw differently, each by its host name and
+    port: else all of them would send their next requests to the same of several equal targets.
+    """
+    if config.seed is None:
+        return secrets.randbits(64)
+    if config.replicas is None:
+        return config.seed
+    own = f"{config.seed} {socket.gethostname()} {config.replicas.port}"
+    return int.from_bytes(blake2b(own.encode(), digest_size=8).digest(), "little")
+
+
+def restore_index(saved: SavedIndex, secret: int, indexer: KvIndexer) -> None:
+    """Give each target that joins under its former name what the index knew of it before the restart."""
+    if saved.secret != secret:
+        log.warning("index.snapshot_file: not restored, its keys were made with another secret")
+        return
+    for target in saved.targets:
+        indexer.restore(target)
+    log.info("index.snapshot_file: restored %d targets, to be confirmed by their events", len(saved.targets))
+
+
+def build_tokenization(
+    config: schema.Config, keyring: Keyring, upstreams: Upstreams, clock: Clock, memory: MemoryBudget | None = None
+) -> Tokenization:
+    locals_ = {
+        model: local_tokenizer.load(source, f"tokenizers.{model}", clock.wall)
+        for model, source in config.tokenizers.items()
+        if source.path is not None
+    }
+    return Tokenization(config.tokens, locals_, keyring, EngineTokenizer(upstreams.fetch), clock, memory)
+
+
+def build_token_id_passthrough(
+    config: schema.Config, tokenization: Tokenization, upstreams: Upstreams, tasks: Tasks
+) -> TokenIdPassthrough:
+    """Build the pass-through. It is off when clients may set the field of the ids, which must not be overwritten."""
+    on = config.tokens.token_id_passthrough == "auto" and PARAMS in config.edge.strip_fields
+    support = TokenIdSupport(tokenization.renders, upstreams.fetch, tasks)
+    return TokenIdPassthrough(support, tokenization, on=on)
+
+
+def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Discovery]:
+    """Build the sources of instances by name, in the order of their precedence (`backends/discovery/merge.py`)."""
+    found: dict[str, Discovery] = {}
+    if fleet.kubernetes is not None:
+        from router.backends.discovery.kubernetes.discovery import KubernetesDiscovery
+
+        jitter = Jitter(secrets.randbits(32) / 2**32)
+        found["kubernetes"] = KubernetesDiscovery(fleet.kubernetes, clock, jitter)
+    if fleet.instances:
+        found["config"] = StaticDiscovery(fleet.instances)
+    if fleet.file is not None:
+        found["file"] = FileDiscovery(fleet.file, fleet.file_poll_s, clock)
+    if fleet.dns is not None:
+        from router.backends.discovery.dns import DnsDiscovery
+
+        found["dns"] = DnsDiscovery(fleet.dns, clock)
+    return found
+
+
+def build_client_keys(config: schema.Config, secret: int) -> ClientKeys | None:
+    """Return the keys, with the tenants; None where nobody has to say who it is. Raises ConfigError."""
+    if not config.clients.identifies:
+        return None
+    from router.backends.client_keys import ClientKeys
+
+    return ClientKeys(config.clients, derive_salt_key(secret))
