@@ -16,7 +16,7 @@ import pytest
 
 from router.features.admission.controller import AdmissionController
 from router.features.admission.programs import MAX_PROGRAMS
-from router.features.admission.verdicts import Admitted, Arrival
+from router.features.admission.verdicts import Admitted, Arrival, ComputedPrompt
 from router.fleet.answer_lengths import MAX_MODELS, AnswerLengths
 from router.scheduling.experiments.arm_metrics import TARGETS, Imbalance
 from scorers.admission.contract import AdmissionRule, FleetMemory, TargetMemory
@@ -167,7 +167,7 @@ def test_sessions_for_admission_are_bounded(rule: str) -> None:
         verdict = controller.arrive(Arrival(b"%d" % n, 10), n / 1000)
         assert isinstance(verdict, Admitted)
         controller.on_placed(verdict.admission, "a/0", n / 1000)
-        controller.on_answer(verdict.admission, 10, 12, n / 1000)
+        controller.on_answer(verdict.admission, ComputedPrompt(10, 12), n / 1000)
     state = controller.state(0.0)
     assert state.known == MAX_PROGRAMS
     assert state.live is not None

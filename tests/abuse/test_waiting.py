@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from router.config.sections.admission import AdmissionConfig
-from router.features.admission.waiting import RELEASED_AT_ONCE, AdmissionQueues
-from router.fleet.instance import ServedModel
+from router.features.admission.waiting import RELEASED_AT_ONCE, AdmissionQueues, AdmissionStage
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text
+from router.scheduling.conversations import Conversations
 from tests.abuse.test_operator import started
 from tests.e2e.conftest import MODEL, RouterProcess
+from tests.router.features.admission.leased import enter
 from tests.router.scheduling.test_scheduler import House
 
 MB = 1_000_000
@@ -35,7 +36,7 @@ def queues_of(house: House, **settings: Any) -> AdmissionQueues:
 async def acquire(queues: AdmissionQueues, session: str, tokens: int = 300) -> Any:
     prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"{}", Text("x", True), session=session)
     known = TokenizedPrompt([0] * tokens, True, "given", {}, 0.0, 0.0)  # type: ignore[arg-type]
-    return await queues.acquire(prompt, ServedModel("m", None), known)
+    return await enter(AdmissionStage(queues, Conversations()), prompt, known)
 
 
 async def test_those_whose_wait_ends_together_are_released_a_few_at_a_time() -> None:

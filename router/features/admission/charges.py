@@ -13,6 +13,7 @@ own work for it was 1 to 25.
 
 from __future__ import annotations
 
+from router.features.admission.verdicts import ComputedPrompt
 from scorers.admission.contract import Admission
 
 OUTPUT_TOKENS = 2.0  # what an output token counts
@@ -26,6 +27,15 @@ def estimate_computed(admission: Admission) -> int:
     return max(1, admission.prompt_tokens - held)
 
 
+def price_answer(computed: ComputedPrompt) -> float | None:
+    """Return what a tenant is charged for an answered request, in tokens; None: the engine did not report what it found
+    cached.
+    """
+    if computed.cached_tokens is None:
+        return None
+    return price(computed.prompt_tokens - computed.cached_tokens, computed.context_tokens - computed.prompt_tokens)
+
+
 def price(computed_tokens: int, output_tokens: int) -> float:
-    """Return what a tenant is charged for an answered request, in tokens."""
+    """Return the price of so many tokens."""
     return max(0, computed_tokens) + OUTPUT_TOKENS * max(0, output_tokens)

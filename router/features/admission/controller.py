@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from itertools import islice, takewhile
 from sys import maxsize
 
+from router.features.admission.charges import price_answer
 from router.features.admission.fair_shares import FairShares
 from router.features.admission.programs import Programs
 from router.features.admission.queue import WaitQueue
@@ -28,6 +29,7 @@ from router.features.admission.verdicts import (
     AdmissionState,
     Admitted,
     Arrival,
+    ComputedPrompt,
     KnownProgram,
     Queued,
     Released,
@@ -149,25 +151,14 @@ class AdmissionController:
                 self.fair.deadlines.on_first_token(admission, now)
             self._rule.first_token(admission, now)
 
-    def on_answer(
-        self,
-        admission: Admission,
-        prompt_tokens: int,
-        context_tokens: int,
-        now: float,
-        local_tokens: int | None = None,
-        decode_s: float | None = None,
-        charge_tokens: float | None = None,
-    ) -> None:
-        """The request was computed: `context_tokens`, its answer included, are in some cache. `local_tokens` of its
-        prompt were in the instance's own cache before, neither computed nor loaded; `None` when unknown.
-        `charge_tokens`: what its tenant is charged for it (`charges.py`); None: what was estimated.
-        """
+    def on_answer(self, admission: Admission, computed: ComputedPrompt, now: float) -> None:
+        """The request was computed, and its context is in some cache."""
         if self._close(admission):
             return
         if self.fair is not None:
-            self.fair.end(admission, charge_tokens)
+            self.fair.end(admission, price_answer(computed))
         program = admission.program
+        prompt_tokens, context_tokens, local_tokens, decode_s, _ = computed
         answer = Answer(prompt_tokens, context_tokens, local_tokens, program.prompt_tokens, decode_s)
         program.running -= 1
         program.prompt_tokens = prompt_tokens

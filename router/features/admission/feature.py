@@ -13,7 +13,7 @@ from router.control.api.shapes import OpenShape
 from router.control.core import Core
 from router.control.feature import Feature
 from router.features.admission.status import describe_admission, list_families
-from router.features.admission.waiting import AdmissionControl, AdmissionQueues, AdmissionStage
+from router.features.admission.waiting import AdmissionQueues, AdmissionStage
 from router.request.stages import FeaturePath
 from router.telemetry.metrics.buckets import WAIT_BOUNDS_S
 
@@ -40,28 +40,28 @@ class AdmissionFeature(Feature):
         self._wait_s = metrics.histogram("admission_wait_seconds", help_wait, WAIT_BOUNDS_S, "model", "queue")
         pooled, tenants = config.pool is not None, config.clients.identifies
         queues = AdmissionQueues(config.admission, scheduler, clock, self._on_wait_end, pooled=pooled, tenants=tenants)
-        self.control: AdmissionControl = queues
+        self.queues, acquire = queues, None
         if core.peers is not None:
             from router.features.admission.peers import SharedAdmission
 
             shared = SharedAdmission(queues, scheduler, core.duty, core.peers, core.tasks, clock)
-            self.control, self.shared = shared, (shared,)
+            acquire, self.shared = shared.acquire, (shared,)
         self._clock = clock
         self._policies = scheduler.selector
-        scheduler.on_swap.append(self.control.follow)
-        self.path = FeaturePath(tokenized=AdmissionStage(self.control).enter)
+        scheduler.on_swap.append(self.queues.follow)
+        self.path = FeaturePath(tokenized=AdmissionStage(queues, scheduler.conversations, acquire).enter)
 
     def start(self) -> None:
-        self.control.follow(self._policies.policy_set)
+        self.queues.follow(self._policies.policy_set)
 
     def describe(self) -> dict[str, Any]:
         """The rule in force, and live sessions, capacity and queue of each model that requests asked for."""
-        config = self.control.config
-        models = [describe_admission(model, self._clock.now()) for model in self.control]
+        config = self.queues.config
+        models = [describe_admission(model, self._clock.now()) for model in self.queues]
         return {"enabled": config.enabled, "rule": config.rule.model_dump(mode="json"), "models": models}
 
     def families(self) -> Iterator[Metric]:
-        return list_families(self.control)
+        return list_families(self.queues)
 
     def add_routes(self, app: FastAPI, read: list[Any], write: list[Any]) -> None:
         @app.get("/admin/admission", dependencies=read)

@@ -10,7 +10,7 @@ from abc import abstractmethod
 
 from mypy_extensions import mypyc_attr
 
-from router.features.admission.computed_prompt import ComputedPrompt
+from router.features.admission.verdicts import ComputedPrompt
 from router.request.request import Held, Request
 from router.scheduling.policy.record import Record
 from router.scheduling.ticket import Ticket

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from math import inf
 from sys import maxsize
-from typing import NamedTuple
 
 from router.clock import Clock
-from router.features.admission.charges import price
 from router.features.admission.controller import AdmissionController
+from router.features.admission.pending_request import HeldPrefix, PendingRequest
 from router.features.admission.shared_prefixes import PromptPrefix
 from router.features.admission.verdicts import (
     AdmissionState,
     Admitted,
     Arrival,
+    ComputedPrompt,
     KnownProgram,
     PrefillTimes,
     Queued,
@@ -30,15 +30,7 @@ from router.features.admission.verdicts import (
 from router.fleet.instance import Target
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.scheduling.scheduler import Scheduler
-from scorers.admission.contract import (
-    NO_CLAIM,
-    Admission,
-    AdmissionRule,
-    Claim,
-    FleetMemory,
-    TargetLoad,
-    TargetMemory,
-)
+from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, TargetLoad, TargetMemory
 
 HOLDS_AS_MUCH = 0.9  # of the longest prefix: such a target will do as well, as in filter `near_longest`
 NEWEST_ANSWER = 0.05  # weight of the newest answer in their mean duration
@@ -63,17 +55,9 @@ class ModelAdmission:
         self._loads = TargetLoads(clock, lambda: scheduler.fleet.answer_lengths.mean_tokens(model))
         self._measured_at = -inf
 
-    def arrive(
-        self,
-        session: bytes | None,
-        prompt_tokens: int | None,
-        tokens: TokenizedPrompt | None,
-        held: HeldPrefix | None = None,
-        claim: Claim = NO_CLAIM,
-    ) -> Admitted | Queued:
-        """Admit or queue a request. Call `on_answer` or `on_leave` afterwards. `tokens` is `None` when unknown, or when
-        what instances hold of them was found before (`held`; `None`: unknown).
-        """
+    def arrive(self, pending: PendingRequest) -> Admitted | Queued:
+        """Admit or queue a request. Call `on_answer` or `on_leave` afterwards."""
+        session, prompt_tokens, tokens, held, _, claim = pending
         if tokens is not None and self.needs_overlap(session, prompt_tokens):
             held = find_held(self._scheduler, self.model, tokens, self._clock.now())
         now = self._clock.now()
@@ -87,17 +71,14 @@ class ModelAdmission:
         speed = self._scheduler.fleet.nominal_speed(self.model, now)
         if speed is None or prompt_tokens is None:
             return None
-        warm_ms, cold_ms = (
-            speed.prefill_ms(prompt_tokens - local_tokens, local_tokens),
-            speed.prefill_ms(prompt_tokens, 0),
-        )
-        return PrefillTimes(warm_ms / 1e3, cold_ms / 1e3)
+        warm_ms = speed.prefill_ms(prompt_tokens - local_tokens, local_tokens)
+        return PrefillTimes(warm_ms / 1e3, speed.prefill_ms(prompt_tokens, 0) / 1e3)
 
-    def begin_elsewhere(self, session: bytes | None, prompt_tokens: int | None, claim: Claim = NO_CLAIM) -> Admission:
+    def begin_elsewhere(self, pending: PendingRequest) -> Admission:
         """Count a request that another router has admitted."""
         now = self._clock.now()
         self._update_capacity(now)
-        return self.controller.begin_elsewhere(session, prompt_tokens, now, claim)
+        return self.controller.begin_elsewhere(pending.session, pending.prompt_tokens, now, pending.claim)
 
     def learn(self, known: KnownProgram) -> None:
         """Take over what another router knows of a program. Call `release_waiting` afterwards."""
@@ -129,21 +110,10 @@ class ModelAdmission:
         self._loads.on_prefilled(admission.target, now)
         self.controller.on_first_token(admission, now)
 
-    def on_answer(
-        self,
-        admission: Admission,
-        prompt_tokens: int,
-        context_tokens: int,
-        local_tokens: int | None = None,
-        decode_s: float | None = None,
-        cached_tokens: int | None = None,
-    ) -> None:
-        """The request was answered. `cached_tokens`: of its prompt, from any cache or pool; None: unknown."""
-        now, charge_tokens = self._clock.now(), None
-        self._loads.on_answered(decode_s)
-        if cached_tokens is not None:
-            charge_tokens = price(prompt_tokens - cached_tokens, context_tokens - prompt_tokens)
-        self.controller.on_answer(admission, prompt_tokens, context_tokens, now, local_tokens, decode_s, charge_tokens)
+    def on_answer(self, admission: Admission, computed: ComputedPrompt) -> None:
+        """The request was answered."""
+        self._loads.on_answered(computed.decode_s)
+        self.controller.on_answer(admission, computed, self._clock.now())
 
     def on_leave(self, admission: Admission) -> None:
         self.controller.on_leave(admission, self._clock.now())
@@ -247,13 +217,6 @@ class TargetLoads:
                 book.others_waiting,
                 book.live_tokens / self._answer_s if self._answer_s else None,
             )
-
-
-class HeldPrefix(NamedTuple):
-    """The longest leading part of a prompt that some target holds in a tier of its own, or soon will."""
-
-    tokens: int
-    homes: tuple[str, ...]  # the targets that hold it, or nearly; at most `MOST_HOMES`
 
 
 def find_held(scheduler: Scheduler, model: str, tokens: TokenizedPrompt, now: float) -> HeldPrefix | None:

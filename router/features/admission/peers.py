@@ -21,30 +21,17 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from router.clock import Clock
-from router.config.sections.admission import AdmissionConfig
 from router.control.duty import Duty
 from router.control.peers.parts import Message, Peers
 from router.errors import TooBusy
-from router.features.admission.claim import derive_claim
-from router.features.admission.computed_prompt import ComputedPrompt
 from router.features.admission.lease import AdmissionLease
-from router.features.admission.model_admission import HeldPrefix, ModelAdmission, find_held
-from router.features.admission.shared_prefixes import PromptPrefix, sample_prefix
-from router.features.admission.verdicts import KnownProgram
-from router.features.admission.waiting import (
-    AdmissionQueue,
-    AdmissionQueues,
-    QueueLease,
-    derive_session,
-    leaves_context,
-)
-from router.fleet.instance import ServedModel
-from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.prompt import Prompt, UnknownIds
-from router.scheduling.experiments.policy_set import PolicySet
+from router.features.admission.model_admission import ModelAdmission, find_held
+from router.features.admission.pending_request import HeldPrefix, PendingRequest
+from router.features.admission.shared_prefixes import PromptPrefix
+from router.features.admission.verdicts import ComputedPrompt, KnownProgram
+from router.features.admission.waiting import AdmissionQueue, AdmissionQueues, QueueLease
 from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
-from router.tenants.tenant import Tenant
 from scorers.admission.contract import Admission, Claim
 
 KNOWN_PROGRAMS = 5_000  # of a model, sent after a gap
@@ -159,54 +146,27 @@ class SharedAdmission:
     def start(self, tasks: Tasks) -> None:
         tasks.supervise("admission", self._ask_again_always)
 
-    # AdmissionControl
-
-    @property
-    def config(self) -> AdmissionConfig:
-        """The settings in force."""
-        return self._queues.config
-
-    def __iter__(self) -> Iterator[ModelAdmission]:
-        return iter(self._queues)
-
-    def follow(self, policy_set: PolicySet) -> None:
-        self._queues.follow(policy_set)
-
-    async def acquire(
-        self,
-        prompt: Prompt,
-        served: ServedModel | None,
-        tokens: TokenizedPrompt | UnknownIds,
-        tenant: Tenant | None = None,
-        arrived_s: float | None = None,
-    ) -> AdmissionLease | None:
-        """Wait for admission as `AdmissionQueues.acquire` does."""
-        arrived_s = self._clock.now() if arrived_s is None else arrived_s
+    async def acquire(self, queue: AdmissionQueue, pending: PendingRequest) -> AdmissionLease | None:
+        """Wait for a place that the process on duty gives; None: admission control is off there. Raises `TooBusy`."""
         while (decider := self._duty.holder) is not None and not self._duty.held:
-            if served is None or not leaves_context(prompt) or (queue := self._queues.queue_of(served.base)) is None:
-                return None
-            known = tokens if isinstance(tokens, TokenizedPrompt) else None
-            asked = self._describe(prompt, queue, known, derive_claim(prompt, tenant, arrived_s))
+            asked = self._describe(queue.model_admission, pending)
             verdict = await self._ask(decider, asked)
             if verdict is not None:
                 return None if verdict.rule is None else PeerLease(self, queue, asked, verdict)
-        return await self._queues.acquire(prompt, served, tokens, tenant, arrived_s)
+        return await queue.acquire(pending)
 
-    def _describe(
-        self, prompt: Prompt, queue: AdmissionQueue, known: TokenizedPrompt | None, claim: Claim
-    ) -> AdmissionAsked:
-        """Return the query for a place; `known`: the prompt's ids, None where they are unknown."""
-        session, now = derive_session(prompt, self._scheduler.conversations), self._clock.now()
-        prompt_tokens, held = None if known is None else len(known.ids), None
-        if known is not None and queue.model_admission.needs_overlap(session, prompt_tokens):
-            held = find_held(self._scheduler, queue.model_admission.model, known, now)
+    def _describe(self, admission: ModelAdmission, pending: PendingRequest) -> AdmissionAsked:
+        """Return the query for a place."""
+        (session, prompt_tokens, tokens, held, prefix, claim), now = pending, self._clock.now()
+        if tokens is not None and admission.needs_overlap(session, prompt_tokens):
+            held = find_held(self._scheduler, admission.model, tokens, now)
         return AdmissionAsked(
             next(self._numbers),
-            queue.model_admission.model,
+            admission.model,
             session,
             prompt_tokens,
             held,
-            None if known is None else sample_prefix(known),
+            prefix,
             claim.tenant,
             claim.weight,
             claim.priority,
@@ -287,8 +247,8 @@ class SharedAdmission:
                 queue = self._queues.queue_of(message.model)
                 if queue is not None and message.number not in held:  # else it was admitted here
                     claim = Claim(message.tenant, message.weight)
-                    lease = queue.hold(message.session, message.prompt_tokens, message.prefix, claim)
-                    held[message.number] = lease
+                    begun = PendingRequest(message.session, message.prompt_tokens, prefix=message.prefix, claim=claim)
+                    held[message.number] = queue.hold(begun)
             case AdmissionPlaced(number, target, held_tokens) if number in held:
                 held[number].place(target, held_tokens)
             case AdmissionAnswered(number) if number in held:
@@ -340,9 +300,9 @@ class SharedAdmission:
         else:
             deadline_s = None if asked.left_s is None else self._clock.now() + asked.left_s
             claim = Claim(asked.tenant, asked.weight, asked.priority, deadline_s)
-            known = asked.session, asked.prompt_tokens, None, asked.held, asked.prefix, claim
+            pending = PendingRequest(asked.session, asked.prompt_tokens, None, asked.held, asked.prefix, claim)
             try:
-                lease = await queue.acquire(*known, listened=False)
+                lease = await queue.acquire(pending, listened=False)
             except TooBusy as error:
                 refusal = AdmissionRefusal(error.message, error.code, error.retry_after_s)
                 verdict = AdmissionVerdict(number, None, None, refusal)
@@ -376,9 +336,11 @@ class PeerLease(AdmissionLease):
         super().__init__(asked.prompt_tokens or 0, verdict.waited_s, verdict.rule or "", frozenset(verdict.full))
         self._shared = shared
         self._number = asked.number
-        known = asked.session, asked.prompt_tokens or 0, asked.prefix
-        self._held = queue.hold(*known, Claim(asked.tenant, asked.weight))
-        shared.publish_begin(AdmissionBegan(asked.number, asked.model, *known, asked.tenant, asked.weight))
+        session, prompt_tokens, prefix = asked.session, asked.prompt_tokens or 0, asked.prefix
+        claim = Claim(asked.tenant, asked.weight)
+        self._held = queue.hold(PendingRequest(session, prompt_tokens, prefix=prefix, claim=claim))
+        began = AdmissionBegan(asked.number, asked.model, session, prompt_tokens, prefix, claim.tenant, claim.weight)
+        shared.publish_begin(began)
 
     def place(self, target: str, held_tokens: int | None) -> None:
         self._held.place(target, held_tokens)

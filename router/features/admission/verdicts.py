@@ -63,6 +63,16 @@ class AdmissionState(NamedTuple):
     shares: tuple[TenantShare, ...] = ()  # of tenants that wait, run, or have a debt; empty without fair shares
 
 
+class ComputedPrompt(NamedTuple):
+    """What a request left in the cache of the engine that has at least begun to answer it."""
+
+    prompt_tokens: int
+    context_tokens: int  # prompt and answer
+    local_tokens: int | None = None  # prompt tokens from the instance's own cache; None: unknown
+    decode_s: float | None = None  # from the first token to the last; None: the answer has not ended
+    cached_tokens: int | None = None  # prompt tokens from any cache or pool; None: unknown
+
+
 class KnownProgram(NamedTuple):
     """What one router knows of a silent program, for another one."""
 

@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from hashlib import blake2b
+from collections.abc import Awaitable, Callable, Iterator
 from math import ceil, inf
 from typing import Literal, Protocol
 
 from router.clock import Clock
 from router.config.sections.admission import AdmissionConfig
 from router.errors import TooBusy
-from router.features.admission.claim import derive_claim
-from router.features.admission.computed_prompt import ComputedPrompt
 from router.features.admission.controller import AdmissionController
 from router.features.admission.lease import AdmissionLease
-from router.features.admission.model_admission import HeldPrefix, ModelAdmission
-from router.features.admission.shared_prefixes import PromptPrefix, sample_prefix
-from router.features.admission.verdicts import KnownProgram, Queued
-from router.fleet.instance import ServedModel
-from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.prompt import Endpoint, Prompt, UnknownIds
+from router.features.admission.model_admission import ModelAdmission
+from router.features.admission.pending_request import PendingRequest, describe_request, leaves_context
+from router.features.admission.shared_prefixes import PromptPrefix
+from router.features.admission.verdicts import ComputedPrompt, KnownProgram, Queued
 from router.request.experiment_unit import window_unit
 from router.request.request import Request
 from router.request.services import Services
@@ -36,57 +31,42 @@ from router.scheduling.conversations import Conversations
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.admission_rules import build_rule
 from router.scheduling.scheduler import Scheduler
-from router.tenants.tenant import Tenant
-from scorers.admission.contract import NO_CLAIM, Admission, AdmissionRule, Claim, QueueName
+from scorers.admission.contract import Admission, AdmissionRule, QueueName
 from scorers.registry import load_registry
 
 log = logging.getLogger("warmroute.admission")
 
 MIN_PAUSE_S = 0.001  # between two timer runs: loops and clocks differ by less
-SESSION_BYTES = 16  # as names of conversations
 RELEASED_AT_ONCE = 32  # requests per turn of the event loop, which each takes some hundred microseconds to place
 
 WaitEnd = Literal["passed", "refused", "client_gone"]
 OnWaitEnd = Callable[[str, QueueName, WaitEnd, float], None]
 """Called after every wait: model, queue, how it ended, seconds."""
 
-
-class AdmissionControl(Protocol):
-    """Admits requests: by the queues of this process, or by those of the worker on duty."""
-
-    @property
-    def config(self) -> AdmissionConfig:
-        """The settings in force."""
-
-    def __iter__(self) -> Iterator[ModelAdmission]:
-        """Iterate over the models whose queues are in this process."""
-
-    def follow(self, policy_set: PolicySet) -> None:
-        """Let what `policy_set` says decide from now on."""
-
-    async def acquire(
-        self,
-        prompt: Prompt,
-        served: ServedModel | None,
-        tokens: TokenizedPrompt | UnknownIds,
-        tenant: Tenant | None = None,
-        arrived_s: float | None = None,
-    ) -> AdmissionLease | None:
-        """Wait for admission; None: sessions are not counted. `arrived_s` None: now. Raises
-        `RequestRefused`.
-        """
+Acquire = Callable[["AdmissionQueue", PendingRequest], Awaitable[AdmissionLease | None]]
+"""Waits for a place; returns None where none is needed. Raises `TooBusy`."""
 
 
 class AdmissionStage:
-    """Lets requests wait for admission by `control`, when their token ids are known."""
+    """Lets requests wait for a place in one of `queues` when their token ids are known. `acquire` gets it; by default
+    this process decides.
+    """
 
-    def __init__(self, control: AdmissionControl) -> None:
-        self._control = control
+    def __init__(self, queues: AdmissionQueues, conversations: Conversations, acquire: Acquire | None = None) -> None:
+        self._queues = queues
+        self._conversations = conversations
+        self._acquire = acquire or (lambda queue, pending: queue.acquire(pending))
 
-    async def enter(self, request: Request, services: Services) -> None:
-        """Wait for a place. Raises `TooBusy`."""
-        known = request.prompt, request.served, request.tokens
-        lease = await self._control.acquire(*known, request.call.tenant, request.arrived_s)
+    def enter(self, request: Request, services: Services) -> Awaitable[None] | None:
+        """Wait for a place; None: nothing is counted of this request. Raises `TooBusy`."""
+        served = request.served
+        if served is None or not leaves_context(request.prompt):
+            return None
+        queue = self._queues.queue_of(served.base)
+        return None if queue is None else self._wait(request, queue)
+
+    async def _wait(self, request: Request, queue: AdmissionQueue) -> None:
+        lease = await self._acquire(queue, describe_request(request, self._conversations))
         if lease is not None:
             request.avoid = lease.full
             request.hold(lease)
@@ -177,26 +157,6 @@ class AdmissionQueues:
         for queue, rule in zip(self._queues.values(), rules, strict=False):
             queue.switch(rule, config)
 
-    async def acquire(
-        self,
-        prompt: Prompt,
-        served: ServedModel | None,
-        tokens: TokenizedPrompt | UnknownIds,
-        tenant: Tenant | None = None,
-        arrived_s: float | None = None,
-    ) -> AdmissionLease | None:
-        """Wait for admission; None: sessions are not counted. `arrived_s` None: now. Raises
-        `TooBusy` after `admission.max_wait_s`, and for a deadline that cannot be met any more.
-        """
-        if served is None or not leaves_context(prompt) or (queue := self.queue_of(served.base)) is None:
-            return None
-        known = tokens if isinstance(tokens, TokenizedPrompt) else None
-        prefix = None if known is None else sample_prefix(known)
-        prompt_tokens = None if known is None else len(known.ids)
-        claim = derive_claim(prompt, tenant, self.clock.now() if arrived_s is None else arrived_s)
-        session = derive_session(prompt, self._scheduler.conversations)
-        return await queue.acquire(session, prompt_tokens, known, prefix=prefix, claim=claim)
-
     def queue_of(self, model: str) -> AdmissionQueue | None:
         """Return the queue of a base model that instances serve; `None` while admission control is off."""
         if self.clock.wall() >= self._window_ends_wall_s:
@@ -238,22 +198,11 @@ class AdmissionQueue:
         self.model_admission.switch(rule, config.max_wait_s, config.idle_s)
         self.release_waiting()
 
-    async def acquire(
-        self,
-        session: bytes | None,
-        prompt_tokens: int | None,
-        tokens: TokenizedPrompt | None,
-        held: HeldPrefix | None = None,
-        prefix: PromptPrefix | None = None,
-        claim: Claim = NO_CLAIM,
-        *,
-        listened: bool = True,
-    ) -> QueueLease:
-        """Wait for admission. Raises `TooBusy` after `max_wait_s`, and for a deadline that cannot be met any more.
-        Without `tokens`, `held` may say what instances hold of the prompt. `prefix` None: what it shares with others is
-        unknown. `listened` False: another process publishes what becomes of the request.
+    async def acquire(self, pending: PendingRequest, *, listened: bool = True) -> QueueLease:
+        """Wait for a place. Raises `TooBusy` after `max_wait_s`, and for a deadline that cannot be met any more.
+        `listened` False: another process publishes what becomes of the request.
         """
-        verdict = self.model_admission.arrive(session, prompt_tokens, tokens, held, claim)
+        verdict = self.model_admission.arrive(pending)
         if self.model_admission.capacity_tokens is None and not self._warned:
             self._warned = True
             log.warning(
@@ -261,14 +210,11 @@ class AdmissionQueue:
                 self.model_admission.model,
             )
         waited_s = await self._wait(verdict.admission) if isinstance(verdict, Queued) else None
-        return QueueLease(self, verdict.admission, waited_s, prefix, self.listener if listened else None)
+        return QueueLease(self, verdict.admission, waited_s, pending.prefix, self.listener if listened else None)
 
-    def hold(
-        self, session: bytes | None, prompt_tokens: int | None, prefix: PromptPrefix | None, claim: Claim = NO_CLAIM
-    ) -> QueueLease:
+    def hold(self, pending: PendingRequest) -> QueueLease:
         """Return a place for a request that another router has admitted, which takes room here as well."""
-        admission = self.model_admission.begin_elsewhere(session, prompt_tokens, claim)
-        return QueueLease(self, admission, None, prefix)
+        return QueueLease(self, self.model_admission.begin_elsewhere(pending), None, pending.prefix)
 
     def learn(self, known: KnownProgram) -> None:
         """Take over what another router knows of a program."""
@@ -378,19 +324,5 @@ class QueueLease(AdmissionLease):
         if computed is None:
             self._queue.model_admission.on_leave(self._admission)
         else:
-            self._queue.model_admission.on_answer(self._admission, *computed)
+            self._queue.model_admission.on_answer(self._admission, computed)
         self._queue.release_waiting()
-
-
-def leaves_context(prompt: Prompt) -> bool:
-    """Return whether an engine computes a prompt that a later request could need again, as far as that can be seen. A
-    request that continues a stored response belongs to a session that cannot be recognised: it is admitted.
-    """
-    return prompt.endpoint is not Endpoint.OTHER and (prompt.previous_response_id is None or prompt.session is not None)
-
-
-def derive_session(prompt: Prompt, conversations: Conversations) -> bytes | None:
-    """Return a digest of what the client calls its session, or else its conversation's name; `None` without either."""
-    if prompt.session is None:
-        return conversations.identify(prompt)
-    return blake2b(prompt.session.encode(errors="surrogatepass"), digest_size=SESSION_BYTES).digest()

@@ -15,6 +15,7 @@ from router.clock import Clock
 from router.config import schema
 from router.features.admission.controller import AdmissionController
 from router.features.admission.model_admission import ModelAdmission
+from router.features.admission.pending_request import PendingRequest
 from router.features.admission.shared_prefixes import sample_prefix
 from router.features.admission.verdicts import Admitted, Queued
 from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
@@ -228,7 +229,7 @@ class SimulatedRequest:
         """Ask admission control of its router."""
         session = self._prompt.session
         name = session.encode() if session else None
-        return admission.arrive(name, len(self._known.ids), self._known, None, claim)
+        return admission.arrive(PendingRequest(name, len(self._known.ids), self._known, claim=claim))
 
     def on_placed(self, admission: ModelAdmission, place: Admission, target: str) -> None:
         """Tell admission control where it was sent."""

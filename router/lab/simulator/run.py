@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from router.config import schema
 from router.features.admission.model_admission import ModelAdmission
-from router.features.admission.verdicts import NOTHING_RELEASED, Admitted
+from router.features.admission.verdicts import NOTHING_RELEASED, Admitted, ComputedPrompt
 from router.lab.rng import Rng
 from router.lab.simulator.autoscaler import Autoscaler, Autoscaling
 from router.lab.simulator.clients import ClientTurn, SimulatedClients
@@ -329,9 +329,8 @@ class _Run:
             context_tokens = turn.prompt_tokens + turn.output_tokens
             # Loads from the pool count as computed: admission control is about KV memory.
             decode_s = self._event_queue.now_s - request.first_s
-            admission.on_answer(
-                place, turn.prompt_tokens, context_tokens, source.local_tokens, decode_s, source.cached_tokens
-            )
+            counted = turn.prompt_tokens, context_tokens, source.local_tokens, decode_s, source.cached_tokens
+            admission.on_answer(place, ComputedPrompt(*counted))
         else:
             admission.on_leave(place)
         self._release(admission)

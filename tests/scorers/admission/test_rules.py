@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.features.admission.controller import AdmissionController
-from router.features.admission.verdicts import Admitted, Arrival
+from router.features.admission.verdicts import Admitted, Arrival, ComputedPrompt
 from scorers.admission.contract import Admission, AdmissionRule, AgentProgram, FleetMemory, TargetMemory
 from scorers.registry import load_registry
 from tests.suites.properties import examples
@@ -67,7 +67,8 @@ class Story:
             size = sum(memory.capacity_tokens or 0 for memory in targets)
             self.controller.set_fleet(FleetMemory(size if targets else None, targets))
         elif what == "answered" and about < len(self.running):
-            self.controller.on_answer(self.running.pop(about), tokens, tokens + 10, self.now, local, 1.0)
+            computed = ComputedPrompt(tokens, tokens + 10, local, 1.0)
+            self.controller.on_answer(self.running.pop(about), computed, self.now)
         elif what == "left" and about < len(self.running) + len(self.waiting):
             turn = [*self.running, *self.waiting][about]
             (self.running if turn in self.running else self.waiting).remove(turn)
@@ -127,7 +128,7 @@ def test_a_thousand_sessions_at_once_all_begin_in_time(name: str) -> None:
         story.now += 5.0
         for turn in list(story.running):
             story.running.remove(turn)
-            story.controller.on_answer(turn, 100, 100, story.now, 0, 1.0)
+            story.controller.on_answer(turn, ComputedPrompt(100, 100, 0, 1.0), story.now)
             seen += 1
         story.release()
         assert story.now < 10_000
@@ -171,7 +172,7 @@ def test_500_sessions_at_once_leave_nothing_behind(name: str, late: int) -> None
         for number, admission in enumerate(story.running):
             story.controller.on_first_token(admission, story.now)
             if (number + second) % 2:
-                story.controller.on_answer(admission, 30, 40, story.now, 0, 1.0)
+                story.controller.on_answer(admission, ComputedPrompt(30, 40, 0, 1.0), story.now)
             else:
                 story.controller.on_leave(admission, story.now)
         story.running = list(story.controller.release_waiting(story.now, at_most=1).admitted)

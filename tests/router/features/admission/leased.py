@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from router.features.admission.lease import AdmissionLease
+from router.features.admission.waiting import AdmissionStage
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Prompt, UnknownIds
 from router.scheduling.policy.record import Record
-from tests.router.request.requests import a_request
+from router.tenants.tenant import Tenant
+from tests.router.request.requests import UNKNOWN, a_request
 
 
 class Leased:
@@ -29,3 +33,18 @@ class Leased:
             request = a_request()
             request.record = self.record
             self._lease.release(request)
+
+
+async def enter(
+    stage: AdmissionStage,
+    prompt: Prompt,
+    tokens: TokenizedPrompt | UnknownIds = UNKNOWN,
+    tenant: Tenant | None = None,
+    arrived_s: float = 0.0,
+) -> AdmissionLease | None:
+    """Return the place that a request gets; None: nothing is counted of it."""
+    request = a_request(prompt, tokens, tenant=tenant)
+    request.arrived_s = arrived_s
+    if (wait := stage.enter(request, cast(Any, None))) is not None:
+        await wait
+    return cast(AdmissionLease, request.held[-1]) if request.held else None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.features.admission.controller import AdmissionController
 from router.features.admission.shared_prefixes import PromptPrefix
-from router.features.admission.verdicts import Admitted, Arrival, Queued, Released
+from router.features.admission.verdicts import Admitted, Arrival, ComputedPrompt, Queued, Released
 from scorers.admission.contract import Admission, FleetMemory, TargetMemory
 from scorers.admission.fit import Fit
 from tests.suites.properties import examples
@@ -64,7 +64,7 @@ def a_turn(
     controller: AdmissionController, session: str | None, tokens: int, now: float = 0.0, local: int | None = None
 ) -> None:
     """Asked, let in and answered."""
-    controller.on_answer(passes(controller, session, tokens, now, local), tokens, tokens, now)
+    controller.on_answer(passes(controller, session, tokens, now, local), ComputedPrompt(tokens, tokens), now)
 
 
 def called(controller: AdmissionController, now: float = 0.0) -> list[str]:
@@ -95,7 +95,7 @@ def test_what_sessions_share_at_a_target_is_charged_once() -> None:
     assert contexts(controller) == 7976, "what it shares there is unknown"
     controller.on_placed(running[2], "a/0", 0.0, None, prefixes[2])
     for admission in running[:2]:
-        controller.on_answer(admission, 3000, 3000, 0.0)
+        controller.on_answer(admission, ComputedPrompt(3000, 3000), 0.0)
     assert contexts(controller) == 6952, "silent ones count alike while all return"
     assert contexts(controller, 301.0) == 3000
 
@@ -155,7 +155,7 @@ def test_a_request_without_a_session_counts_while_it_runs() -> None:
     controller = a_controller()
     turn = passes(controller, None, 900)
     waits(controller, "a", 200)
-    controller.on_answer(turn, 900, 950, 1.0)
+    controller.on_answer(turn, ComputedPrompt(900, 950), 1.0)
     assert contexts(controller, 1.0) == 0
     assert called(controller, 1.0) == ["a"]
     assert controller.state(1.0).known == 1
@@ -227,8 +227,8 @@ def test_two_requests_of_one_session_are_one_session() -> None:
     controller = a_controller(500)
     first, second = passes(controller, "a", 300), passes(controller, "a", 400)
     assert contexts(controller) == 400
-    controller.on_answer(second, 400, 400, 1.0)
-    controller.on_answer(first, 300, 320, 1.0)
+    controller.on_answer(second, ComputedPrompt(400, 400), 1.0)
+    controller.on_answer(first, ComputedPrompt(300, 320), 1.0)
     assert controller.state(1.0).live.programs == 1
     full = a_controller(0)
     passes(full, "x", 100)
@@ -346,7 +346,7 @@ def test_prompts_sent_once_take_capacity_only_until_that_is_learned() -> None:
         verdict = asks(controller, f"once-{number}", 100, now)
         held += isinstance(verdict, Queued)
         for turn in [verdict.admission] if isinstance(verdict, Admitted) else controller.release_waiting(now).admitted:
-            controller.on_answer(turn, 100, 110, now)
+            controller.on_answer(turn, ComputedPrompt(100, 110), now)
     assert held <= 100
     assert contexts(controller, now) < 1000
     assert not controller.state(now).waiting
@@ -360,7 +360,7 @@ def crowded(controller: AdmissionController, redone: int) -> None:
     has(controller, 1000, busy=0.95, targets=2)
     a_turn(controller, "b", 900)
     turn = passes(controller, "b", 900 + 400 - redone, local=0)
-    controller.on_answer(turn, 900 + 400 - redone, 1000, 0.0, local_tokens=900 - redone)
+    controller.on_answer(turn, ComputedPrompt(900 + 400 - redone, 1000, local_tokens=900 - redone), 0.0)
 
 
 def test_with_a_pool_only_a_fleet_that_computes_everything_twice_holds_new_sessions() -> None:
@@ -392,7 +392,7 @@ def test_with_a_pool_those_that_waited_exceed_the_capacity_one_per_target_until_
     assert [turn.program.name for turn in begun] == [b"c", b"d"]
     controller.on_first_token(begun[0], 2.0)
     assert called(controller, 2.0) == ["e"]
-    controller.on_answer(begun[0], 300, 300, 2.5)
+    controller.on_answer(begun[0], ComputedPrompt(300, 300), 2.5)
     assert called(controller, 2.5) == []
     controller.on_leave(begun[1], 3.0)
     assert called(controller, 3.0) == ["f"]
@@ -483,7 +483,7 @@ def test_nothing_starts_beyond_the_capacity_nothing_is_lost_and_everything_is_gi
             turn = turns[about]
             (under_way if turn in under_way else waiting).remove(turn)
             if what == "answered":
-                controller.on_answer(turn, tokens, tokens + 10, now)
+                controller.on_answer(turn, ComputedPrompt(tokens, tokens + 10), now)
             else:
                 controller.on_leave(turn, now)
             controller.on_leave(turn, now)  # a second time does nothing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.features.admission.controller import AdmissionController
-from router.features.admission.verdicts import Admitted, Arrival, PrefillTimes, Queued
+from router.features.admission.verdicts import Admitted, Arrival, ComputedPrompt, PrefillTimes, Queued
 from scorers.admission.contract import Admission, AdmissionRule, Claim, FleetMemory, TargetLoad, TargetMemory
 from scorers.admission.fit import Fit
 from scorers.admission.none import NoAdmission
@@ -133,7 +133,7 @@ def test_a_turn_that_fits_keeps_its_place_in_memory_while_it_waits_for_an_engine
     fleet = Fleet(Fit(idle_below=0))
     first = fleet.asks("a", tokens=600)
     placed(fleet, first.admission)
-    fleet.controller.on_answer(first.admission, 600, 600, 0.0, 600)
+    fleet.controller.on_answer(first.admission, ComputedPrompt(600, 600, 600), 0.0)
     fleet.has(prefilling=1, left_ms=500.0)
     turn = fleet.asks("a", tokens=600)
     assert isinstance(turn, Queued)

@@ -16,7 +16,6 @@ from router.config.sections.clients import ServiceClassConfig
 from router.control.duty import Duty
 from router.control.peers.parts import Message
 from router.errors import TooBusy
-from router.features.admission.model_admission import HeldPrefix
 from router.features.admission.peers import (
     AGAIN_S,
     AdmissionAsked,
@@ -25,6 +24,8 @@ from router.features.admission.peers import (
     AdmissionVerdict,
     SharedAdmission,
 )
+from router.features.admission.pending_request import HeldPrefix
+from router.features.admission.waiting import AdmissionStage
 from router.fleet.load import Booking
 from router.kvcache.events import Key
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -34,8 +35,8 @@ from router.tenants.tenant import ServiceClass, Tenant
 from tests.fakes.engines import eventually
 from tests.patience import PATIENCE_S
 from tests.router.control.peers.memory_network import MemoryNetwork
-from tests.router.features.admission.leased import Leased
-from tests.router.features.admission.test_waiting import SERVED, Scene, a_prompt
+from tests.router.features.admission.leased import Leased, enter
+from tests.router.features.admission.test_waiting import Scene, a_prompt
 from tests.router.scheduling.test_scheduler import IDS, KNOWN, page
 
 
@@ -50,6 +51,7 @@ class Process(Scene):
         self.peers = group.network.join(run, host)
         clock = self.house.clock
         self.shared = SharedAdmission(self.queues, self.house.core, self.duty, self.peers, group.tasks, clock)
+        self.stage = AdmissionStage(self.queues, self.house.core.conversations, self.shared.acquire)
         self.peers.parts.append(self.shared)
 
     async def acquire(
@@ -62,7 +64,8 @@ class Process(Scene):
             known = TokenizedPrompt([0] * tokens, True, "given", {}, 0.0, 0.0)  # type: ignore[arg-type]
         else:
             known = tokens
-        return Leased(await self.shared.acquire(a_prompt(session, **fields), SERVED, known, tenant))
+        arrived_s = self.house.clock.now()
+        return Leased(await enter(self.stage, a_prompt(session, **fields), known, tenant, arrived_s))
 
     def begin(self, session: str, tokens: int | TokenizedPrompt | None, **fields: Any) -> asyncio.Task[Any]:
         return asyncio.create_task(self.acquire(session, tokens, **fields))

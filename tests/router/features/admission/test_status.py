@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.features.admission.pending_request import PendingRequest
 from router.features.admission.status import describe_admission, list_families
 from tests.router.features.admission.test_model_admission import a_model_admission
 from tests.router.features.samples import samples_of
@@ -12,9 +13,9 @@ def test_metrics_of_a_full_model_and_of_one_whose_capacity_is_unknown() -> None:
     house = House(count=1)
     full, unknown = a_model_admission(house), a_model_admission(house)
     unknown.model = "n"
-    full.arrive(b"a", 300, None)
-    full.arrive(b"b", 90, None)
-    full.arrive(b"c", 200, None)
+    full.arrive(PendingRequest(b"a", 300))
+    full.arrive(PendingRequest(b"b", 90))
+    full.arrive(PendingRequest(b"c", 200))
     house.target("a/0").capacity_tokens = None
     assert samples_of(list_families([full, unknown])) == {
         ("warmroute_admission_waiting_requests", "m", "live"): 0,
@@ -36,9 +37,9 @@ def test_metrics_of_a_full_model_and_of_one_whose_capacity_is_unknown() -> None:
 def test_who_waits_is_described_in_order() -> None:
     house = House(count=1)
     admission = a_model_admission(house)
-    admission.arrive(b"a", 390, None)
+    admission.arrive(PendingRequest(b"a", 390))
     for session, tokens in ((b"b", 50), (b"c", 60)):
-        admission.arrive(session, tokens, None)
+        admission.arrive(PendingRequest(session, tokens))
         house.clock.advance(1.0)
     described = describe_admission(admission, house.clock.now())
     waiting = [(one["position"], one["queue"], one["prompt_tokens"], one["waited_s"]) for one in described["waiting"]]

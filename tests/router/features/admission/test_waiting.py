@@ -11,7 +11,8 @@ import pytest
 from router.config.sections.admission import AdmissionConfig
 from router.config.sections.experiment import ExperimentConfig
 from router.errors import ConfigError, TooBusy
-from router.features.admission.waiting import AdmissionQueues, derive_session, leaves_context
+from router.features.admission.pending_request import derive_session, leaves_context
+from router.features.admission.waiting import AdmissionQueues, AdmissionStage
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text, UnknownIds
@@ -19,7 +20,7 @@ from router.request.experiment_unit import window_unit
 from router.scheduling.conversations import Conversations
 from router.scheduling.policy.admission_rules import check_arm_rules
 from router.scheduling.policy.record import Record
-from tests.router.features.admission.leased import Leased
+from tests.router.features.admission.leased import Leased, enter
 from tests.router.scheduling.test_scheduler import House
 
 SERVED = ServedModel("m", None)
@@ -36,10 +37,11 @@ class Scene:
             self.house.clock,
             lambda model, queue, end, s: self.waits.append((model, queue, end)),
         )
+        self.stage = AdmissionStage(self.queues, self.house.core.conversations)
 
     async def acquire(self, session: str, tokens: int) -> Any:
         known = TokenizedPrompt([0] * tokens, True, "given", {}, 0.0, 0.0)
-        return Leased(await self.queues.acquire(a_prompt(session), SERVED, known))
+        return Leased(await enter(self.stage, a_prompt(session), known))
 
     def switch(self, **settings: Any) -> None:
         self.queues.switch(AdmissionConfig.model_validate({"enabled": True} | settings))
@@ -177,7 +179,7 @@ async def test_nothing_is_counted_when_admission_is_disabled() -> None:
 async def test_a_prompt_of_unknown_length_needs_the_mean() -> None:
     scene = Scene()
     first = await scene.acquire("a", 300)
-    second = asyncio.create_task(scene.queues.acquire(a_prompt("b"), SERVED, UnknownIds("media")))
+    second = asyncio.create_task(enter(scene.stage, a_prompt("b"), UnknownIds("media")))
     await asyncio.sleep(0)
     assert scene.waiting == 1
     with first:

@@ -12,7 +12,7 @@ from router.errors import Forbidden
 from router.features.tenants.stages import TenantStages, cap_priority
 from router.fleet.engine_facts import ModelCard
 from router.tenants.tenant import ServiceClass, Tenant
-from tests.router.features.admission.test_claim import a_prompt, a_tenant
+from tests.router.features.admission.test_pending_request import a_prompt, a_tenant
 from tests.router.features.tenants.test_meter import Scene
 from tests.router.request.requests import a_request
 from tests.router.request.some_services import some_services

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.config.sections.clients import ServiceClassConfig
-from router.features.admission.claim import derive_claim
+from router.features.admission.pending_request import derive_claim
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.tenants.tenant import ServiceClass, Tenant
 from scorers.admission.contract import NO_CLAIM, Claim

@@ -1,0 +1,71 @@
+"""A request that needs a place: whose it is, how urgent, of which session, and which prompt an engine would compute."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import NamedTuple
+
+from router.features.admission.shared_prefixes import PromptPrefix, sample_prefix
+from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.prompt.prompt import Endpoint, Prompt
+from router.request.request import Request
+from router.scheduling.conversations import Conversations
+from router.tenants.tenant import Tenant
+from scorers.admission.contract import NO_CLAIM, Claim
+
+SESSION_BYTES = 16  # as names of conversations
+
+
+class HeldPrefix(NamedTuple):
+    """The longest leading part of a prompt that some target holds in a tier of its own, or soon will."""
+
+    tokens: int
+    homes: tuple[str, ...]  # the targets that hold it, or nearly; a few at most
+
+
+class PendingRequest(NamedTuple):
+    """What admission knows of a request that needs a place."""
+
+    session: bytes | None  # None: it cannot be recognised again
+    prompt_tokens: int | None  # None: unknown
+    tokens: TokenizedPrompt | None = None  # None: unknown, or at another process
+    held: HeldPrefix | None = None  # where `tokens` is None: what targets hold of them; None: unknown
+    prefix: PromptPrefix | None = None  # for what it shares with other prompts; None: unknown
+    claim: Claim = NO_CLAIM
+
+
+def describe_request(request: Request, conversations: Conversations) -> PendingRequest:
+    """Describe a request whose token ids are known, or known to be unknown."""
+    prompt, tokens = request.prompt, request.tokens
+    session, claim = derive_session(prompt, conversations), derive_claim(prompt, request.call.tenant, request.arrived_s)
+    if isinstance(tokens, TokenizedPrompt):
+        return PendingRequest(session, len(tokens.ids), tokens, None, sample_prefix(tokens), claim)
+    return PendingRequest(session, None, claim=claim)
+
+
+def leaves_context(prompt: Prompt) -> bool:
+    """Return whether an engine computes a prompt that a later request could need again, as far as that can be seen. A
+    request that continues a stored response belongs to a session that cannot be recognised: it is admitted.
+    """
+    return prompt.endpoint is not Endpoint.OTHER and (prompt.previous_response_id is None or prompt.session is not None)
+
+
+def derive_session(prompt: Prompt, conversations: Conversations) -> bytes | None:
+    """Return a digest of what the client calls its session, or else its conversation's name; `None` without either."""
+    if prompt.session is None:
+        return conversations.identify(prompt)
+    return blake2b(prompt.session.encode(errors="surrogatepass"), digest_size=SESSION_BYTES).digest()
+
+
+def derive_claim(prompt: Prompt, tenant: Tenant | None, arrived_s: float) -> Claim:
+    """Return the claim of a request that arrived at `arrived_s`. Its priority is not more urgent than its tenant may be
+    (`service_classes.*.highest_priority`), 0 where it names none; its deadline is its objective for the first token.
+    """
+    priority = prompt.priority or 0
+    deadline_s = None if prompt.ttft_ms is None else arrived_s + prompt.ttft_ms / 1e3
+    if tenant is None:
+        return Claim(None, 1.0, priority, deadline_s)
+    config = tenant.service_class.config
+    if config.highest_priority is not None:
+        priority = max(priority, config.highest_priority)
+    return Claim(tenant.name, config.weight, priority, deadline_s)
