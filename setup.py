@@ -34,6 +34,8 @@ COMPILED = (
     "router/features/admission/waiting.py",
     "router/features/aliases/*.py",
     "router/features/continuation/*.py",
+    "router/features/preload/book.py",
+    "router/features/preload/booking.py",
     "router/features/preload/recent_prompts.py",
     "router/features/tenants/*.py",
     "router/fleet/*.py",

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -39,7 +38,6 @@ from router.telemetry.metrics.snapshot import (
     PolicyInForce,
     PolicyState,
     PrefixCacheState,
-    PreloadState,
     ReplicaReport,
     RouterSnapshot,
     TargetState,
@@ -52,8 +50,6 @@ from router.tenants.isolation import read_joined
 
 NO_BLOCKS = IndexStats((0, 0, 0), 0, 0, True)
 NOT_LOADING = {"warming": False, "handing_off": False}
-NOT_PRELOADING: dict[str, Any] = {"saved_ms": None, "warmups": [], "handoffs": []}
-PREFIXES_LISTED = 100
 
 
 @dataclass(frozen=True)
@@ -180,17 +176,6 @@ class Status:
             parts += await self.host_records.count_prefixes(block_tokens)
         return await describe_cache(self.scheduler, parts, block_tokens, limit)
 
-    def describe_preloads(self) -> dict[str, Any]:
-        """Return the newest prefixes that were loaded into engines ahead of the requests for them, by this router or
-        another one, and what was hit of them.
-        """
-        book = self.scheduler.preloads
-        return (self.describe_feature("preload") or NOT_PRELOADING) | {
-            "loaded_tokens": nest_counts(book.loaded_tokens),
-            "settled_tokens": nest_counts(book.settled_tokens),
-            "prefixes": [asdict(prefix) for prefix in islice(reversed(book.prefixes), PREFIXES_LISTED)],
-        }
-
     def describe_workers(self) -> list[dict[str, Any]]:
         """Describe the processes that answer requests, and the policies in force in each."""
         if self.host_workers is not None:
@@ -211,7 +196,7 @@ class Status:
 
     def snapshot(self) -> RouterSnapshot:
         """Return the values of all state metrics as of now."""
-        memory, preloads = self.tokenization.memory, self.scheduler.preloads
+        memory = self.tokenization.memory
         return RouterSnapshot(
             targets=[self._snapshot_target(i, target) for i in self.scheduler.fleet for target in i.targets.values()],
             distrusted={i.id: i.limits.distrust is not None for i in self.scheduler.fleet},
@@ -225,7 +210,6 @@ class Status:
             passthrough=self.passthrough.report(),
             prefix_cache=PrefixCacheState(memory.held_bytes, memory.limit_bytes, memory.evicted),
             replicas=self.describe_replicas(),
-            preloads=PreloadState(preloads.loaded_tokens, preloads.settled_tokens, preloads.requests),
             features=[family for feature in self.features.values() for family in feature.families()],
         )
 
@@ -307,14 +291,6 @@ def list_policies_in_force(policy_set: PolicySet) -> list[PolicyInForce]:
     arms = [PolicyInForce("arm", arm, policies[experiment.policies[arm]].digest) for arm in policy_set.live_arms]
     shadows = [PolicyInForce("shadow", name, policies[name].digest) for name in experiment.shadows]
     return [active, *arms, *shadows]
-
-
-def nest_counts(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Return counts by two labels as a dict of dicts."""
-    found: dict[str, dict[str, int]] = {}
-    for (reason, label), count in counts.items():
-        found.setdefault(reason, {})[label] = count
-    return found
 
 
 class RecordTime(msgspec.Struct):

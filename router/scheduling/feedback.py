@@ -7,10 +7,9 @@ attributed to the pool as far as the pool was seen to reach, and only the rest c
 from __future__ import annotations
 
 from router.fleet.instance import FetchedKv
-from router.fleet.preload_book import PreloadBook
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.prompt.usage import Usage
-from router.scheduling.ticket import TargetBooking, Ticket
+from router.scheduling.ticket import TargetBooking
 from scorers.contract import Overlap, PoolHit
 
 
@@ -40,13 +39,6 @@ def predicted_tokens(estimate: OverlapEstimate | None) -> tuple[int | None, int 
     if estimate is None:
         return None, None
     return estimate.indexed_tokens, None if estimate.overlap is None else estimate.overlap.expected_tokens
-
-
-def count_preloaded(book: PreloadBook, ticket: Ticket, usage: Usage) -> None:
-    """Count, in the book and the record, what an answer hit of that which was loaded ahead."""
-    if usage.cached_tokens is not None and ticket.attempt.prefill is None:  # else another target computed the prompt
-        keys = ticket.attempt.decision.view.prefixes
-        ticket.record.preloaded_tokens = book.on_answer(ticket.target.id, keys, usage.cached_tokens)
 
 
 def _own_tokens(predicted: int, delivered: int, pool_hit: PoolHit | None, shared_pool: bool) -> int:

@@ -20,7 +20,6 @@ from router.fleet.engine_facts import EventEndpoint, Gauges, ModelCard
 from router.fleet.fleet import Fleet
 from router.fleet.instance import ServedModel, Target
 from router.fleet.load import Booking
-from router.fleet.preload_book import PreloadBook
 from router.fleet.working_set import WorkingSets
 from router.kvcache.events import TargetId
 from router.kvcache.indexer import KvIndexer, SentPrompt
@@ -31,7 +30,7 @@ from router.prompt.usage import NO_USAGE, Usage
 from router.scheduling.conversations import Conversations
 from router.scheduling.experiments.experiment import RunningExperiment
 from router.scheduling.experiments.policy_set import PolicySet
-from router.scheduling.feedback import count_preloaded, learn_from_answer, predicted_tokens
+from router.scheduling.feedback import learn_from_answer, predicted_tokens
 from router.scheduling.pair import PairChoice, choose_pair
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy, merge_orders
@@ -67,9 +66,10 @@ class Scheduler:
         self._responses = ResponseTargets(responses_kept)
         self.shared_pool = shared_pool  # engines may find prompts there that none of them holds
         self.peers = PrefillPeers()
-        self.preloads = PreloadBook()
         self.working_sets = WorkingSets()
         self.on_swap: list[Callable[[PolicySet], None]] = []  # called after every swap
+        self.on_settled: list[Callable[[Ticket, Usage], None]] = []  # called with each attempt that has ended
+        self.on_left: list[Callable[[TargetId], None]] = []  # called with each target of an instance that leaves
         self.experiment: RunningExperiment | None = None  # results of the experiment, if there is one
         self.make_experiment: Callable[[ExperimentConfig], RunningExperiment] = RunningExperiment
         self.conversations = Conversations()
@@ -132,7 +132,8 @@ class Scheduler:
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
                 self._leave(target.id)
-                self.preloads.forget(target.id)
+                for forget in self.on_left:
+                    forget(target.id)
         self.peers.remove(instance)
         self.fleet.leave(instance)
 
@@ -312,8 +313,8 @@ class Scheduler:
         if ticket.sent_prompt is not None and not ticket.has_prefilled:
             self.indexer.on_failure(ticket.sent_prompt)
         usage = Usage(record.prompt_tokens, record.cached_tokens, record.output_tokens)
-        if self.preloads:
-            count_preloaded(self.preloads, ticket, usage)
+        for follow in self.on_settled:
+            follow(ticket, usage)
         alone = ticket.end == "ok" and not record.several_answers  # else the counts are a sibling's, or of all
         alone = alone and attempt.continued_tokens is None  # else they are of several engines
         if alone and attempt.prefill is None:  # else the prefill was another target's

@@ -3,7 +3,7 @@
     python -m tests.bench.preloads copies [--instances 8,32] [--policies warm,llmd_affinity_gate] [--seeds 3]
     python -m tests.bench.preloads handoff [--seeds 4]
 
-The router's own parts plan, place, book, price and count what is loaded (`features/preload`, `scheduling/preload.py`),
+The router's own parts plan, place, book, price and count what is loaded (`features/preload`, TODO),
 within 2 % of the fleet's prefill time; engines and clients are the simulator's. Profile `qwen3-32b-2xh100`.
 
 copies: every two minutes another document of 20,000 tokens is asked about for one minute, by half of all requests.
@@ -22,6 +22,8 @@ from statistics import mean
 from typing import Any, Literal, NamedTuple, cast
 
 from router.config.schema import PolicyConfig
+from router.features.preload.book import Reason
+from router.features.preload.booking import PreloadBooking, book_preload, settle_preload
 from router.features.preload.budget import PreloadBudget
 from router.features.preload.copies import WINDOW_S, find_missing_copy
 from router.features.preload.handoff import plan_handoff
@@ -29,7 +31,6 @@ from router.features.preload.placement import find_place
 from router.features.preload.plan import MIN_SESSIONS, HotPrefix
 from router.features.preload.recent_prompts import RecentPrompt
 from router.fleet.instance import Target
-from router.fleet.preload_book import Reason
 from router.kvcache.events import Key, TargetId
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.lab.rng import Rng
@@ -46,7 +47,6 @@ from router.lab.workloads.distributions import LogNormal, draw_gap_s, draw_unifo
 from router.lab.workloads.model import Span, Workload
 from router.lab.workloads.presets import SharedPrefixWorkload
 from router.prompt.usage import Usage
-from router.scheduling.preload import PreloadBooking, book_preload, settle_preload
 from router.scheduling.scheduler import Scheduler
 from router.telemetry.shared_prefixes import WINDOW_S as LONG_WINDOW_S
 
@@ -203,7 +203,8 @@ class PreloadingRun(_Run):
             return
         self.loading -= 1
         usage, now = Usage(job.prompt_tokens, job.cached_tokens, 1), self._event_queue.now_s
-        settle_preload(self.core, job.tag.booking, usage, job.tag.prompt.prefixes, now, now)
+        loaded = settle_preload(self.core, job.tag.booking, usage, now, now)
+        self.book.note(job.tag.booking.reason, loaded, job.tag.prompt.prefixes)
         self._hand_over()
 
 
@@ -254,7 +255,7 @@ def run(mode: Mode, policy: PolicyConfig, workload: Workload, seed: int, instanc
     one: PreloadingRun = kind(scenario, policy, workload.sessions, seed, END_S if drains else None, None, None)
     outcome = one.serve(None, False)
     assert outcome.double_bookings <= one.loading, "what is on its way at the end is booked"
-    book = one.core.preloads
+    book = one.book
     settled = {end: sum(n for (_, how), n in book.settled_tokens.items() if how == end) for end in ("hit", "lost")}
     window = (HAND_OFF_S, END_S) if drains else (0.0, None)
     return Result(

@@ -67,23 +67,6 @@ class WorkerList(BaseModel):
     workers: list[WorkerShape]
 
 
-class WarmUpShape(OpenShape):
-    id: str
-    end: str | None
-
-
-class PreloadedPrefixShape(OpenShape):
-    target: str
-    reason: str
-
-
-class PreloadsShape(OpenShape):
-    saved_ms: float | None
-    warmups: list[WarmUpShape]
-    handoffs: list[WarmUpShape]
-    prefixes: list[PreloadedPrefixShape]
-
-
 class ReplicaShape(OpenShape):
     address: str | None
     run: str | None
@@ -187,13 +170,6 @@ def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
         `replicas`.
         """
         return ReplicaList.model_validate({"replicas": [one._asdict() for one in status.describe_replicas()]})
-
-    @app.get("/admin/preloads", dependencies=read)
-    async def preloads() -> PreloadsShape:
-        """Return what was loaded into engines ahead of the requests for it, the newest first, what the first requests
-        for it hit, and the last warm-up and hand-off of each instance that had one.
-        """
-        return PreloadsShape.model_validate(status.describe_preloads())
 
     @app.get("/admin/pool", dependencies=read)
     async def pool() -> PoolShape:

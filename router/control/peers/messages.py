@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from router.control.peers.parts import Message
 from router.fleet.overlap_accuracy import Finding
-from router.fleet.preload_book import Reason
 from router.fleet.worker_share import WorkerShare
 
 
@@ -98,20 +97,3 @@ class InstanceSuspected(Message, frozen=True):
     """A request could not connect to an instance, or died there: probe it now."""
 
     instance: str
-
-
-class PrefixPreloaded(Message, frozen=True):
-    """A prefix was loaded into a target ahead of the requests for it; see `PreloadBook.expect`."""
-
-    target: str
-    reason: Reason
-    keys: tuple[int, ...]
-    tokens: int
-    loaded_tokens: int
-
-
-class PreloadSettled(Message, frozen=True):
-    """A request at a target was the first with prefixes that were loaded ahead; by key, whether it hit them."""
-
-    target: str
-    found: dict[int, bool]

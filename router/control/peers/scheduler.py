@@ -33,8 +33,6 @@ from router.control.peers.messages import (
     DrainMessage,
     InstanceSuspected,
     PredictionChecked,
-    PrefixPreloaded,
-    PreloadSettled,
     ResponseStored,
     SessionAnswered,
     SessionMoved,
@@ -46,7 +44,7 @@ from router.fleet.instance import Target
 from router.fleet.load import Booking
 from router.fleet.saved_instance import SavedInstance, restore_instance
 from router.fleet.worker_share import NO_SHARE, WorkerShare
-from router.kvcache.events import Key, TargetId
+from router.kvcache.events import TargetId
 from router.kvcache.indexer import KvIndexer, SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.kvcache.sent_elsewhere import pack_keys, unpack_keys
@@ -75,7 +73,7 @@ class PeerScheduler(Scheduler):
 
     messages: ClassVar[Sequence[type[Message]]] = (
         *(SessionMoved, SessionAnswered, ResponseStored, BlocksSent, PredictionChecked, DrainMessage, CacheForgotten),
-        *(BreakerMoved, InstanceSuspected, PrefixPreloaded, PreloadSettled),
+        *(BreakerMoved, InstanceSuspected),
     )
 
     def __init__(
@@ -107,8 +105,6 @@ class PeerScheduler(Scheduler):
         self._learned_at = 0.0
         selector.request_count = number * NUMBERS_PER_WORKER
         super().__init__(fleet, indexer, selector, clock, responses_kept, shared_pool=shared_pool, secret=secret)
-        self.preloads.on_loaded = lambda *prefix: broadcast.share_near(PrefixPreloaded(*prefix))
-        self.preloads.on_settled = lambda *found: broadcast.share_near(PreloadSettled(*found))
 
     # changes of this process, published
 
@@ -248,10 +244,6 @@ class PeerScheduler(Scheduler):
                 self._apply_breaker(message)
             case InstanceSuspected(instance):
                 self.suspect(instance)
-            case PrefixPreloaded(target, reason, keys, tokens, loaded_tokens):
-                self.preloads.expect(TargetId(target), reason, tuple(map(Key, keys)), tokens, loaded_tokens)
-            case PreloadSettled(target, found):
-                self.preloads.settle(TargetId(target), {Key(key): hit for key, hit in found.items()})
 
     def moved_at(self, key: SessionKey) -> float:
         """Return when a session was placed last, anywhere; a time in the past when that was not a short while ago."""

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
+from fastapi import FastAPI
+from prometheus_client.core import Metric
+
+from router.control.api.shapes import OpenShape
 from router.control.core import Core
 from router.control.feature import Feature
+from router.features.preload.book import PreloadBook
 from router.features.preload.budget import PreloadBudget
 from router.features.preload.copies import HotCopies
 from router.features.preload.handoff import HandOff
+from router.features.preload.peers import SharedPreloads
 from router.features.preload.plan import RecentTraffic
 from router.features.preload.preloader import Preloader
 from router.features.preload.warmup import WarmUp
 from router.request.stages import FeaturePath
+from router.telemetry.metrics.family import build_family
+
+PREFIXES_LISTED = 100
+
+
+class WarmUpShape(OpenShape):
+    id: str
+    end: str | None
+
+
+class PreloadedPrefixShape(OpenShape):
+    target: str
+    reason: str
+
+
+class PreloadsShape(OpenShape):
+    saved_ms: float | None
+    warmups: list[WarmUpShape]
+    handoffs: list[WarmUpShape]
+    prefixes: list[PreloadedPrefixShape]
 
 
 class PreloadFeature(Feature):
@@ -27,9 +54,13 @@ class PreloadFeature(Feature):
         traffic = RecentTraffic(core.recent_records, config.prompt_bytes)
         self.traffic, self.path = traffic, FeaturePath(ready=traffic.keep)
         scheduler.view_builder.names_sessions = True  # they are counted by prefix
-        budget = PreloadBudget(config.share)
-        fetch, clock = core.upstreams.fetch, core.clock
-        self.preloader = Preloader(budget, scheduler, core.keyring, core.kv_store, fetch, clock)
+        self.book = PreloadBook()
+        scheduler.on_settled.append(self.book.count)
+        scheduler.on_left.append(self.book.forget)
+        if core.peers is not None:
+            self.shared = (SharedPreloads(self.book, core.peers),)
+        budget, fetch = PreloadBudget(config.share), core.upstreams.fetch
+        self.preloader = Preloader(budget, self.book, scheduler, core.keyring, core.kv_store, fetch, core.clock)
         parts = core, self.preloader, traffic
         self.warmup = WarmUp(*parts) if config.join else None
         self.handoff = HandOff(*parts) if config.drain else None
@@ -59,11 +90,43 @@ class PreloadFeature(Feature):
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return the prefill time that may be taken now, and the warm-ups and hand-offs, as plain JSON types."""
+        """Return the prefill time that may be taken now, the warm-ups and hand-offs, and what was loaded by this
+        process or another worker and came of it, as plain JSON types.
+        """
         warmups = {} if self.warmup is None else self.warmup.states
         handoffs = {} if self.handoff is None else self.handoff.states
         return {
             "saved_ms": round(self.preloader.saved_ms, 3),
             "warmups": [{"id": id} | asdict(state) for id, state in warmups.items()],
             "handoffs": [{"id": id} | asdict(state) for id, state in handoffs.items()],
+            "loaded_tokens": nest_counts(self.book.loaded_tokens),
+            "settled_tokens": nest_counts(self.book.settled_tokens),
+            "prefixes": [asdict(prefix) for prefix in islice(reversed(self.book.prefixes), PREFIXES_LISTED)],
         }
+
+    def families(self) -> Iterator[Metric]:
+        meaning = (
+            "tokens loaded into engines ahead of the requests for them, by reason (join, drain, copy) and source: "
+        )
+        loaded, settled = self.book.loaded_tokens.items(), self.book.settled_tokens.items()
+        yield build_family("preload_tokens_total", f"{meaning}computed, pool", ("reason", "source"), loaded)
+        meaning = "of those, tokens that the first request for them hit, or found lost, by outcome"
+        yield build_family("preload_settled_tokens_total", meaning, ("reason", "outcome"), settled)
+        meaning, ended = "requests that loaded them, by reason and end: loaded, failed", self.book.requests.items()
+        yield build_family("preload_requests_total", meaning, ("reason", "end"), ended)
+
+    def add_routes(self, app: FastAPI, read: list[Any], write: list[Any]) -> None:
+        @app.get("/admin/preloads", dependencies=read)
+        async def preloads() -> PreloadsShape:
+            """Return what was loaded into engines ahead of the requests for it, the newest first, what the first
+            requests for it hit, and the last warm-up and hand-off of each instance that had one.
+            """
+            return PreloadsShape.model_validate(self.describe())
+
+
+def nest_counts(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Return counts by two labels as a dict of dicts."""
+    found: dict[str, dict[str, int]] = {}
+    for (reason, label), count in counts.items():
+        found.setdefault(reason, {})[label] = count
+    return found

@@ -22,16 +22,16 @@ import msgspec
 from router.backends.fetch import Fetch
 from router.backends.kv_store import KvStore
 from router.clock import Clock
+from router.features.preload.book import PreloadBook, Reason
+from router.features.preload.booking import PreloadBooking, book_preload, settle_preload
 from router.features.preload.budget import PreloadBudget
 from router.features.preload.recent_prompts import RecentPrompt
 from router.fleet.instance import InstanceState, ServedModel, Target
-from router.fleet.preload_book import Reason
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import Key, TargetId
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
 from router.prompt.prompt import Endpoint
 from router.prompt.usage import NO_USAGE, Usage, UsageTail
-from router.scheduling.preload import PreloadBooking, book_preload, settle_preload
 from router.scheduling.scheduler import Scheduler
 
 POLL_S = 0.05
@@ -47,6 +47,7 @@ class Preloader:
     def __init__(
         self,
         budget: PreloadBudget,
+        book: PreloadBook,
         scheduler: Scheduler,
         keyring: Keyring,
         kv_store: KvStore,
@@ -54,6 +55,7 @@ class Preloader:
         clock: Clock,
     ) -> None:
         self._budget = budget
+        self._book = book
         self._scheduler = scheduler
         self._keyring = keyring
         self._kv_store = kv_store
@@ -117,7 +119,8 @@ class Preloader:
             usage = await self._send(booked, prompt, give_up_at)
         finally:
             now, wall_s = self._clock.now(), self._clock.wall()
-            settle_preload(self._scheduler, booked, usage, prompt.prefixes, now, wall_s)
+            loaded = settle_preload(self._scheduler, booked, usage, now, wall_s)
+            self._book.note(booked.reason, loaded, prompt.prefixes)
         return "failed" if usage is None else "loaded"
 
     async def _send(self, booked: PreloadBooking, prompt: RecentPrompt, give_up_at: float) -> Usage | None:

@@ -109,14 +109,6 @@ class ReplicaReport(NamedTuple):
     instances: int | None = None  # number of those it knows
 
 
-class PreloadState(NamedTuple):
-    """What was loaded into engines ahead of the requests for it, by reason."""
-
-    loaded_tokens: Mapping[tuple[str, str], int] = {}  # by reason and source: computed, pool
-    settled_tokens: Mapping[tuple[str, str], int] = {}  # by reason and outcome: hit, lost
-    requests: Mapping[tuple[str, str], int] = {}  # by reason and end: loaded, failed
-
-
 class RouterSnapshot(NamedTuple):
     targets: Sequence[TargetState] = ()
     distrusted: Mapping[str, bool] = {}  # by instance: its events are ignored
@@ -131,5 +123,4 @@ class RouterSnapshot(NamedTuple):
     prefix_cache: PrefixCacheState | None = None
     connections: ConnectionState | None = None
     replicas: Sequence[ReplicaReport] = ()
-    preloads: PreloadState = PreloadState()
     features: Sequence[Metric] = ()  # the metrics of features

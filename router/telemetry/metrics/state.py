@@ -23,7 +23,6 @@ from router.telemetry.metrics.snapshot import (
     ConnectionState,
     PolicyState,
     PrefixCacheState,
-    PreloadState,
     ReplicaReport,
     RouterSnapshot,
     TargetState,
@@ -96,10 +95,6 @@ HELP = {
     "client_connections": "open connections of clients",
     "client_connections_refused_total": "connections closed at once, by reason: total (as many are open as may be), "
     "share (its client has its share of them), handshake (of TLS)",
-    "preload_tokens_total": "tokens loaded into engines ahead of the requests for them, by reason (join, drain, copy) "
-    "and source: computed, pool",
-    "preload_settled_tokens_total": "of those, tokens that the first request for them hit, or found lost, by outcome",
-    "preload_requests_total": "requests that loaded them, by reason and end: loaded, failed",
     "replica_up": "1 while frames of the other router arrive without a gap, and it acknowledges what it gets",
     "replica_last_heard_seconds": "time since its last frame; no sample while none comes",
     "replica_lag_seconds": "half the time from the last beat to its acknowledgement",
@@ -159,7 +154,6 @@ def families(now: RouterSnapshot) -> Iterator[Metric]:
     yield _family("token_id_passthrough_skipped_total", REASON, by_label(now.passthrough.not_sent))
     yield from _prefix_cache(now.prefix_cache, now.tokenizers)
     yield from _connections(now.connections)
-    yield from _preloads(now.preloads)
     yield from _replicas([replica for replica in now.replicas if replica.address is not None and not replica.own])
     yield from now.features
 
@@ -225,12 +219,6 @@ def _replicas(replicas: Sequence[ReplicaReport]) -> Iterator[Metric]:
     received = (((name, "received"), replica.bytes_received) for name, replica in named.items())
     yield _family("replica_bytes_total", ("replica", "direction"), (*sent, *received))
     yield _family("replica_unsent_frames_total", label, by_label({n: r.unsent for n, r in named.items()}))
-
-
-def _preloads(now: PreloadState) -> Iterator[Metric]:
-    yield _family("preload_tokens_total", ("reason", "source"), now.loaded_tokens.items())
-    yield _family("preload_settled_tokens_total", ("reason", "outcome"), now.settled_tokens.items())
-    yield _family("preload_requests_total", ("reason", "end"), now.requests.items())
 
 
 def _prefix_cache(now: PrefixCacheState | None, reports: Mapping[str, TokenizationReport]) -> Iterator[Metric]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,12 +14,14 @@ import dns.message
 import dns.rcode
 import dns.rrset
 import pytest
+import uvloop
 
 from router.backends.discovery.dns import DnsDiscovery, LookupFailed, NameLookup, ServiceAddress
 from router.clock import ManualClock
 from router.config.schema import InstanceConfig
 from router.config.sections.discovery import DnsConfig
 from tests.fakes.engines import eventually
+from tests.patience import PATIENCE_S
 from tests.suites.discovery import DEADLINE_S, next_of, watching
 
 NAME = "_http._tcp.vllm.test"
@@ -197,3 +200,26 @@ async def test_an_ipv6_address_gets_brackets() -> None:
 async def test_a_host_that_does_not_exist_is_trouble() -> None:
     with pytest.raises(LookupFailed, match=r"nothing\.invalid"):
         await NameLookup().find_addresses("nothing.invalid")
+
+
+def test_a_loop_closes_whatever_a_cancelled_lookup_has_left() -> None:
+    """Cancelled as its socket opens, a lookup leaves that to the loop: uvloop's endpoints are not closed by it."""
+
+    async def cancel_after(steps: int) -> None:
+        transport, server = await asyncio.get_running_loop().create_datagram_endpoint(NameServer, ("127.0.0.1", 0))
+        task = asyncio.create_task(server.lookup().find_services(NAME))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        transport.close()
+
+    def run() -> None:
+        for steps in range(12):
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(cancel_after(steps))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "a loop does not close"

@@ -46,11 +46,6 @@ class Rooms:
     def describe_discovery(self) -> dict[str, str | None]:
         return {"config": None, "file": "fleet.yaml: no such file"}
 
-    def describe_preloads(self) -> dict[str, Any]:
-        warmups = [{"id": "a", "end": None, "tokens": 512}]
-        prefixes = [{"target": "a/0", "reason": "join", "tokens": 512}]
-        return {"saved_ms": 9.5, "warmups": warmups, "handoffs": [], "prefixes": prefixes}
-
     def forget_cache(self, instance: str) -> bool:
         if instance in self.draining:
             self.forgotten.append(instance)
@@ -148,12 +143,6 @@ def test_drain_and_undrain() -> None:
 def test_replicas() -> None:
     (replica,) = open_door().get("/admin/replicas").json()["replicas"]
     assert (replica["address"], replica["up"], replica["lag_s"]) == ("10.0.0.2:9004", True, 0.002)
-
-
-def test_preloads() -> None:
-    body = open_door().get("/admin/preloads").json()
-    assert body["warmups"] == [{"id": "a", "end": None, "tokens": 512}]
-    assert body["prefixes"] == [{"target": "a/0", "reason": "join", "tokens": 512}]
 
 
 def test_weights_changed_forgets_one_cache() -> None:
@@ -299,7 +288,7 @@ OWN_ERRORS = {
 
 def test_every_error_is_described() -> None:
     paths = open_door().get("/admin/openapi.json").json()["paths"]
-    assert len(paths) == 20
+    assert len(paths) == 19
     for path, methods in paths.items():
         for method, description in methods.items():
             wanted = {"200", "401", "403", "422"} | OWN_ERRORS.get((method, path), set())

@@ -23,8 +23,6 @@ from router.control.peers.messages import (
     InstanceSuspected,
     LoadMessage,
     PredictionChecked,
-    PrefixPreloaded,
-    PreloadSettled,
     ResponseStored,
     SessionAnswered,
     SessionMoved,
@@ -35,11 +33,9 @@ from router.fleet.instance import Target
 from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.kvcache.events import TargetId
 from router.prompt.prompt import Endpoint, Prompt, Text
-from router.prompt.usage import Usage
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import AttemptEnd, Record, Stages
-from router.scheduling.preload import book_preload, settle_preload
 from router.scheduling.ticket import Ticket
 from tests.fakes.caches import RING, Cache, prompt_of
 from tests.router.control.peers.memory_network import MemoryNetwork
@@ -419,25 +415,3 @@ def test_blocks_on_their_way_are_expected_by_the_others_and_those_of_a_target_wi
     ]
     assert expected == [(0, 16), (16, 16)]
     assert group.network.messages(BlocksSent, "b") == [], "it is not passed on"
-
-
-def test_a_preloaded_prefix_is_booked_for_all_and_its_first_request_counts_once() -> None:
-    group = Group(2)
-    one, other = group.all
-    far = Process("far", group.network)
-    far.peers.host = "another"
-    known = prompt_of(range(16))
-    booked = book_preload(one.core, one.target(), known, "join", None, 100.0)
-    share = one.core.own_share(A)
-    assert (one.peers.booked, share.prefilling, share.prefill_tokens) == ({A}, 1, 16)
-    one.peers.booked.clear()
-    keys = tuple(known.keys[4][n - 1] for n in (1, 2, 4))
-    settle_preload(one.core, booked, Usage(16, 0, 1), keys, 101.0, 101.0)
-    assert (one.peers.booked, one.core.own_share(A)) == ({A}, NO_SHARE)
-    assert len(group.network.messages(PrefixPreloaded)) == 1
-    assert (bool(other.core.preloads), bool(far.core.preloads)) == (True, False), "it counts at this host"
-    assert other.core.preloads.on_answer(A, keys, 16) == 16
-    assert len(group.network.messages(PreloadSettled)) == 1
-    assert not one.core.preloads
-    assert one.core.preloads.prefixes[0].hit_tokens == 16
-    assert other.core.preloads.on_answer(A, keys, 16) is None

@@ -16,6 +16,7 @@ from router.clock import ManualClock
 from router.config import schema
 from router.control.core import build_scheduler
 from router.features.preload import preloader
+from router.features.preload.book import PreloadBook
 from router.features.preload.budget import PreloadBudget
 from router.features.preload.preloader import PreloadEnd, Preloader
 from router.features.preload.recent_prompts import RecentPrompt, RecentPrompts
@@ -42,8 +43,8 @@ class House:
         self.core.indexer.on_batch(TargetId("a/0"), Cache().batch())
         self.sent: list[dict[str, Any]] = []
         self.status = 200
-        self.budget = PreloadBudget(share)
-        self.preloader = Preloader(self.budget, self.core, RING, NoKvStore(), self.fetch, self.clock)
+        self.budget, self.book = PreloadBudget(share), PreloadBook()
+        self.preloader = Preloader(self.budget, self.book, self.core, RING, NoKvStore(), self.fetch, self.clock)
 
     @property
     def target(self) -> Target:
@@ -102,7 +103,7 @@ async def test_it_is_booked_while_it_is_computed_then_expected_there_and_teaches
     assert estimate.overlap is not None
     assert estimate.overlap.expected_tokens == 16
     assert house.target.latency_model.speed(house.clock.now()).samples == 1
-    assert house.core.preloads.prefixes[0].duration_ms == pytest.approx(200)
+    assert house.book.prefixes[0].duration_ms == pytest.approx(200)
 
 
 async def test_a_failure_books_and_expects_nothing() -> None:
@@ -113,8 +114,8 @@ async def test_a_failure_books_and_expects_nothing() -> None:
     (estimate,) = house.core.view_builder.estimates(prompt_of([*range(16), 99]), [house.target]).values()
     assert estimate.overlap is not None
     assert estimate.overlap.expected_tokens == 0
-    assert not house.core.preloads
-    assert dict(house.core.preloads.requests) == {("join", "failed"): 1}
+    assert not house.book
+    assert dict(house.book.requests) == {("join", "failed"): 1}
 
 
 async def test_a_spent_budget_is_waited_for(passing: Any) -> None:

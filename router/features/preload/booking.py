@@ -7,9 +7,8 @@ breaker does not hear of it.
 
 from __future__ import annotations
 
+from router.features.preload.book import PreloadedPrefix, Reason
 from router.fleet.instance import Target
-from router.fleet.preload_book import PreloadedPrefix, Reason
-from router.kvcache.events import Key
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.usage import Usage
 from router.scheduling.feedback import learn_from_answer
@@ -61,29 +60,25 @@ def book_preload(
 
 
 def settle_preload(
-    scheduler: Scheduler, preload: PreloadBooking, usage: Usage | None, keys: tuple[Key, ...], now: float, wall_s: float
+    scheduler: Scheduler, preload: PreloadBooking, usage: Usage | None, now: float, wall_s: float
 ) -> PreloadedPrefix | None:
-    """Release the booking and learn from the answer; `usage` is None where none came. `keys` are those of the prefix's
-    first 1, 2, 4, ... blocks. Return what was loaded, which is counted from now on; None: nothing was.
+    """Release the booking and learn from the answer; `usage` is None where none came. Return what was loaded; None:
+    nothing was.
     """
     preload.booking.release()
     scheduler.report_load(preload.target.id)
     if preload.sent_prompt is not None:
         (scheduler.indexer.on_failure if usage is None else scheduler.indexer.on_first_byte)(preload.sent_prompt)
     if usage is None:
-        scheduler.preloads.requests[preload.reason, "failed"] += 1
         return None
     duration_ms = (now - preload.sent_at) * 1e3  # its answer is one token long
     learn_from_answer(preload, preload.pool_hit, usage, duration_ms, now, shared_pool=scheduler.shared_pool)
-    scheduler.preloads.requests[preload.reason, "loaded"] += 1
     missing = preload.compute_tokens + preload.fetch_tokens
     computed, fetched = preload.compute_tokens, preload.fetch_tokens
     if usage.cached_tokens is not None:  # by the engine, rather than as it was expected
         computed = min(missing, preload.tokens - usage.cached_tokens)
         fetched = missing - computed if fetched or scheduler.shared_pool else 0
-    loaded = PreloadedPrefix(preload.target.id, preload.reason, wall_s, preload.tokens, computed, fetched, duration_ms)
-    scheduler.preloads.add(loaded, keys)
-    return loaded
+    return PreloadedPrefix(preload.target.id, preload.reason, wall_s, preload.tokens, computed, fetched, duration_ms)
 
 
 def _fetch_ms(speed: Speed, tokens: int) -> float:

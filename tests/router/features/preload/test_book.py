@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.fleet import preload_book
-from router.fleet.preload_book import PreloadBook, PreloadedPrefix
+from router.features.preload import book as module
+from router.features.preload.book import PreloadBook, PreloadedPrefix
 from router.kvcache.events import Key, TargetId
 
 A = TargetId("a/0")
@@ -62,7 +62,7 @@ def test_another_process_settles_it_without_counting_it() -> None:
 
 
 def test_it_is_bounded_and_forgets_targets_that_left(monkeypatch) -> None:
-    monkeypatch.setattr(preload_book, "KEYS_KEPT", 6)
+    monkeypatch.setattr(module, "KEYS_KEPT", 6)
     book = PreloadBook()
     book.add(prefix(), KEYS)
     book.expect(TargetId("b/0"), "join", KEYS, 32, 32)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from router.kvcache.events import Key, TargetId
+from router.prompt.usage import Usage
+from router.scheduling.ticket import Ticket
 
 Reason = Literal["join", "drain", "copy"]
 """Why a prefix is loaded: its engine has joined, one that holds it is drained, or its holders are overloaded."""
@@ -70,8 +72,16 @@ class PreloadBook:
         """Whether any prefix waits for its first request."""
         return self._count > 0
 
+    def note(self, reason: Reason, loaded: PreloadedPrefix | None, keys: Sequence[Key]) -> None:
+        """Count a request that was to load a prefix; `loaded` None: it failed. `keys`: as in `add`."""
+        self.requests[reason, "failed" if loaded is None else "loaded"] += 1
+        if loaded is not None:
+            self.add(loaded, keys)
+
     def add(self, prefix: PreloadedPrefix, keys: Sequence[Key]) -> None:
-        """Count a prefix that was loaded; `keys` are those of its first 1, 2, 4, ... blocks, which end with it."""
+        """Wait for the first requests for a prefix; `keys` are those of its first 1, 2, 4, ... blocks, which end with
+        it.
+        """
         self.prefixes.append(prefix)
         self.loaded_tokens[prefix.reason, "computed"] += prefix.computed_tokens
         self.loaded_tokens[prefix.reason, "pool"] += prefix.pool_tokens
@@ -97,6 +107,13 @@ class PreloadBook:
                 self._count += 1
         while self._count > KEYS_KEPT:
             self._drop_oldest()
+
+    def count(self, ticket: Ticket, usage: Usage) -> None:
+        """Count, here and in its record, what an attempt that has ended hit of that which was loaded ahead."""
+        alone = ticket.attempt.prefill is None  # else another target computed the prompt
+        if self and alone and usage.cached_tokens is not None:
+            keys = ticket.attempt.decision.view.prefixes
+            ticket.record.preloaded_tokens = self.on_answer(ticket.target.id, keys, usage.cached_tokens)
 
     def on_answer(self, target: TargetId, keys: Sequence[int], cached_tokens: int) -> int | None:
         """Settle what a request at `target` with these prefixes has asked for. Return the tokens that it hit of what
