@@ -33,6 +33,7 @@ from router.telemetry.metrics.page import MetricsPage
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from router.tenants.directory import TenantDirectory
+from router.tenants.tenant import Tenant
 from tests.router.proxy.connections import an_exchange, sent
 from tests.router.request.some_services import some_services
 
@@ -72,8 +73,8 @@ class OnlyFleet(Scheduler):
 class FakeRoutes(RequestApi):
     """Answers with the routes of `api`."""
 
-    def __init__(self, api: Api, services: Services, tenants: TenantDirectory | None) -> None:
-        super().__init__(services, tenants)
+    def __init__(self, api: Api, services: Services) -> None:
+        super().__init__(services)
         self._api = api
 
     def route(self, call: ClientRequest) -> Awaitable[None]:
@@ -98,14 +99,20 @@ class Api:
         ledger = Ledger(PricesConfig(), clock, "")
         tables = TenantTables(self.metrics.counter, self.metrics.model_label, ())
         limits = TenantStages(Meter(ledger, self.usage, tables, lambda model: None, clock))
+
+        def identify(call: ClientRequest) -> Tenant:
+            assert tenants is not None
+            return tenants.identify(call.fields, trusted=call.proxied, now_wall_s=clock.wall())
+
         services = some_services(
             config=schema.Config(edge=EdgeConfig.model_validate(edge)),
             clock=clock,
             metrics=self.metrics,
+            identify=None if tenants is None else identify,
             scheduler=OnlyFleet(fleet),
             path=RequestPath((), (), (), (), (limits.on_refusal,), (limits.filter_cards,)),
         )
-        self.api = PublicApi(FakeRoutes(self, services, tenants), self.ops)
+        self.api = PublicApi(FakeRoutes(self, services), self.ops)
 
     async def ops(self, scope: Any, receive: Any, send: Any) -> None:
         self.came.append(("ops", scope["path"]))
