@@ -11,6 +11,7 @@ from router.prompt.prompt import Prompt, UnknownIds
 from router.scheduling.policy.record import Record
 from router.tenants.tenant import Tenant
 from tests.router.request.requests import UNKNOWN, a_request
+from tests.router.request.some_services import some_services
 
 
 class Leased:
@@ -45,6 +46,6 @@ async def enter(
     """Return the place that a request gets; None: nothing is counted of it."""
     request = a_request(prompt, tokens, tenant=tenant)
     request.arrived_s = arrived_s
-    if (wait := stage.enter(request, cast(Any, None))) is not None:
+    if (wait := stage.enter(request, some_services())) is not None:
         await wait
     return cast(AdmissionLease, request.held[-1]) if request.held else None
