@@ -35,6 +35,7 @@ from router.proxy.listeners import Listener, Listeners
 from router.proxy.listening_sockets import ListeningSockets
 from router.request.ops_api import Readiness, ops_app
 from router.request.public_api import PublicApi, RequestApi
+from router.request.reading import build_read_options
 from router.request.stages import given
 from router.telemetry.metrics.exposition import PageForm
 from router.telemetry.metrics.page import MetricsPage
@@ -119,7 +120,7 @@ class App:
     def _build_admin_api(self) -> None:
         """Build what operators call."""
         core, config = self.core, self.core.config
-        reading = EngineTokenizer(core.upstreams.fetch), wiring.build_read_options(config, want_source=True)
+        reading = EngineTokenizer(core.upstreams.fetch), build_read_options(config, want_source=True)
         names = next(iter(given(feature.resolve_name for feature in self.features.values())), None)
         clients = None if core.client_keys is None else core.client_keys.directory
         explain = Explain(config, core.clock, core.scheduler, core.tokenization, *reading, clients, names)
@@ -130,11 +131,6 @@ class App:
     @property
     def _feature_listeners(self) -> Sequence[Listener]:
         return given(feature.listener for feature in self.features.values())
-
-    @property
-    def run_id(self) -> str:
-        """Id of this run, with which the ids of its records begin."""
-        return self.core.run_id
 
     @property
     def on_duty(self) -> bool:

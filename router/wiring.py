@@ -12,16 +12,14 @@ from pkgutil import resolve_name
 
 from fastapi import FastAPI
 
-from router.backends.vllm.disaggregation import PARAMS
 from router.config import schema
 from router.config.sections.listeners import ListenConfig
 from router.control.core import Core
 from router.control.feature import Feature
 from router.errors import needs_extra
 from router.picker.answer_log import AnswerLog
-from router.prompt.api.parse import ReadOptions
 from router.proxy.asgi import AsgiHandler
-from router.proxy.headers import HeaderRules
+from router.proxy.headers import build_header_rules
 from router.proxy.listener import HttpListener, configure_server
 from router.proxy.listeners import Listener
 from router.proxy.listening_sockets import ListeningSockets, SocketShare
@@ -29,6 +27,7 @@ from router.proxy.upstreams import UpstreamTimeouts
 from router.request.admin_tokens import AdminTokens
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.ops_api import MetricsAccess, Readiness, metrics_app
+from router.request.reading import build_proxy_read_options, build_read_options
 from router.request.relay_path import RelayPath
 from router.request.retry_budget import RetryBudget
 from router.request.services import Identify, Services
@@ -101,25 +100,6 @@ def build_identify(core: Core) -> Identify | None:
     return lambda call: directory.identify(call.fields, trusted=call.proxied, now_wall_s=wall())
 
 
-def build_read_options(config: schema.Config, *, want_source: bool = False) -> ReadOptions:
-    """Return how to read bodies; requests read the prompt in them only when its token ids are needed."""
-    return ReadOptions(frozenset(config.edge.strip_fields), config.usage == "inject", want_source=want_source)
-
-
-def build_proxy_read_options(config: schema.Config) -> ReadOptions:
-    """Return how the proxy reads bodies: it relays the answers, so it may also ask for what it then takes out."""
-    continues = config.limits.continuation_bytes > 0 and PARAMS in config.edge.strip_fields
-    usage = config.usage == "inject"
-    return ReadOptions(frozenset(config.edge.strip_fields), usage, want_source=False, continues=continues)
-
-
-def build_header_rules(config: schema.Config) -> HeaderRules:
-    """Return what of a client's headers reaches engines: not its key for this router, nor who a proxy says it is."""
-    clients, strip = config.clients, config.edge.strip_headers
-    named = [] if clients.tenant_header is None else [clients.tenant_header]
-    return HeaderRules([*strip, *named], own_keys=clients.keys_file is not None or clients.jwt is not None)
-
-
 def build_picker(core: Core, services: Services, readiness: Readiness, answers: AnswerLog) -> Listener | None:
     """Build the endpoint picker of `picker`, over the services of the proxy but for the data path. Raises `ConfigError`
     for certificate files that cannot be used.
@@ -149,8 +129,7 @@ def build_picker(core: Core, services: Services, readiness: Readiness, answers: 
 
 
 def build_metrics_access(core: Core, render: Callable[[PageForm], Awaitable[bytes]]) -> MetricsAccess:
-    config = core.config
-    scrape = SharedScrape(render, core.tasks, core.clock)
+    scrape, config = SharedScrape(render, core.tasks, core.clock), core.config
     return MetricsAccess(scrape, config.metrics.token_hash, has_exemplars=config.tracing is not None)
 
 

@@ -80,7 +80,7 @@ async def _start(config: Config, start: StartWorker, link: SupervisorLink, socke
     file = None if start.file is None else Path(start.file)
     role = WorkerRole(start, link)
     app = App(config, file=file, role=role, only_picker=start.only_picker, sockets=sockets)
-    await link.announce_built(app.run_id)
+    await link.announce_built(app.core.run_id)
     link.answer = partial(_answer, app)
     await app.start(hold=True, join=start.join)
     link.send(WorkerStarted())

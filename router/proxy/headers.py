@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from router.config.schema import Config
 from router.errors import BadRequest
 
 Headers = list[tuple[bytes, bytes]]
@@ -139,6 +140,13 @@ class HeaderRules:
         """Return the same rules for a gateway, which has the headers."""
         removed = [name for name, _ in headers if name in self._removed or name.startswith(PREFIX)]
         return HeaderEdits([name.decode("latin-1") for name in removed], any(n == REQUEST_ID for n, _ in headers))
+
+
+def build_header_rules(config: Config) -> HeaderRules:
+    """Return what of a client's headers reaches engines: not its key for this router, nor who a proxy says it is."""
+    clients, strip = config.clients, config.edge.strip_headers
+    named = [] if clients.tenant_header is None else [clients.tenant_header]
+    return HeaderRules([*strip, *named], own_keys=clients.keys_file is not None or clients.jwt is not None)
 
 
 NO_HEADERS = ForwardedHeaders(b"", b"")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from router.backends.vllm.disaggregation import PARAMS
+from router.config.schema import Config
 from router.errors import NotFound, UnsupportedCoding, quote_name
 from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.api.parse import read_prompt, read_request_headers
+from router.prompt.api.parse import ReadOptions, read_prompt, read_request_headers
 from router.prompt.api.size_limits import LARGE_BODY_BYTES
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds
 from router.proxy.call import ClientRequest
@@ -20,6 +22,18 @@ from router.request.services import Services
 
 STORED: Final = "/v1/responses/{id}"  # the endpoint's name in records and metrics
 NOT_NEEDED: Final = UnknownIds("not_needed")
+
+
+def build_read_options(config: Config, *, want_source: bool = False) -> ReadOptions:
+    """Return how to read bodies; requests read the prompt in them only when its token ids are needed."""
+    return ReadOptions(frozenset(config.edge.strip_fields), config.usage == "inject", want_source=want_source)
+
+
+def build_proxy_read_options(config: Config) -> ReadOptions:
+    """Return how the proxy reads bodies: it relays the answers, so it may also ask for what it then takes out."""
+    continues = config.limits.continuation_bytes > 0 and PARAMS in config.edge.strip_fields
+    usage = config.usage == "inject"
+    return ReadOptions(frozenset(config.edge.strip_fields), usage, want_source=False, continues=continues)
 
 
 def check_coding(call: ClientRequest) -> None:

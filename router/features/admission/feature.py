@@ -13,7 +13,7 @@ from router.control.api.shapes import OpenShape
 from router.control.core import Core
 from router.control.feature import Feature
 from router.features.admission.status import describe_admission, list_families
-from router.features.admission.waiting import AdmissionQueues, AdmissionStage
+from router.features.admission.waiting import Acquire, AdmissionQueues, AdmissionStage
 from router.request.stages import FeaturePath
 from router.telemetry.metrics.buckets import WAIT_BOUNDS_S
 
@@ -40,15 +40,17 @@ class AdmissionFeature(Feature):
         self._wait_s = metrics.histogram("admission_wait_seconds", help_wait, WAIT_BOUNDS_S, "model", "queue")
         pooled, tenants = config.pool is not None, config.clients.identifies
         queues = AdmissionQueues(config.admission, scheduler, clock, self._on_wait_end, pooled=pooled, tenants=tenants)
-        self.queues, acquire = queues, None
+        self.queues = queues
+        acquire: Acquire | None = None  # this process decides
         if core.peers is not None:
             from router.features.admission.peers import SharedAdmission
 
             shared = SharedAdmission(queues, scheduler, core.duty, core.peers, core.tasks, clock)
-            acquire, self.shared = shared.acquire, (shared,)
+            self.shared = (shared,)
+            acquire = shared.acquire
         self._clock = clock
         self._policies = scheduler.selector
-        scheduler.on_swap.append(self.queues.follow)
+        scheduler.on_swap.append(queues.follow)
         self.path = FeaturePath(tokenized=AdmissionStage(queues, scheduler.conversations, acquire).enter)
 
     def start(self) -> None:

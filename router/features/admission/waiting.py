@@ -73,7 +73,7 @@ class AdmissionStage:
 
 
 class LeaseListener(Protocol):
-    """Learns what becomes of admitted requests; `router/control/peers` publishes it."""
+    """Follows what becomes of admitted requests, to publish it."""
 
     def on_begin(self, model: str, admission: Admission, prefix: PromptPrefix | None) -> int:
         """A request was admitted. Returns a number for it."""
