@@ -27,7 +27,7 @@ from router.proxy.upstreams import UpstreamTimeouts
 from router.request.admin_tokens import AdminTokens
 from router.request.concurrency import ConcurrencyLimiter
 from router.request.ops_api import MetricsAccess, Readiness, metrics_app
-from router.request.reading import build_proxy_read_options, build_read_options
+from router.request.reading import build_read_options
 from router.request.relay_path import RelayPath
 from router.request.retry_budget import RetryBudget
 from router.request.services import Identify, Services
@@ -79,7 +79,7 @@ def build_services(core: Core, features: Iterable[Feature]) -> Services:
         retry_budget=RetryBudget(limits.retry_ratio, limits.retry_burst),
         tokenization=core.tokenization,
         identify=build_identify(core),
-        read_options=build_proxy_read_options(config),
+        read_options=build_read_options(config, relays=True),
         large_body=asyncio.Lock(),
         data_path=relay,
         suspect=core.health.suspect,

@@ -24,16 +24,13 @@ STORED: Final = "/v1/responses/{id}"  # the endpoint's name in records and metri
 NOT_NEEDED: Final = UnknownIds("not_needed")
 
 
-def build_read_options(config: Config, *, want_source: bool = False) -> ReadOptions:
-    """Return how to read bodies; requests read the prompt in them only when its token ids are needed."""
-    return ReadOptions(frozenset(config.edge.strip_fields), config.usage == "inject", want_source=want_source)
-
-
-def build_proxy_read_options(config: Config) -> ReadOptions:
-    """Return how the proxy reads bodies: it relays the answers, so it may also ask for what it then takes out."""
-    continues = config.limits.continuation_bytes > 0 and PARAMS in config.edge.strip_fields
-    usage = config.usage == "inject"
-    return ReadOptions(frozenset(config.edge.strip_fields), usage, want_source=False, continues=continues)
+def build_read_options(config: Config, *, want_source: bool = False, relays: bool = False) -> ReadOptions:
+    """Return how to read bodies; requests read the prompt in them only when its token ids are needed. Who `relays` the
+    answers may also ask for what it then takes out.
+    """
+    stripped = frozenset(config.edge.strip_fields)
+    continues = relays and config.limits.continuation_bytes > 0 and PARAMS in stripped
+    return ReadOptions(stripped, config.usage == "inject", want_source=want_source, continues=continues)
 
 
 def check_coding(call: ClientRequest) -> None:

@@ -45,7 +45,7 @@ class AdmissionFeature(Feature):
         if core.peers is not None:
             from router.features.admission.peers import SharedAdmission
 
-            shared = SharedAdmission(queues, scheduler, core.duty, core.peers, core.tasks, clock)
+            shared = SharedAdmission(queues, core.duty, core.peers, core.tasks, clock)
             self.shared = (shared,)
             acquire = shared.acquire
         self._clock = clock

@@ -57,14 +57,20 @@ class ModelAdmission:
 
     def arrive(self, pending: PendingRequest) -> Admitted | Queued:
         """Admit or queue a request. Call `on_answer` or `on_leave` afterwards."""
-        session, prompt_tokens, tokens, held, _, claim = pending
-        if tokens is not None and self.needs_overlap(session, prompt_tokens):
-            held = find_held(self._scheduler, self.model, tokens, self._clock.now())
+        session, prompt_tokens, _, _, _, claim = pending
+        held = self.find_held(pending)
         now = self._clock.now()
         self._update_capacity(now)
         local_tokens, homes = (None, ()) if held is None else held
         times = self._estimate_prefill(prompt_tokens, local_tokens or 0, now)
         return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens, claim, homes, times), now)
+
+    def find_held(self, pending: PendingRequest) -> HeldPrefix | None:
+        """Return what targets hold of a request's prompt; None: unknown, or of no matter to the rule."""
+        tokens = pending.tokens
+        if tokens is None or not self.needs_overlap(pending.session, pending.prompt_tokens):
+            return pending.held
+        return find_held(self._scheduler, self.model, tokens, self._clock.now())
 
     def _estimate_prefill(self, prompt_tokens: int | None, local_tokens: int, now: float) -> PrefillTimes | None:
         """Return how long a typical idle engine takes for a prompt; None: that is unknown."""

@@ -25,12 +25,11 @@ from router.control.duty import Duty
 from router.control.peers.parts import Message, Peers
 from router.errors import TooBusy
 from router.features.admission.lease import AdmissionLease
-from router.features.admission.model_admission import ModelAdmission, find_held
+from router.features.admission.model_admission import ModelAdmission
 from router.features.admission.pending_request import HeldPrefix, PendingRequest
 from router.features.admission.shared_prefixes import PromptPrefix
 from router.features.admission.verdicts import ComputedPrompt, KnownProgram
 from router.features.admission.waiting import AdmissionQueue, AdmissionQueues, QueueLease
-from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
 from scorers.admission.contract import Admission, Claim
 
@@ -127,11 +126,8 @@ class SharedAdmission:
         *(AdmissionsOpen, ProgramKnown),
     )
 
-    def __init__(
-        self, queues: AdmissionQueues, scheduler: Scheduler, duty: Duty, peers: Peers, tasks: Tasks, clock: Clock
-    ) -> None:
+    def __init__(self, queues: AdmissionQueues, duty: Duty, peers: Peers, tasks: Tasks, clock: Clock) -> None:
         self._queues = queues
-        self._scheduler = scheduler
         self._duty = duty
         self._peers = peers
         self._tasks = tasks
@@ -157,9 +153,8 @@ class SharedAdmission:
 
     def _describe(self, admission: ModelAdmission, pending: PendingRequest) -> AdmissionAsked:
         """Return the query for a place."""
-        (session, prompt_tokens, tokens, held, prefix, claim), now = pending, self._clock.now()
-        if tokens is not None and admission.needs_overlap(session, prompt_tokens):
-            held = find_held(self._scheduler, admission.model, tokens, now)
+        session, prompt_tokens, _, _, prefix, claim = pending
+        held = admission.find_held(pending)
         return AdmissionAsked(
             next(self._numbers),
             admission.model,
@@ -170,7 +165,7 @@ class SharedAdmission:
             claim.tenant,
             claim.weight,
             claim.priority,
-            None if claim.deadline_s is None else claim.deadline_s - now,
+            None if claim.deadline_s is None else claim.deadline_s - self._clock.now(),
         )
 
     async def _ask(self, decider: str, asked: AdmissionAsked) -> AdmissionVerdict | None:

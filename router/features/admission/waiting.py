@@ -104,7 +104,7 @@ class AdmissionQueues:
         self._registry = load_registry()
         build_rule(config, self._registry)
         self._scheduler = scheduler
-        self.clock = clock
+        self._clock = clock
         self._on_wait_end = on_wait_end
         self._pooled = pooled
         self._tenants = tenants
@@ -133,7 +133,7 @@ class AdmissionQueues:
 
     def _follow_window(self) -> None:
         assert self._policy_set is not None
-        experiment, unit, now_wall_s = self._policy_set.experiment, None, self.clock.wall()
+        experiment, unit, now_wall_s = self._policy_set.experiment, None, self._clock.wall()
         self._window_ends_wall_s = inf
         if experiment is not None and experiment.compares_admission:
             unit = window_unit(experiment, now_wall_s)
@@ -159,18 +159,18 @@ class AdmissionQueues:
 
     def queue_of(self, model: str) -> AdmissionQueue | None:
         """Return the queue of a base model that instances serve; `None` while admission control is off."""
-        if self.clock.wall() >= self._window_ends_wall_s:
+        if self._clock.wall() >= self._window_ends_wall_s:
             self._follow_window()
         if not self.config.enabled:
             return None
         if (queue := self._queues.get(model)) is None:
             config, rule = self.config, build_rule(self.config, self._registry)
-            now = self.clock.now()
+            now = self._clock.now()
             controller = AdmissionController(
                 rule, config.max_wait_s, config.idle_s, pooled=self._pooled, tenants=self._tenants, now=now
             )
-            admission = ModelAdmission(model, controller, self._scheduler, self.clock)
-            queue = AdmissionQueue(admission, config.rule.name, config.max_wait_s, self.clock, self._on_wait_end)
+            admission = ModelAdmission(model, controller, self._scheduler, self._clock)
+            queue = AdmissionQueue(admission, config.rule.name, config.max_wait_s, self._clock, self._on_wait_end)
             queue.listener = self.listener
             self._queues[model] = queue
         return queue

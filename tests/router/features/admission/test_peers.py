@@ -50,7 +50,7 @@ class Process(Scene):
         self.duty.follow(duty)
         self.peers = group.network.join(run, host)
         clock = self.house.clock
-        self.shared = SharedAdmission(self.queues, self.house.core, self.duty, self.peers, group.tasks, clock)
+        self.shared = SharedAdmission(self.queues, self.duty, self.peers, group.tasks, clock)
         self.stage = AdmissionStage(self.queues, self.house.core.conversations, self.shared.acquire)
         self.peers.parts.append(self.shared)
 
