@@ -44,6 +44,7 @@ from router.scheduling.policy.policy import Policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.policy.record_view import OPEN_BREAKERS, SLOW_PROBES, describe_decision, to_plain
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.shortlist import SMALL
 from router.tenants.directory import TenantDirectory
 from scorers.contract import Needs
@@ -121,7 +122,8 @@ class Explain:
         placement = self._place(request, prompt, record)
         only = locate_response(prompt, tenant, self.scheduler)
         tokens = known if isinstance(known, TokenizedPrompt) else None
-        decision = explain(self.scheduler, record, prompt, served, tokens, self.clock.now(), only)
+        scheduled = SchedulingRequest(record, prompt, served, tokens)
+        decision = explain(self.scheduler, scheduled, self.clock.now(), only)
         if decision is None:
             raise NoTarget("no engine can serve this model now")
         policy = record.policy

@@ -8,7 +8,6 @@ from collections.abc import Awaitable
 
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
-from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.answer_ids import ContinuationBudget
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Endpoint, Prompt
@@ -83,7 +82,7 @@ class RelayPath:
         headers = self._build_headers(call, request, ticket)
         outgoing = build_outgoing(call, request, headers.answer, ticket)
         offered: AttemptPassthrough | None = None
-        if isinstance(request.tokens, TokenizedPrompt):
+        if request.known is not None:
             offered = offer_token_ids(request, ticket, self._passthrough)
         if offered is None:
             with watch:

@@ -17,6 +17,7 @@ from router.proxy.call import ClientRequest
 from router.request.admin_tokens import PolicyOverride
 from router.request.concurrency import Slot
 from router.scheduling.policy.record import Record, Stages
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.ticket import Ticket
 from router.telemetry.trace_context import TraceContext
 from scorers.contract import PoolHit
@@ -122,6 +123,15 @@ class Request:
             self.held.pop().release(self)
         finally:
             self.release()
+
+    @property
+    def known(self) -> TokenizedPrompt | None:
+        """Tokens of the prompt; None: they are not known."""
+        return self.tokens if isinstance(self.tokens, TokenizedPrompt) else None
+
+    def to_schedule(self, record: Record) -> SchedulingRequest:
+        """Return what the scheduler reads of the request."""
+        return SchedulingRequest(record, self.prompt, self.served, self.known, self.pool_hit)
 
     @property
     def passed_tokens(self) -> int:

@@ -17,7 +17,6 @@ from router.backends.vllm.disaggregation import LEASE_S, read_kv_params
 from router.errors import quote_name
 from router.fleet.engine_limits import OverLimit
 from router.fleet.instance import Instance
-from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.answer_model import AnswerModel
 from router.prompt.broken_stream import end_broken_stream
 from router.prompt.event_bytes import DONE, EVENT_END
@@ -254,10 +253,9 @@ class ResponseObserver:
             usage = self._stream.join_usage(usage)
         if usage is not None:
             record.prompt_tokens, record.cached_tokens, record.output_tokens = usage
-            tokens = self._request.tokens
-            if isinstance(tokens, TokenizedPrompt):
+            if (known := self._request.known) is not None:
                 instance = self._ticket.target.instance.id
-                self._tokenization.check_count(served.base, self._request.prompt, tokens, usage.prompt_tokens, instance)
+                self._tokenization.check_count(served.base, self._request.prompt, known, usage.prompt_tokens, instance)
 
 
 def _describe(error: StreamError) -> str:

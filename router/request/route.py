@@ -27,7 +27,6 @@ from collections.abc import Sequence
 from router.backends.vllm.disaggregation import can_split
 from router.errors import BadGateway, DeadlineExceeded, NoTarget, NotFound, RequestRefused, quote_name
 from router.kvcache.events import TargetId
-from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Prompt
 from router.proxy.call import ClientRequest
 from router.proxy.relay import RelayDeadline, RelayEnd, RelayNotStarted, RelayRejected
@@ -93,16 +92,11 @@ async def place(request: Request, record: Record, services: Services) -> RelayEn
     only = request.bound_to = locate_response(prompt, call.tenant, scheduler)
     splits = only is None and bool(scheduler.peers) and can_split(prompt.endpoint, prompt.body)
     earlier = EarlierAttempts(failed=services.data_path.excludes(call))
-    known = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
-    avoid = request.avoid
+    scheduled, avoid = request.to_schedule(record), request.avoid
     last: RelayEnd | None = None
     while last is None or may_retry(last, record, services.retry_budget):
         ticket = scheduler.admit(
-            record,
-            prompt,
-            request.served,
-            known,
-            request.pool_hit,
+            scheduled,
             excluding=earlier.failed | avoid if avoid else earlier.failed,
             only=earlier.moved_to or only,
             splits=splits and record.failed_prefills < PREFILLS_ALLOWED,

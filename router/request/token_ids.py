@@ -10,20 +10,19 @@ from collections.abc import Sequence
 from router.backends.token_ids.passthrough import PassthroughOffer, PassthroughTarget, TokenIdPassthrough
 from router.backends.vllm.token_ids import JsonIds
 from router.fleet.engine_facts import ModelCard
-from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.request.request import Request
 from router.scheduling.ticket import Ticket
 
 
 def offer_token_ids(request: Request, ticket: Ticket, passthrough: TokenIdPassthrough) -> AttemptPassthrough | None:
     """Return the ids of this attempt, with the engines that accept them; None for a prompt that never goes with ids."""
-    served, tokens = request.served, request.tokens
-    if served is None or not isinstance(tokens, TokenizedPrompt) or not tokens.json_ids:
+    served, known = request.served, request.known
+    if served is None or known is None or not known.json_ids:
         return None
     shares = (ticket,) if ticket.prefill is None else (ticket, ticket.prefill)
     instances = [share.target.instance for share in shares]
     engines = [PassthroughTarget(instance.id, context_tokens(instance.cards, served.base)) for instance in instances]
-    offer = passthrough.offer(request.prompt, tokens, served.base, served.adapter, engines)
+    offer = passthrough.offer(request.prompt, known, served.base, served.adapter, engines)
     return None if offer is None else AttemptPassthrough(passthrough, offer, ticket)
 
 

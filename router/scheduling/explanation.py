@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from router.fleet.instance import ServedModel
 from router.kvcache.events import TargetId
-from router.kvcache.tokenized_prompt import TokenizedPrompt
-from router.prompt.prompt import Prompt
 from router.scheduling.policy.decision import Decision
-from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.scheduling_request import SchedulingRequest
 
 
 def explain(
-    scheduler: Scheduler,
-    record: Record,
-    prompt: Prompt,
-    served: ServedModel | None,
-    known: TokenizedPrompt | None,
-    now: float,
-    only: TargetId | None = None,
+    scheduler: Scheduler, request: SchedulingRequest, now: float, only: TargetId | None = None
 ) -> Decision | None:
-    """Return what `Scheduler.admit` would choose at `now`, for a whole request and without the pool; None if no target
-    could serve it. Books, counts and learns nothing.
+    """Return what `Scheduler.admit` would choose at `now`, for a whole request; None if no target could serve it.
+    Books, counts and learns nothing.
     """
+    record, prompt, known = request.record, request.prompt, request.known
     views = scheduler.view_builder
     candidates = views.candidates(record, prompt.model, (), only, now)
     answering = [target for target in candidates if not scheduler.peers.is_prefill_only(target)]
@@ -31,5 +23,5 @@ def explain(
     last = None if known is not None and known.complete else scheduler.conversations.last_answer(prompt, now)
     overlaps = {target: estimate.overlap for target, estimate in views.estimates(known, answering, last).items()}
     rows = scheduler.fleet.row_cache.rows(answering, overlaps, now, views.held_tokens)
-    view = views.build(record, prompt, served, known, None, rows, now)
+    view = views.build(request, rows, now)
     return scheduler.selector.explain(view, record.policy or scheduler.selector.policy_set.policy)

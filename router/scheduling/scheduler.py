@@ -25,7 +25,6 @@ from router.kvcache.events import TargetId
 from router.kvcache.indexer import KvIndexer, SentPrompt
 from router.kvcache.overlap_estimate import OverlapEstimate
 from router.kvcache.tokenized_prompt import HashInputs, TokenizedPrompt
-from router.prompt.prompt import Prompt
 from router.prompt.usage import NO_USAGE, Usage
 from router.scheduling.conversations import Conversations
 from router.scheduling.experiments.experiment import RunningExperiment
@@ -37,11 +36,12 @@ from router.scheduling.policy.policy import Policy, merge_orders
 from router.scheduling.policy.record import Attempt, LegEnd, PrefillRecord, Record
 from router.scheduling.prefill_peers import PrefillPeers
 from router.scheduling.response_targets import ResponseTargets, StoredResponse
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.selector import Selector
 from router.scheduling.shortlist import SMALL
 from router.scheduling.ticket import ENGINE_IN_DOUBT, PrefillBooking, Ticket, build_outcome, judge_end, uncached_tokens
 from router.scheduling.view_builder import ViewBuilder
-from scorers.contract import Overlap, PoolHit, Row
+from scorers.contract import Overlap, Row
 
 BYTES_PER_TOKEN = 4  # for bookings only, where a prompt could not be tokenised
 
@@ -174,20 +174,18 @@ class Scheduler:
 
     def admit(
         self,
-        record: Record,
-        prompt: Prompt,
-        served: ServedModel | None,
-        known: TokenizedPrompt | None,
-        pool_hit: PoolHit | None = None,
+        request: SchedulingRequest,
         *,
         excluding: Collection[str] = (),
         only: TargetId | None = None,
         splits: bool = False,
         handed: PrefillRecord | None = None,
     ) -> Ticket | None:
-        """Choose a target by `record.policy` and book it; a pair of them where the request `splits` and that pays. None
-        if no target can serve the request now. `handed` is an earlier prefill half whose KV still waits to be fetched.
+        """Choose a target by the policy of the request's record and book it; a pair of them where the request `splits`
+        and that pays. None if no target can serve the request now. `handed` is an earlier prefill half whose KV still
+        waits to be fetched.
         """
+        record, prompt, known = request.record, request.prompt, request.known
         now = self._clock.now()
         self.fleet.on_arrival(now)
         policy = record.policy or self.selector.policy_set.policy
@@ -206,21 +204,19 @@ class Scheduler:
         if last is None and len(answering) > SMALL and not self.peers:
             orders = merge_orders(self.selector.policy_set.orders, policy.orders)  # shadows read the same view
             if orders is not None:
-                few = self.view_builder.shortlist(orders, answering, prompt, known, pool_hit, record.number, now)
+                few = self.view_builder.shortlist(orders, answering, request, now)
                 listed = answering if few is None else few
         estimates = self.view_builder.estimates(known, [*listed, *feeding], last)
         matched_at = now if known is None else self._clock.now()
         overlaps = {target: estimate.overlap for target, estimate in estimates.items()}
         rows = self._row_builder(policy, overlaps, now)
-        view = self.view_builder.build(
-            record, prompt, served, known, pool_hit, rows(listed), now, len(answering) - len(listed)
-        )
+        view = self.view_builder.build(request, rows(listed), now, len(answering) - len(listed))
         choice = (
             PairChoice(self.selector.choose(view, policy), None)
             if not feeding
             else choose_pair(self.selector, policy, view, lambda id: rows(self.view_builder.peers_for(id, feeding)))
         )
-        ticket = self._book(record, prompt, known, choice, estimates, handed, now)
+        ticket = self._book(request, choice, estimates, handed, now)
         if blind:
             ticket.conversation = self.conversations.identify(prompt)
         ticket.attempt.down = ticket.target.instance.is_slow
@@ -354,17 +350,15 @@ class Scheduler:
 
     def _book(
         self,
-        record: Record,
-        prompt: Prompt,
-        known: TokenizedPrompt | None,
+        request: SchedulingRequest,
         choice: PairChoice,
         estimates: Mapping[TargetId, OverlapEstimate],
         handed: PrefillRecord | None,
         now: float,
     ) -> Ticket:
         """Book the choice. Where KV is handed over, the answering target has the context but no prefill work."""
-        tokens = len(known.ids) if known is not None else len(prompt.body) // BYTES_PER_TOKEN
-        pool_hit = choice.answer.view.pool
+        record, known, pool_hit = request.record, request.known, request.pool_hit
+        tokens = len(known.ids) if known is not None else len(request.prompt.body) // BYTES_PER_TOKEN
         half = None
         if choice.prefill is not None:
             estimate = estimates.get(TargetId(choice.prefill.target))

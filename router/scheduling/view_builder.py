@@ -21,9 +21,10 @@ from router.scheduling.conversations import Conversations, LastAnswer
 from router.scheduling.policy.policy import Orders
 from router.scheduling.policy.record import Record
 from router.scheduling.prefill_peers import PrefillPeers
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.selector import Selector
 from router.scheduling.shortlist import AlikeGroup, ShortlistRequest, all_but, shortlist
-from scorers.contract import Ask, Overlap, PoolHit, Row, View
+from scorers.contract import Ask, Overlap, Row, View
 from scorers.streams import answer_tokens
 
 NO_MODEL = ServedModel("", None)  # of requests about a stored response
@@ -80,13 +81,11 @@ class ViewBuilder:
         self,
         orders: Orders,
         candidates: Sequence[Target],
-        prompt: Prompt,
-        known: TokenizedPrompt | None,
-        pool_hit: PoolHit | None,
-        number: int,
+        request: SchedulingRequest,
         now: float,
     ) -> list[Target] | None:
         """Return the few of `candidates` that can win by these `orders`; None if that cannot be determined."""
+        prompt, known = request.prompt, request.known
         columns = self._fleet.columns(prompt.model, now)
         if columns.others_waiting:  # then each row's price depends on all rows
             return None
@@ -98,8 +97,8 @@ class ViewBuilder:
             return None
         prompt_tokens = len(known.ids) if known is not None and known.complete else None
         answer = answer_tokens(self._fleet.answer_lengths.mean_tokens(prompt.model), prompt.output_tokens)
-        request = ShortlistRequest(number, self._selector.seed, prompt_tokens, pool_hit, answer)
-        return [targets[slot] for slot in shortlist(columns, groups, orders, request)]
+        facts = ShortlistRequest(request.record.number, self._selector.seed, prompt_tokens, request.pool_hit, answer)
+        return [targets[slot] for slot in shortlist(columns, groups, orders, facts)]
 
     def _group(
         self, columns: CandidateColumns, others: Collection[int], known: TokenizedPrompt | None, model: str | None
@@ -180,18 +179,9 @@ class ViewBuilder:
             estimates[last.target] = estimate._replace(overlap=overlap)
         return estimates
 
-    def build(
-        self,
-        record: Record,
-        prompt: Prompt,
-        served: ServedModel | None,
-        known: TokenizedPrompt | None,
-        pool_hit: PoolHit | None,
-        candidates: tuple[Row, ...],
-        now: float,
-        others: int = 0,
-    ) -> View:
+    def build(self, request: SchedulingRequest, candidates: tuple[Row, ...], now: float, others: int = 0) -> View:
         """Return the view for a request placed as a whole. `others` counts candidates without a row."""
+        record, prompt, served, known, pool_hit = request
         model, adapter = served if served is not None else NO_MODEL
         session = parent = program = session_turn = idle_s = after_tool_call = None
         reads_session = self._selector.policy_set.needs_session or (

@@ -32,6 +32,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.ticket import Ticket
 from tests.fakes.caches import RING, Cache, prompt_of
 
@@ -108,7 +109,7 @@ class Conversations:
         prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, session=f"s-{i}")
         began = process_time_ns()
         core.assign_policy(record, None)
-        ticket = core.admit(record, prompt, core.fleet.resolve("m"), known)
+        ticket = core.admit(SchedulingRequest(record, prompt, core.fleet.resolve("m"), known))
         self.admit_ns += process_time_ns() - began
         assert ticket is not None
         self._under_way.append((ticket, known, ids))

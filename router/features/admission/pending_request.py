@@ -36,10 +36,10 @@ class PendingRequest(NamedTuple):
 
 def describe_request(request: Request, conversations: Conversations) -> PendingRequest:
     """Describe a request whose token ids are known, or known to be unknown."""
-    prompt, tokens = request.prompt, request.tokens
+    prompt, known = request.prompt, request.known
     session, claim = derive_session(prompt, conversations), derive_claim(prompt, request.call.tenant, request.arrived_s)
-    if isinstance(tokens, TokenizedPrompt):
-        return PendingRequest(session, len(tokens.ids), tokens, None, sample_prefix(tokens), claim)
+    if known is not None:
+        return PendingRequest(session, len(known.ids), known, None, sample_prefix(known), claim)
     return PendingRequest(session, None, claim=claim)
 
 

@@ -16,7 +16,6 @@ import msgspec
 
 from router.backends.vllm.continuation import ContinuationRefusal, continuation_body, text_continuation_body
 from router.kvcache.events import TargetId
-from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.answer_tail import BROKEN_CHARACTER
 from router.prompt.answer_text import encode_text
 from router.prompt.api.continuable import has_media
@@ -197,10 +196,7 @@ def _exclude(failed: str, earlier: EarlierAttempts, services: Services) -> None:
 
 def _place(request: Request, record: Record, earlier: EarlierAttempts, services: Services) -> Ticket | None:
     """Choose and book the next engine; None if there is none."""
-    known = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
-    ticket = services.scheduler.admit(
-        record, request.prompt, request.served, known, request.pool_hit, excluding=earlier.failed
-    )
+    ticket = services.scheduler.admit(request.to_schedule(record), excluding=earlier.failed)
     if ticket is not None:
         request.on_placed(ticket)
     return ticket
@@ -208,7 +204,7 @@ def _place(request: Request, record: Record, earlier: EarlierAttempts, services:
 
 def _build_rest(request: Request, stream: ContinuableStream) -> Request | ContinuationRefusal:
     """Return the request for the rest of the answer, or why there is none."""
-    known = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
+    known = request.known
     counted = len(known.ids) if known is not None and known.complete else None
     prompt, so_far = request.prompt, stream.begin_rest(counted)
     if so_far is None:

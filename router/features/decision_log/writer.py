@@ -101,8 +101,7 @@ class DecisionLogWriter:
 
     def enter(self, request: Request, services: Services) -> None:
         """Let the record of a request be logged: its stage."""
-        tokens = request.tokens if isinstance(request.tokens, TokenizedPrompt) else None
-        request.hold(LoggedRequest(self, tokens))
+        request.hold(LoggedRequest(self, request.known))
 
     def add(self, record: Record) -> None:
         """Queue the record of a request that has ended; it must not change any more."""

@@ -114,13 +114,13 @@ class MooncakeStore:
 
     async def enter(self, request: Request, services: Services) -> None:
         """Find the prompt's prefix in the pool, if a policy in use needs it: the stage of a request."""
-        served, tokens, override, scheduler = request.served, request.tokens, request.override, services.scheduler
+        served, known, override, scheduler = request.served, request.known, request.override, services.scheduler
         request.pool_hit = None
         needs = scheduler.selector.needs if override is None else scheduler.selector.needs | override.policy.needs
-        if served is None or not isinstance(tokens, TokenizedPrompt) or Needs.POOL not in needs:
+        if served is None or known is None or Needs.POOL not in needs:
             return
         started_s = self._clock.now()
-        request.pool_hit = await self.lookup(tokens, scheduler.hash_inputs(request.prompt.salt, served))
+        request.pool_hit = await self.lookup(known, scheduler.hash_inputs(request.prompt.salt, served))
         request.durations.pool_ms = (self._clock.now() - started_s) * 1e3
 
     async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:

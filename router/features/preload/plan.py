@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from router.features.preload.recent_prompts import RecentPrompt, RecentPrompts
 from router.kvcache.events import Key, TargetId
-from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.request.request import Request
 from router.request.services import Services
 from router.telemetry.recent_records import RecentRecords
@@ -58,9 +57,9 @@ class RecentTraffic:
 
     def keep(self, request: Request, services: Services) -> None:
         """Keep the beginning of a request's prompt: its stage. One with a salt is its tenant's own."""
-        tokens, served = request.tokens, request.served
-        if isinstance(tokens, TokenizedPrompt) and request.prompt.salt is None and served is not None:
-            self.prompts.add(tokens, *served)
+        known, served = request.known, request.served
+        if known is not None and request.prompt.salt is None and served is not None:
+            self.prompts.add(known, *served)
 
     async def count_sessions(self, model: str, now: float, window_s: float = WINDOW_S) -> list[HotPrefix]:
         """Return the prefixes of the model's records of the last `window_s` before `now` (wall clock) that at least

@@ -35,6 +35,7 @@ from router.scheduling.policy.admission_rules import build_rule
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import DEATHS_ALLOWED, PREFILLS_ALLOWED, AttemptEnd, Record, Stages
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.selector import Selector
 from router.scheduling.ticket import Ticket
 from scorers.admission.contract import NO_CLAIM, Admission, Claim
@@ -205,29 +206,27 @@ class SimulatedRouter:
             parent=turn.parent,
             program=turn.parent or turn.session,
         )
-        pooled = None if turn.pooled_tokens is None else PoolHit(turn.pooled_tokens, 0.0)
-        return SimulatedRequest(self, record, prompt, known, pooled)
+        pool_hit = None if turn.pooled_tokens is None else PoolHit(turn.pooled_tokens, 0.0)
+        return SimulatedRequest(self, SchedulingRequest(record, prompt, SERVED, known, pool_hit))
 
 
 class SimulatedRequest:
     """A request in a router: its choices of targets and their ends."""
 
-    __slots__ = ("_failed", "_known", "_pooled", "_prompt", "_record", "_ticket", "router")
+    __slots__ = ("_failed", "_known", "_record", "_request", "_ticket", "router")
 
-    def __init__(
-        self, router: SimulatedRouter, record: Record, prompt: Prompt, known: TokenizedPrompt, pooled: PoolHit | None
-    ) -> None:
+    def __init__(self, router: SimulatedRouter, request: SchedulingRequest) -> None:
         self.router = router
-        self._record = record
-        self._prompt = prompt
-        self._known = known
-        self._pooled = pooled
+        assert request.known is not None, "a simulated prompt's tokens are given"
+        self._known = request.known
+        self._request = request
+        self._record = request.record
         self._failed: set[str] = set()
         self._ticket: Ticket | None = None
 
     def arrive(self, admission: ModelAdmission, claim: Claim = NO_CLAIM) -> Admitted | Queued:
         """Ask admission control of its router."""
-        session = self._prompt.session
+        session = self._request.prompt.session
         name = session.encode() if session else None
         return admission.arrive(PendingRequest(name, len(self._known.ids), self._known, claim=claim))
 
@@ -239,11 +238,7 @@ class SimulatedRequest:
         """Choose a target and book it, one of `full` only if no other is left. Return None when none is left."""
         router = self.router
         self._ticket = router.scheduler.admit(
-            self._record,
-            self._prompt,
-            SERVED,
-            self._known,
-            self._pooled,
+            self._request,
             excluding=self._failed | full,
             splits=router.splits and self._record.failed_prefills < PREFILLS_ALLOWED,
         )

@@ -38,6 +38,7 @@ from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer,
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.policy.record_view import describe_decision
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.selector import Selector
 from router.telemetry.recent_records import RecentRecords
 from scorers.best import Best
@@ -136,7 +137,7 @@ class House:
             record.policy = self.policies[asked.policy]
         keys = {4: RING.chain(RING.root("m", None, None), array("I", IDS), 4)}
         known = TokenizedPrompt(array("I", IDS), True, "given", keys, 0.0, 0.0)
-        assert self.core.admit(record, prompt, self.core.fleet.resolve("m"), known) is not None
+        assert self.core.admit(SchedulingRequest(record, prompt, self.core.fleet.resolve("m"), known)) is not None
         self.ring.add(record)
         return record
 

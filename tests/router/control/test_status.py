@@ -29,6 +29,7 @@ from router.prompt.tokenization.tokenization import Tokenization
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.tasks import Tasks
 from router.telemetry.audit_log import AuditLog
 from router.telemetry.metrics.state import families
@@ -94,7 +95,8 @@ class RouterParts:
         number = self.core.selector.next_number()
         record = Record(f"r-{number}", number, 1000.0, 5000.0, "/v1/completions", "m", True, "local", 20, Stages())
         prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, session=session)
-        assert self.core.admit(record, prompt, self.core.fleet.resolve("m"), prompt_of(IDS)) is not None
+        request = SchedulingRequest(record, prompt, self.core.fleet.resolve("m"), prompt_of(IDS))
+        assert self.core.admit(request) is not None
         self.ring.add(record)
         return record
 

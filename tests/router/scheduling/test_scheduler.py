@@ -24,6 +24,7 @@ from router.scheduling.policy.policy import NamedPicker, Policy, WeightedScorer,
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.policy.record_view import describe_record
 from router.scheduling.scheduler import Scheduler, Ticket
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.view_builder import prefix_keys
 from scorers.best import Best
 from scorers.contract import Outcome, Row, Scorer, Unit, View
@@ -100,10 +101,7 @@ class House:
     ) -> Ticket | None:
         prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", model, body, Text("", True), True, session=session)
         return self.core.admit(
-            record or self.record(model),
-            prompt,
-            self.core.fleet.resolve(model),
-            known,
+            SchedulingRequest(record or self.record(model), prompt, self.core.fleet.resolve(model), known),
             excluding=excluding,
             only=TargetId(only) if only is not None else None,
         )

@@ -22,6 +22,7 @@ from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import Record, Stages
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.ticket import Ticket
 from tests.fakes.caches import RING, Cache, prompt_of
 
@@ -83,10 +84,7 @@ class House:
     ) -> Ticket | None:
         prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"x" * 400, Text("", True), True)
         return self.core.admit(
-            record or self.record(),
-            prompt,
-            self.core.fleet.resolve("m"),
-            known,
+            SchedulingRequest(record or self.record(), prompt, self.core.fleet.resolve("m"), known),
             excluding=excluding,
             only=TargetId(only) if only is not None else None,
             splits=splits,

@@ -19,6 +19,7 @@ from router.scheduling.explanation import explain
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.ticket import Ticket
 from scorers.contract import Ask, View
 from tests.fakes.caches import RING
@@ -30,7 +31,7 @@ from tests.suites.properties import examples
 
 
 def view_of(house: House, prompt: Prompt, record: Record) -> View:
-    ticket = house.core.admit(record, prompt, house.core.fleet.resolve("m"), KNOWN)
+    ticket = house.core.admit(SchedulingRequest(record, prompt, house.core.fleet.resolve("m"), KNOWN))
     assert ticket is not None
     house.core.settle(ticket)  # it was only looked at
     return ticket.attempt.decision.view
@@ -253,16 +254,15 @@ def test_explaining_changes_nothing(steps: Sequence[tuple[bool, str, str]], aske
         seen: list[tuple[Any, ...]] = []
         for ends, name, session in steps:
             for _ in range(questions):
-                told = explain(
-                    house.core, record_for(house, name), a_prompt(session=session), served, KNOWN, house.clock.now()
-                )
-                assert told is not None
-            ticket = house.core.admit(record := record_for(house, name), a_prompt(session=session), served, KNOWN)
+                question = SchedulingRequest(record_for(house, name), a_prompt(session=session), served, KNOWN)
+                assert explain(house.core, question, house.clock.now()) is not None
+            request = SchedulingRequest(record_for(house, name), a_prompt(session=session), served, KNOWN)
+            ticket = house.core.admit(request)
             assert ticket is not None
             seen.append(told_of(ticket.attempt.decision))
             if ends:
                 house.answer(ticket, cached=0)
-                house.close(record, 200)
+                house.close(request.record, 200)
         load_book = [
             (t.load_book.requests, t.load_book.prefill_tokens) for i in house.core.fleet for t in i.targets.values()
         ]
@@ -288,9 +288,9 @@ def test_what_is_explained_is_what_then_happens() -> None:
     house.stored("c/0")
     for arm in HALVES:
         record = house.open(units_of(arm, 1)[0])
-        prompt = a_prompt(session="s")
-        told = explain(house.core, record, prompt, house.core.fleet.resolve("m"), KNOWN, house.clock.now())
-        ticket = house.core.admit(record, prompt, house.core.fleet.resolve("m"), KNOWN)
+        request = SchedulingRequest(record, a_prompt(session="s"), house.core.fleet.resolve("m"), KNOWN)
+        told = explain(house.core, request, house.clock.now())
+        ticket = house.core.admit(request)
         assert told is not None
         assert ticket is not None
         assert (told.policy, told.target) == (arm, ticket.target.id)
@@ -298,7 +298,8 @@ def test_what_is_explained_is_what_then_happens() -> None:
 
 def test_explaining_needs_somebody_who_could_serve() -> None:
     house = Trying(count=0)
-    assert explain(house.core, house.record(), a_prompt(), None, None, house.clock.now()) is None
+    request = SchedulingRequest(house.record(), a_prompt(), None, None)
+    assert explain(house.core, request, house.clock.now()) is None
     house.join("a")
-    served = house.core.fleet.resolve("m")
-    assert explain(house.core, house.record(), a_prompt(), served, None, house.clock.now(), TargetId("gone/0")) is None
+    request = request._replace(served=house.core.fleet.resolve("m"))
+    assert explain(house.core, request, house.clock.now(), TargetId("gone/0")) is None

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from router.config import schema
 from router.fleet.instance import Target
 from router.kvcache.overlap_estimate import NO_OVERLAP
+from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Endpoint, Prompt, Text
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.decision import Decision
 from router.scheduling.policy.policy import Policy, build_policy
-from router.scheduling.scheduler import Scheduler
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.shortlist import EQUALS, SMALL, AlikeGroup, ShortlistRequest, all_but, shortlist
 from scorers.contract import PoolHit
 from tests.fakes.caches import prompt_of
@@ -49,20 +50,24 @@ def target(house: House, number: int) -> Target:
     return house.target(f"e{number:02}/0")
 
 
-def narrowed(core: Scheduler, policy: Policy, pool: PoolHit | None = None, number: int = 0) -> list[Target] | None:
+def request_at(house: House, known: TokenizedPrompt | None, pool: PoolHit | None = None) -> SchedulingRequest:
+    return SchedulingRequest(house.record(), PROMPT, house.core.fleet.resolve("m"), known, pool)
+
+
+def narrowed(house: House, policy: Policy, pool: PoolHit | None = None, number: int = 0) -> list[Target] | None:
     assert policy.orders is not None
+    core, request = house.core, request_at(house, KNOWN, pool)
+    request.record.number = number
     now = core._clock.now()
     candidates = core.fleet.candidates("m", (), now)
-    return core.view_builder.shortlist(policy.orders, candidates, PROMPT, KNOWN, pool, number, now)
+    return core.view_builder.shortlist(policy.orders, candidates, request, now)
 
 
 def decided(house: House, policy: Policy, targets: Sequence[Target], pool: PoolHit | None) -> Decision:
     core, now = house.core, house.clock.now()
     overlaps = {id: estimate.overlap for id, estimate in core.view_builder.estimates(KNOWN, targets).items()}
     rows = core.fleet.row_cache.rows(targets, overlaps, now, core.view_builder.held_tokens)
-    return policy.decide(
-        core.view_builder.build(house.record(), PROMPT, core.fleet.resolve("m"), KNOWN, pool, rows, now)
-    )
+    return policy.decide(core.view_builder.build(request_at(house, KNOWN, pool), rows, now))
 
 
 # never at the cost of the choice
@@ -136,10 +141,10 @@ def test_the_choice_costs_no_more_than_the_best_of_all(
         house.stored(target(house, number).id, IDS[: 4 * everywhere])
     for i, (number, (what, one, other)) in enumerate(story):
         if i == len(story) // 2:  # what is kept between looks must not be old at the next
-            narrowed(house.core, policy)
+            narrowed(house, policy)
         done(house, number, what, one, other)
     house.core.fleet.occupancy.busy = busy
-    few = narrowed(house.core, policy, pool)
+    few = narrowed(house, policy, pool)
     assume(few is not None)
     assert few is not None
     candidates = house.core.fleet.candidates("m", (), house.clock.now())
@@ -158,7 +163,7 @@ def test_who_broke_promises_is_not_taken_at_its_word() -> None:
         house.stored(target(house, number).id)
         if number != 17:
             done(house, number, "distrust", 0, 0)
-    assert target(house, 17) in (narrowed(house.core, POLICIES["warm"]) or [])
+    assert target(house, 17) in (narrowed(house, POLICIES["warm"]) or [])
     assert house.admit().target.id == "e17/0"
 
 
@@ -231,30 +236,29 @@ def test_who_was_tried_or_is_broken_is_not_on_the_list() -> None:
 def test_requests_of_others_that_wait_make_every_price_hang_on_all() -> None:
     house = large()
     house.core.apply_metrics("e07", {0: page(running=2, waiting=3)}, house.clock.now())
-    assert narrowed(house.core, POLICIES["warm"]) is None
+    assert narrowed(house, POLICIES["warm"]) is None
     house.core.apply_metrics("e07", {0: page()}, house.clock.now())
-    assert narrowed(house.core, POLICIES["warm"]) is not None
+    assert narrowed(house, POLICIES["warm"]) is not None
 
 
 def test_one_target_of_which_nothing_can_be_known_shows_all() -> None:
     house = large()
     house.join("new", ranks=[])
     house.target("new/0").reset()  # no stream, and no block size: unknown
-    assert narrowed(house.core, POLICIES["warm"]) is None
+    assert narrowed(house, POLICIES["warm"]) is None
 
 
 def test_a_block_size_that_the_prompt_has_no_keys_for_shows_all() -> None:
     house = large()
     target(house, 2).set_block_tokens(16)
-    assert narrowed(house.core, POLICIES["warm"]) is None
+    assert narrowed(house, POLICIES["warm"]) is None
 
 
 def test_where_no_prompt_is_known_all_hold_as_little() -> None:
     house = large()
     target(house, 2).book(10, 10)
-    few = house.core.view_builder.shortlist(
-        POLICIES["warm"].orders or frozenset(), house.core.fleet.candidates("m", (), 0.0), PROMPT, None, None, 0, 1000.0
-    )
+    orders, candidates = POLICIES["warm"].orders or frozenset(), house.core.fleet.candidates("m", (), 0.0)
+    few = house.core.view_builder.shortlist(orders, candidates, request_at(house, None), 1000.0)
     assert few is not None
     assert len(few) == EQUALS
     assert target(house, 2) not in few

@@ -36,6 +36,7 @@ from router.prompt.prompt import Endpoint, Prompt, Text
 from router.scheduling.experiments.policy_set import PolicySet
 from router.scheduling.policy.policy import build_policy
 from router.scheduling.policy.record import AttemptEnd, Record, Stages
+from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.ticket import Ticket
 from tests.fakes.caches import RING, Cache, prompt_of
 from tests.router.control.peers.memory_network import MemoryNetwork
@@ -73,7 +74,8 @@ class Process:
         number = self.core.selector.next_number()
         record = Record(f"r-{number}", number, 100.0, 0.0, "/v1/completions", "m", True, "local", 20, Stages())
         prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"", Text("", True), True, session=session)
-        ticket = self.core.admit(record, prompt, self.core.fleet.resolve("m"), prompt_of(list(range(20))))
+        known = prompt_of(list(range(20)))
+        ticket = self.core.admit(SchedulingRequest(record, prompt, self.core.fleet.resolve("m"), known))
         assert ticket is not None
         return ticket
 
