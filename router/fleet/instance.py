@@ -100,6 +100,11 @@ class Target:
         self.capacity_tokens: int | None = None
         self.events: EventEndpoint | None = None  # where they are followed; None: they are not
 
+    @property
+    def requested_rank(self) -> int | None:
+        """Rank that a request to the instance names; None: the instance has only one."""
+        return self.rank if self.instance.has_ranks else None
+
     def build_row(self, now: float, count_held: Callable[[Target], int | None] | None = None) -> Row:
         """Return its facts for a decision, except the overlap. `count_held` returns all the tokens that it holds."""
         speed = self.latency_model.speed(now)

@@ -33,20 +33,20 @@ from router.proxy.relay import (
     relay_answer,
     send,
 )
-from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
+from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamTimeouts, UpstreamUnanswered
 from router.tasks import Tasks
 
 ANSWER_BYTES = 2 * 1024 * 1024  # where the KV of a million tokens is takes 0.5 MB
 
 
 class PrefillLeg(NamedTuple):
-    """The prefill half on its way to one target."""
+    """The prefill half on its way to one instance. `beside`: the decode half is sent at once, and waits for the KV by
+    itself; otherwise it is sent when this half has ended.
+    """
 
-    instance: str
-    target: str
-    record: str
+    outgoing: OutgoingRequest
     endpoint: Endpoint
-    request: UpstreamRequest
+    beside: bool
 
 
 class PrefillResult(NamedTuple):
@@ -79,7 +79,7 @@ async def relay_beside(
 
     async def run_beside() -> None:
         nonlocal failure
-        result = await run_prefill(upstreams, prefill, limits)
+        result = await run_prefill(upstreams, prefill.outgoing, limits)
         if result.end == "ok" and not ended_by_length(prefill.endpoint, result.body):
             result = PrefillResult("failed", result.status, detail="it stopped early and dropped the KV")
         watch.on_prefill_end(result)
@@ -113,20 +113,18 @@ async def relay_after(
     """Run one half, then the other. `outgoing` is the client's request, to which is added what the first half hands
     over; if it hands nothing over, the decode engine computes the prompt itself.
     """
-    result = await run_prefill(upstreams, prefill, limits)
+    result = await run_prefill(upstreams, prefill.outgoing, limits)
     watch.on_prefill_end(result)
     if result.end != "ok":
         return pair_end(result)
     if (handed_over := read_kv_params(result.body)) is not None:
-        outgoing = outgoing.with_body(decode_body(outgoing.body, handed_over))
+        outgoing = outgoing.with_body(decode_body(outgoing.request.body, handed_over))
     return await relay(call, upstreams, outgoing, limits, watch)
 
 
-async def run_prefill(upstreams: Upstream, prefill: PrefillLeg, limits: UpstreamTimeouts) -> PrefillResult:
+async def run_prefill(upstreams: Upstream, prefill: OutgoingRequest, limits: UpstreamTimeouts) -> PrefillResult:
     """Run the prefill half alone, to its end."""
-    answer = await upstreams.send(
-        prefill.instance, prefill.request, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s
-    )
+    answer = await send(upstreams, prefill, limits)
     if isinstance(answer, UpstreamUnanswered):
         return PrefillResult("deadline" if answer.reason == "late" else answer.reason, detail=answer.detail)
     with answer:
@@ -139,8 +137,8 @@ async def run_prefill(upstreams: Upstream, prefill: PrefillLeg, limits: Upstream
         return PrefillResult("ok", answer.status, body if readable and body is not None else b"")
 
 
-async def _read_failure(answer: UpstreamExchange, prefill: PrefillLeg) -> PrefillResult:
-    refusal = await read_refusal(answer, prefill.target, prefill.record)
+async def _read_failure(answer: UpstreamExchange, prefill: OutgoingRequest) -> PrefillResult:
+    refusal = await read_refusal(answer, prefill.labels)
     detail = f"the prefill engine answered {answer.status}"
     if answer.status == BUSY:
         return PrefillResult("busy", answer.status, refusal=refusal, detail=detail)

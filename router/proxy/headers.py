@@ -169,15 +169,33 @@ def render_head(
     )
 
 
-def response_headers(headers: Headers, *, target: str, record: str, resized: bool) -> Headers:
+class AnswerLabels(NamedTuple):
+    """The values of the router's own headers of an answer, `x-warmroute-target` and so on. `model`: the one of an alias
+    that answers in place of its first; None: the first does, or there is no alias.
+    """
+
+    target: str
+    record: str
+    waited_ms: float | None = None  # for admission; None: not at all
+    model: str | None = None
+
+    @property
+    def headers(self) -> Headers:
+        headers = [(b"x-warmroute-target", self.target.encode()), (b"x-warmroute-record", self.record.encode())]
+        if self.waited_ms is not None:
+            headers.append((b"x-warmroute-waited-ms", b"%d" % self.waited_ms))
+        if self.model is not None:
+            headers.append((b"x-warmroute-model", self.model.encode()))
+        return headers
+
+
+def response_headers(headers: Headers, labels: AnswerLabels, *, resized: bool) -> Headers:
     """Return an engine's headers for the client. `resized`: part of the body is removed, so its length is dropped."""
     dropped = RESIZED if resized else HOP_BY_HOP
     if hop_headers := find_hop_headers(headers):
         dropped |= hop_headers
-    result = [h for h in headers if h[0] not in dropped and not h[0].startswith(PREFIX)]
-    result.append((b"x-warmroute-target", target.encode()))
-    result.append((b"x-warmroute-record", record.encode()))
-    return result
+    kept = [h for h in headers if h[0] not in dropped and not h[0].startswith(PREFIX)]
+    return kept + labels.headers
 
 
 def split_lines(lines: bytes) -> Headers:

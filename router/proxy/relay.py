@@ -17,11 +17,10 @@ from collections.abc import Awaitable
 from typing import Final, Literal, NamedTuple, Protocol
 
 from router.kvcache.events import TargetId
-from router.prompt.prompt import Endpoint
 from router.prompt.usage import Usage
 from router.proxy.call import ClientRequest
 from router.proxy.engine_connection import ExchangeFailure
-from router.proxy.headers import ForwardedHeaders, Headers, content_encoding, last_value, response_headers
+from router.proxy.headers import AnswerLabels, Headers, content_encoding, last_value, response_headers
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 
 REFUSAL_BYTES = 64 * 1024
@@ -59,62 +58,20 @@ class RelayWatch(AnswerWatch, Protocol):
         """Return the events that end a stream in the client's dialect. `last`: the bytes that were sent last."""
 
 
-class OutgoingRequest:
-    """A request on its way to one target.
-
-    `path` is with its query; `target` and `record` are for the client's `x-warmroute-target` and `x-warmroute-record`,
-    `waited_ms`, for admission, for its `x-warmroute-waited-ms`, `model` for its `x-warmroute-model`; `hides`: the watch
-    may remove something from a stream; `renames`: it may change the length of any body; `endpoint` is the dialect of an
-    error event.
+class OutgoingRequest(NamedTuple):
+    """A request on its way to one instance. `hides`: the watch may remove something from a stream; `renames`: it may
+    change the length of any body.
     """
 
-    def __init__(
-        self,
-        instance: str,
-        target: str,
-        record: str,
-        method: str,
-        path: bytes,
-        headers: ForwardedHeaders,
-        body: bytes,
-        rank: int | None = None,
-        hides: bool = False,
-        endpoint: Endpoint = Endpoint.OTHER,
-        waited_ms: float | None = None,
-        model: str | None = None,
-        renames: bool = False,
-    ) -> None:
-        self.instance = instance
-        self.target = target
-        self.record = record
-        self.method = method
-        self.path = path
-        self.headers = headers
-        self.body = body
-        self.rank = rank
-        self.hides = hides
-        self.endpoint = endpoint
-        self.waited_ms = waited_ms
-        self.model = model
-        self.renames = renames
+    instance: str
+    request: UpstreamRequest
+    labels: AnswerLabels
+    hides: bool = False
+    renames: bool = False
 
     def with_body(self, body: bytes) -> OutgoingRequest:
         """Return the same request with another body."""
-        return OutgoingRequest(
-            self.instance,
-            self.target,
-            self.record,
-            self.method,
-            self.path,
-            self.headers,
-            body,
-            self.rank,
-            self.hides,
-            self.endpoint,
-            self.waited_ms,
-            self.model,
-            self.renames,
-        )
+        return self._replace(request=self.request.with_body(body))
 
 
 class EngineRefusal(NamedTuple):
@@ -190,8 +147,7 @@ def send(
     upstreams: Upstream, outgoing: OutgoingRequest, limits: UpstreamTimeouts
 ) -> Awaitable[UpstreamExchange | UpstreamUnanswered]:
     """Send `outgoing`, the first half of `relay`: until the engine has begun to answer."""
-    request = UpstreamRequest(outgoing.method, outgoing.path, outgoing.headers, outgoing.body, outgoing.rank)
-    return upstreams.send(outgoing.instance, request, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s)
+    return upstreams.send(outgoing.instance, outgoing.request, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s)
 
 
 async def relay_answer(
@@ -204,7 +160,7 @@ async def relay_answer(
         return RelayNotStarted(answer.reason, answer.detail)
     with answer:
         if answer.status == BUSY:
-            refusal = await read_refusal(answer, outgoing.target, outgoing.record)
+            refusal = await read_refusal(answer, outgoing.labels)
             return RelayNotStarted("busy", "the engine answered 503", refusal)
         if call.started:
             return await _stream_rest(call, answer, watch)
@@ -216,14 +172,12 @@ async def relay_answer(
         return await _stream(call, answer, outgoing, watch, kind, held)
 
 
-async def read_refusal(answer: UpstreamExchange, target: str, record: str) -> EngineRefusal | None:
-    """Return the whole answer of `target`, to be sent to the client perhaps; `None` when it is too large for that, or
-    breaks off.
-    """
+async def read_refusal(answer: UpstreamExchange, labels: AnswerLabels) -> EngineRefusal | None:
+    """Return the whole answer, for the client perhaps; `None` when it is too large for that, or breaks off."""
     body = await answer.read_all(REFUSAL_BYTES)
     if body is None:
         return None
-    headers = response_headers(answer.headers, target=target, record=record, resized=True)
+    headers = response_headers(answer.headers, labels, resized=True)
     return EngineRefusal(answer.status, headers, body)
 
 
@@ -246,11 +200,7 @@ async def _stream(
         watch.on_encoded(encoding)
         stream = False  # no event can be added to it or taken from it
     resized = (outgoing.hides and stream) or (outgoing.renames and not encoding)
-    headers = response_headers(answer.headers, target=outgoing.target, record=outgoing.record, resized=resized)
-    if outgoing.waited_ms is not None:
-        headers.append((b"x-warmroute-waited-ms", b"%d" % outgoing.waited_ms))
-    if outgoing.model is not None:
-        headers.append((b"x-warmroute-model", outgoing.model.encode()))
+    headers = response_headers(answer.headers, outgoing.labels, resized=resized)
     call.start(answer.status, headers)
     client = _ClientSink(call, watch)
     # An added event would exceed a length.

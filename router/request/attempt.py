@@ -31,7 +31,7 @@ async def attempt(request: Request, ticket: Ticket, earlier: EarlierAttempts, se
     observer = ResponseObserver(ticket, request, services)
     handed = None if earlier.handed_over is None else earlier.handed_over.params
     try:
-        end = await services.data_path.run(call, request, ticket, handed, observer)
+        end = await services.data_path.run(request, ticket, handed, observer)
     finally:
         if call.expired and ticket.end == "client_gone":
             ticket.end, ticket.record.error = "cut", ExchangeFailure.STOPPED.value

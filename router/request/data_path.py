@@ -9,12 +9,15 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol
 
+from router.fleet.instance import Target
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Prompt
 from router.proxy.call import ClientRequest
 from router.proxy.disaggregated import PairWatch
+from router.proxy.headers import AnswerLabels
 from router.proxy.relay import RelayEnd
 from router.request.request import Request
+from router.scheduling.policy.record import Record
 from router.scheduling.ticket import Ticket
 
 
@@ -46,9 +49,12 @@ class DataPath(Protocol):
     def follow(self, prompt: Prompt) -> ContinuableStream | None:
         """Return what keeps the answer to `prompt` so that another engine can carry it on; None where none can."""
 
-    async def run(
-        self, call: ClientRequest, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
-    ) -> RelayEnd:
+    async def run(self, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch) -> RelayEnd:
         """Carry out the attempt of `ticket` and return how it ended, as `watch` was told. `handed`: where KV is that an
         earlier attempt's prefill half has handed over.
         """
+
+
+def label_answer(request: Request, record: Record, target: Target) -> AnswerLabels:
+    """Return the router's own headers of an answer of `target`."""
+    return AnswerLabels(target.id, record.id, record.stages.admission_ms, request.other_model)

@@ -42,7 +42,7 @@ from router.proxy.relay import (
     RelayNotStarted,
     RelayRejected,
 )
-from router.request.data_path import AttemptWatch
+from router.request.data_path import AttemptWatch, label_answer
 from router.request.request import Request
 from router.request.token_ids import AttemptPassthrough, offer_token_ids
 from router.scheduling.ticket import Ticket
@@ -103,9 +103,8 @@ class PickerPath:
             or (endpoint not in allowed and endpoint.rpartition(":")[0].strip("[]") not in allowed)
         }
 
-    async def run(
-        self, call: ClientRequest, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
-    ) -> RelayEnd:
+    async def run(self, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch) -> RelayEnd:
+        call = request.call
         assert isinstance(call, PickerExchange)
         offered = None if call.started else offer_token_ids(request, ticket, self._passthrough)
         with offered or nullcontext(), watch:
@@ -114,8 +113,10 @@ class PickerPath:
                 end: RelayEnd = RelayNotStarted("connect", "a gateway cannot be told a host name")
             else:
                 choice = self._build_choice(call, request, ticket, endpoint, offered)
+                labels = label_answer(request, ticket.record, ticket.target)
+                headers = [(name.decode(), value) for name, value in labels.headers]
                 with self._log.open(choice.key, call.gateway) as answer:
-                    told = await call.choose(choice, _answer_headers(request, ticket), _PairedWatch(ticket, watch))
+                    told = await call.choose(choice, headers, _PairedWatch(ticket, watch))
                     end = await self._judge(told, call, ticket, answer)
                 if told.status == 400 and offered is not None and ticket.attempt.token_id_passthrough:
                     offered.on_refusal(ticket.target.instance.id, call.first_piece)
@@ -245,17 +246,6 @@ def read_endpoint(url: str) -> str | None:
         log.warning("%s: gateways take engines by address, and this is a name", url)
         return None
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
-
-
-def _answer_headers(request: Request, ticket: Ticket) -> list[tuple[str, bytes]]:
-    """Return what the client is told, as by the proxy."""
-    record = ticket.record
-    headers = [("x-warmroute-target", ticket.target.id.encode()), ("x-warmroute-record", record.id.encode())]
-    if record.stages.admission_ms is not None:
-        headers.append(("x-warmroute-waited-ms", b"%d" % record.stages.admission_ms))
-    if request.other_model is not None:
-        headers.append(("x-warmroute-model", request.other_model.encode()))
-    return headers
 
 
 def _judge_log(logged: LoggedEnd | None, status: int) -> RelayEnd:

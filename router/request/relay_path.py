@@ -4,10 +4,11 @@ is handed over.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from contextlib import nullcontext
 
 from router.backends.token_ids.passthrough import TokenIdPassthrough
 from router.backends.vllm.disaggregation import NIXL_PREFILL, decode_body, mooncake_params, prefill_body
+from router.fleet.instance import Target
 from router.prompt.answer_ids import ContinuationBudget
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.prompt import Endpoint, Prompt
@@ -17,12 +18,14 @@ from router.proxy.headers import ForwardedHeaders, HeaderRules, TraceHeader
 from router.proxy.relay import OutgoingRequest, RelayEnd, relay
 from router.proxy.token_ids import TokenIdUpstreams
 from router.proxy.upstreams import Upstream, UpstreamRequest, Upstreams, UpstreamTimeouts
-from router.request.data_path import AttemptWatch
+from router.request.data_path import AttemptWatch, label_answer
 from router.request.request import Request
-from router.request.token_ids import AttemptPassthrough, offer_token_ids
+from router.request.token_ids import offer_token_ids
 from router.scheduling.prefill_peers import PrefillPeers
-from router.scheduling.ticket import PrefillBooking, Ticket
+from router.scheduling.ticket import Ticket
 from router.telemetry.trace_context import PREFILL, TraceContext, attempt_number
+
+NOTHING = nullcontext()
 
 
 class AttemptHeaders:
@@ -76,33 +79,48 @@ class RelayPath:
             hide_usage=prompt.hide_usage,
         )
 
-    async def run(
-        self, call: ClientRequest, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
-    ) -> RelayEnd:
-        headers = self._build_headers(call, request, ticket)
-        outgoing = build_outgoing(call, request, headers.answer, ticket)
-        offered: AttemptPassthrough | None = None
-        if request.known is not None:
-            offered = offer_token_ids(request, ticket, self._passthrough)
-        if offered is None:
-            with watch:
-                end = await self._send(call, outgoing, headers.prefill, ticket, handed, self._upstreams, watch)
-                watch.on_end(end)
-            return end
-        with offered, watch:
-            upstreams: Upstream = self._upstreams
-            if offered.instances:
-                answering = ticket.target.instance.id
-                upstreams = TokenIdUpstreams(
-                    upstreams, outgoing.body, answering, offered.ids, offered.instances, offered.on_refusal
-                )
-            end = await self._send(call, outgoing, headers.prefill, ticket, handed, upstreams, watch)
+    async def run(self, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch) -> RelayEnd:
+        outgoing, prefill = self._prepare(request, ticket, handed)
+        offered = offer_token_ids(request, ticket, self._passthrough)
+        upstreams: Upstream = self._upstreams
+        if offered is not None and offered.instances:
+            plain, answering = request.prompt.body, ticket.target.instance.id
+            upstreams = TokenIdUpstreams(
+                upstreams, plain, answering, offered.ids, offered.instances, offered.on_refusal
+            )
+        with offered or NOTHING, watch:
+            if prefill is None:
+                end = await relay(request.call, upstreams, outgoing, self._limits, watch)
+            else:
+                relay_pair = relay_beside if prefill.beside else relay_after
+                end = await relay_pair(request.call, upstreams, prefill, outgoing, self._limits, watch)
             watch.on_end(end)
         return end
 
-    def _build_headers(self, call: ClientRequest, request: Request, ticket: Ticket) -> AttemptHeaders:
+    def _prepare(
+        self, request: Request, ticket: Ticket, handed: bytes | None
+    ) -> tuple[OutgoingRequest, PrefillLeg | None]:
+        """Return the request for the engine that answers, and the one for the engine that computes the prompt; None:
+        the engine that answers does.
+        """
+        headers, prompt, half = self._build_headers(request, ticket), request.prompt, ticket.prefill
+        if half is None:
+            body = prompt.body if handed is None else decode_body(prompt.body, handed)
+            return build_outgoing(request, ticket, ticket.target, headers.answer, body), None
+        if (peer := self._peers.mooncake_peer(half.target)) is None:
+            body, params = prompt.body, NIXL_PREFILL
+        else:
+            transfer_id = f"xfer-{ticket.record.id}-{len(ticket.record.attempts)}"  # of this attempt only
+            both = mooncake_params(transfer_id, peer.bootstrap_url, peer.engine_id)
+            body, params = decode_body(prompt.body, both.decode), both.prefill
+        outgoing = build_outgoing(request, ticket, ticket.target, headers.answer, body)
+        body = prefill_body(prompt.endpoint, prompt.body, params)
+        prefill = build_outgoing(request, ticket, half.target, headers.prefill, body)
+        return outgoing, PrefillLeg(prefill, prompt.endpoint, beside=peer is not None)
+
+    def _build_headers(self, request: Request, ticket: Ticket) -> AttemptHeaders:
         """Return the headers of the attempt; with tracing each call to an engine gets a `traceparent` of its own."""
-        record, trace = ticket.record, request.trace
+        call, record, trace = request.call, ticket.record, request.trace
         if trace is None:
             headers = self._header_rules.forward(call.headers, record.id)
             return AttemptHeaders(headers, headers)
@@ -115,57 +133,16 @@ class RelayPath:
     def _forward(self, call: ClientRequest, record: str, trace: TraceContext, number: int) -> ForwardedHeaders:
         return self._header_rules.forward(call.headers, record, TraceHeader(trace.traceparent(number), trace.begun))
 
-    def _send(
-        self,
-        call: ClientRequest,
-        outgoing: OutgoingRequest,
-        prefill_headers: ForwardedHeaders,
-        ticket: Ticket,
-        handed: bytes | None,
-        upstreams: Upstream,
-        watch: AttemptWatch,
-    ) -> Awaitable[RelayEnd]:
-        """Relay to one engine, or to a pair by the transfer that its instances use (Mooncake or Nixl)."""
-        limits, half = self._limits, ticket.prefill
-        if half is None:
-            if handed is not None:
-                outgoing = outgoing.with_body(decode_body(outgoing.body, handed))
-            return relay(call, upstreams, outgoing, limits, watch)
-        if (peer := self._peers.mooncake_peer(half.target)) is None:
-            prefill = build_prefill(outgoing, prefill_headers, half, NIXL_PREFILL)
-            return relay_after(call, upstreams, prefill, outgoing, limits, watch)
-        transfer_id = f"xfer-{ticket.record.id}-{len(ticket.record.attempts)}"  # of this attempt only
-        params = mooncake_params(transfer_id, peer.bootstrap_url, peer.engine_id)
-        prefill = build_prefill(outgoing, prefill_headers, half, params.prefill)
-        outgoing = outgoing.with_body(decode_body(outgoing.body, params.decode))
-        return relay_beside(call, upstreams, prefill, outgoing, limits, watch)
 
-
-def build_outgoing(call: ClientRequest, request: Request, headers: ForwardedHeaders, ticket: Ticket) -> OutgoingRequest:
-    prompt, target = request.prompt, ticket.target
+def build_outgoing(
+    request: Request, ticket: Ticket, target: Target, headers: ForwardedHeaders, body: bytes
+) -> OutgoingRequest:
+    """Return the request as it goes to `target`, one half of a pair or the only one."""
+    call, prompt = request.call, request.prompt
     return OutgoingRequest(
-        instance=target.instance.id,
-        target=target.id,
-        record=ticket.record.id,
-        method=call.method,
-        path=call.target,
-        headers=headers,
-        body=prompt.body,
-        rank=target.rank if target.instance.has_ranks else None,
+        target.instance.id,
+        UpstreamRequest(call.method, call.target, headers, body, target.requested_rank),
+        label_answer(request, ticket.record, target),
         hides=prompt.hide_usage or prompt.hide_ids,
-        endpoint=prompt.endpoint,
-        waited_ms=ticket.record.stages.admission_ms,
-        model=request.other_model,
         renames=request.rename is not None,
     )
-
-
-def build_prefill(
-    outgoing: OutgoingRequest, headers: ForwardedHeaders, half: PrefillBooking, params: bytes
-) -> PrefillLeg:
-    """Return the prefill half of the request that goes out to the answering target."""
-    target = half.target
-    rank = target.rank if target.instance.has_ranks else None
-    body = prefill_body(outgoing.endpoint, outgoing.body, params)
-    request = UpstreamRequest(outgoing.method, outgoing.path, headers, body, rank)
-    return PrefillLeg(target.instance.id, target.id, outgoing.record, outgoing.endpoint, request)

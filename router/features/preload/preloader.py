@@ -140,7 +140,7 @@ class Preloader:
             Endpoint.COMPLETIONS.value,
             await asyncio.to_thread(msgspec.json.encode, body),
             timeout_s=max(1.0, give_up_at - self._clock.now()),
-            rank=target.rank if target.instance.has_ranks else None,
+            rank=target.requested_rank,
         )
         if answer is None or answer.status != 200:
             return None

@@ -22,7 +22,7 @@ from router.prompt.prompt import Endpoint
 from router.proxy.call import ClientDisconnected, ClientRequest
 from router.proxy.disaggregated import PrefillLeg, PrefillResult, relay_after, relay_beside
 from router.proxy.engine_connection import ExchangeFailure
-from router.proxy.headers import HeaderRules
+from router.proxy.headers import AnswerLabels, HeaderRules
 from router.proxy.listener import HttpListener, configure_server
 from router.proxy.relay import OutgoingRequest, RelayEnd, relay
 from router.proxy.upstreams import UpstreamRequest, Upstreams, UpstreamTimeouts
@@ -183,13 +183,9 @@ class Front(BareHandler):
 
     def outgoing(self, call: ClientRequest, body: bytes) -> OutgoingRequest:
         return OutgoingRequest(
-            instance=self.instance,
-            target=f"{self.instance}/0",
-            record="rec-1",
-            method=call.method,
-            path=call.target,
-            headers=self.rules.forward(call.headers, "rec-1"),
-            body=body,
+            self.instance,
+            UpstreamRequest(call.method, call.target, self.rules.forward(call.headers, "rec-1"), body),
+            AnswerLabels(f"{self.instance}/0", "rec-1"),
             hides=bool(self.hides),
         )
 
@@ -210,16 +206,20 @@ class PairFront(Front):
     protocol = "mooncake"
 
     async def relay(self, call: ClientRequest, out: OutgoingRequest, watch: Watch) -> RelayEnd:
-        out.endpoint = Endpoint(call.path)
+        endpoint = Endpoint(call.path)
         if self.protocol == "mooncake":
-            prefill = self.prefill(out, PAIR_PARAMS.prefill)
-            out = out.with_body(decode_body(out.body, PAIR_PARAMS.decode))
+            prefill = self.prefill(out.request, endpoint, PAIR_PARAMS.prefill)
+            out = out.with_body(decode_body(out.request.body, PAIR_PARAMS.decode))
             return await relay_beside(call, self.upstreams, prefill, out, self.timeouts, watch)
-        return await relay_after(call, self.upstreams, self.prefill(out, NIXL_PREFILL), out, self.timeouts, watch)
+        prefill = self.prefill(out.request, endpoint, NIXL_PREFILL)
+        return await relay_after(call, self.upstreams, prefill, out, self.timeouts, watch)
 
-    def prefill(self, out: OutgoingRequest, params: bytes) -> PrefillLeg:
-        body = prefill_body(out.endpoint, out.body, params)
-        return PrefillLeg("p", "p/1", "rec-1", out.endpoint, UpstreamRequest("POST", out.path, out.headers, body, 1))
+    def prefill(self, answering: UpstreamRequest, endpoint: Endpoint, params: bytes) -> PrefillLeg:
+        body = prefill_body(endpoint, answering.body, params)
+        request = UpstreamRequest("POST", answering.target, answering.headers, body, 1)
+        return PrefillLeg(
+            OutgoingRequest("p", request, AnswerLabels("p/1", "rec-1")), endpoint, self.protocol == "mooncake"
+        )
 
 
 class NixlFront(PairFront):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.errors import BadRequest
-from router.proxy.headers import STEERING, HeaderRules, find_hop_headers, render_head, response_headers
+from router.proxy.headers import STEERING, AnswerLabels, HeaderRules, find_hop_headers, render_head, response_headers
 
 
 def forward(*headers: tuple[bytes, bytes], strip: tuple[str, ...] = (), own_keys: bool = False):
@@ -128,8 +128,8 @@ def test_answer_headers():
     ]
     ours = [(b"x-warmroute-target", b"e/0"), (b"x-warmroute-record", b"r")]
     kept = [(b"set-cookie", b"a"), (b"set-cookie", b"b")]
-    assert response_headers(came, target="e/0", record="r", resized=False) == [*kept, (b"content-length", b"3"), *ours]
-    assert response_headers(came, target="e/0", record="r", resized=True) == [*kept, *ours]
+    assert response_headers(came, AnswerLabels("e/0", "r"), resized=False) == [*kept, (b"content-length", b"3"), *ours]
+    assert response_headers(came, AnswerLabels("e/0", "r"), resized=True) == [*kept, *ours]
 
 
 def test_what_a_gateway_removes_before_it_sends_a_request() -> None:
