@@ -200,12 +200,8 @@ class Scheduler:
         panic = not answering[0].breaker.allows(now, record.sender)  # then it holds for all of them
         blind = (known is None or not known.complete) and self._needs_cache(policy)
         last = self.conversations.last_answer(prompt, now) if blind else None
-        listed = answering
-        if last is None and len(answering) > SMALL and not self.peers:
-            orders = merge_orders(self.selector.policy_set.orders, policy.orders)  # shadows read the same view
-            if orders is not None:
-                few = self.view_builder.shortlist(orders, answering, request, now)
-                listed = answering if few is None else few
+        narrows = last is None and len(answering) > SMALL and not self.peers
+        listed = self._narrow(answering, policy, request, now) if narrows else answering
         estimates = self.view_builder.estimates(known, [*listed, *feeding], last)
         matched_at = now if known is None else self._clock.now()
         overlaps = {target: estimate.overlap for target, estimate in estimates.items()}
@@ -228,6 +224,14 @@ class Scheduler:
             self.selector.picked(choice.prefill)
         record.stages.decide_ms = ticket.attempt.decide_ms = (self._clock.now() - matched_at) * 1e3
         return ticket
+
+    def _narrow(
+        self, candidates: Sequence[Target], policy: Policy, request: SchedulingRequest, now: float
+    ) -> Sequence[Target]:
+        """Return the few of `candidates` that can win, or all of them if that cannot be determined."""
+        orders = merge_orders(self.selector.policy_set.orders, policy.orders)  # shadows read the same view
+        few = None if orders is None else self.view_builder.shortlist(orders, candidates, request, now)
+        return candidates if few is None else few
 
     def _row_builder(
         self, policy: Policy, overlaps: Mapping[TargetId, Overlap | None], now: float
