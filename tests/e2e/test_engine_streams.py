@@ -410,7 +410,7 @@ async def test_streams_that_outlive_the_grace_time_end_with_an_error_event(
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         await eventually(lambda: engine.asked > asked)
         r.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             for path, said, stream, _ in clients:
                 got = await read_chunks(stream)
                 assert got.startswith(said), path

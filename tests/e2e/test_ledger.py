@@ -243,7 +243,7 @@ async def test_a_router_that_is_killed_leaves_a_ledger_that_can_be_read(
 
 async def until_written(r: RouterProcess, records: int) -> float:
     """At least so many. How many it says there are."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE_S):
         while (written := await r.metric("warmroute_decision_log_records_total")) < records:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return written
@@ -258,7 +258,7 @@ async def command(*words: str | Path) -> tuple[int | None, str]:
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"},
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         out, _ = await process.communicate()
     return process.returncode, out.decode()
 

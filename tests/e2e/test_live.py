@@ -134,7 +134,7 @@ async def test_a_viewer_that_does_not_read_is_dropped() -> None:
     viewer = Viewer()
     for _ in range(MAX_UNSENT + 1):
         viewer.put(b"x")
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         assert [message async for message in viewer] == []
 
 

@@ -59,9 +59,9 @@ async def complete(http: httpx.AsyncClient, key: str, text: str, **fields: Any) 
     return answer, loop.time() - began
 
 
-async def complete_all(http: httpx.AsyncClient, key: str, texts: Iterable[str]) -> list[Answered]:
-    """Send them all, some at a time; return the answers in order."""
-    room = asyncio.Semaphore(AT_ONCE)
+async def complete_all(http: httpx.AsyncClient, key: str, texts: Iterable[str], at_once: int) -> list[Answered]:
+    """Send them all, `at_once` at a time; return the answers in order."""
+    room = asyncio.Semaphore(at_once)
 
     async def one(text: str) -> Answered:
         async with room:
@@ -98,15 +98,18 @@ class Learned:
         self.by_target = tell(lambda probe: targets.index(probe[0].headers["x-warmroute-target"]))
 
 
-async def attack(router: Any, isolation: str, keys: str, probes: int, tokens_per_s: int) -> Learned:
+async def attack(
+    router: Any, isolation: str, keys: str, probes: int, tokens_per_s: int, at_once: int = AT_ONCE
+) -> Learned:
     """A victim sends half of some prompts. An attacker then probes all of them."""
     mine = [number % 2 == 0 for number in range(probes)]
     texts = [prompt(number) for number in range(probes)]
     timed = {"prefill_tokens_per_s": tokens_per_s, "blocks": 100_000}  # nothing is evicted
     clients = {"keys_file": keys, "isolation": isolation}
     async with engine(**timed) as a, engine(**timed) as b, router([a, b], clients=clients) as r:
-        await complete_all(r.http, "victim", [text for text, sent in zip(texts, mine, strict=True) if sent])
-        return Learned(await complete_all(r.http, "attacker", texts), mine)
+        sent = [text for text, is_mine in zip(texts, mine, strict=True) if is_mine]
+        await complete_all(r.http, "victim", sent, at_once)
+        return Learned(await complete_all(r.http, "attacker", texts, at_once), mine)
 
 
 async def test_an_attacker_learns_nothing_where_tenants_are_kept_apart(router: Any, keys: Any) -> None:
@@ -117,9 +120,10 @@ async def test_an_attacker_learns_nothing_where_tenants_are_kept_apart(router: A
 
 
 async def test_the_attack_works_where_they_are_not(router: Any, keys: Any) -> None:
-    learned = await attack(router, "off", keys(victim="victim", attacker="attacker"), 100, 4_000)
+    """A prompt that is not cached takes some 0.2 s more, which shows on a busy machine too."""
+    learned = await attack(router, "off", keys(victim="victim", attacker="attacker"), 40, 1_000, at_once=1)
     assert learned.by_hits == 1.0
-    assert learned.by_time > 0.7
+    assert learned.by_time > 0.8
 
 
 async def test_a_tenant_hits_its_own_cache_and_its_groups(router: Any, keys: Any) -> None:

@@ -412,7 +412,7 @@ async def test_workers_are_an_option_too_and_what_the_file_says_is_one(tmp_path,
         file.write_text(json.dumps(fleet_config([a])))
         async with command("serve", "--config", file, "--workers", "2") as process:
             assert process.stderr is not None
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(PATIENCE_S):
                 told = (await process.stderr.readuntil(b"accepts connections")).decode()
             assert "worker 0" in told
             process.send_signal(signal.SIGINT)

@@ -345,9 +345,9 @@ async def test_a_handshake_in_progress_does_not_hold_up_the_stop(certificate):
     tls = TlsConfig(cert_file=certificate.cert_file, key_file=certificate.key_file)
     listener = await started(Slow(), tls=tls)
     ((reader, writer),) = await opened(listener, "127.0.0.1", 1)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         while not listener.connections:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        await listener.stop(30)
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+        await listener.stop(2 * PATIENCE_S)
+    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
     writer.close()

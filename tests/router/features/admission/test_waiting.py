@@ -20,6 +20,7 @@ from router.request.experiment_unit import window_unit
 from router.scheduling.conversations import Conversations
 from router.scheduling.policy.admission_rules import check_arm_rules
 from router.scheduling.policy.record import Record
+from tests.patience import PATIENCE_S
 from tests.router.features.admission.leased import Leased, enter
 from tests.router.scheduling.test_scheduler import House
 
@@ -74,7 +75,7 @@ async def test_the_end_of_one_request_admits_the_next() -> None:
     assert (scene.waiting, scene.live) == (1, 300)
     with first:
         pass  # nobody answered
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         with await second as lease:
             assert lease.waited_s is not None
             assert (scene.waiting, scene.live) == (0, 300)
@@ -94,7 +95,7 @@ async def test_a_client_that_leaves_while_it_waits_gives_everything_back_even_if
     with first:
         pass  # b is let in here, and goes away before it hears of it
     waiting[0].cancel()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         with await waiting[2]:
             assert (scene.waiting, scene.live) == (0, 300)
     assert scene.live == 0
@@ -128,7 +129,7 @@ async def test_waiting_requests_survive_a_switch_of_the_rule() -> None:
     waiting = [asyncio.create_task(scene.acquire(name, 300)) for name in "bc"]
     await asyncio.sleep(0)
     scene.switch(rule={"name": "concurrency", "per_target": 2})
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         second = await waiting[0]
     assert scene.waiting == 1
     scene.switch(rule={"name": "fit"})
@@ -137,7 +138,7 @@ async def test_waiting_requests_survive_a_switch_of_the_rule() -> None:
     assert (scene.waiting, scene.live) == (1, 300), "the second one, which another rule let in, counts"
     with second:
         pass
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         with await waiting[1]:
             assert scene.live == 300
     assert (scene.waiting, scene.live) == (0, 0)
@@ -149,7 +150,7 @@ async def test_turned_off_everybody_begins_and_turned_on_again_those_count() -> 
     waiting = asyncio.create_task(scene.acquire("b", 300))
     await asyncio.sleep(0)
     scene.switch(enabled=False)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         second = await waiting
     assert (await scene.acquire("c", 300)).__enter__() is None
     scene.switch()
@@ -222,7 +223,7 @@ async def test_in_an_experiment_each_window_has_the_rule_of_its_arm_also_for_tho
     assert (first.rule, scene.waiting) == ("fit", 1)
     scene.house.clock.advance(100.0 * (drawn.index("open", until_full) - until_full))
     third = await scene.acquire("c", 300)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         with first, third, await second as lease:
             assert (lease.rule, third.rule, third.waited_s) == ("none", "none", None)
     scene.queues.follow(replace(policy_set, experiment=None))

@@ -22,6 +22,7 @@ from router.features.decision_log.format import LoggedPolicy, LoggedRecord
 from router.features.decision_log.reader import Entry, UnreadableLine, read
 from router.features.decision_log.writer import DecisionLogWriter
 from router.scheduling.policy.policy import build_policy
+from tests.patience import PATIENCE_S
 from tests.router.telemetry.records import a_record, until
 
 WALL_S = 1_700_000_000.0
@@ -373,8 +374,8 @@ def test_a_slow_disk_is_not_waited_for(folder: Path) -> None:
     decision_log.start()
     began = time.monotonic()
     decision_log.close(within_s=0.05)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < PATIENCE_S / 2
     stats = decision_log.stats
-    assert 0 < stats.written < 10_000
+    assert stats.written < 10_000
     assert stats.written + stats.dropped == 10_000
     assert numbers(folder) == list(range(stats.written))
