@@ -21,7 +21,6 @@ from router.backends.discovery.discovery import DiscoveredInstance
 from router.clock import ManualClock
 from router.config import schema
 from router.fleet.engine_facts import ModelCard
-from router.proxy.call import ClientRequest
 from router.proxy.relay import RelayEnd, RelayFinished
 from router.request.data_path import AttemptWatch
 from router.request.picker_path import PickerPath
@@ -39,7 +38,7 @@ EXPERIMENT = {"arms": {"warm": 50, "round_robin": 50}, "shadows": ["lmetric"]}
 
 
 async def answer_choice(
-    self: Any, call: ClientRequest, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
+    self: Any, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
 ) -> RelayEnd:
     """Answer with the choice in place of sending the request."""
     record = ticket.record
@@ -49,7 +48,7 @@ async def answer_choice(
         watch.on_first_byte(200)
         end = RelayFinished(200, None)
         watch.on_end(end)
-    call.answer(200, [(b"content-type", b"application/json")], json.dumps(told).encode())
+    request.call.answer(200, [(b"content-type", b"application/json")], json.dumps(told).encode())
     return end
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -101,8 +102,9 @@ class Learned:
 async def attack(
     router: Any, isolation: str, keys: str, probes: int, tokens_per_s: int, at_once: int = AT_ONCE
 ) -> Learned:
-    """A victim sends half of some prompts. An attacker then probes all of them."""
-    mine = [number % 2 == 0 for number in range(probes)]
+    """A victim sends half of some prompts, drawn by chance. An attacker then probes all of them, in order."""
+    drawn = Random(7).sample(range(probes), probes // 2)  # in turns, whatever changes in turns would show
+    mine = [number in drawn for number in range(probes)]
     texts = [prompt(number) for number in range(probes)]
     timed = {"prefill_tokens_per_s": tokens_per_s, "blocks": 100_000}  # nothing is evicted
     clients = {"keys_file": keys, "isolation": isolation}
