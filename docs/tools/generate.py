@@ -9,10 +9,16 @@ from docs.tools.chart_schema import VALUES_SCHEMA, render_values_schema
 from docs.tools.config_keys import render_files as render_schemas
 from docs.tools.pages import DOCS, ROOT
 
+END_NOTICE = "<!-- Made by `make reference` from the code, up to the end of the page. -->\n"
+
 
 def generate() -> dict[Path, str]:
     """Return the text of each generated file."""
     pages = {DOCS / "reference" / f"{name}.md": text for name, text in reference.render_pages().items()}
+    for name, end in reference.render_ends().items():
+        page = DOCS / "operate" / f"{name}.md"
+        begin, notice, _ = page.read_text(encoding="utf-8").partition(END_NOTICE)
+        pages[page] = begin + notice + end
     drawn = {DOCS / "img" / f"{name}.svg": text for name, text in diagrams.render_all().items()}
     schemas = render_schemas(ROOT / "configs") | {VALUES_SCHEMA: render_values_schema()}
     return pages | drawn | schemas

@@ -1,8 +1,7 @@
-"""Reference pages made from the code: configuration, metrics, commands, HTTP, policies, plug-ins, modules."""
+"""Reference pages made from the code: configuration, metrics, commands, HTTP, plug-ins; and ends of pages."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import sys
@@ -15,7 +14,6 @@ import typer
 from docs.tools.config_keys import iter_keys
 from docs.tools.http_differences import differences
 from docs.tools.markdown import table
-from docs.tools.pages import ROOT
 from docs.tools.whole_router import describe_admin_api, list_families
 from router.cli.main import app
 from router.operate.doctor.suite import CHECKS as DOCTOR_CHECKS
@@ -28,7 +26,6 @@ from tests.picker_conformance.report import PROTOCOL_VERSION, SUITE_VERSION
 from tests.picker_conformance.suite import CASES
 
 NOTICE = "<!-- Made by `make reference` from the code. Edit the code, not this page. -->\n"
-POLICIES = ROOT / "configs" / "policies"
 
 
 def render_pages() -> dict[str, str]:
@@ -38,13 +35,15 @@ def render_pages() -> dict[str, str]:
         "metrics": metrics,
         "cli": cli,
         "http": http,
-        "policies": policies,
         "plugins": plugins,
-        "picker-conformance": picker_conformance,
-        "doctor": doctor,
-        "modules": modules,
     }
     return {name: "\n".join([NOTICE, *lines()]).rstrip() + "\n" for name, lines in made.items()}
+
+
+def render_ends() -> dict[str, str]:
+    """Return the generated end of each page under `docs/operate/` that has one, by its name."""
+    made = {"doctor": doctor, "picker-conformance": picker_conformance}
+    return {name: "\n".join(["", *lines()]).rstrip() + "\n" for name, lines in made.items()}
 
 
 # configuration
@@ -102,9 +101,6 @@ def _command(path: str, command: Any) -> Iterator[str]:
         yield f"{_prose(command.help)}\n"
     given = [parameter for parameter in command.params if parameter.name != "help" and not parameter.hidden]
     if given and path != "warmroute":
-        arguments = [p.display_name_raw for p in given if p.param_type_name == "argument"]
-        options = any(parameter.param_type_name == "option" for parameter in given)
-        yield f"```text\n{' '.join([path, *(['[OPTIONS]'] if options else []), *arguments])}\n```\n"
         yield from table(("option", "default", "meaning"), [_option(parameter) for parameter in given])
     for name, below in inner.items():
         yield from _command(f"{path} {name}", below)
@@ -153,7 +149,8 @@ REQUEST_HEADERS = (
 RESPONSE_HEADERS = (
     ("x-warmroute-record", "id of the decision record: `GET /admin/records/{id}`"),
     ("x-warmroute-target", "the target that answered"),
-    ("x-warmroute-waited-ms", "how long the request waited for admission; absent where it did not wait"),
+    ("x-warmroute-waited-ms", "how long the request waited for admission; absent if it did not wait"),
+    ("x-warmroute-model", "the model that answered, if it is not the first one of its alias"),
 )
 
 
@@ -188,11 +185,15 @@ def http() -> Iterator[str]:
     yield from _admin()
 
 
+USUAL = frozenset(("200", "401", "403", "404", "422"))
+
+
 def _admin() -> Iterator[str]:
     yield "## Admin listener\n"
     yield "`admin.host` and `admin.port`, by default `127.0.0.1:8001`; who may call what is in"
     yield "[Security](../operate/security.md). The listener describes itself at `/admin/openapi.json`, from which this"
-    yield "section is made.\n"
+    yield "section is made. Every endpoint answers 200 with its result, 401 without a valid token, 403 without the"
+    yield "right, 404 for what does not exist, and 422 for an invalid parameter; other answers are listed.\n"
     described = describe_admin_api()
     for path, methods in described["paths"].items():
         for method, endpoint in methods.items():
@@ -200,15 +201,11 @@ def _admin() -> Iterator[str]:
             yield f"{_description(endpoint)}\n"
             if "requestBody" in endpoint:
                 yield f"Body: {_body(endpoint['requestBody'], described['components']['schemas'])}.\n"
-            if endpoint.get("parameters"):
-                rows = [_parameter(parameter) for parameter in endpoint["parameters"]]
-                yield from table(("parameter", "in", "kind", "default", "meaning"), rows)
-            ends = [(status, _answer(answer)) for status, answer in endpoint["responses"].items()]
-            yield "Answers: " + "; ".join(f"{status} {meaning}" for status, meaning in sorted(ends)) + ".\n"
-
-
-def _answer(answer: dict[str, Any]) -> str:
-    return "the result" if answer["description"] == "Successful Response" else answer["description"]
+            if query := [_parameter(one) for one in endpoint.get("parameters", ()) if one["in"] == "query"]:
+                yield f"Parameters: {', '.join(query)}.\n"
+            answers = {status: answer["description"] for status, answer in endpoint["responses"].items()}
+            if ends := [f"{status} {meaning}" for status, meaning in sorted(answers.items()) if status not in USUAL]:
+                yield f"Answers: {'; '.join(ends)}.\n"
 
 
 def _description(endpoint: dict[str, Any]) -> str:
@@ -227,33 +224,21 @@ def _body(body: dict[str, Any], schemas: dict[str, Any]) -> str:
     return "; ".join([kinds, *described])
 
 
-def _parameter(parameter: dict[str, Any]) -> tuple[str, str, str, str, str]:
+def _parameter(parameter: dict[str, Any]) -> str:
     schema = parameter["schema"]
     kinds = [schema, *schema.get("anyOf", ())]
     kind = " or ".join(one["type"] for one in kinds if one.get("type") not in (None, "null"))
     bounds = [f"{word} {schema[key]}" for word, key in (("from", "minimum"), ("to", "maximum")) if key in schema]
-    default = "**required**" if parameter.get("required") else "-"
+    facts = [" ".join([kind, *bounds])]
+    if parameter.get("required"):
+        facts.append("required")
     if schema.get("default") is not None:
-        default = f"`{json.dumps(schema['default'])}`"
-    meaning = parameter.get("description", "")
-    return f"`{parameter['name']}`", parameter["in"], " ".join([kind, *bounds]), default, meaning
+        facts.append(f"default `{json.dumps(schema['default'])}`")
+    facts += [parameter["description"]] if "description" in parameter else []
+    return f"`{parameter['name']}` ({', '.join(facts)})"
 
 
-# policies and their plug-ins
-
-
-def policies() -> Iterator[str]:
-    yield "# Shipped policies\n"
-    yield "The files under `configs/policies`, with the comment that each begins with: what it computes, where the rule"
-    yield "and its values come from, and where it differs from its source. [How to choose one](../policies/choose.md)."
-    yield ""
-    for file in sorted(POLICIES.glob("*.yaml")):
-        text = file.read_text(encoding="utf-8")
-        comment = re.match(r"(?:#[^\n]*\n)+", text)
-        assert comment is not None, f"{file} begins with a comment that explains it"
-        yield f"## `{file.stem}`\n"
-        yield re.sub(r"^# ?", "", comment[0], flags=re.MULTILINE)
-        yield f"```yaml\n{text[comment.end() :].strip()}\n```\n"
+# plug-ins
 
 
 def plugins() -> Iterator[str]:
@@ -309,40 +294,22 @@ SUBJECTS = {
 
 def picker_conformance() -> Iterator[str]:
     counted = Counter(case.level for case in CASES)
-    yield "# Cases of the picker conformance suite\n"
+    yield "## Cases\n"
     levels = ", ".join(f"{number} {level}" for level, number in counted.items())
-    yield f"Suite {SUITE_VERSION}, endpoint picker protocol {PROTOCOL_VERSION}: {levels}."
-    yield "How to run it, and what the levels mean, is in [Conformance of pickers](../operate/picker-conformance.md).\n"
+    yield f"Suite {SUITE_VERSION}, endpoint picker protocol {PROTOCOL_VERSION}: {levels}. A report has for each case"
+    yield "what was sent, what was expected, and the clause's source.\n"
     for hundreds, title in SUBJECTS.items():
-        yield f"## {hundreds}xx: {title}\n"
+        yield f"### {hundreds}xx: {title}\n"
         cases = [case for case in CASES if case.id.startswith(f"EPP-{hundreds}")]
-        rows = [(case.id, case.level, case.clause, case.sent, case.expected, case.source) for case in cases]
-        yield from table(("case", "level", "clause", "sent", "expected", "source"), rows)
+        yield from table(("case", "level", "clause"), [(case.id, case.level, case.clause) for case in cases])
 
 
-# modules
+# checks of the doctor
 
 
 def doctor() -> Iterator[str]:
-    """Yield the page of the doctor's checks."""
-    yield "# Checks of the doctor\n"
-    yield "What `warmroute doctor` makes sure of, in the order in which it matters. Prompts are sent unless it is run"
-    yield "with `--passive`; a router's state is read from the admin listeners given by `--url`.\n"
+    yield "## Checks\n"
+    yield "In the order in which they matter. Checks of prompts are skipped with `--passive`; checks of routers need"
+    yield "`--url`.\n"
     rows = ((f"`{check.name}`", check.asserts, check.needs) for check in DOCTOR_CHECKS)
     yield from table(("check", "a healthy fleet", "looks at"), rows)
-
-
-def modules() -> Iterator[str]:
-    yield "# Modules\n"
-    yield "Every module with the first line of its docstring. What may import what is in"
-    yield "[Packages and layers](../design/packages.md).\n"
-    found: dict[str, list[tuple[str, str]]] = {}
-    for package in ("router", "scorers"):
-        for file in sorted((ROOT / package).rglob("*.py")):
-            if (text := file.read_text(encoding="utf-8")).strip():
-                first = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
-                path = file.relative_to(ROOT)
-                found.setdefault(str(path.parent), []).append((f"`{path.name}`", first))
-    for folder, rows in sorted(found.items()):
-        yield f"## `{folder}`\n"
-        yield from table(("module", "what it is"), rows)

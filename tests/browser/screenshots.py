@@ -1,4 +1,4 @@
-"""`python -m tests.browser.screenshots`: the pictures of docs/operate/live-page.md, of emulated engines under load.
+"""`python -m tests.browser.screenshots`: the pictures of docs/operate/observe.md, of emulated engines under load.
 
 The same chats by the same clients, one size and one time zone: what is on the pictures differs from run to run only by
 what is measured.

@@ -105,7 +105,7 @@ def test_one_answer_takes_the_time_of_reading_the_weights() -> None:
 
 def test_the_page_shows_what_they_come_to() -> None:
     """Rounded: within one in a hundred."""
-    page = (ROOT / "docs/plan/profiles-and-faults.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/plan/simulate.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w.-]+)` \| ([\d,]+) / ([\d,]+) \| ([\d.]+) / ([\d.]+) ms \| ([\d,]+) \|", page, re.M)
     assert {name for name, *_ in rows} == set(PROFILES)
     for name, *shown in rows:

@@ -37,7 +37,7 @@ def test_the_one_to_copy_from_has_every_key() -> None:
 
 
 def test_the_page_has_every_key() -> None:
-    page = (ROOT / "docs/plan/profiles-and-faults.md").read_text(encoding="utf-8")
-    _, _, section = page.partition("## Faults")
+    page = (ROOT / "docs/plan/simulate.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("### Faults")
     told = section.partition("\n## ")[0]
     assert [name for name in TroubleFile.model_fields if f"`{name}`" not in told] == []

@@ -81,7 +81,7 @@ def check_alerts(subject: Subject) -> Iterator[FleetFinding]:
                     "warning",
                     f"the alert {rule.name} fires{lasting}" + (f" ({named})" if named else ""),
                     re.sub(r"\{\{[^}]*\}\}", "...", rule.summary),
-                    f"see {rule.runbook}" if rule.runbook else "see docs/operate/metrics.md",
+                    f"see {rule.runbook}" if rule.runbook else "see docs/operate/observe.md",
                     (router.url,),
                 )
 
