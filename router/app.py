@@ -50,8 +50,8 @@ class App:
     """One router process: built from its configuration, running between `start` and `stop`.
 
     `file` is where the configuration was read, to be watched for changes. `role` is that of a worker among several;
-    without one, this process is the only one. With `only_picker` the public listener serves health and metrics and no
-    prompts. `sockets`: with those that were handed over to this process.
+    without one, this process is the only one. With `only_picker` the public listener serves health and metrics and
+    no prompts. `sockets`: with those that were handed over to this process.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class App:
 
     @property
     def on_duty(self) -> bool:
-        """Whether this process has the duties of its host."""
+        """True while this process has the duties of its host."""
         return self.core.duty.held
 
     @property
@@ -160,7 +160,7 @@ class App:
         return self._readiness.unready_reason()
 
     def metrics_page(self) -> MetricsPage:
-        """Return what a scrape of this process shows now. Call it on the event loop's thread."""
+        """Return the metrics page of this process as of now. Call it on the event loop's thread."""
         connections = ConnectionState(self.listener.connections, self.listener.refused)
         return MetricsPage(self.core.metrics, self.status.snapshot()._replace(connections=connections))
 
@@ -280,9 +280,9 @@ class App:
         self.core.duty.follow(None)
 
     async def stop(self, idle_s: float = 0.0) -> None:
-        """Stop within the grace time, in which requests in progress, and those that arrive all the same, may finish.
-        `/ready` answers 503 at once, so that load balancers send no new requests. Each answer says that it is its
-        connection's last; a client that is between two requests gets `idle_s` to send one more.
+        """Stop within the grace time, in which requests in progress, and those that arrive all the same, may
+        finish. `/ready` answers 503 at once, so that load balancers send no new requests. Each answer says that it
+        is its connection's last; a client that is between two requests gets `idle_s` to send one more.
         """
         core, now = self.core, self.core.clock.now
         self._readiness.stopping = True

@@ -1,4 +1,5 @@
-"""All exceptions that leave a package. Expected trouble (an event gap, a silent engine, a retry) is a value instead.
+"""All exceptions that leave a package. Expected trouble (an event gap, a silent engine, a retry) is a value
+instead.
 
     WarmrouteError
     +-- ConfigError          a file of the operator is wrong: path, line, what, nearest known name
@@ -20,9 +21,9 @@
 
 Exceptions of libraries (zmq, httpx, OS) are translated where they arise.
 
-Messages contain names that strangers chose: model names, paths, keys of a file, texts of engines. `quote_name` cuts and
-escapes such a name where it is put into a message; what was forgotten is cut and escaped here, where each message ends
-up, and once more where log lines are written (`router/cli/terminal/logs.py`).
+Messages contain names that strangers chose: model names, paths, keys of a file, texts of engines. `quote_name` cuts
+and escapes such a name where it is put into a message; what was forgotten is cut and escaped here, where each
+message ends up, and once more where log lines are written (`router/cli/terminal/logs.py`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def quote_name(name: str, limit: int = MAX_NAME_CHARS) -> str:
 
 
 def quote_lines(text: str, lines: int = MAX_COMPLAINTS + 1, limit: int = MAX_LINE_CHARS) -> str:
-    """Return a text from outside as printable lines: at most `lines` of `limit` characters, and the count of further
-    ones.
+    """Return a text from outside as printable lines: at most `lines` of `limit` characters, and the count of
+    further ones.
     """
     total = text.count("\n") + 1
     kept = [quote_name(line, limit) for line in text.split("\n", lines)[:lines]]
@@ -73,8 +74,8 @@ class WarmrouteError(Exception):
 class ConfigError(WarmrouteError):
     """A file of the operator is wrong. `str()` is one or more lines of `file:line: key.path: what and what to do`.
 
-    Built from lines and from other errors of this kind. The first `MAX_COMPLAINTS` lines are kept as `complaints`, the
-    others are counted: `omitted` of them were not even built.
+    Built from lines and from other errors of this kind. The first `MAX_COMPLAINTS` lines are kept as `complaints`,
+    the others are counted: `omitted` of them were not even built.
     """
 
     complaints: list[str]
@@ -96,8 +97,8 @@ class ExtraMissing(ConfigError):
 
 @contextmanager
 def needs_extra(extra: str, wanted_by: str) -> Iterator[None]:
-    """Import the packages of an extra inside the block. Raises ExtraMissing, with the command that installs them, when
-    one is missing. `wanted_by`: the section, command or option.
+    """Import the packages of an extra inside the block. Raises ExtraMissing, with the command that installs them,
+    when one is missing. `wanted_by`: the section, command or option.
     """
     try:
         yield

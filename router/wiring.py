@@ -48,8 +48,8 @@ FEATURES: Sequence[tuple[str, Callable[[schema.Config], object]]] = (
     ("tracing.feature:TracingFeature", lambda config: config.tracing),
     ("decision_log.feature:DecisionLogFeature", lambda config: config.records.decision_log),
 )
-"""All features, each with where it is configured; only then it is loaded. Where several have a stage at one place of a
-request's path (`request/stages.py`), they run in this order.
+"""All features, each with where it is configured; only then it is loaded. Where several have a stage at one place
+of a request's path (`request/stages.py`), they run in this order.
 """
 
 
@@ -93,7 +93,7 @@ def build_services(core: Core, features: Iterable[Feature]) -> Services:
 
 
 def build_identify(core: Core) -> Identify | None:
-    """Return what tells clients apart; None where nobody has to say who it is."""
+    """Return the callable that identifies clients; None: they are anonymous."""
     if core.client_keys is None:
         return None
     directory, wall = core.client_keys.directory, core.clock.wall
@@ -101,8 +101,8 @@ def build_identify(core: Core) -> Identify | None:
 
 
 def build_picker(core: Core, services: Services, readiness: Readiness, answers: AnswerLog) -> Listener | None:
-    """Build the endpoint picker of `picker`, over the services of the proxy but for the data path. Raises `ConfigError`
-    for certificate files that cannot be used.
+    """Build the endpoint picker of `picker`, over the services of the proxy but for the data path. Raises
+    `ConfigError` for certificate files that cannot be used.
     """
     config = core.config
     if config.picker is None:

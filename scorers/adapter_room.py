@@ -12,8 +12,8 @@ from scorers.contract import Filter, Load, Needs, View
 class AdapterRoom(Filter):
     """Drops targets whose adapter slots are all taken by other adapters, running or waiting.
 
-    Requests without an adapter are not filtered. Missing: a row whose engine does not report its adapters or its number
-    of slots stays.
+    Requests without an adapter are not filtered. Missing: a row whose engine does not report its adapters or its
+    number of slots stays.
     """
 
     needs = Needs.LOAD

@@ -3,11 +3,11 @@
     sticky       match >= share                    match = tokens held / prompt tokens
     keep sticky  unless  least TTFT of the sticky - least TTFT of all > penalty_ms
 
-This is llm-d's `prefix-cache-affinity-filter` (share 0.80, penalty 18,000 ms, exploration 0; the Gateway API Inference
-Extension, where it began, has 5,000 ms and 1 %). There a sidecar's model predicts TTFT, or a constant of 15,928 prefill
-tokens a second; here the learned curve of each instance does, with the cheapest way to fetch (ttft.py). Their
-exploration (the gate is skipped now and then, so that predictions for other targets stay fresh) is left out: it is off
-by default, and these curves are learned per instance, not per prompt.
+This is llm-d's `prefix-cache-affinity-filter` (share 0.80, penalty 18,000 ms, exploration 0; the Gateway API
+Inference Extension, where it began, has 5,000 ms and 1 %). There a sidecar's model predicts TTFT, or a constant of
+15,928 prefill tokens a second; here the learned curve of each instance does, with the cheapest way to fetch
+(ttft.py). Their exploration (the gate is skipped now and then, so that predictions for other targets stay fresh) is
+left out: it is off by default, and these curves are learned per instance, not per prompt.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from scorers.ttft import prompt_of, ttfts_ms
 
 @dataclass(frozen=True)
 class AffinityGate(Filter):
-    """Keeps targets that hold `share` of the prompt, unless waiting for the best of them costs `penalty_ms` of TTFT.
+    """Keeps targets that hold `share` of the prompt, unless waiting for the best of them costs `penalty_ms` of
+    TTFT.
 
-    Held tokens are those on the GPU, including what was just sent there. `penalty_ms: 0` never leaves the holders, as
-    in llm-d.
+    Held tokens are those on the GPU, including what was just sent there. `penalty_ms: 0` never leaves the holders,
+    as in llm-d.
 
     Missing: a row with an unknown overlap holds nothing. If no row holds enough, all stay. For a prompt of unknown
     length, the longest run that any row holds stands in for the whole prompt.

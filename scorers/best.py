@@ -1,8 +1,8 @@
 """The picker that takes the cheapest row.
 
-Ties are common (an idle fleet, a cold prompt). The most free cache memory decides them: a prompt that costs the same
-everywhere goes where it evicts least. What is equal in that, too, is broken by chance: always taking the first row
-would pile every cold prompt onto one target.
+Ties are common (an idle fleet, a cold prompt). The most free cache memory decides them: a prompt that costs the
+same everywhere goes where it evicts least. What is equal in that, too, is broken by chance: always taking the first
+row would pile every cold prompt onto one target.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from scorers.contract import Picker, Row, View
 
 @dataclass(frozen=True)
 class Best(Picker):
-    """The row with the least cost; among equals one with the most free cache memory, and among equals in that one by
-    chance, never by position.
+    """The row with the least cost; among equals one with the most free cache memory, and among equals in that one
+    by chance, never by position.
 
     Missing: where the capacity of one of them is unknown, or what it holds, memory does not count.
     """

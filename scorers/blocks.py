@@ -1,11 +1,12 @@
-"""Prefill work in cache blocks, for the scorers derived from Dynamo's cost: queued work plus new work, less credits.
+"""Prefill work in cache blocks, for the scorers derived from Dynamo's cost: queued work plus new work, less
+credits.
 
-    prefill = (uncached tokens queued at the target + this prompt - credit for what the target can reuse) / block size
+prefill = (uncached tokens queued at the target + this prompt - credit for what the target can reuse) / block size
 
 Source: `raw_prefill_blocks` and `overlap_credit_blocks` of ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector.
-Dynamo has one block size per router. Fleets here mix them (16 on GPUs, 128 on CPUs), and a target must not look eight
-times as idle because it counts in larger blocks. So one size, the smallest that any candidate reports, is the unit of a
-whole decision, or 16 if none reports any. Blocks are fractions, since the tokens are known exactly.
+Dynamo has one block size per router. Fleets here mix them (16 on GPUs, 128 on CPUs), and a target must not look
+eight times as idle because it counts in larger blocks. So one size, the smallest that any candidate reports, is the
+unit of a whole decision, or 16 if none reports any. Blocks are fractions, since the tokens are known exactly.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ class Credit:
         )
 
     def tokens(self, overlap: Overlap, pooled: int, gpu_share: float = 1.0) -> float:
-        """Return the tokens that need not be computed, as Dynamo counts them. `gpu_share` scales what the GPU's part is
-        worth.
+        """Return the tokens that need not be computed, as Dynamo counts them. `gpu_share` scales what the GPU's
+        part is worth.
 
-        Recently sent blocks count as held by the GPU (Dynamo's predicted entries). As in Dynamo, the shared part is all
-        that the pool holds beyond the GPU's, so a token both in host memory and in the pool is credited for both.
+        Recently sent blocks count as held by the GPU (Dynamo's predicted entries). As in Dynamo, the shared part is
+        all that the pool holds beyond the GPU's, so a token both in host memory and in the pool is credited for
+        both.
         """
         gpu = overlap.expected_tokens
         worth = self.gpu * gpu_share * gpu
@@ -87,7 +89,7 @@ class TierWeights(NamedTuple):
 
 
 def weigh_tiers(rows: Sequence[Row], weights: TierWeights, pooled: int, expected: bool = True) -> list[float | None]:
-    """Return what the prompt's tokens at each row are worth, with `pooled` of them in the shared pool; None where the
+    """Return the worth of the prompt's tokens at each row, with `pooled` of them in the shared pool; None where the
     overlap is unknown. `expected` counts blocks sent there just now as held by the GPU.
     """
     on_gpu, in_host, in_pool, on_disk = weights
@@ -113,7 +115,9 @@ def fill_credits(rows: Sequence[Row], credit: Callable[[Row, Overlap], float]) -
 
 
 def fill_held(rows: Sequence[Row]) -> list[float]:
-    """Return the tokens on every row's GPU or just sent there; where unknown, the mean of the others, 0 if none is."""
+    """Return the tokens on every row's GPU or just sent there; where unknown, the mean of the others, 0 if none
+    is.
+    """
     return fill_missing([None if (overlap := row.overlap) is None else overlap.expected_tokens for row in rows])
 
 
@@ -161,8 +165,8 @@ def blocks_ahead(
 
 
 def split_prefill(rows: Sequence[Row], prefill: Sequence[float], weight: float) -> dict[str, list[float]]:
-    """Return the tokens of prefill ahead at each row, times `weight`, in parts: `queued_prefill`, and `own_prefill` of
-    this prompt less its credit, below 0 where the credit is for more than the prompt.
+    """Return the tokens of prefill ahead at each row, times `weight`, in parts: `queued_prefill`, and `own_prefill`
+    of this prompt less its credit, below 0 where the credit is for more than the prompt.
     """
     queued = [row.load.prefill_tokens for row in rows]
     return {

@@ -1,7 +1,7 @@
 """Which build runs: modules that mypyc compiled (setup.py), or their Python source.
 
-Both are installed side by side and Python prefers the compiled one. With WARMROUTE_PURE=1 in the environment the source
-runs.
+Both are installed side by side and Python prefers the compiled one. With WARMROUTE_PURE=1 in the environment the
+source runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class SourceFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of the module's source in one of `path`, the folders of its package; None: it has none."""
+        """Return the spec of the module's source in one of `path`, the folders of its package; None: it has
+        none.
+        """
         if not name.startswith(PACKAGES):
             return None
         finders = (FileFinder(folder, (SourceFileLoader, SOURCE_SUFFIXES)) for folder in path or ())

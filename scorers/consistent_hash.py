@@ -3,12 +3,12 @@
     cost = hash(salt, key, target)      uniform between 0 and 1; the least wins
 
 Thaler & Ravishankar, "Using Name-Based Mappings to Increase Hit Rates" (IEEE/ACM Transactions on Networking, 1998),
-with the lowest weight instead of the highest. Every router of a deployment computes the same order, before and after a
-restart. When a target leaves, its keys are spread evenly and no other key moves; a new target takes only its share. A
-ring of virtual nodes (vllm-router's `consistent_hash`) does the same less evenly.
+with the lowest weight instead of the highest. Every router of a deployment computes the same order, before and
+after a restart. When a target leaves, its keys are spread evenly and no other key moves; a new target takes only
+its share. A ring of virtual nodes (vllm-router's `consistent_hash`) does the same less evenly.
 
-The key is a property of the request. Where it is missing, the prompt's prefix stands in, so that prompts with the same
-prefix still meet. If that is unknown too, the request's number is the key, which spreads requests evenly and
+The key is a property of the request. Where it is missing, the prompt's prefix stands in, so that prompts with the
+same prefix still meet. If that is unknown too, the request's number is the key, which spreads requests evenly and
 differently on every router.
 """
 

@@ -1,16 +1,18 @@
 """The contract between the router and its plug-ins: what a scorer, filter or picker reads and what it returns.
 
-A `View` is frozen: every fact one decision may use, gathered once, shared by the live policy, its shadows, the replayer
-and the simulator. A scorer turns it into one cost per row, *lower is better*; a filter selects the rows that stay; a
-picker takes the costs and chooses a row. None of them does I/O, reads a clock or draws random numbers of its own: what
-they need from time and chance is in the view (`seed`, `number`, ages), so the same view gives the same choice.
+A `View` is frozen: every fact one decision may use, gathered once, shared by the live policy, its shadows, the
+replayer and the simulator. A scorer turns it into one cost per row, *lower is better*; a filter selects the rows
+that stay; a picker takes the costs and chooses a row. None of them does I/O, reads a clock or draws random numbers
+of its own: what they need from time and chance is in the view (`seed`, `number`, ages), so the same view gives the
+same choice.
 
-Missing is `None`, never 0: a row whose engine has reported nothing must not look idle. Every value from outside carries
-its age in seconds. A plug-in that reads a value says in its docstring what it does where the value is missing.
+Missing is `None`, never 0: a row whose engine has reported nothing must not look idle. Every value from outside
+carries its age in seconds. A plug-in that reads a value says in its docstring what it does where the value is
+missing.
 
-Fields with a default were added later, or only some fleets know them; the default means "not reported". The structs are
-NamedTuples because they are built per candidate and request: immutable like a frozen dataclass at a quarter of its
-construction cost. This package imports the standard library only.
+Fields with a default were added later, or only some fleets know them; the default means "not reported". The structs
+are NamedTuples because they are built per candidate and request: immutable like a frozen dataclass at a quarter of
+its construction cost. This package imports the standard library only.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ class Measure(Enum):
 class Overlap(NamedTuple):
     """Leading prompt tokens that a target holds, from token 0, whole blocks only.
 
-    The tiers are cumulative, `gpu_tokens <= cpu_tokens <= disk_tokens`: the second is the run that can be had from the
-    GPU or host memory, the third adds disk; what a tier adds is the difference. `expected_tokens` (at least
-    `gpu_tokens`) also counts blocks of requests sent there so recently that no event can have reported them yet. All
-    are capped at what an engine can use: the last prompt token is always computed.
+    The tiers are cumulative, `gpu_tokens <= cpu_tokens <= disk_tokens`: the second is the run that can be had from
+    the GPU or host memory, the third adds disk; what a tier adds is the difference. `expected_tokens` (at least
+    `gpu_tokens`) also counts blocks of requests sent there so recently that no event can have reported them yet.
+    All are capped at what an engine can use: the last prompt token is always computed.
     """
 
     gpu_tokens: int
@@ -110,7 +112,9 @@ class Decode(NamedTuple):
     age_s: float | None
 
     def step_ms(self, requests: int, context_tokens: int) -> float:
-        """Return the milliseconds of one step with `requests` in the batch and `context_tokens` in their contexts."""
+        """Return the milliseconds of one step with `requests` in the batch and `context_tokens` in their
+        contexts.
+        """
         return self.base_ms + self.us_per_request * requests / 1000 + self.ns_per_context_token * context_tokens / 1e6
 
 
@@ -241,10 +245,10 @@ class Scorer(Plugin):
         """Return the measure that decides among rows whose overlaps are equal in tokens, or None to get a row per
         candidate.
 
-        Declaring a measure saves the router most of the work in a large fleet. It states that among such rows the one
-        with the least of the measure never costs more than another, and that leaving out rows that an equal one beats
-        changes no cost. It needs to hold only where all overlaps are known, or none is, and no request of other clients
-        waits in an engine.
+        Declaring a measure saves the router most of the work in a large fleet. It states that among such rows the
+        one with the least of the measure never costs more than another, and that leaving out rows that an equal one
+        beats changes no cost. It needs to hold only where all overlaps are known, or none is, and no request of
+        other clients waits in an engine.
         """
         return None
 
@@ -256,7 +260,9 @@ class Scorer(Plugin):
 
 
 class Filter(Plugin):
-    """A plug-in that drops rows. A filter that would drop all is skipped for that decision, and the record says so."""
+    """A plug-in that drops rows. A filter that would drop all is skipped for that decision, and the record says
+    so.
+    """
 
     def keep(self, view: View) -> Sequence[bool]:
         """Return one flag per row of `view`: True keeps the row."""
@@ -264,8 +270,8 @@ class Filter(Plugin):
 
     def settled_by(self) -> Measure | None:
         """Return the measure that decides among rows with equal overlaps, or None, as `Scorer.settled_by` does. The
-        filter keeps all of these rows, or those that have the least of the measure in the whole view, and reads nothing
-        else of them.
+        filter keeps all of these rows, or those that have the least of the measure in the whole view, and reads
+        nothing else of them.
         """
         return None
 

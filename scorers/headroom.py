@@ -26,8 +26,8 @@ class PredictedLatency(NamedTuple):
 
 
 def headroom_costs(latencies: list[PredictedLatency], prefer_least: bool) -> list[float]:
-    """Return each row's cost: below 0.5 where all objectives are met, by what the others of these leave; above it by
-    how far they are missed.
+    """Return each row's cost: below 0.5 where all objectives are met, by what the others of these leave; above it
+    by how far they are missed.
     """
     meets = _meets(latencies)
     near = [i for i, met in enumerate(meets) if met]

@@ -20,8 +20,8 @@ from scorers.row_loops import kv_usages
 class KvUsage(Scorer):
     """The share of KV blocks that live requests use, as the engine last reported.
 
-    Missing: a row whose engine has not reported it, or not within `stale_s`, gets the mean of the others; if none has,
-    all cost 0.
+    Missing: a row whose engine has not reported it, or not within `stale_s`, gets the mean of the others; if none
+    has, all cost 0.
     """
 
     needs = Needs.LOAD

@@ -2,11 +2,11 @@
 
     cost = queued + own work          milliseconds at the target's own speed
 
-"Least work left" sends a job to the server with the least unfinished work (Harchol-Balter, "Performance Modeling and
-Design of Computer Systems", 2013, chapter 24). In that model a job takes equally long everywhere, so its own size drops
-out; here it depends on what the target holds and how fast it is, so the work left includes the job. Work is prefill:
-engines do it one after the other, while decoding goes on beside it. The price leaves out what the request displaces and
-the requests of other clients: it is `warm` with w = 1 and only our own bookings.
+"Least work left" sends a job to the server with the least unfinished work (Harchol-Balter, "Performance Modeling
+and Design of Computer Systems", 2013, chapter 24). In that model a job takes equally long everywhere, so its own
+size drops out; here it depends on what the target holds and how fast it is, so the work left includes the job. Work
+is prefill: engines do it one after the other, while decoding goes on beside it. The price leaves out what the
+request displaces and the requests of other clients: it is `warm` with w = 1 and only our own bookings.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from scorers.ttft import prompt_of, split_works_ms, work_left, works_ms
 class LeastWorkLeft(Scorer):
     """Milliseconds of prefill that a target would still have to do with this request: our queue, plus its own work.
 
-    Own work is the least of computing and fetching what the target does not hold. `pool: false` ignores the pool. Where
-    no other clients use the engines, this equals `expected_ttft`. Missing: overlap, the prompt's length, links and the
-    pool as in `expected_ttft`; the queue is our own bookings.
+    Own work is the least of computing and fetching what the target does not hold. `pool: false` ignores the pool.
+    Where no other clients use the engines, this equals `expected_ttft`. Missing: overlap, the prompt's length,
+    links and the pool as in `expected_ttft`; the queue is our own bookings.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD

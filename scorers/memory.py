@@ -1,7 +1,7 @@
 """Bounded memory of plug-ins that learn: the newest entries by name, as many as a constant says.
 
-Targets and sessions come and go under new names for as long as a router runs, and nobody tells a plug-in that one is
-gone. What has been stored longest ago is dropped first.
+Targets and sessions come and go under new names for as long as a router runs, and nobody tells a plug-in that one
+is gone. What has been stored longest ago is dropped first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Plug-in parameters: the fields of a plug-in's dataclass, checked strictly against a policy file.
 
-Strict because a misspelt parameter that is silently ignored looks like a policy that does not work. Values come from
-YAML, so their types are few: bool, int, float, str, a `Literal` of those, each optional or not. The `check_...`
-functions are for a plug-in's `__post_init__`: they refuse values out of bounds with a message for the author of the
-policy file.
+Strict because a misspelt parameter that is silently ignored looks like a policy that does not work. Values come
+from YAML, so their types are few: bool, int, float, str, a `Literal` of those, each optional or not. The
+`check_...` functions are for a plug-in's `__post_init__`: they refuse values out of bounds with a message for the
+author of the policy file.
 """
 
 from __future__ import annotations

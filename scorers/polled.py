@@ -1,8 +1,8 @@
-"""Engine gauges for scorers that compare all rows, with gaps filled in: an engine that reports nothing must not look
-idle.
+"""Engine gauges for scorers that compare all rows, with gaps filled in: an engine that reports nothing must not
+look idle.
 
-A row whose engine has not reported a gauge, or too long ago, gets the average of the rows that have it; if none has,
-there is nothing to compare, and all are 0.
+A row whose engine has not reported a gauge, or too long ago, gets the average of the rows that have it; if none
+has, there is nothing to compare, and all are 0.
 """
 
 from __future__ import annotations

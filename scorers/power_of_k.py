@@ -1,9 +1,9 @@
 """The power of two choices: draw k rows by chance and take the cheapest of them.
 
-The load is nearly as even as with all rows compared, and routers that share a fleet without sharing their bookings do
-not all choose the same idle target (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
-Envoy's `least_request`, SGLang's `power_of_two` and Ray Serve's default have k = 2; the slim sgl-router does it where
-no cache is worth going to.
+The load is nearly as even as with all rows compared, and routers that share a fleet without sharing their bookings
+do not all choose the same idle target (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing",
+2001). Envoy's `least_request`, SGLang's `power_of_two` and Ray Serve's default have k = 2; the slim sgl-router does
+it where no cache is worth going to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from scorers.parameters import check_at_least
 class PowerOfK(Picker):
     """The cheapest of `k` rows drawn by chance; among equals one by chance, never by position.
 
-    Every set of k rows is equally likely. `k: 1` is a purely random choice; with no more rows than `k` it is `best`.
+    Every set of k rows is equally likely. `k: 1` is a purely random choice; with no more rows than `k` it is
+    `best`.
     """
 
     k: int = 2

@@ -3,10 +3,10 @@
     held = gpu * G + cpu * C + disk * D
     cost = 1 - (1 - length_weight) * held / prompt tokens - length_weight * min(1, held / length_tokens)^2
 
-G, C and D are the prompt tokens that the target holds in each tier and in no faster one. llm-d's precise prefix score
-inverted (a GPU block counts 1.0, one in host memory 0.8; `pkg/kvcache` of llm-d-kv-cache), and the length awareness of
-its prefix-cache-scorer (`matchLengthWeight`, off by default, and `matchLengthScaleTokens`): attention makes a long
-match worth more than its share, so a long session stays where a short one may move.
+G, C and D are the prompt tokens that the target holds in each tier and in no faster one. llm-d's precise prefix
+score inverted (a GPU block counts 1.0, one in host memory 0.8; `pkg/kvcache` of llm-d-kv-cache), and the length
+awareness of its prefix-cache-scorer (`matchLengthWeight`, off by default, and `matchLengthScaleTokens`): attention
+makes a long match worth more than its share, so a long session stays where a short one may move.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class PrefixOverlap(Scorer):
     """The share of the prompt that a target does not hold; tokens in slower tiers count less.
 
     `expected` counts blocks sent there so recently that no event can have reported them yet as held by the GPU.
-    Missing: a row with an unknown overlap gets the mean of the known ones, so that silence neither attracts nor repels.
-    Where the prompt's length is unknown (text before an image), the longest overlap stands in for it: the best holder
-    costs least. If no overlap is known, every row costs 1. With a `length_weight`, a whole match costs 0 only from
-    `length_tokens` on.
+    Missing: a row with an unknown overlap gets the mean of the known ones, so that silence neither attracts nor
+    repels. Where the prompt's length is unknown (text before an image), the longest overlap stands in for it: the
+    best holder costs least. If no overlap is known, every row costs 1. With a `length_weight`, a whole match costs
+    0 only from `length_tokens` on.
     """
 
     needs = Needs.CACHE

@@ -2,9 +2,9 @@
 
     cost = (x - min) / (max - min)        all equal: 0
 
-llm-d's queue scorer inverted (`(max - x) / (max - min)`), on a count of our own: polled gauges alone send every request
-between two polls to the same "idle" engine, own bookings alone do not see other clients. So x is our bookings in
-flight, always up to date, plus the requests of others that the last poll found there.
+llm-d's queue scorer inverted (`(max - x) / (max - min)`), on a count of our own: polled gauges alone send every
+request between two polls to the same "idle" engine, own bookings alone do not see other clients. So x is our
+bookings in flight, always up to date, plus the requests of others that the last poll found there.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from scorers.row_loops import relative_requests
 class QueueDepth(Scorer):
     """Requests at a target, ours and others', between the fewest (0) and the most (1) of all candidates.
 
-    Missing: where an engine has not reported how many requests of others it has, or longer than `stale_s` ago, the mean
-    of what the other candidates reported is assumed, so that silence does not look idle. If none reported any, our own
-    bookings alone are compared.
+    Missing: where an engine has not reported how many requests of others it has, or longer than `stale_s` ago, the
+    mean of what the other candidates reported is assumed, so that silence does not look idle. If none reported any,
+    our own bookings alone are compared.
     """
 
     needs = Needs.LOAD

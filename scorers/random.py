@@ -14,7 +14,9 @@ from scorers.contract import Scorer, Unit, View
 
 @dataclass(frozen=True)
 class Random(Scorer):
-    """A number between 0 and 1 for each target, drawn anew for each request. Reads nothing that could be missing."""
+    """A number between 0 and 1 for each target, drawn anew for each request. Reads nothing that could be
+    missing.
+    """
 
     unit = Unit.RAW
 

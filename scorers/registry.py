@@ -1,8 +1,9 @@
-"""Registry of plug-ins by name: the built-in ones, listed here, and those of installed packages, found by entry points.
+"""Registry of plug-ins by name: the built-in ones, listed here, and those of installed packages, found by entry
+points.
 
-A plug-in's parameters are its dataclass fields, and strict: a policy file that misspells one is refused with a message
-that lists the known ones. Plug-ins are only listed at first and imported when a policy names them, so a broken outside
-package affects only the policies that use it. Knows nothing of policies, files or the router.
+A plug-in's parameters are its dataclass fields, and strict: a policy file that misspells one is refused with a
+message that lists the known ones. Plug-ins are only listed at first and imported when a policy names them, so a
+broken outside package affects only the policies that use it. Knows nothing of policies, files or the router.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ class Registry:
 
 
 def load_registry() -> Registry:
-    """Return the built-in plug-ins and those that the installed packages offer. Raises PluginError when two plug-ins of
-    one kind have the same name.
+    """Return the built-in plug-ins and those that the installed packages offer. Raises PluginError when two
+    plug-ins of one kind have the same name.
     """
     offered = installed_plugins()
     return Registry({kind: _list_offered(kind, offered[group]) for kind, group in GROUPS.items()})

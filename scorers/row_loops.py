@@ -1,5 +1,5 @@
-"""Loops over all rows of a decision that one plug-in each needs: apart from it, since this is compiled and plug-ins are
-not (setup.py). The plug-ins describe the formulas and what a missing value means.
+"""Loops over all rows of a decision that one plug-in each needs: apart from it, since this is compiled and plug-ins
+are not (setup.py). The plug-ins describe the formulas and what a missing value means.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def rank_matches(requests: list[int], held: list[float], whole: int, bound: floa
 
 
 def few_waiting(rows: Sequence[Row], most: int, stale_s: float) -> list[bool]:
-    """Return whether at most `most` requests wait in each row's engine, as far as it has reported: `max_waiting`."""
+    """Return whether at most `most` requests wait in each row's engine, as far as it has reported:
+    `max_waiting`.
+    """
     few: list[bool] = []
     for row in rows:
         load = row.load
@@ -155,7 +157,9 @@ def lead_ms(costs: list[float], flags: list[bool]) -> float:
 
 
 def best_holders_first(rows: Sequence[Row], ttfts: list[float], unknown: int, objective: float) -> list[float]:
-    """Return `ttfts` with `objective` added at rows that do not hold most, while one that does meets it: `dualmap`."""
+    """Return `ttfts` with `objective` added at rows that do not hold most, while one that does meets it:
+    `dualmap`.
+    """
     held = [unknown if (overlap := row.overlap) is None else overlap.expected_tokens for row in rows]
     most = max(held)
     least, _ = least_and_most([ttft for i, ttft in enumerate(ttfts) if held[i] == most])
@@ -185,8 +189,8 @@ def charged_blocks(
 
 
 def fetch_longest_ms(rows: Sequence[Row], held: Sequence[int], whole: int, pooled: int, ratio: float) -> list[float]:
-    """Return the milliseconds to the first token of `whole` tokens, where each row holds `held` of them and a prefix
-    that is `ratio` times as long is always fetched from where it is: `mooncake_alg1`.
+    """Return the milliseconds to the first token of `whole` tokens, where each row holds `held` of them and a
+    prefix that is `ratio` times as long is always fetched from where it is: `mooncake_alg1`.
     """
     longest = max(held)
     best = max(longest, pooled)
@@ -203,7 +207,9 @@ def fetch_longest_ms(rows: Sequence[Row], held: Sequence[int], whole: int, poole
 
 
 def queue_costs(rows: Sequence[Row], held: Sequence[int], whole: int, linear: float, attended: float) -> list[float]:
-    """Return the cost of each row's queue with a prompt of `whole` tokens, of which the row holds `held`: `smetric`."""
+    """Return the cost of each row's queue with a prompt of `whole` tokens, of which the row holds `held`:
+    `smetric`.
+    """
     costs: list[float] = []
     for i, row in enumerate(rows):
         load = row.load

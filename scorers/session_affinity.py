@@ -6,10 +6,11 @@
 
     shared = the part of the prompt that this target holds
 
-A sub-agent begins with what its parent began with, the tools and often the system prompt, or with something else. So it
-is kept with its parent as far as they share, and is free to go elsewhere as far as they do not. From its second request
-on it is where its own turns are. NVIDIA Dynamo's parent-aware affinity
-(https://docs.nvidia.com/dynamo/dev/agents/session-i-ds) binds all of them to the parent's worker, whatever they share.
+A sub-agent begins with what its parent began with, the tools and often the system prompt, or with something else.
+So it is kept with its parent as far as they share, and is free to go elsewhere as far as they do not. From its
+second request on it is where its own turns are. NVIDIA Dynamo's parent-aware affinity
+(https://docs.nvidia.com/dynamo/dev/agents/session-i-ds) binds all of them to the parent's worker, whatever they
+share.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ NEEDS = {"session": Needs.SESSION, "program": Needs.SESSION | Needs.CACHE}
 
 @dataclass(frozen=True)
 class SessionAffinity(Scorer):
-    """0 for the target of the session's last request, 1 for all others; with `by: program`, a session's first request
-    costs less than 1 at its parent's target: what is left of its prompt beside what that target holds.
+    """0 for the target of the session's last request, 1 for all others; with `by: program`, a session's first
+    request costs less than 1 at its parent's target: what is left of its prompt beside what that target holds.
 
     Missing: without a session, at its first request, or when that target is no candidate, every row costs 1. With
     `by: program` a parent's target costs 0 where its overlap or the prompt's length is unknown.

@@ -5,12 +5,13 @@
     meets    0.4 * (1 - blend)    the least headroom first; with `prefer: most` 0.4 * blend
     misses   0.6 + 0.4 * blend    of what is over the objectives: the nearest miss first
 
-llm-d's `latency-scorer` (weights 0.8 and 0.2, "least": requests are packed onto targets that just meet them, so that
-others stay free for requests with less time). A latency that is equal for all of a group is ignored: its weight goes to
-the other. In llm-d sidecars predict both latencies by XGBoost; here TTFT is the learned curve with the cheapest way to
-fetch (ttft.py), and TPOT one decode step of the target's batch with this request in it. Left out: the affinity gates
-(the filter `affinity_gate` is one), idle targets first among those that miss, a per cent of requests sent to those that
-miss, and the fall-back to queue, memory and cache without a prediction: there always is one.
+llm-d's `latency-scorer` (weights 0.8 and 0.2, "least": requests are packed onto targets that just meet them, so
+that others stay free for requests with less time). A latency that is equal for all of a group is ignored: its
+weight goes to the other. In llm-d sidecars predict both latencies by XGBoost; here TTFT is the learned curve with
+the cheapest way to fetch (ttft.py), and TPOT one decode step of the target's batch with this request in it. Left
+out: the affinity gates (the filter `affinity_gate` is one), idle targets first among those that miss, a per cent of
+requests sent to those that miss, and the fall-back to queue, memory and cache without a prediction: there always is
+one.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from scorers.ttft import prompt_of, ttfts_ms
 class SloHeadroom(Scorer):
     """Below 0.5 targets that would meet the objectives for TTFT and TPOT, above it those that would not.
 
-    Objectives are the request's own, or else `ttft_ms` and `tpot_ms`; 0 is none. A latency without an objective does
-    not count while the other has one. If neither has, all miss and the lowest blend of both latencies wins, as in
-    llm-d.
+    Objectives are the request's own, or else `ttft_ms` and `tpot_ms`; 0 is none. A latency without an objective
+    does not count while the other has one. If neither has, all miss and the lowest blend of both latencies wins, as
+    in llm-d.
 
     TPOT counts our own requests at the target; those of others are not in it. Missing: a row without a decode curve
     gets the mean TPOT of the others; if none has one, only TTFT counts. The rest as in `expected_ttft`.

@@ -4,9 +4,10 @@
              or  no target has at least `move_margin` requests fewer
     else     fewest requests
 
-Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/soft_affinity_load_guard.rs, with its defaults, chosen there by
-practice. The threshold counts all requests of a target and has to be above its usual concurrency, or sessions move all
-the time; the margin prevents a move back and forth over a single request. A session that moved stays moved.
+Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/soft_affinity_load_guard.rs, with its defaults, chosen
+there by practice. The threshold counts all requests of a target and has to be above its usual concurrency, or
+sessions move all the time; the margin prevents a move back and forth over a single request. A session that moved
+stays moved.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from scorers.parameters import check_at_least
 
 @dataclass(frozen=True)
 class SoftAffinity(Scorer):
-    """-1 for the session's last target while it keeps the session; for all others, and else, our own requests there.
+    """-1 for the session's last target while it keeps the session; for all others, and else, our own requests
+    there.
 
-    Missing: without a session, at its first request, or when its target is no candidate, the fewest requests decide.
-    Requests are never missing.
+    Missing: without a session, at its first request, or when its target is no candidate, the fewest requests
+    decide. Requests are never missing.
     """
 
     needs = Needs.SESSION | Needs.LOAD

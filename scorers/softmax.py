@@ -2,9 +2,9 @@
 
     P(row i) ~ exp(-c_i / temperature)        c = (cost - min) / (max - min)
 
-Dynamo's `router_temperature`, with costs normalised by their range as in Dynamo. The draw uses the Gumbel trick (the
-largest of `-c_i / T - ln(-ln u_i)` falls on i with exactly that probability), one draw per target: so the order of rows
-does not matter, and a target that vanishes moves only its own requests.
+Dynamo's `router_temperature`, with costs normalised by their range as in Dynamo. The draw uses the Gumbel trick
+(the largest of `-c_i / T - ln(-ln u_i)` falls on i with exactly that probability), one draw per target: so the
+order of rows does not matter, and a target that vanishes moves only its own requests.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from scorers.contract import Picker, View
 class Softmax(Picker):
     """A row by chance, the likelier the cheaper; `temperature` is in units of the costs' range.
 
-    At 0.1 the most expensive row is exp(-10) times as likely as the cheapest; far above 1 all rows are about equally
-    likely.
+    At 0.1 the most expensive row is exp(-10) times as likely as the cheapest; far above 1 all rows are about
+    equally likely.
     """
 
     temperature: float = 0.1

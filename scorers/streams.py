@@ -1,8 +1,9 @@
 """Cost of a choice for answers that stream: those that a prefill delays, and the request's own.
 
-An engine computes prompts and decodes answers in the same steps and keeps both in the same memory. So each millisecond
-of prefill stalls every answer that streams there; an answer comes the slower, the more and longer contexts are decoded
-beside it; and where they fill the memory, no new request begins before some of them have ended.
+An engine computes prompts and decodes answers in the same steps and keeps both in the same memory. So each
+millisecond of prefill stalls every answer that streams there; an answer comes the slower, the more and longer
+contexts are decoded beside it; and where they fill the memory, no new request begins before some of them have
+ended.
 
     stalls      each answer that streams at the target stalls while the request's work is done
     streaming   the request's own answer: a decode step per token
@@ -12,11 +13,11 @@ beside it; and where they fill the memory, no new request begins before some of 
                 request that is there: at any moment answers are half done in the mean. A quarter, because others end
                 while these grow
 
-A user who waits for a first token has nothing yet, one whose answer streams is reading: those milliseconds weigh less,
-and one weight does for both. It was swept on simulated fleets (`docs/design/decisions.md`): with two thirds of it
-large fleets of agents are less even, with two and a half times short prompts wait where few stream rather than begin
-where many do; none at all loses every tenth request of agents in a closed loop, and full weight doubles the P90 of
-busy open workloads.
+A user who waits for a first token has nothing yet, one whose answer streams is reading: those milliseconds weigh
+less, and one weight does for both. It was swept on simulated fleets (`docs/design/decisions.md`): with two thirds
+of it large fleets of agents are less even, with two and a half times short prompts wait where few stream rather
+than begin where many do; none at all loses every tenth request of agents in a closed loop, and full weight doubles
+the P90 of busy open workloads.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ SHORTAGE: Final = 0.25
 
 
 def answer_tokens(recent: float | None, cap: int | None) -> float:
-    """Return the expected length of an answer: the mean of recent ones, at most the client's cap. 0 if no answer has
-    been seen yet, so that neither its streaming nor its memory counts.
+    """Return the expected length of an answer: the mean of recent ones, at most the client's cap. 0 if no answer
+    has been seen yet, so that neither its streaming nor its memory counts.
     """
     return 0.0 if recent is None else recent if cap is None else min(recent, cap)
 
@@ -47,7 +48,7 @@ def growth_tokens(requests: int, answer: float) -> float:
 
 
 def stall_cost(requests: int, prefilling: int) -> float:
-    """Return what a millisecond of work costs the answers that stream beside it, in milliseconds of waiting: of
+    """Return the cost of a millisecond of work to the answers that stream beside it, in milliseconds of waiting: of
     `requests` at the target, of which some are still `prefilling`.
     """
     return STREAMED * max(0, requests - prefilling)
@@ -66,9 +67,9 @@ def decode_ms(decode: Decode, requests: int, context_tokens: int) -> float:
 def served_ms(
     rows: Sequence[Row], waits: list[float], works: list[float], prompt_tokens: int, answer: float
 ) -> list[float]:
-    """Return each row's wait and work, the stalls that the work causes, and the own answer of `answer` tokens, in ms.
-    One pass with everything inlined takes a third of the time of a function per term: it runs for every candidate of
-    every request, and on idle targets most terms are 0. A row of unknown capacity has enough memory.
+    """Return each row's wait and work, the stalls that the work causes, and the own answer of `answer` tokens, in
+    ms. One pass with everything inlined takes a third of the time of a function per term: it runs for every
+    candidate of every request, and on idle targets most terms are 0. A row of unknown capacity has enough memory.
     """
     served: list[float] = []
     for i, row in enumerate(rows):
@@ -93,7 +94,7 @@ def served_ms(
 def split_served_ms(
     rows: Sequence[Row], works: Sequence[float], prompt_tokens: int, answer: float
 ) -> dict[str, list[float]]:
-    """Return what `served_ms` adds to wait and work, in parts: `answers_held_up` by the work, `own_answer`, and
+    """Return the parts that `served_ms` adds to wait and work: `answers_held_up` by the work, `own_answer`, and
     `memory_shortage`, what is lacking of memory for it.
     """
     parts: dict[str, list[float]] = {"answers_held_up": [], "own_answer": [], "memory_shortage": []}

@@ -5,12 +5,13 @@
     else     fewest requests; the group is bound to where its request went, for `group_idle_ttl_s` after the last one
 
 A parent usually works on while its sub-agents do, so a new group goes where the fewest requests are, not where the
-parent is. A group moves only to a target with fewer requests: with as many, it would move at every request of a full
-fleet and lose what it shares.
+parent is. A group moves only to a target with fewer requests: with as many, it would move at every request of a
+full fleet and lose what it shares.
 
 Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/subagent_group_affinity.rs, with its defaults and bounds
-(65,536 groups, none rebound by a request that had a single candidate). Differences: an idle group ends exactly after
-its time instead of at the next sweep; of equally loaded targets one is taken at random instead of the lowest id.
+(65,536 groups, none rebound by a request that had a single candidate). Differences: an idle group ends exactly
+after its time instead of at the next sweep; of equally loaded targets one is taken at random instead of the lowest
+id.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from scorers.parameters import check_above_0, check_at_least
 
 
 class GroupBinding(NamedTuple):
-    """Where a group's last request went, and when."""
+    """Target and time of a group's last request."""
 
     target: str
     at_s: float

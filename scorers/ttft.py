@@ -1,8 +1,8 @@
 """Time to a request's first token at a target: the wait, and the least work that its prompt needs.
 
-Shared by the scorers that price in milliseconds (`expected_ttft`, `warm`, `least_work_left`, ...). What is not on the
-GPU may be had from host memory, disk, the pool's memory and the pool's disks, each at its measured speed, and is
-fetched only where that is cheaper than computing the same tokens at their context:
+Shared by the scorers that price in milliseconds (`expected_ttft`, `warm`, `least_work_left`, ...). What is not on
+the GPU may be had from host memory, disk, the pool's memory and the pool's disks, each at its measured speed, and
+is fetched only where that is cheaper than computing the same tokens at their context:
 
     tokens  0 ...... G .......... C ............. M ....... prompt
     held    GPU -----|
@@ -11,8 +11,8 @@ fetched only where that is cheaper than computing the same tokens at their conte
     ways    G compute;   G host C compute;   G pool M compute;   G host C pool M compute
 
 A link is used up to the end of what it holds, or not at all. That is how engines load: nothing is computed before a
-fetched stretch. It is also where the least cost is: a later token costs more to compute, so the cost of fetching up to
-some point is concave in it, and least at an end.
+fetched stretch. It is also where the least cost is: a later token costs more to compute, so the cost of fetching up
+to some point is concave in it, and least at an end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LINKS = ("load_from_host", "load_from_disk", "load_from_pool", "load_from_pool_d
 """Names of the parts that are spent on fetching, in the order of the sources of a row."""
 
 Source = tuple[Transfer | None, int, int]
-"""A link, and the range of prompt tokens it can load: certainly from the first number on (possibly from 0), up to the
-second.
+"""A link, and the range of prompt tokens it can load: certainly from the first number on (possibly from 0), up to
+the second.
 """
 
 
@@ -87,8 +87,8 @@ def waits_ms(rows: Sequence[Row], work: list[float], stale_s: float) -> list[flo
     """Return the milliseconds of work ahead of the request at each row: our own queue, and others waiting in the
     engine.
 
-    Others: of the requests that waited there at its last poll, the share that was not ours, each taken for the mean of
-    `work`. An engine that has not reported its queue, or longer than `stale_s` ago, is taken for an average one.
+    Others: of the requests that waited there at its last poll, the share that was not ours, each taken for the mean
+    of `work`. An engine that has not reported its queue, or longer than `stale_s` ago, is taken for an average one.
     """
     queued = [row.load.queued_ms for row in rows]
     others = others_waiting(rows, stale_s)
@@ -120,8 +120,8 @@ def prefill_ms(speed: Speed, new: int, context: int) -> float:
 
 
 def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None) -> list[float]:
-    """Return `least_ms` of every row, at its own speed or all at the speed `on`. In one pass: most rows hold nothing
-    beyond their GPU and need no search, and at one speed those that hold the same cost the same.
+    """Return `least_ms` of every row, at its own speed or all at the speed `on`. In one pass: most rows hold
+    nothing beyond their GPU and need no search, and at one speed those that hold the same cost the same.
     """
     whole, _, pooled, unknown = prompt
     works: list[float] = []
@@ -162,9 +162,9 @@ class WorkAhead(NamedTuple):
 def alike_ms(
     targets: WorkAhead, slots: Sequence[int], overlap: Overlap, prompt: PromptTokens, steps: float
 ) -> list[float] | None:
-    """Return queue, `least_ms` and `steps` decode steps, but for rounding, of the targets in `slots`, which all hold
-    `overlap`. None if there are more ways than computing and the pool's memory. In a large fleet it runs for all
-    targets: so one plain loop, which is the fastest once it is compiled.
+    """Return queue, `least_ms` and `steps` decode steps, but for rounding, of the targets in `slots`, which all
+    hold `overlap`. None if there are more ways than computing and the pool's memory. In a large fleet it runs for
+    all targets: so one plain loop, which is the fastest once it is compiled.
     """
     whole, in_memory, pooled, _ = prompt
     held = overlap.expected_tokens

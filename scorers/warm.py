@@ -13,23 +13,23 @@
     answer  its expected tokens, as many as the last answers had; each takes a decode step of the target
     lacks   what the prompt lacks of KV memory there, beside all that is live, as a share of it
 
-Why each term is there. q and s are what the request itself waits for: alone they are least TTFT, right in an idle fleet
-(rho 0, w 1) and selfish in a full one. While an instance spends a second on work that another would have been spared,
-rho seconds of new work arrive behind it, which delay rho^2 more, and so on: a second of work costs the fleet 1/(1 -
-rho) seconds, of which one is the request's own, already paid as s; the rest counts twice. So giving up a cache hit
-costs more as the fleet fills. `cap` is there because at rho 1 an uncapped price says "longest prefix, whatever the
-queue", and a block that all prompts share would pull all of them onto one target. Work is priced on a nominal instance
-because what it displaces is fleet time: priced in its own seconds, a slow machine's work would count double, once in s
-and once more against its neighbours. Memory counts in rho because a copy of a prefix takes memory where there is none
-left, while nobody waits for a prefill yet. q uses own bookings rather than polled gauges: half a second old, those send
-every request of that half second to the same "idle" target. And prefill is not all: it delays the answers that stream
-beside it, so work goes where few do, which also spreads sessions, and with them caches, evenly; a full memory is a
-queue too.
+Why each term is there. q and s are what the request itself waits for: alone they are least TTFT, right in an idle
+fleet (rho 0, w 1) and selfish in a full one. While an instance spends a second on work that another would have been
+spared, rho seconds of new work arrive behind it, which delay rho^2 more, and so on: a second of work costs the
+fleet 1/(1 - rho) seconds, of which one is the request's own, already paid as s; the rest counts twice. So giving up
+a cache hit costs more as the fleet fills. `cap` is there because at rho 1 an uncapped price says "longest prefix,
+whatever the queue", and a block that all prompts share would pull all of them onto one target. Work is priced on a
+nominal instance because what it displaces is fleet time: priced in its own seconds, a slow machine's work would
+count double, once in s and once more against its neighbours. Memory counts in rho because a copy of a prefix takes
+memory where there is none left, while nobody waits for a prefill yet. q uses own bookings rather than polled
+gauges: half a second old, those send every request of that half second to the same "idle" target. And prefill is
+not all: it delays the answers that stream beside it, so work goes where few do, which also spreads sessions, and
+with them caches, evenly; a full memory is a queue too.
 
-The first three terms were found by search over some 70 variants on a simple simulator, the others, the factor 2 and the
-weights on ours, which has decoding, chunked prefill, attention over the cached prefix and memory that running requests
-take up: conversations, tools and agents in closed loops on 4, 8 and 32 instances, with and without pools, with lost and
-late events, slow instances and late starts. Other variants that were tried, and what each did:
+The first three terms were found by search over some 70 variants on a simple simulator, the others, the factor 2 and
+the weights on ours, which has decoding, chunked prefill, attention over the cached prefix and memory that running
+requests take up: conversations, tools and agents in closed loops on 4, 8 and 32 instances, with and without pools,
+with lost and late events, slow instances and late starts. Other variants that were tried, and what each did:
 `docs/design/decisions.md`.
 """
 
@@ -51,14 +51,14 @@ BEHIND = 2.0  # weight of a second of work behind this request, relative to one 
 class Warm(Scorer):
     """Milliseconds: the wait, the request's own service, and what it delays others that come after or stream there.
 
-    Blocks sent there so recently that no event can have reported them yet count as held by the GPU: so a burst on one
-    prefix stays together, and lost events do little harm. `pool: false` ignores the shared pool.
+    Blocks sent there so recently that no event can have reported them yet count as held by the GPU: so a burst on
+    one prefix stays together, and lost events do little harm. `pool: false` ignores the shared pool.
 
-    Missing: an unknown `busy` or `live_share` is 0, as in an idle fleet. Without a nominal instance work is priced at
-    the row's own speed. A row with an unknown overlap is taken to hold nothing but what the pool has: the mean of the
-    others would be that of the best holders, since a filter such as `near_longest` leaves little else. Where no answer
-    has been seen yet, streaming does not count; an unknown capacity has enough memory. Unknown queues, lengths, links
-    and pools: as in `expected_ttft`.
+    Missing: an unknown `busy` or `live_share` is 0, as in an idle fleet. Without a nominal instance work is priced
+    at the row's own speed. A row with an unknown overlap is taken to hold nothing but what the pool has: the mean
+    of the others would be that of the best holders, since a filter such as `near_longest` leaves little else. Where
+    no answer has been seen yet, streaming does not count; an unknown capacity has enough memory. Unknown queues,
+    lengths, links and pools: as in `expected_ttft`.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD
@@ -103,6 +103,6 @@ class Warm(Scorer):
         return Measure.SERVED if self.pool else Measure.SERVED_BUT_POOL
 
     def _behind(self, view: View) -> float:
-        """Return what a second of work costs the requests behind it, in seconds."""
+        """Return the cost of a second of work to the requests behind it, in seconds."""
         in_use = max(view.busy or 0.0, view.live_share or 0.0)
         return BEHIND * ((min(self.cap, 1 / (1 - in_use)) if in_use < 1 else self.cap) - 1)

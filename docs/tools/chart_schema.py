@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 
+from docs.tools.config_keys import unwrap_descriptions
 from docs.tools.pages import ROOT
 from router.config.schema import Config
 
@@ -15,6 +16,6 @@ VALUES_SCHEMA = ROOT / "deploy/helm/warmroute/values.schema.json"
 def render_values_schema() -> str:
     """Return the text of `VALUES_SCHEMA` with the current definitions of the router's configuration."""
     schema = json.loads(VALUES_SCHEMA.read_text(encoding="utf-8"))
-    config = Config.model_json_schema()
+    config = unwrap_descriptions(Config.model_json_schema())
     schema["$defs"] = config.pop("$defs") | {"Config": config}
     return json.dumps(schema, indent=2) + "\n"

@@ -40,7 +40,19 @@ class ConfigKey(NamedTuple):
 
 def render_json_schema(model: type[BaseModel]) -> str:
     """Return the JSON Schema of `model` as text."""
-    return json.dumps({"$schema": DIALECT, **model.model_json_schema()}, indent=2) + "\n"
+    return json.dumps({"$schema": DIALECT, **unwrap_descriptions(model.model_json_schema())}, indent=2) + "\n"
+
+
+def unwrap_descriptions(schema: Any) -> Any:
+    """Return a schema whose descriptions have no line breaks of the docstrings that they come from."""
+    if isinstance(schema, dict):
+        return {
+            key: " ".join(value.split())
+            if key == "description" and isinstance(value, str)
+            else unwrap_descriptions(value)
+            for key, value in schema.items()
+        }
+    return [unwrap_descriptions(value) for value in schema] if isinstance(schema, list) else schema
 
 
 def iter_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[ConfigKey]:

@@ -1,8 +1,9 @@
-"""Keeps the keys of clients up to date: the file of API keys, and the public keys that signed tokens are verified with.
+"""Keeps the keys of clients up to date: the file of API keys, and the public keys that signed tokens are verified
+with.
 
 Files are read, not only stat-ed, every `POLL_S`, and count as changed when their bytes differ: times and sizes miss
-quick rewrites and symlink swaps. What cannot be read or parsed changes nothing but the log, so that a slip in an editor
-locks nobody out.
+quick rewrites and symlink swaps. What cannot be read or parsed changes nothing but the log, so that a slip in an
+editor locks nobody out.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class WatchedFile:
 
 
 class ClientKeys:
-    """Builds the `directory` of tenants, and follows their keys once started. `salt_key` is that of `derive_salt_key`.
-    Raises ConfigError for files that cannot be used.
+    """Builds the `directory` of tenants, and follows their keys once started. `salt_key` is that of
+    `derive_salt_key`. Raises ConfigError for files that cannot be used.
     """
 
     def __init__(self, config: ClientsConfig, salt_key: bytes) -> None:
@@ -141,7 +142,7 @@ def build_verifier(config: JwtConfig) -> TokenVerifier:
 
 
 async def fetch_jwks(url: str) -> bytes:
-    """Return what is at `url`. Raises ConfigError."""
+    """Return the content at `url`. Raises ConfigError."""
     try:
         async with httpx.AsyncClient(timeout=FETCH_TIMEOUT_S) as http, http.stream("GET", url) as answer:
             answer.raise_for_status()

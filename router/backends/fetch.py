@@ -1,8 +1,8 @@
 """The small HTTP call to an engine or store that other parts of `backends` depend on.
 
-`proxy/upstreams.py` implements it (one place for credentials, TLS and connection reuse) and `app.py` passes it in. A
-probe through an ordinary HTTP client costs a millisecond of CPU, a fifth of a core for 200 idle engines; this one costs
-as much as a routed request.
+`proxy/upstreams.py` implements it (one place for credentials, TLS and connection reuse) and `app.py` passes it in.
+A probe through an ordinary HTTP client costs a millisecond of CPU, a fifth of a core for 200 idle engines; this one
+costs as much as a routed request.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Fetch(Protocol):
         limit_bytes: int = ANSWER_BYTES,
         rank: int | None = None,
     ) -> HttpAnswer | None:
-        """Return the whole answer of `instance`, of up to `limit_bytes`; `None` when none came in time. Never raises
-        for failures there. `rank`: the one that is to answer, of an instance with several.
+        """Return the whole answer of `instance`, of up to `limit_bytes`; `None` when none came in time. Never
+        raises for failures there. `rank`: the one that is to answer, of an instance with several.
         """
 
 

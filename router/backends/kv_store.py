@@ -15,8 +15,8 @@ class KvStore(Protocol):
     async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
         """Return the leading tokens of the prompt that the pool holds and an engine could load; `None`: unknown.
 
-        Never raises for failures of the store, and never waits for it longer than the configured deadline. Hashing the
-        blocks comes before that, and takes its time for a prompt that was never seen.
+        Never raises for failures of the store, and never waits for it longer than the configured deadline. Hashing
+        the blocks comes before that, and takes its time for a prompt that was never seen.
         """
 
 

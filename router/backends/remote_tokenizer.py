@@ -1,9 +1,9 @@
-"""Token ids from engines: of `POST /tokenize`, for models without a local tokenizer, and of what they generate from,
-for proofs (`prompt/tokenization/proof.py`).
+"""Token ids from engines: of `POST /tokenize`, for models without a local tokenizer, and of what they generate
+from, for proofs (`prompt/tokenization/proof.py`).
 
-The engine renders and tokenises the prompt once for the router and once more for the request, so this costs it a little
-and the request a round trip. Requests in flight are bounded, shared fairly by clients, and each has a deadline: an
-engine that does not answer makes a prompt's ids unknown, never late.
+The engine renders and tokenises the prompt once for the router and once more for the request, so this costs it a
+little and the request a round trip. Requests in flight are bounded, shared fairly by clients, and each has a
+deadline: an engine that does not answer makes a prompt's ids unknown, never late.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class EngineTokenizer:
     async def tokenize(
         self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float, client: str = ""
     ) -> array[int] | RemoteFailure:
-        """Return the ids of `fields` (a `Prompt.remote_fields` of `client`) from one of `instances`, in rotation."""
+        """Return the ids of `fields` (a `Prompt.remote_fields` of `client`) from one of `instances`, in
+        rotation.
+        """
         if not instances:
             return "tokenizer_silent"
         self._requests += 1
@@ -75,8 +77,8 @@ class EngineTokenizer:
         return ids if ids is not None else "tokenizer_refused"
 
     async def render_at(self, instance: str, path: str, body: bytes, timeout_s: float) -> GeneratedPrompt | None:
-        """Return the prompt that `instance` would generate from; None where it offers no rendering (403: it was started
-        without `--enable-scale-out`) or gave no such answer.
+        """Return the prompt that `instance` would generate from; None where it offers no rendering (403: it was
+        started without `--enable-scale-out`) or gave no such answer.
         """
         answer = await self._fetch(
             instance, "POST", f"{path}/render", body, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES

@@ -1,7 +1,7 @@
 """The `warmroute` command: every subcommand, and its exit codes.
 
-Exit codes: 0 success, 1 failure while running, 2 wrong usage or a wrong file, 130 interrupted with a partial result.
-Each command imports what it needs when it runs, so that `--help` and `check` answer at once.
+Exit codes: 0 success, 1 failure while running, 2 wrong usage or a wrong file, 130 interrupted with a partial
+result. Each command imports what it needs when it runs, so that `--help` and `check` answer at once.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def load(
     ] = None,
     chart: Annotated[Path | None, typer.Option(help="draw a chart to this PNG or SVG file", dir_okay=False)] = None,
 ) -> None:
-    """Send a workload to an endpoint as real requests, in a closed or an open loop, and report latencies and hits."""
+    """Send a workload to an endpoint as real requests, in a closed or an open loop, and report latencies and
+    hits.
+    """
     from router.cli.load.command import LoadRequest, run_load
     from router.lab.loadgen.processes import limit_requests, pace_sessions
     from router.lab.workloads.presets import PRESETS, AgentsWorkload
@@ -166,7 +168,8 @@ def replay(
         typer.Option(metavar="ID", help="show this record alone, with the parts of its costs"),
     ] = None,
 ) -> None:
-    """Decide every logged request again: with the logged policies, which must agree, and with others for comparison.
+    """Decide every logged request again: with the logged policies, which must agree, and with others for
+    comparison.
 
     \f
     Raises ConfigError for options that do not go together.
@@ -211,8 +214,8 @@ def _check_exclusive(*pairs: tuple[object, object]) -> None:
 def _run_engine(settings: dict[str, Any], options: str) -> None:
     """Run an engine until it is stopped.
 
-    Raises ConfigError for options that are not a JSON object of `EngineOptions`, WarmrouteError when a port is taken
-    or the tokenizer is missing.
+    Raises ConfigError for options that are not a JSON object of `EngineOptions`, WarmrouteError when a port is
+    taken or the tokenizer is missing.
     """
     import msgspec
 

@@ -1,8 +1,9 @@
 """A worker's process: `python -m router.cli.worker FD SOCKET...`, started by the supervisor of its host.
 
-`FD` is the worker's end of the channel to the supervisor, which sends the configuration and when to stop. `SOCKET...`
-are the descriptors of the listening sockets of all workers. SIGTERM ends this worker as the supervisor's stop message
-does: requests in flight have the grace time. When the supervisor is gone, it stops listening at once.
+`FD` is the worker's end of the channel to the supervisor, which sends the configuration and when to stop.
+`SOCKET...` are the descriptors of the listening sockets of all workers. SIGTERM ends this worker as the
+supervisor's stop message does: requests in flight have the grace time. When the supervisor is gone, it stops
+listening at once.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ async def _answer(app: App, query: Query) -> bytes:
 
 
 async def _open(app: App, link: SupervisorLink) -> None:
-    """Accept connections when that is allowed: the worker on duty at once, the others when that is ready and they know
-    the engines and each other; until then, it chooses better.
+    """Accept connections when that is allowed: the worker on duty at once, the others when that is ready and they
+    know the engines and each other; until then, it chooses better.
     """
     await link.may_open.wait()
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""What a configuration leaves open to other machines, for the warnings at start.
+"""Finds what a configuration leaves open to other machines, for the warnings at start.
 
-The defaults suit a router behind a load balancer that has TLS and checks who calls. Where nothing is in front, these
-are the settings that are missing. An address of the loopback interface leaves nothing open.
+The defaults suit a router behind a load balancer that has TLS and checks who calls. Where nothing is in front,
+these are the settings that are missing. An address of the loopback interface leaves nothing open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files by name: the policies, profiles and faults that ship with Warmroute, and those of the user's own folders.
 
-An option such as `--policy` takes a name or a path: `warm` is a file's stem in a folder, `mine/new.yaml` is that file.
-Which folder is meant is the command's business, and what the file holds is `reader.py`'s.
+An option such as `--policy` takes a name or a path: `warm` is a file's stem in a folder, `mine/new.yaml` is that
+file. Which folder is meant is the command's business, and what the file holds is `reader.py`'s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 
 def list_files(*folders: Path) -> dict[str, Path]:
-    """Return YAML files by stem, sorted; the first folder with a stem wins. Raises ConfigError for a missing one."""
+    """Return YAML files by stem, sorted; the first folder with a stem wins. Raises ConfigError for a missing
+    one.
+    """
     found: dict[str, Path] = {}
     for folder in folders:
         if not folder.is_dir():

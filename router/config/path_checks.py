@@ -20,7 +20,9 @@ SHORTEST_SECRET = 16
 
 
 def check_references(config: Config) -> list[YamlProblem]:
-    """Return a problem for each missing thing that the main file names, except policies (`reader.load_policies`)."""
+    """Return a problem for each missing thing that the main file names, except policies
+    (`reader.load_policies`).
+    """
     return [
         *_check_fleet(config),
         *_check_tokenizers(config),
@@ -47,7 +49,9 @@ def check_instances(instances: Sequence[InstanceConfig], path: YamlPath = ()) ->
 
 
 def _check_transfer(path: YamlPath, instance: InstanceConfig) -> Iterator[YamlProblem]:
-    """A prefill or decode instance needs a transfer protocol; with Mooncake, prefill needs its bootstrap server too."""
+    """A prefill or decode instance needs a transfer protocol; with Mooncake, prefill needs its bootstrap server
+    too.
+    """
     if instance.role == "both":
         return
     if instance.transfer is None:

@@ -1,10 +1,10 @@
 """Read the operator's files into `Config`, or raise one `ConfigError` with everything that is wrong in them.
 
-Strict, because a misspelt key that is silently ignored costs a night: an unknown key is refused with the nearest known
-one, no value is converted (`port: "8000"` is text, not a number), and what a file refers to (policies, certificates,
-environment variables) must exist. A relative path counts from the folder of the file that contains it and is returned
-absolute, so later code need not know that folder. The parameters of a scorer are not known here: the policy checks
-them when it is built (`router/scheduling/policy/policy.py`).
+Strict, because a misspelt key that is silently ignored costs a night: an unknown key is refused with the nearest
+known one, no value is converted (`port: "8000"` is text, not a number), and what a file refers to (policies,
+certificates, environment variables) must exist. A relative path counts from the folder of the file that contains it
+and is returned absolute, so later code need not know that folder. The parameters of a scorer are not known here:
+the policy checks them when it is built (`router/scheduling/policy/policy.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class ListedInstances(NamedTuple):
     instances: list[InstanceConfig]
 
     def resolve(self) -> list[InstanceConfig]:
-        """Return the engines. Raises ConfigError for missing files and variables, and for two engines of one name."""
+        """Return the engines. Raises ConfigError for missing files and variables, and for two engines of one
+        name.
+        """
         if problems := list(check_instances(self.instances)):
             raise self.document.to_error(problems)
         return self.instances
@@ -76,7 +78,9 @@ def parse_config(text: str, name: str, folder: Path) -> Config:
 
 
 def read_all(path: Path | str) -> ReadConfig:
-    """Return the main configuration with its policies. Raises ConfigError with one line per problem, over all files."""
+    """Return the main configuration with its policies. Raises ConfigError with one line per problem, over all
+    files.
+    """
     return _read_all(load(Path(path)))
 
 
@@ -103,7 +107,9 @@ def _read_all(document: YamlDocument) -> ReadConfig:
 
 
 def check_policy_names(config: Config, policies: Collection[str]) -> list[YamlProblem]:
-    """Return a problem for each policy named by `active` or `experiment` that is neither in `policies` nor shipped."""
+    """Return a problem for each policy named by `active` or `experiment` that is neither in `policies` nor
+    shipped.
+    """
     known = {*policies, *list_shipped_policies()}
     problems = _check_names([(("active",), config.active)], known)
     if config.experiment is not None:
@@ -140,12 +146,16 @@ def read_profile_file(path: Path | str) -> ProfileFile:
 
 
 def read_trouble_file(path: Path | str) -> TroubleFile:
-    """Read the faults of a simulation. Raises ConfigError; the simulation checks that the fleet has its instances."""
+    """Read the faults of a simulation. Raises ConfigError; the simulation checks that the fleet has its
+    instances.
+    """
     return _validate(load(Path(path)), TroubleFile)
 
 
 def read_gameday_file(path: Path | str) -> GamedayFile:
-    """Read a game day. Raises ConfigError; what it changes of the router's configuration is checked by the router."""
+    """Read a game day. Raises ConfigError; what it changes of the router's configuration is checked by the
+    router.
+    """
     return _validate(load(Path(path)), GamedayFile)
 
 
@@ -185,9 +195,9 @@ def read_any(
 ) -> Config | PolicyConfig | ExperimentConfig | ProfileFile | TroubleFile | GamedayFile:
     """Read a file of any kind: its keys decide. Raises ConfigError.
 
-    A policy file has `scorers`, a profile `kv_tokens`, a trouble file any key of `TroubleFile`, a game day `faults`, an
-    experiment file `experiment` alone (its policies are not checked, since it does not say where they are); else it is
-    a main file.
+    A policy file has `scorers`, a profile `kv_tokens`, a trouble file any key of `TroubleFile`, a game day
+    `faults`, an experiment file `experiment` alone (its policies are not checked, since it does not say where they
+    are); else it is a main file.
     """
     document = load(Path(path))
     keys = set(document.data) if isinstance(document.data, dict) else set()
@@ -205,7 +215,9 @@ def read_any(
 
 
 def select_policy(config: Config, policy: str) -> Config:
-    """Return `config` with `policy`, a name or file, active and no experiment. Raises ConfigError if it is neither."""
+    """Return `config` with `policy`, a name or file, active and no experiment. Raises ConfigError if it is
+    neither.
+    """
     file = Path(policy)
     is_file = file.suffix in YAML_SUFFIXES
     config = config.model_copy(update={"active": file.stem if is_file else policy, "experiment": None})
@@ -230,10 +242,11 @@ def load_instances(path: Path | str) -> ListedInstances:
 
 
 def load_policies(config: Config) -> dict[str, PolicyConfig]:
-    """Return all policies by name: inline, of `policies_dir`, and the shipped ones that only the configuration names.
+    """Return all policies by name: inline, of `policies_dir`, and the shipped ones that only the configuration
+    names.
 
-    A policy of the user's own overrides the shipped one of that name. Raises ConfigError when a file is not a policy,
-    or a name is both inline and in `policies_dir`.
+    A policy of the user's own overrides the shipped one of that name. Raises ConfigError when a file is not a
+    policy, or a name is both inline and in `policies_dir`.
     """
     policies = dict(config.policies)
     problems: list[ConfigError] = []
@@ -259,13 +272,15 @@ def load_policies(config: Config) -> dict[str, PolicyConfig]:
 
 
 def read_client_keys(path: Path | str) -> dict[str, str]:
-    """Return the names of clients by the sha256 (lower-case hex) of their API keys, from a file. Raises ConfigError."""
+    """Return the names of clients by the sha256 (lower-case hex) of their API keys, from a file. Raises
+    ConfigError.
+    """
     return parse_client_keys(read_bytes(Path(path), MAX_KEYS_BYTES), str(path))
 
 
 def parse_client_keys(content: bytes, where: str) -> dict[str, str]:
-    """Return the names of clients by the sha256 (lower-case hex) of their API keys. `#` starts a comment; a client may
-    have several keys. Raises ConfigError.
+    """Return the names of clients by the sha256 (lower-case hex) of their API keys. `#` starts a comment; a client
+    may have several keys. Raises ConfigError.
     """
     try:
         lines = content.decode().splitlines()

@@ -1,7 +1,7 @@
 """The main configuration file: every key with its default, unit and meaning.
 
-The docstrings of the fields are the documentation: the JSON Schema (`configs/warmroute.schema.json`), the reference in
-`docs/reference/configuration.md` and the messages of `warmroute check` are generated from them. Unknown keys are
+The docstrings of the fields are the documentation: the JSON Schema (`configs/warmroute.schema.json`), the reference
+in `docs/reference/configuration.md` and the messages of `warmroute check` are generated from them. Unknown keys are
 refused (`reader.py`). Nothing here opens a file or a socket.
 """
 
@@ -43,8 +43,9 @@ from router.config.sections.replicas import ReplicasConfig
 from router.config.sections.tracing import TracingConfig
 
 MAX_PLUGINS = 64
-"""Limit of filters and of scorers in one profile: each costs some microseconds per decision, the shipped policies have
-up to three."""
+"""Limit of filters and of scorers in one profile: each costs some microseconds per decision, the shipped policies
+have up to three.
+"""
 MAX_POLICIES = 256
 """Limit of policies: each is built, described and compared with the others on every change."""
 
@@ -88,14 +89,17 @@ class InstanceConfig(Section):
     """meaning of the medium `cpu` (lower case) in this instance's events; pool: the shared pool
     (MooncakeStoreConnector); host: its own host memory (LMCache)"""
     role: Literal["both", "prefill", "decode"] = "both"
-    """prefill: computes prompts for decode instances and never answers a client; decode: may take its KV from a prefill
-    instance; both: does everything itself"""
+    """prefill: computes prompts for decode instances and never answers a client; decode: may take its KV from a
+    prefill instance; both: does everything itself
+    """
     transfer: TransferProtocol | None = None
-    """how KV moves from prefill to decode instances; required for roles prefill and decode, both sides must name the
-    same protocol; null: no transfer"""
+    """how KV moves from prefill to decode instances; required for roles prefill and decode, both sides must name
+    the same protocol; null: no transfer
+    """
     revision: str | None = None
-    """version of what is deployed: prefill and decode instances are paired only within one; null: unknown, paired with
-    those whose revision is unknown as well"""
+    """version of what is deployed: prefill and decode instances are paired only within one; null: unknown, paired
+    with those whose revision is unknown as well
+    """
 
     @property
     def id(self) -> str:
@@ -126,8 +130,9 @@ class MetricsPollConfig(Section):
 
 class BreakerConfig(Section):
     failures: Positive = 3
-    """consecutive failures (no connection, a broken answer, 500, 502, 504) that open the circuit breaker of a target;
-    those of one client do not while another client is served there"""
+    """consecutive failures (no connection, a broken answer, 500, 502, 504) that open the circuit breaker of a
+    target; those of one client do not while another client is served there
+    """
     open_s: Seconds = 5.0
     """how long an open breaker blocks its target before one trial request, seconds"""
 
@@ -142,9 +147,9 @@ class TransferPrior(Section):
 class DecodePrior(Section):
     """Decode cost of a model of 8 billion parameters in 16 bits on a GPU that reads 2 TB/s, used until measured.
 
-    A step reads the weights, 16 GB in 8 ms, plus 2 ms of kernel launches; for each context token it reads 2 (K, V) x
-    32 layers x 8 heads x 128 x 2 bytes = 131 KB in 65 ns; for each request it samples and computes 16 GFLOP, 50 us at
-    312 TFLOP/s.
+    A step reads the weights, 16 GB in 8 ms, plus 2 ms of kernel launches; for each context token it reads 2 (K, V)
+    x 32 layers x 8 heads x 128 x 2 bytes = 131 KB in 65 ns; for each request it samples and computes 16 GFLOP, 50
+    us at 312 TFLOP/s.
     """
 
     base_ms: float = Field(default=10.0, ge=0)
@@ -218,11 +223,13 @@ class TokensConfig(Section):
     threads: Positive = 1
     """threads that tokenize longer prompts"""
     memory_bytes: int = Field(default=512 * 1024 * 1024, ge=0)
-    """memory for everything remembered of prompts (token ids, block keys, engine hashes) together, bytes; 0: nothing is
-    remembered"""
+    """memory for everything remembered of prompts (token ids, block keys, engine hashes) together, bytes; 0:
+    nothing is remembered
+    """
     token_id_passthrough: Literal["auto", "off"] = "auto"
-    """auto: send a chat's token ids beside its text to engines that were seen to use them (vLLM >= 0.32), which saves
-    them tokenizing it again; off: never"""
+    """auto: send a chat's token ids beside its text to engines that were seen to use them (vLLM >= 0.32), which
+    saves them tokenizing it again; off: never
+    """
 
 
 class IndexConfig(Section):
@@ -235,15 +242,17 @@ class IndexConfig(Section):
     orphan_blocks: int = Field(default=10_000, ge=0)
     """blocks with an unknown parent that are kept per target; 0: none"""
     instance_bytes: Positive = 512 * 1024 * 1024
-    """memory for what the events of one instance announce, all ranks together, bytes (about 200 per block); an engine
-    that announces more is served as one without events"""
+    """memory for what the events of one instance announce, all ranks together, bytes (about 200 per block); an
+    engine that announces more is served as one without events
+    """
     replay_timeout_s: Seconds = 5.0
     """longest wait for a complete replay of missed events, seconds"""
     key_secret_env: str | None = None
     """environment variable with the secret that seeds block keys; null: that of the snapshot, else random"""
     snapshot_file: PathName | None = None
-    """file that the index is saved to and restored from at start; it holds the secret of the block keys, so only its
-    owner can read it; null: no snapshot, the index is rebuilt from events"""
+    """file that the index is saved to and restored from at start; it holds the secret of the block keys, so only
+    its owner can read it; null: no snapshot, the index is rebuilt from events
+    """
     snapshot_every_s: Seconds = 60.0
     """interval between two snapshots, seconds; one more is written at shutdown"""
 
@@ -260,14 +269,16 @@ class DecisionLogConfig(Section):
     queue: Positive = 10_000
     """records that may wait to be written; beyond it records are dropped and counted"""
     fsync: Literal["never", "rotate", "second"] = "rotate"
-    """when files are forced to disk; never; rotate: when a file is closed; second: every second. A crash of the router
-    alone loses at most one second in any case"""
+    """when files are forced to disk; never; rotate: when a file is closed; second: every second. A crash of the
+    router alone loses at most one second in any case
+    """
 
 
 class RecordsConfig(Section):
     keep: int = Field(default=10_000, ge=0)
-    """most recent decision records kept in memory; 0: none, so none can be found, and dry runs have nothing to decide
-    again"""
+    """most recent decision records kept in memory; 0: none, so none can be found, and dry runs have nothing to
+    decide again
+    """
     decision_log: DecisionLogConfig | None = None
     """write every decision as JSON lines, for `warmroute replay`; null: no decision log"""
 
@@ -289,7 +300,9 @@ class SchedulingProfileConfig(Section):
 
 
 class PolicyConfig(SchedulingProfileConfig):
-    """A routing policy. Its own profile places whole requests, and each half of a pair without a profile of its own."""
+    """A routing policy. Its own profile places whole requests, and each half of a pair without a profile of its
+    own.
+    """
 
     prefill: SchedulingProfileConfig | None = None
     """profile that chooses among prefill instances; null: the policy's own profile"""
@@ -305,11 +318,13 @@ class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """lowest severity that is logged"""
     format: Literal["text", "json"] = "text"
-    """text: a line per message; json: a JSON object per line, with time, level, logger, message and what the message is
-    about as keys"""
+    """text: a line per message; json: a JSON object per line, with time, level, logger, message and what the
+    message is about as keys
+    """
     access: bool = False
-    """log a line for every request when it has ended, whatever `level` is: status, target, times, tokens, and the ids
-    of its record and trace"""
+    """log a line for every request when it has ended, whatever `level` is: status, target, times, tokens, and the
+    ids of its record and trace
+    """
 
 
 class Config(Section):
@@ -317,8 +332,9 @@ class Config(Section):
 
     listen: ListenConfig = ListenConfig()
     picker: PickerConfig | None = None
-    """answer gateways as their endpoint picker, beside `listen`; null: only `warmroute picker` does, with the defaults
-    of this section"""
+    """answer gateways as their endpoint picker, beside `listen`; null: only `warmroute picker` does, with the
+    defaults of this section
+    """
     keda: KedaConfig | None = None
     """answer KEDA as its external scaler; null: do not"""
     workers: Positive = 1
@@ -348,8 +364,9 @@ class Config(Section):
     """let requests for a model without an instance wait while one is started; null: they are refused"""
     edge: EdgeConfig = EdgeConfig()
     usage: Literal["inject", "observe"] = "inject"
-    """inject: ask the engine for token usage on every stream and hide it from clients that did not ask; observe: use
-    what the client asked for"""
+    """inject: ask the engine for token usage on every stream and hide it from clients that did not ask; observe:
+    use what the client asked for
+    """
     records: RecordsConfig = RecordsConfig()
     tracing: TracingConfig | None = None
     """export OpenTelemetry spans of requests; null: no tracing"""
@@ -366,7 +383,9 @@ class Config(Section):
     experiment: ExperimentConfig | None = None
     """policies that share the live requests, and policies that run in shadow; null: no experiment"""
     watch: bool = True
-    """apply changes of `active`, `experiment` and `policies` in this file, and of `policies_dir`, without a restart"""
+    """apply changes of `active`, `experiment` and `policies` in this file, and of `policies_dir`, without a
+    restart
+    """
     seed: int | None = None
     """seed of every random choice; null: random per process. Replicas with the same seed draw differently"""
     log: LogConfig = LogConfig()

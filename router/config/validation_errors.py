@@ -1,7 +1,8 @@
-"""Translate pydantic's findings for the operator: which key, what was found, what is wanted, what was probably meant.
+"""Translate pydantic's findings for the operator: which key, what was found, what is wanted, what was probably
+meant.
 
-The value of a key that may hold a secret by mistake (a token pasted in place of its hash, a password inside a URL) is
-never repeated, because these lines end up in logs.
+The value of a key that may hold a secret by mistake (a token pasted in place of its hash, a password inside a URL)
+is never repeated, because these lines end up in logs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ RENAMED_KEYS = {"door": "admission", "ledger": "decision_log", "hand_ids": "toke
 
 
 def translate_errors(data: Any, kind: Any, error: ValidationError, most: int | None = None) -> list[YamlProblem]:
-    """Return one problem per finding of `error`, raised when `data` was validated as `kind`, a model or list of one.
+    """Return one problem per finding of `error`, raised when `data` was validated as `kind`, a model or list of
+    one.
 
     Each costs up to a millisecond, so only the first `most` are translated; None: all.
     """

@@ -1,9 +1,10 @@
 """Parse YAML into plain data that knows the line of every key, from a file or from a text received over HTTP.
 
-Why not `yaml.safe_load`: it drops line numbers, lets a duplicate key silently replace the first one, follows YAML 1.1,
-where `off` is a boolean, `1:30` is ninety and `1e3` is text, and has no bounds. Here scalars follow the core schema of
-YAML 1.2, without infinities, and the data is built from parser events, so that size, depth and the values that aliases
-stand for are bounded before anything is built. What the keys mean is defined in `schema.py`; `reader.py` applies it.
+Why not `yaml.safe_load`: it drops line numbers, lets a duplicate key silently replace the first one, follows YAML
+1.1, where `off` is a boolean, `1:30` is ninety and `1e3` is text, and has no bounds. Here scalars follow the core
+schema of YAML 1.2, without infinities, and the data is built from parser events, so that size, depth and the values
+that aliases stand for are bounded before anything is built. What the keys mean is defined in `schema.py`;
+`reader.py` applies it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class SizeLimits(NamedTuple):
 
 
 FILE = SizeLimits(2 * 1024 * 1024, 10_000)
-"""A main file, or a list of one or two thousand engines. Twice as many wrong values stop the event loop for 60 ms."""
+"""A main file, or a list of one or two thousand engines. Twice as many wrong values stop the event loop for 60
+ms.
+"""
 POLICY = SizeLimits(128 * 1024, 5_000)
 """A policy file, or what is sent to the admin API; the shipped policies have up to 1,200 bytes and 20 values."""
 
@@ -85,8 +88,8 @@ def load(file: Path, limits: SizeLimits = FILE) -> YamlDocument:
 
 
 def parse(text: str, name: str, folder: Path | None = None, limits: SizeLimits = FILE) -> YamlDocument:
-    """Parse `text`, called `name` in messages. Raises ConfigError when it is too large, empty, not YAML, or repeats a
-    key.
+    """Parse `text`, called `name` in messages. Raises ConfigError when it is too large, empty, not YAML, or repeats
+    a key.
     """
     if len(text) > limits.max_bytes:
         raise ConfigError(f"{name}:1: is larger than {limits.max_bytes:,} bytes")
@@ -118,8 +121,8 @@ def read_text(file: Path, max_bytes: int = FILE.max_bytes) -> str:
 
 
 def read_bytes(file: Path, max_bytes: int = FILE.max_bytes) -> bytes:
-    """Return the content of `file`. Raises ConfigError when it cannot be read, is too large or is no regular file: a
-    pipe would block the reader, a device never ends.
+    """Return the content of `file`. Raises ConfigError when it cannot be read, is too large or is no regular file:
+    a pipe would block the reader, a device never ends.
     """
     try:
         with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
@@ -140,7 +143,9 @@ def _describe_syntax_error(error: yaml.YAMLError) -> str:
 
 
 class _Parser(Reader, Scanner, Parser):
-    """The text as events, in the order in which it is written. Raises yaml.YAMLError for characters YAML excludes."""
+    """The text as events, in the order in which it is written. Raises yaml.YAMLError for characters YAML
+    excludes.
+    """
 
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
@@ -294,7 +299,9 @@ def _resolve(text: str) -> str:
 
 
 def _join_surrogates(text: str) -> str:
-    """Join the surrogate pairs that JSON uses beyond 16 bits; a lone surrogate could not be encoded as UTF-8 later."""
+    """Join the surrogate pairs that JSON uses beyond 16 bits; a lone surrogate could not be encoded as UTF-8
+    later.
+    """
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16")
 
 

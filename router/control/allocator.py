@@ -1,11 +1,11 @@
 """Keeps freed memory for the next request, and gives it back to the system after a spike.
 
-Pages that come from the system fault when they are first used. By default glibc gives back what it can after each large
-request and asks for it again for the next one: a tenth of the CPU time of a request of 320 KB.
+Pages that come from the system fault when they are first used. By default glibc gives back what it can after each
+large request and asks for it again for the next one: a tenth of the CPU time of a request of 320 KB.
 
-Left alone it also keeps too much: a block in use behind a freed one holds it, in each of the areas from which threads
-allocate. After a prompt of 2 MB, which takes 400 MB while it is tokenised, 200 MB stayed for good. `malloc_trim` gives
-back every free page in between.
+Left alone it also keeps too much: a block in use behind a freed one holds it, in each of the areas from which
+threads allocate. After a prompt of 2 MB, which takes 400 MB while it is tokenised, 200 MB stayed for good.
+`malloc_trim` gives back every free page in between.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ M_TRIM_THRESHOLD, TRIM_BYTES = -1, 64 * 1024 * 1024
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep freed memory until `give_back_memory` asks for it, or until there is much of it. Return
-    False if it is not glibc.
+    """Make the C library keep freed memory until `give_back_memory` asks for it, or until there is much of it.
+    Return False if it is not glibc.
     """
     mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

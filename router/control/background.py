@@ -1,10 +1,10 @@
 """The background tasks of the control plane: configuration files, the experiment's guard, and the audit log.
 
 Of the configuration files the folders are watched, not the files: an editor replaces the file, and an update of a
-ConfigMap changes a symlink (`..data`) two steps away from it. So every folder on the way to a file counts, through each
-symlink, and the watch is set up again when these have changed. Only names count that are on the way, or that a policy
-may have: a log file in the same folder wakes nothing. Which file changed is not reported: the reader reads all of them,
-which takes a millisecond.
+ConfigMap changes a symlink (`..data`) two steps away from it. So every folder on the way to a file counts, through
+each symlink, and the watch is set up again when these have changed. Only names count that are on the way, or that a
+policy may have: a log file in the same folder wakes nothing. Which file changed is not reported: the reader reads
+all of them, which takes a millisecond.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ async def guard_experiment(control: Control, scheduler: Scheduler, clock: Clock)
 
 
 def check_experiment(control: Control, scheduler: Scheduler, clock: Clock) -> bool:
-    """Check the running experiment and the splits of models once, for about 10 ms each at most. Return whether units
-    are left to check.
+    """Check the running experiment and the splits of models once, for about 10 ms each at most. Return whether
+    units are left to check.
     """
     waiting = control.splits is not None and control.splits.check()
     if (experiment := scheduler.experiment) is None:
@@ -79,8 +79,8 @@ def check_experiment(control: Control, scheduler: Scheduler, clock: Clock) -> bo
 async def watch_changes(paths: Callable[[], Iterable[Path]], poll_s: float = POLL_S) -> AsyncIterator[None]:
     """Yield after every change of the files and folders that `paths` names at that time, until cancelled.
 
-    Yields also when a watch has just been set up, since earlier changes were missed. A missing folder is logged once
-    and looked for every `poll_s` seconds.
+    Yields also when a watch has just been set up, since earlier changes were missed. A missing folder is logged
+    once and looked for every `poll_s` seconds.
     """
     logged: set[Path] = set()
     while True:
@@ -124,9 +124,9 @@ async def _ticks(watched: Watched, every_s: float) -> AsyncGenerator[bool]:
 
 
 def find_watched(paths: Iterable[Path]) -> Watched:
-    """Return where a change can replace one of `paths`: in its folder, and in those of all symlinks on the way. For a
-    path that is a folder, also in itself and in the targets of symlinks in it. Looks at every file of such a folder, of
-    which there may be very many, so call it in a thread.
+    """Return where a change can replace one of `paths`: in its folder, and in those of all symlinks on the way. For
+    a path that is a folder, also in itself and in the targets of symlinks in it. Looks at every file of such a
+    folder, of which there may be very many, so call it in a thread.
     """
     entries: set[Path] = set()
     folders: set[Path] = set()

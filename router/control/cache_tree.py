@@ -1,4 +1,4 @@
-"""What the caches hold of what recent prompts share, computed when somebody asks: the page's view of the cache."""
+"""The live page's view of the cache, computed on demand: prefixes that recent prompts share, and who holds them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def find_block_tokens(scheduler: Scheduler) -> dict[str, int]:
 async def describe_cache(
     scheduler: Scheduler, parts: Iterable[list[SharedPrefix]], block_tokens: dict[str, int], limit: int
 ) -> dict[str, Any]:
-    """Return the prefixes that most recent prompts share, at most `limit`, with who holds them, and the copies. `parts`
-    are the workers' prefixes, counted with these block sizes.
+    """Return the prefixes that most recent prompts share, at most `limit`, with who holds them, and the copies.
+    `parts` are the workers' prefixes, counted with these block sizes.
     """
     described = []
     for n, prefix in enumerate(merge_prefixes(parts)[:limit]):
@@ -54,7 +54,9 @@ def _describe(scheduler: Scheduler, prefix: SharedPrefix, size: int | None) -> d
 
 
 def _describe_copies(scheduler: Scheduler) -> dict[str, Any]:
-    """Describe the blocks on all GPUs. Tokens are None where targets have blocks of different sizes, or of none yet."""
+    """Describe the blocks on all GPUs. Tokens are None where targets have blocks of different sizes, or of none
+    yet.
+    """
     fleet, copies = scheduler.fleet, scheduler.indexer.copies(Tier.GPU)
     targets = [target for instance in fleet for target in instance.targets.values()]
     sizes = {target.block_tokens for target in targets}

@@ -5,8 +5,8 @@
 A change that cannot be read or built has no effect. Its error is kept for its source until a change from there
 succeeds.
 
-`undo` returns to what was in force before the last switch, and repeated to the one before that; there is no redo. It
-does not bring back an arm that was rolled back (`switch.py`). Policies added through the API are in memory only.
+`undo` returns to what was in force before the last switch, and repeated to the one before that; there is no redo.
+It does not bring back an arm that was rolled back (`switch.py`). Policies added through the API are in memory only.
 A file takes precedence when it changes; an unchanged file does not undo what the API did.
 """
 
@@ -64,10 +64,11 @@ class SourceFailure(NamedTuple):
 
 
 class Control:
-    """Changes the policies of `scheduler`. `file` is the main configuration file that it was built from; None: there is
-    none, or another process of this host watches it. `duty` None: this is the only process.
+    """Changes the policies of `scheduler`. `file` is the main configuration file that it was built from; None:
+    there is none, or another process of this host watches it. `duty` None: this is the only process.
 
-    The operations of an operator raise `ConfigError`, `NotFound` or `ControlConflict`, and have changed nothing then.
+    The operations of an operator raise `ConfigError`, `NotFound` or `ControlConflict`, and have changed nothing
+    then.
     """
 
     def __init__(
@@ -98,7 +99,9 @@ class Control:
         )
 
     def log_start(self) -> None:
-        """Log the policies that this router starts with: the process on duty, when no other one of its host runs."""
+        """Log the policies that this router starts with: the process on duty, when no other one of its host
+        runs.
+        """
         self._switch.log_start()
 
     def wait_for_workers_with(self, wait_until_applied: Callable[[], Awaitable[None]]) -> None:
@@ -137,7 +140,9 @@ class Control:
     async def put_policy(
         self, name: str, text: str, who: str, *, activate: bool = False, dry_run: bool = False
     ) -> SwitchSummary:
-        """Add a policy or replace it, in memory; with `activate` it also decides from now on. Raises ConfigError."""
+        """Add a policy or replace it, in memory; with `activate` it also decides from now on. Raises
+        ConfigError.
+        """
         request = SwitchRequest(ADMIN, who, f"put policy {name}" + (" and activate it" if activate else ""), dry_run)
         active = name if activate else None
         with self._recording_failure(request):
@@ -170,7 +175,9 @@ class Control:
         return await self._switch.switch(SwitchRequest(ADMIN, who, f"activate {name}", dry_run), propose)
 
     async def start_experiment(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """Start an experiment, in place of a running one; shipped policies need not be loaded. Raises ConfigError."""
+        """Start an experiment, in place of a running one; shipped policies need not be loaded. Raises
+        ConfigError.
+        """
         request = SwitchRequest(ADMIN, who, "start experiment", dry_run)
         files = list_shipped_policies()
         with self._recording_failure(request):
@@ -259,7 +266,9 @@ class Control:
     # the guard
 
     def handle_finding(self, finding: Finding) -> None:
-        """Roll back an arm that the guard or a limit found too bad. Each process judges the units that it counts."""
+        """Roll back an arm that the guard or a limit found too bad. Each process judges the units that it
+        counts.
+        """
         self._switch.roll_back(finding)
 
     # other processes
@@ -273,8 +282,8 @@ class Control:
         back: bool,
         near: bool = False,
     ) -> None:
-        """Put policies in force that were decided at another process; see `PolicySwitch.follow`. Those that cannot be
-        built are the error of the source `replicas`.
+        """Put policies in force that were decided at another process; see `PolicySwitch.follow`. Those that cannot
+        be built are the error of the source `replicas`.
         """
         try:
             await self._switch.follow(what, build, confirm, back=back, near=near)
@@ -331,7 +340,9 @@ class Control:
 
     @contextmanager
     def _recording_failure(self, request: SwitchRequest) -> Iterator[None]:
-        """Keep a `ConfigError` as its source's error, until a change from there succeeds. Dry runs are not recorded."""
+        """Keep a `ConfigError` as its source's error, until a change from there succeeds. Dry runs are not
+        recorded.
+        """
         try:
             yield
         except ConfigError as error:

@@ -1,7 +1,7 @@
 """The core of one router process: the parts that requests, features and both APIs are built on.
 
-Built in the order of the methods: what a decision needs, what follows the fleet, what an operator changes. With peers
-the core is then connected to them, with the state that features share.
+Built in the order of the methods: what a decision needs, what follows the fleet, what an operator changes. With
+peers the core is then connected to them, with the state that features share.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class WorkerRole(NamedTuple):
 
 
 class Core:
-    """The parts of one process. `file` is where the configuration was read; `role` None: this process is the only one.
-    Raises `ConfigError`.
+    """The parts of one process. `file` is where the configuration was read; `role` None: this process is the only
+    one. Raises `ConfigError`.
     """
 
     def __init__(
@@ -246,7 +246,9 @@ def build_scheduler(
     peers: PeerExchange | None = None,
     number: int = 0,
 ) -> Scheduler:
-    """Build the scheduler with an empty index and fleet. `number` is that of this worker among those of its host."""
+    """Build the scheduler with an empty index and fleet. `number` is that of this worker among those of its
+    host.
+    """
     index = config.index
     indexer = KvIndexer(
         BlockIndex(keyring, index.orphan_blocks),
@@ -299,7 +301,9 @@ def build_tokenization(
 def build_token_id_passthrough(
     config: schema.Config, tokenization: Tokenization, upstreams: Upstreams, tasks: Tasks
 ) -> TokenIdPassthrough:
-    """Build the pass-through. It is off when clients may set the field of the ids, which must not be overwritten."""
+    """Build the pass-through. It is off when clients may set the field of the ids, which must not be
+    overwritten.
+    """
     on = config.tokens.token_id_passthrough == "auto" and PARAMS in config.edge.strip_fields
     support = TokenIdSupport(tokenization.renders, upstreams.fetch, tasks)
     return TokenIdPassthrough(support, tokenization, on=on)

@@ -6,8 +6,8 @@
     prefixes are loaded ahead, instances are started, admission is decided
     what other hosts send is received
 
-One process alone has them. Among workers the first has them until it ends, then the lowest number that lives. They are
-taken and never given back, so nothing is handed over between two processes that live.
+One process alone has them. Among workers the first has them until it ends, then the lowest number that lives. They
+are taken and never given back, so nothing is handed over between two processes that live.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections.abc import Callable
 
 
 class Duty:
-    """Whether this process has the duties, and the run id of the worker that has; None: it has just ended."""
+    """The duties of a host: held by this process or not, and the run id of the worker that has them; None: it has
+    just ended.
+    """
 
     def __init__(self, run: str, *, held: bool) -> None:
         self._run = run

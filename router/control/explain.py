@@ -1,8 +1,8 @@
 """Explain where a request would be sent now: everything up to the decision, and nothing after it.
 
-The prompt is read and its model resolved by the functions of `router/request/route.py`, and the same scheduler decides
-over the same fleet, so the answer is what the request would get. Nothing is booked, counted, recorded or learned, and
-no request number, retry or breaker trial is used up. Therefore
+The prompt is read and its model resolved by the functions of `router/request/route.py`, and the same scheduler
+decides over the same fleet, so the answer is what the request would get. Nothing is booked, counted, recorded or
+learned, and no request number, retry or breaker trial is used up. Therefore
 
     token ids    are computed here, or by an engine's tokenizer through a client of its own, which learns nothing
     the pool     is not queried, since it counts and caches queries; its overlap is unknown, and the answer says so
@@ -152,7 +152,9 @@ class Explain:
         }
 
     async def _tokenize(self, prompt: Prompt, served: ServedModel | None) -> TokenizedPrompt | UnknownIds:
-        """Return token ids and block keys as a request would get them, whether or not a policy in use needs them."""
+        """Return token ids and block keys as a request would get them, whether or not a policy in use needs
+        them.
+        """
         source = prompt.source
         if isinstance(source, UnknownIds):
             return source
@@ -246,7 +248,9 @@ def _find_policy(name: str, policy_set: PolicySet) -> Policy:
 
 
 def _note_on_ties(decision: Decision, policy: Policy) -> str | None:
-    """All targets of a large fleet are scored here, while a request scores and draws from a few of many equal ones."""
+    """All targets of a large fleet are scored here, while a request scores and draws from a few of many equal
+    ones.
+    """
     if len(decision.view.rows) <= SMALL or policy.orders is None or decision.margin != 0:
         return None
     return f"one of {decision.costs.count(min(decision.costs))} equals, by chance; a request may draw another"

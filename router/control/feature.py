@@ -1,7 +1,7 @@
 """A feature as the composition root knows it: what it is built from, and what it gives.
 
-A feature is one folder of `router/features`. Its module `feature` has a subclass of `Feature`, which the composition
-root builds from the `Core` where the feature is configured, and does not import elsewhere.
+A feature is one folder of `router/features`. Its module `feature` has a subclass of `Feature`, which the
+composition root builds from the `Core` where the feature is configured, and does not import elsewhere.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Feature:
         """Return its state for the admin API, as plain JSON types; None: it has none to show."""
 
     def describe_instance(self, instance: str) -> Mapping[str, Any]:
-        """Return what it adds to the description of an instance, as plain JSON types."""
+        """Return the feature's part of an instance's description, as plain JSON types."""
         return {}
 
     def families(self) -> Iterable[Metric]:

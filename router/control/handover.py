@@ -7,10 +7,10 @@
     "release"                         ->        accepts no more
                                       <-        "released", then it finishes its requests and ends
 
-Both accept from the same sockets for a moment, and at no moment does none of them: no connection is refused, and none
-that waits in a backlog is reset. A successor that ends before "release" changes nothing. The Unix socket has no file:
-it is in Linux's abstract namespace, which belongs to the network namespace as ports do, under the public address. Only
-processes of the same user, and of root, are answered.
+Both accept from the same sockets for a moment, and at no moment does none of them: no connection is refused, and
+none that waits in a backlog is reset. A successor that ends before "release" changes nothing. The Unix socket has
+no file: it is in Linux's abstract namespace, which belongs to the network namespace as ports do, under the public
+address. Only processes of the same user, and of root, are answered.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ RELEASE_TIMEOUT_S = 10.0
 
 
 class SocketGiver:
-    """Gives `sockets` to a successor. Calls `prepare` before, and `release` when the successor accepts; then `released`
-    is set.
+    """Gives `sockets` to a successor. Calls `prepare` before, and `release` when the successor accepts; then
+    `released` is set.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class SocketGiver:
         self.released = asyncio.Event()
 
     async def serve(self, host: str, port: int) -> None:
-        """Wait for a successor of the router at this address, until one has taken over. Returns at once where that is
-        not possible.
+        """Wait for a successor of the router at this address, until one has taken over. Returns at once where that
+        is not possible.
         """
         if sys.platform != "linux":
             return
@@ -101,8 +101,8 @@ class Predecessor:
         self.sockets = sockets
 
     async def release(self) -> None:
-        """Let it accept no more connections and end; return when it accepts none. Raises WarmrouteError when it does
-        not answer.
+        """Let it accept no more connections and end; return when it accepts none. Raises WarmrouteError when it
+        does not answer.
         """
         loop = asyncio.get_running_loop()
         with self._connection:

@@ -27,8 +27,8 @@ def load_snapshot(config: schema.Config, *, whole: bool = True) -> SavedIndex | 
 def resolve_key_secret(config: schema.Config, saved: SavedIndex | None = None) -> int:
     """Return the 64-bit secret that seeds block keys and that clients cannot know.
 
-    `index.key_secret_env` takes precedence over `replicas.secret_env` (replicas name sessions by the same pseudonyms),
-    that over the snapshot's secret; without all of them it is random.
+    `index.key_secret_env` takes precedence over `replicas.secret_env` (replicas name sessions by the same
+    pseudonyms), that over the snapshot's secret; without all of them it is random.
     """
     name = config.index.key_secret_env
     if name is None and config.replicas is not None:

@@ -7,8 +7,8 @@
     serves, probe_ok, probe_failed                    -> state changes in the fleet (`router/fleet/fleet.py`)
     over_limit       it answered or published too much -> counted, logged once; its events are not followed any more
 
-The parts do not know each other; this class forwards one event to all that need it. It implements what the feeds call:
-`HealthRegistry`, `LoadRegistry` and `LimitObserver`.
+The parts do not know each other; this class forwards one event to all that need it. It implements what the feeds
+call: `HealthRegistry`, `LoadRegistry` and `LimitObserver`.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Membership:
         self.on_joined: list[Callable[[str], None]] = []  # called with each instance that has become ready
 
     async def update_source(self, source: str, instances: Sequence[DiscoveredInstance]) -> None:
-        """Apply one discovery source's whole list: missing instances leave, new ones join, changed ones do both, and so
-        does one that is another pod than before. A few at a time, since hundreds of them in one turn of the event loop
-        would hold up requests. Who is to get no new requests is known at once.
+        """Apply one discovery source's whole list: missing instances leave, new ones join, changed ones do both,
+        and so does one that is another pod than before. A few at a time, since hundreds of them in one turn of the
+        event loop would hold up requests. Who is to get no new requests is known at once.
         """
         self._merge(source, instances)
         async with self._updating:

@@ -1,5 +1,5 @@
-"""The process as a whole: its open files, its memory, how threads share the interpreter, and what its service manager
-is told.
+"""The process as a whole: its open files, its memory, how threads share the interpreter, and what its service
+manager is told.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def tune_interpreter() -> None:
     """Make the garbage collector run rarely, freed memory stay, and threads hand the interpreter over often.
 
     Thousands of records and millions of index entries live long and form no cycles. Scanning them after every 700
-    allocations, CPython's default, took a quarter of the CPU time of a small request. A thread that reads a large body
-    lets the event loop wait 5 ms by default, for each of its callbacks: small requests beside it took 140 ms.
+    allocations, CPython's default, took a quarter of the CPU time of a small request. A thread that reads a large
+    body lets the event loop wait 5 ms by default, for each of its callbacks: small requests beside it took 140 ms.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()

@@ -1,8 +1,8 @@
 """The policies that a change would put in force, built and checked as a whole before anything is touched.
 
 A policy whose text did not change stays the same object, and one whose text did takes over its unchanged plug-ins
-(`router/scheduling/policy/policy.py`), so nothing learned is lost. Every function here raises `ConfigError` with all
-the problems it found.
+(`router/scheduling/policy/policy.py`), so nothing learned is lost. Every function here raises `ConfigError` with
+all the problems it found.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ def propose_admission(before: PolicySet, admission: AdmissionConfig, registry: R
 
 
 def merge_file_changes(before: PolicySet, seen: FileSettings, now: FileSettings, registry: Registry) -> Proposal:
-    """Apply only what changed in the files from `seen` to `now`. Raises ConfigError when a policy in use is gone."""
+    """Apply only what changed in the files from `seen` to `now`. Raises ConfigError when a policy in use is
+    gone.
+    """
     changed = {name: spec for name, spec in now.policies.items() if seen.policies.get(name) != spec}
     gone = seen.policies.keys() - now.policies.keys()
     policies = {n: p for n, p in build_changed(before.policies, changed, registry).items() if n not in gone}

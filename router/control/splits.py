@@ -1,8 +1,8 @@
 """Guards the splits of models: takes an arm's share away when its guard or a limit finds it too bad.
 
-What `switch.py` is for policies. A rollback is in the audit log, and with an `admin.audit_file` it outlives a restart,
-for as long as the split's settings are the same: another `seed` is another split. Where several processes have the
-split, each of them may find an arm too bad; what one has rolled back is out at all, and stays so.
+What `switch.py` is for policies. A rollback is in the audit log, and with an `admin.audit_file` it outlives a
+restart, for as long as the split's settings are the same: another `seed` is another split. Where several processes
+have the split, each of them may find an arm too bad; what one has rolled back is out at all, and stays so.
 """
 
 from __future__ import annotations

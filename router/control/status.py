@@ -110,7 +110,9 @@ class Status:
         return found
 
     def _describe_tokenizer(self, report: TokenizationReport | None) -> dict[str, Any] | None:
-        """Describe a model's tokenizer, with the memory of all models; None when the router has no tokenizer for it."""
+        """Describe a model's tokenizer, with the memory of all models; None when the router has no tokenizer for
+        it.
+        """
         if report is None:
             return None
         memory = self.tokenization.memory
@@ -121,7 +123,9 @@ class Status:
         return {name: discovery.trouble for name, discovery in self.discoveries.items()}
 
     def discovery_ages(self) -> dict[str, float | None]:
-        """Return, by discovery source, seconds since it last answered; None before, and for one that is not asked."""
+        """Return, by discovery source, seconds since it last answered; None before, and for one that is not
+        asked.
+        """
         now = self.clock.now()
         return {
             name: None if discovery.confirmed_at is None else now - discovery.confirmed_at
@@ -129,8 +133,8 @@ class Status:
         }
 
     def drain(self, instance: str, on: bool) -> bool:
-        """Start or stop draining an instance, unless a feature has something to do before: with `preload.drain` it is
-        handed off first. Return False when there is no such instance.
+        """Start or stop draining an instance, unless a feature has something to do before: with `preload.drain` it
+        is handed off first. Return False when there is no such instance.
         """
         if any(feature.on_drain(instance, on) for feature in self.features.values()):
             return True
@@ -150,8 +154,8 @@ class Status:
         return None if self.host_records is None else await self.host_records.find(record_id, others)
 
     async def find_records(self, query: RecordQuery) -> list[bytes]:
-        """Return the records of all workers that match as JSON, newest first. A session may be given by the name that
-        the client gave it, too, joined names with ` / ` between them.
+        """Return the records of all workers that match as JSON, newest first. A session may be given by the name
+        that the client gave it, too, joined names with ` / ` between them.
         """
         names = {name for session in query.sessions for name in (session, read_joined(session))}
         named = tuple(map(self.scheduler.view_builder.session_pseudonym, names))
@@ -169,7 +173,9 @@ class Status:
         return sorted(found, key=lambda request: request.at_s, reverse=True)[:limit]
 
     async def describe_cache(self, limit: int) -> dict[str, Any]:
-        """Return the prefixes that most prompts of the last minutes share, who holds them, and what is held twice."""
+        """Return the prefixes that most prompts of the last minutes share, who holds them, and what is held
+        twice.
+        """
         block_tokens = find_block_tokens(self.scheduler)
         parts = [await count_prefixes(self.recent_records, self.clock.wall(), block_tokens)]
         if self.host_records is not None:
@@ -188,7 +194,7 @@ class Status:
         return [] if self.peers is None else self.peers.describe()
 
     def describe_feature(self, name: str) -> dict[str, Any] | None:
-        """Return what the feature of this name shows of its state; None: it is not configured."""
+        """Return the description of the feature of this name; None: it is not configured."""
         feature = self.features.get(name)
         return None if feature is None else feature.describe()
 

@@ -42,7 +42,9 @@ class SwitchSummary(NamedTuple):
 
 
 def collect_notes(before: PolicySet, proposed: PolicySet, after: PolicySet, alike: bool) -> tuple[str, ...]:
-    """Return notes on a switch. `after` is `proposed` without arms rolled back earlier; `alike`: no choice changes."""
+    """Return notes on a switch. `after` is `proposed` without arms rolled back earlier; `alike`: no choice
+    changes.
+    """
     notes = []
     if alike:
         news = after.policies != before.policies

@@ -1,8 +1,8 @@
 """The one way to change the policies in force: build, dry run on earlier requests, swap, write to the audit log.
 
 Switches run one after the other, dry run included. Only a rollback, and what was decided at another process, do not
-wait: a dry run in progress is repeated on the policies now in force, so no switch brings back an arm that was rolled
-back meanwhile.
+wait: a dry run in progress is repeated on the policies now in force, so no switch brings back an arm that was
+rolled back meanwhile.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class SwitchListener(Protocol):
 class Rollbacks:
     """The arms rolled back so far, starting with those in the audit log's `entries`. They stay so.
 
-    While the experiment's fingerprint is the same, a rollback outlives a restart (through the audit file), an undo, and
-    a file that is saved again. Another `seed` makes another experiment, which is how to try again.
+    While the experiment's fingerprint is the same, a rollback outlives a restart (through the audit file), an undo,
+    and a file that is saved again. Another `seed` makes another experiment, which is how to try again.
     """
 
     def __init__(self, entries: Iterable[AuditEntry] = ()) -> None:
@@ -144,7 +144,8 @@ class PolicySwitch:
     ) -> SwitchSummary:
         """Put the result of `propose`, given the policies in force, in force. Raises what `propose` raises.
 
-        `propose` may be called more than once, in a thread. `back`: remove the last undo step instead of adding one.
+        `propose` may be called more than once, in a thread. `back`: remove the last undo step instead of adding
+        one.
         """
         async with self._lock:
             while True:
@@ -192,9 +193,9 @@ class PolicySwitch:
     async def follow(
         self, what: str, build: Callable[[PolicySet], PolicySet], confirm: Callable[[], bool], *, back: bool, near: bool
     ) -> None:
-        """Put in force what was decided at another process, without a dry run: it has made one. `build`, in a thread,
-        makes the policies from those in force here; dropped when `confirm`, called just before, says that a later
-        decision counts. Raises what `build` raises.
+        """Put in force what was decided at another process, without a dry run: it has made one. `build`, in a
+        thread, makes the policies from those in force here; dropped when `confirm`, called just before, says that a
+        later decision counts. Raises what `build` raises.
         """
         while True:
             before = self.policy_set
@@ -213,7 +214,9 @@ class PolicySwitch:
         self._count_followed(near)
 
     def follow_rollback(self, experiment: str, arm: str, *, near: bool) -> None:
-        """Take an arm out that was rolled back at another process; if another experiment runs, whenever it is back."""
+        """Take an arm out that was rolled back at another process; if another experiment runs, whenever it is
+        back.
+        """
         self.rollbacks.add(experiment, arm)
         if (after := self.rollbacks.apply(self.policy_set)) is not self.policy_set:
             log.warning("experiment: arm %s was rolled back at another process", arm)

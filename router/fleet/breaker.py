@@ -15,10 +15,10 @@ Classification of ends (`judge_status` and `router.scheduling.ticket.judge_end` 
                  what computes; the client left; the router's own deadline
     success      everything else
 
-One client whose requests make engines fail must not close the fleet to everybody. So failures that may be a request's
-own open the breaker only if they came from two clients, or if no other client was served within `SERVED_S`: then nobody
-else is harmed, and a broken engine is found where all requests come from one address. In the half-open state the same
-holds, and a client whose probe failed leaves the next one to others for `open_s`.
+One client whose requests make engines fail must not close the fleet to everybody. So failures that may be a
+request's own open the breaker only if they came from two clients, or if no other client was served within
+`SERVED_S`: then nobody else is harmed, and a broken engine is found where all requests come from one address. In
+the half-open state the same holds, and a client whose probe failed leaves the next one to others for `open_s`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def judge_status(status: int | None) -> Verdict:
 
 
 class CircuitBreaker:
-    """A circuit breaker for one target. It is a member of the set `not_closed` (the fleet's) while it is not closed.
-    `client` is None where it is unknown: all unknown clients count as one.
+    """A circuit breaker for one target. It is a member of the set `not_closed` (the fleet's) while it is not
+    closed. `client` is None where it is unknown: all unknown clients count as one.
     """
 
     __slots__ = (
@@ -90,8 +90,8 @@ class CircuitBreaker:
         return not self._failures or client != self._failed_client or now - self._failed_at >= self._open_s
 
     def on_request_sent(self, now: float) -> None:
-        """Note that a request is sent to the target. While the breaker is half open, it is the probe: until it ends,
-        for `open_s` at most, since an answer may take many minutes.
+        """Note that a request is sent to the target. While the breaker is half open, it is the probe: until it
+        ends, for `open_s` at most, since an answer may take many minutes.
         """
         if self._opened_at is not None and now - self._opened_at >= self._open_s:
             self._probed_at = now
@@ -140,8 +140,8 @@ class CircuitBreaker:
         return self._several_failed
 
     def on_opened_elsewhere(self, client: str | None, several: bool, now: float) -> None:
-        """Note that another router or worker opened its breaker of this target: after failures of `several` clients, or
-        of this one. Those of one client open this breaker only where such failures here would.
+        """Note that another router or worker opened its breaker of this target: after failures of `several`
+        clients, or of this one. Those of one client open this breaker only where such failures here would.
         """
         if several and self._opened_at is None:
             self._opened_at, self.unreachable = now, False
@@ -159,7 +159,9 @@ class CircuitBreaker:
         self._close()
 
     def detach(self) -> None:
-        """Leave `not_closed` for good: the target left the fleet, and requests that still end there do not matter."""
+        """Leave `not_closed` for good: the target left the fleet, and requests that still end there do not
+        matter.
+        """
         self._not_closed.discard(self)
         self._not_closed = set()
 

@@ -1,8 +1,8 @@
 """Columns of facts over all candidates of a large fleet, for comparing a thousand targets at every request.
 
 Most of a large fleet loses every choice at a glance: it holds no more of the prompt than a target that waits less.
-Seeing that takes a number or two per target, not a row. So these numbers are kept in lists, and are updated for the few
-targets that changed since the last use. They equal what rows would say.
+Seeing that takes a number or two per target, not a row. So these numbers are kept in lists, and are updated for the
+few targets that changed since the last use. They equal what rows would say.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class CandidateColumns:
             (self.distrusted.discard if target.overlap_accuracy.trusted else self.distrusted.add)(target)
 
     def all_have_free(self, tokens: int, answer: float) -> bool:
-        """Return whether every target has memory for `tokens` more and for all answers there with one of `answer`."""
+        """Return whether every target has memory for `tokens` more and for all answers there with one of
+        `answer`.
+        """
         if tokens + growth_tokens(self._most_requests, answer) > self._least_free:
             self._least_free, self._most_requests = min(self.free_tokens), max(self.requests)
         return tokens + growth_tokens(self._most_requests, answer) <= self._least_free

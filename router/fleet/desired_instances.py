@@ -1,4 +1,4 @@
-"""How many instances a model should have, and why: from the same facts that a choice is made of.
+"""Computes how many instances a model should have, with the reason, from the facts of decisions.
 
 Per model and role, the largest of what each of these asks for:
 
@@ -10,14 +10,14 @@ Per model and role, the largest of what each of these asks for:
     hits      KV that requests came back for within a minute and a half, over that memory (`working_set.py`): with fewer
               instances it would be evicted before its next use, and one more saves the tokens that are computed again
 
-What is queued at an instance stays there: another one takes its share of what arrives, and `prefill` counts that. So an
-instance's queue counts up to `MOST_QUEUES`, its memory up to what it has, and queues that shrink ask for no more than
-there are; else a backlog would ask for instances that are ready when it is gone.
+What is queued at an instance stays there: another one takes its share of what arrives, and `prefill` counts that.
+So an instance's queue counts up to `MOST_QUEUES`, its memory up to what it has, and queues that shrink ask for no
+more than there are; else a backlog would ask for instances that are ready when it is gone.
 
 There is no reason for decoding: engines do not report how many requests they run at once at most.
 
-Up by the mean of `UP_S`, and not before half of that was seen, so never from one reading; down to the largest count of
-the last `DOWN_S`, the stabilisation window of Kubernetes' HPA. Pure: readings and times are arguments.
+Up by the mean of `UP_S`, and not before half of that was seen, so never from one reading; down to the largest count
+of the last `DOWN_S`, the stabilisation window of Kubernetes' HPA. Pure: readings and times are arguments.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Bounds on what one engine can make the router hold or do, whatever it answers, and what happened at each instance.
+"""Bounds on what one engine can make the router hold or do, whatever it answers, and what happened at each
+instance.
 
-An engine over a bound must not be felt by requests to other engines. What is beyond the bound is not taken in, it is
-counted, and one line is logged. Where the engine's facts cannot be relied on any more (`DISTRUSTING`), the instance is
-distrusted as well: its events are ignored and it is served as one without events, until it joins again with sane
-values. The bounds on messages are in `backends/vllm/kv_events.py`, those on index entries in `kvcache/indexer.py`.
+An engine over a bound must not be felt by requests to other engines. What is beyond the bound is not taken in, it
+is counted, and one line is logged. Where the engine's facts cannot be relied on any more (`DISTRUSTING`), the
+instance is distrusted as well: its events are ignored and it is served as one without events, until it joins again
+with sane values. The bounds on messages are in `backends/vllm/kv_events.py`, those on index entries in
+`kvcache/indexer.py`.
 """
 
 from __future__ import annotations

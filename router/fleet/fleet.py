@@ -11,13 +11,13 @@
     draining    |            -            |       -       |          yes          |    yes    |
     down        |            -            |       -       |    if it still can    |    yes    |
 
-A down instance that answers goes through joining again: it may be a new process with other models and an empty cache.
-One that was ready and whose probes time out may be busy, not dead: a time-out does not count where the instance has
-delivered part of an answer meanwhile, and where no ready instance is left that can answer for a model, those that are
-down by time-outs alone are served as if they were ready (panic, as Envoy's).
-`drain` is set by the operator and outlives all of that: a drained engine that restarts comes back drained, until it is
-undrained. An instance whose source says that it gets no new requests (a pod that is not ready, or terminates) is shown
-as draining too, until its source says otherwise. An instance that fails while joining is down as well.
+A down instance that answers goes through joining again: it may be a new process with other models and an empty
+cache. One that was ready and whose probes time out may be busy, not dead: a time-out does not count where the
+instance has delivered part of an answer meanwhile, and where no ready instance is left that can answer for a model,
+those that are down by time-outs alone are served as if they were ready (panic, as Envoy's). `drain` is set by the
+operator and outlives all of that: a drained engine that restarts comes back drained, until it is undrained. An
+instance whose source says that it gets no new requests (a pod that is not ready, or terminates) is shown as
+draining too, until its source says otherwise. An instance that fails while joining is down as well.
 
 Pure: times are arguments, and nothing is sent from here. `backends/feeds/health.py` does the probing.
 """
@@ -158,8 +158,8 @@ class Fleet:
             instance.delivered = False
 
     def record_probe_failure(self, id: str, now: float, *, late: bool = False) -> bool:
-        """Note a failed probe, `late` if the instance was reached and did not answer in time: which is no failure of
-        one that has delivered part of an answer meanwhile. Returns True if this one took the instance down.
+        """Note a failed probe, `late` if the instance was reached and did not answer in time: which is no failure
+        of one that has delivered part of an answer meanwhile. Returns True if this one took the instance down.
         """
         if (instance := self._instances.get(id)) is None or (late and instance.delivered):
             return False
@@ -203,8 +203,8 @@ class Fleet:
         return RankChanges(joined, [target for rank, target in before.items() if rank not in instance.targets])
 
     def _follow_ranks(self, instance: Instance, page: Collection[int]) -> None:
-        """Add the ranks that are new in a metrics page, and drop those that have no source of events and were in none
-        of the last pages.
+        """Add the ranks that are new in a metrics page, and drop those that have no source of events and were in
+        none of the last pages.
         """
         missing = {rank for rank in instance.targets if rank not in page and rank not in instance.streamed_ranks}
         instance.missing_pages = Counter({rank: instance.missing_pages[rank] + 1 for rank in missing})
@@ -224,7 +224,9 @@ class Fleet:
         return {served.base for served in (self._tables or self._build_tables()).served.values()}
 
     def context_tokens(self, model: str) -> int | None:
-        """Return the longest prompt and answer, in tokens, on any instance of a base model; None: none reports it."""
+        """Return the longest prompt and answer, in tokens, on any instance of a base model; None: none reports
+        it.
+        """
         return (self._tables or self._build_tables()).context_tokens.get(model)
 
     def model_path(self, name: str) -> str | None:
@@ -240,9 +242,9 @@ class Fleet:
     def candidates(
         self, model: str | None, excluding: Collection[str], now: float, client: str | None = None
     ) -> Sequence[Target]:
-        """Return the targets that serve the model and may get a request of `client` now, in the order their instances
-        joined. Where breakers leave none that can answer, they are ignored (panic mode, as Envoy's): targets that could
-        be reached come first, the others only if there is none of those.
+        """Return the targets that serve the model and may get a request of `client` now, in the order their
+        instances joined. Where breakers leave none that can answer, they are ignored (panic mode, as Envoy's):
+        targets that could be reached come first, the others only if there is none of those.
         """
         ready = self._serving(model)
         if model is not None and (served := self.resolve(model)) is not None:
@@ -256,8 +258,8 @@ class Fleet:
         return allowed + ([target for target in shut if not target.breaker.unreachable] or shut)
 
     def ready_target(self, model: str | None, id: TargetId) -> Target | None:
-        """Return the ready target of that id in any breaker state, or one that is down by slow probes alone, as it is
-        the only one; None if there is none that serves the model.
+        """Return the ready target of that id in any breaker state, or one that is down by slow probes alone, as it
+        is the only one; None if there is none that serves the model.
         """
         targets = self.targets_serving(model)
         return next((each for each in targets if each.id == id and each.instance.may_serve), None)
@@ -289,8 +291,8 @@ class Fleet:
         return (self._ready.get(model) or self._find_ready(model)).targets
 
     def _find_ready(self, model: str | None) -> CandidateColumns:
-        """Return the columns over the model's ready targets, or in panic the slow ones; adapters share those of their
-        base.
+        """Return the columns over the model's ready targets, or in panic the slow ones; adapters share those of
+        their base.
         """
         targets = self.targets_serving(model)
         ready = tuple([target for target in targets if target.instance.state is InstanceState.READY])
@@ -314,8 +316,8 @@ class Fleet:
             on_change()
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
-        """Return the block sizes of all targets that serve the model, as far as they are known, and no more than two of
-        an instance: every size is another chain of keys for every prompt.
+        """Return the block sizes of all targets that serve the model, as far as they are known, and no more than
+        two of an instance: every size is another chain of keys for every prompt.
         """
         sizes = self.row_cache.block_sizes.get(model)
         if sizes is None:
@@ -327,8 +329,8 @@ class Fleet:
         return sizes
 
     def nominal_speed(self, model: str | None, now: float) -> Speed | None:
-        """Return the speed of the typical ready instance that serves the model (None: any model); None if there is no
-        instance. The value and its ages are up to a second old.
+        """Return the speed of the typical ready instance that serves the model (None: any model); None if there is
+        no instance. The value and its ages are up to a second old.
         """
         return self._nominal.get(model, self._serving(model), now)
 

@@ -106,7 +106,9 @@ class Target:
         return self.rank if self.instance.has_ranks else None
 
     def build_row(self, now: float, count_held: Callable[[Target], int | None] | None = None) -> Row:
-        """Return its facts for a decision, except the overlap. `count_held` returns all the tokens that it holds."""
+        """Return its facts for a decision, except the overlap. `count_held` returns all the tokens that it
+        holds.
+        """
         speed = self.latency_model.speed(now)
         return Row(
             self.id,
@@ -174,8 +176,8 @@ class Target:
         now: float,
         fetched: FetchedKv | None = None,
     ) -> None:
-        """Learn from an answer's TTFT and the tokens it computed and found cached; `fetched` is the part brought over a
-        link. Ignored unless the request had the target's prefill for itself.
+        """Learn from an answer's TTFT and the tokens it computed and found cached; `fetched` is the part brought
+        over a link. Ignored unless the request had the target's prefill for itself.
         """
         if not booking.alone:
             return
@@ -189,8 +191,8 @@ class Target:
     def observe_decode(
         self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float
     ) -> None:
-        """Learn from a complete streamed answer of one sequence whose `booking` was released. Both times count from the
-        same moment. Answers under `DECODE_TOKENS` are ignored.
+        """Learn from a complete streamed answer of one sequence whose `booking` was released. Both times count from
+        the same moment. Answers under `DECODE_TOKENS` are ignored.
         """
         batch = booking.batch
         if batch is not None and output_tokens >= DECODE_TOKENS:
@@ -199,9 +201,9 @@ class Target:
             self.on_speed_change()
 
     def _observe_pool_loads(self, before: PoolTransferCounts, after: PoolTransferCounts, now: float) -> None:
-        """Learn from the engine's pool counters between two polls, as one load of mean size. A counter that has fallen,
-        or stood still while others rose, is another process's or invalid: no sample. (A model with several cache groups
-        counts a block in each, and looks that many times as fast until answers correct it.)
+        """Learn from the engine's pool counters between two polls, as one load of mean size. A counter that has
+        fallen, or stood still while others rose, is another process's or invalid: no sample. (A model with several
+        cache groups counts a block in each, and looks that many times as fast until answers correct it.)
         """
         operations, blocks, seconds = (new - old for old, new in zip(before, after, strict=True))
         if self.block_tokens is not None and operations > 0 and blocks > 0 and seconds > 0:
@@ -211,8 +213,8 @@ class Target:
             self.on_speed_change()
 
     def detach(self) -> None:
-        """Report no change any more: the target left the fleet, and requests that still end there do not matter. What
-        is left of it is no cycle of references, so it is freed with the last of these.
+        """Report no change any more: the target left the fleet, and requests that still end there do not matter.
+        What is left of it is no cycle of references, so it is freed with the last of these.
         """
         self.breaker.detach()
         self._on_change = self.load_book.on_change = _do_nothing
@@ -231,7 +233,9 @@ class Target:
             self._observer.on_first_sample()
 
     def reset(self) -> None:
-        """Forget what belonged to the engine's process: another one may answer now. Bookings and learned speed stay."""
+        """Forget what belonged to the engine's process: another one may answer now. Bookings and learned speed
+        stay.
+        """
         self.breaker.reset()
         self.overlap_accuracy.reset()
         self.load_book.forget_gauges()
@@ -245,8 +249,8 @@ def _do_nothing() -> None:
 
 
 class Instance:
-    """One engine server. `lifecycle` is joining, ready or down; `state` adds that it gets no new requests, because the
-    operator drains it (`drained`) or its source says so (not `accepting`).
+    """One engine server. `lifecycle` is joining, ready or down; `state` adds that it gets no new requests, because
+    the operator drains it (`drained`) or its source says so (not `accepting`).
     """
 
     __slots__ = (

@@ -1,22 +1,23 @@
 """Learned prefill, fetch and decode times of one instance, starting from configured priors.
 
-Computing is the contract's curve (`scorers.contract.Speed`), milliseconds = base + a * new + b * new * (context + new /
-2); fetching KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens; one token for every
-request in the batch is a `Decode`, base + d * requests + e * context. All are linear in their coefficients, so
-`RecursiveLeastSquares` fits them.
+Computing is the contract's curve (`scorers.contract.Speed`), milliseconds = base + a * new + b * new * (context +
+new / 2); fetching KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens; one token for
+every request in the batch is a `Decode`, base + d * requests + e * context. All are linear in their coefficients,
+so `RecursiveLeastSquares` fits them.
 
     a lone answer that loaded nothing:   TTFT                                        -> the prefill curve
     a lone answer that loaded tokens:    TTFT - curve(what it computed)              -> that link
     vLLM's counters between two polls:   mean time and size of its loads             -> the pool, until those suffice
     a streamed answer of some length:    mean time per token after the first         -> the decode step
 
-TTFT includes all that a request waits for: the lookup, the queue before the one thread that receives, the scheduler's
-step that notices the end. The counters time the bare copy, so they are too optimistic; they only must separate a slow
-pool from a fast one before lone requests have. Each source has a fit of its own, so neither must unlearn the other.
+TTFT includes all that a request waits for: the lookup, the queue before the one thread that receives, the
+scheduler's step that notices the end. The counters time the bare copy, so they are too optimistic; they only must
+separate a slow pool from a fast one before lone requests have. Each source has a fit of its own, so neither must
+unlearn the other.
 
-An instance is taken to be as fast as its peers, the model's instances of its role, until its own samples tell it from
-them (`assume`): else an instance that nobody has measured would be priced by the configured prior beside its twins, and
-noise would decide among twins that cost the same.
+An instance is taken to be as fast as its peers, the model's instances of its role, until its own samples tell it
+from them (`assume`): else an instance that nobody has measured would be priced by the configured prior beside its
+twins, and noise would decide among twins that cost the same.
 
 Queueing would be mistaken for slowness: callers pass only requests that had the target's prefill for themselves
 (`Booking.alone`). Decoding is never alone: the fit is about its neighbours.
@@ -87,8 +88,8 @@ class LatencyModel:
 
     def observe_fetch(self, link: Link, tokens: int, new: int, context: int, ttft_ms: float, now: float) -> None:
         """Add a request that fetched `tokens` of its `context` over a link and computed `new`, in `ttft_ms` without
-        queueing. Ignored until the curve has enough samples to be subtracted. The remainder may be negative where the
-        curve is a little too slow: it counts, else only the too long ones would.
+        queueing. Ignored until the curve has enough samples to be subtracted. The remainder may be negative where
+        the curve is a little too slow: it counts, else only the too long ones would.
         """
         if not 0 < tokens <= context or new < 0 or not 0 < ttft_ms < LONGEST_MS or self.samples < CURVE_SAMPLES:
             return
@@ -104,8 +105,8 @@ class LatencyModel:
             self._note(self._pool_counters)
 
     def observe_decode_step(self, step_ms: float, requests: float, context_tokens: float, now: float) -> None:
-        """Add an answer's mean time per token, beside `requests` with `context_tokens`, itself included. One sample per
-        `DECODE_EVERY_S` is taken, the others are ignored.
+        """Add an answer's mean time per token, beside `requests` with `context_tokens`, itself included. One sample
+        per `DECODE_EVERY_S` is taken, the others are ignored.
         """
         if requests <= 0 or context_tokens < 0 or not 0 < step_ms < LONGEST_MS:
             return
@@ -121,11 +122,11 @@ class LatencyModel:
         self._value = None
 
     def assume(self, typical: Speed) -> bool:
-        """Take over how fast peers are, for the curve and the decode step while those here cannot be told from theirs,
-        and for links without a sample here; return whether that changes anything.
+        """Take over how fast peers are, for the curve and the decode step while those here cannot be told from
+        theirs, and for links without a sample here; return whether that changes anything.
 
-        Else an instance that was never alone with a fetch would keep the configured prior. Where that is too good, it
-        gets the fetches of the whole fleet, and so is never alone with one.
+        Else an instance that was never alone with a fetch would keep the configured prior. Where that is too good,
+        it gets the fetches of the whole fleet, and so is never alone with one.
         """
         if typical is self._typical:
             return False
@@ -199,7 +200,9 @@ class _Fit(RecursiveLeastSquares, Generic[Fitted]):
         return True
 
     def value(self, now: float) -> Fitted:
-        """Return the fitted value, or the prior before the first sample (most links of most instances, for ever)."""
+        """Return the fitted value, or the prior before the first sample (most links of most instances, for
+        ever).
+        """
         if not self.samples:
             return self._prior
         fitted: Fitted = self._kind(*self.coefficients, self.samples, self.age_s(now))

@@ -1,8 +1,8 @@
 """Counts the distinct cache blocks that live prompts use: a prefix that sixty of them share counts once.
 
 Block keys are chained: equal keys at one position mean equal blocks at all positions before it. So live prompts are
-paths of a tree, and in lexicographic order of their keys the blocks that a prompt shares with any other are those that
-it shares with one of its two neighbours:
+paths of a tree, and in lexicographic order of their keys the blocks that a prompt shares with any other are those
+that it shares with one of its two neighbours:
 
     distinct blocks = blocks of all prompts - blocks that each shares with the one before it
 
@@ -72,8 +72,8 @@ class LiveBlocks:
     def count_reused(self) -> int:
         """Return how many distinct blocks at least two live prompts use. Takes time for each prompt.
 
-        The prompts that use a block follow each other, so it is counted at the first of them that shares it with the
-        one before.
+        The prompts that use a block follow each other, so it is counted at the first of them that shares it with
+        the one before.
         """
         reused = before = 0
         for prompt in self._prompts:
@@ -82,7 +82,9 @@ class LiveBlocks:
         return reused
 
     def _find_place(self, keys: Sequence[Key]) -> tuple[int, int, int]:
-        """Return the first place for these keys, and the blocks shared with the prompts before and at that place."""
+        """Return the first place for these keys, and the blocks shared with the prompts before and at that
+        place.
+        """
         prompts = self._prompts
         first, last = 0, len(prompts)
         before = after = 0

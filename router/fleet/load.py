@@ -1,18 +1,18 @@
 """Load of a target: this router's own bookings, reconciled with the engine's gauges.
 
-The bookings are exact and immediate but cover only this router's requests; the engine's gauges cover all clients' but
-are up to a poll interval old. Choosing by gauges alone sends every request between two polls to the same "idle" engine;
-choosing by bookings alone is blind to other routers. So the bookings lead, and each poll contributes only what they
-cannot know: `elsewhere`, the requests of other clients.
+The bookings are exact and immediate but cover only this router's requests; the engine's gauges cover all clients'
+but are up to a poll interval old. Choosing by gauges alone sends every request between two polls to the same "idle"
+engine; choosing by bookings alone is blind to other routers. So the bookings lead, and each poll contributes only
+what they cannot know: `elsewhere`, the requests of other clients.
 
     own     ....3...4...4...3........      peak while the poll is under way = 4
     poll         sent ------ answered      engine: running 5 + waiting 1  ->  elsewhere = 6 - 4 = 2
 
-The engine took its counts at some time between `sent` and `answered`, and its view of our requests trails ours at both
-ends (a request is booked before the engine hears of it, and released after the engine is done with it). So the
-*largest* own count of that time is subtracted: the error then goes towards "no other clients", which the next poll of a
-busy target corrects within a quarter second. The other error, phantom requests on a target that has just become idle,
-would keep it idle until the next slow poll.
+The engine took its counts at some time between `sent` and `answered`, and its view of our requests trails ours at
+both ends (a request is booked before the engine hears of it, and released after the engine is done with it). So the
+*largest* own count of that time is subtracted: the error then goes towards "no other clients", which the next poll
+of a busy target corrects within a quarter second. The other error, phantom requests on a target that has just
+become idle, would keep it idle until the next slow poll.
 
 KV memory in use is reconciled likewise. Of our own prompts the distinct blocks are counted (`live_blocks.py`), with
 those of requests that still wait in the engine, which will take theirs. What the engine's gauge (`kv_usage`) shows
@@ -113,8 +113,8 @@ class Booking:
 
     @property
     def batch(self) -> BatchShare | None:
-        """The load that the answer shared the target with, as the mean of its two ends. None before the release, and
-        for a request that never had a first byte.
+        """The load that the answer shared the target with, as the mean of its two ends. None before the release,
+        and for a request that never had a first byte.
         """
         if self._began is None or self._ended is None:
             return None
@@ -122,8 +122,9 @@ class Booking:
 
 
 class LoadBook:
-    """One target's bookings in flight, as running totals, and the engine's last gauges. The totals cover the router as
-    a whole: in a router of several processes they include the other workers' part, as last reported (`siblings`).
+    """One target's bookings in flight, as running totals, and the engine's last gauges. The totals cover the router
+    as a whole: in a router of several processes they include the other workers' part, as last reported
+    (`siblings`).
     """
 
     __slots__ = (
@@ -148,7 +149,9 @@ class LoadBook:
     )
 
     def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
-        """`on_change` is called when anything below changes, except by a poll, so a cached `load` can be dropped."""
+        """`on_change` is called when anything below changes, except by a poll, so a cached `load` can be
+        dropped.
+        """
         self.on_change = changed
         self.requests = 0
         self.prefilling = 0  # of those, without a first byte yet
@@ -170,8 +173,8 @@ class LoadBook:
     def book(
         self, uncached_tokens: int, prompt_tokens: int, keys: Sequence[Key] = (), block_tokens: int = 0
     ) -> Booking:
-        """Book a request at the moment of the choice. `uncached_tokens` is what the target has yet to compute; `keys`
-        are those of the prompt's full blocks of `block_tokens`, empty if unknown.
+        """Book a request at the moment of the choice. `uncached_tokens` is what the target has yet to compute;
+        `keys` are those of the prompt's full blocks of `block_tokens`, empty if unknown.
         """
         alone = not self.prefilling and not self.gauges.waiting
         booking = Booking(
@@ -253,7 +256,9 @@ class LoadBook:
         return bool(self.elsewhere and self.gauges.waiting)
 
     def apply_gauges(self, gauges: Gauges, sent_at: float) -> None:
-        """Apply the gauges of a poll sent at `sent_at`. Does not call `on_change`: the target decides what changed."""
+        """Apply the gauges of a poll sent at `sent_at`. Does not call `on_change`: the target decides what
+        changed.
+        """
         self.output_tokens_per_s = self._rate(gauges, sent_at)
         self.gauges = gauges
         self.gauges_at = sent_at
@@ -286,8 +291,9 @@ class LoadBook:
 
     def queued_ms(self, speed: Speed) -> float:
         """Return the prefill work booked here in ms, priced request by request: base, linear and attention part are
-        additive. What a booked prompt will load from a slower tier is context of this work, not a part of it: engines
-        load beside their computing (vLLM parks the request meanwhile), so later requests wait for the computing only.
+        additive. What a booked prompt will load from a slower tier is context of this work, not a part of it:
+        engines load beside their computing (vLLM parks the request meanwhile), so later requests wait for the
+        computing only.
         """
         return (
             speed.base_ms * self.prefilling
@@ -300,8 +306,8 @@ class LoadBook:
         return (self.queued_ms(speed) * 1e3 + 0.5) // 1 / 1e3 if self.prefilling else 0.0  # faster than `round`
 
     def load(self, speed: Speed, now: float) -> Load:
-        """Return the contract's `Load`. Times are rounded to the microsecond, ages to the millisecond: decisions are
-        logged, and finer digits do not compress.
+        """Return the contract's `Load`. Times are rounded to the microsecond, ages to the millisecond: decisions
+        are logged, and finer digits do not compress.
         """
         gauges = self.gauges
         return Load(

@@ -2,9 +2,9 @@
 
 Pricing a prompt by the candidate's own speed says how long it will take *there*; pricing it by the typical instance
 says how much work it is (`View.nominal`). Each coefficient is the median over the instances, so that one that is
-stuck, or whose fit went astray, moves nothing. Instances without samples carry the configured prior, which is a guess
-about all of them: as soon as one has samples, only those that have them count, for the prefill curve, for each link and
-for the decode step separately.
+stuck, or whose fit went astray, moves nothing. Instances without samples carry the configured prior, which is a
+guess about all of them: as soon as one has samples, only those that have them count, for the prefill curve, for
+each link and for the decode step separately.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def median_speed(speeds: Sequence[Speed]) -> Speed | None:
 
 
 class NominalSpeeds:
-    """The median speed by model, computed from time to time, and handed to the instances by role: those that were not
-    measured, or cannot be told from their peers, have it.
+    """The median speed by model, computed from time to time, and handed to the instances by role: those that were
+    not measured, or cannot be told from their peers, have it.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class NominalSpeeds:
         self._assumed: dict[tuple[str, str], Speed] = {}  # by base model and role
 
     def get(self, model: str | None, targets: Sequence[Target], now: float) -> Speed | None:
-        """Return the median speed of `targets`, those of the model that get requests; None if there are none. The value
-        and its ages are up to `MAX_AGE_S` old.
+        """Return the median speed of `targets`, those of the model that get requests; None if there are none. The
+        value and its ages are up to `MAX_AGE_S` old.
         """
         known = self._known.get(model)
         if known is not None and now - known[0] <= MAX_AGE_S:
@@ -67,8 +67,8 @@ class NominalSpeeds:
         return speed
 
     def _hand_out(self, model: str, nominal: Speed, speeds: Mapping[Instance, Speed]) -> None:
-        """Let instances assume the speed of their role; links are those of all roles. A value that is hardly another
-        one is not handed out: each instance would have to be priced anew.
+        """Let instances assume the speed of their role; links are those of all roles. A value that is hardly
+        another one is not handed out: each instance would have to be priced anew.
         """
         roles: dict[str, list[Instance]] = {}
         for instance in speeds:

@@ -1,4 +1,4 @@
-"""How occupied the fleet is: the share of instances that compute prompts, and of the KV memory in use."""
+"""Occupancy of the fleet: the share of instances that compute prompts, and of the KV memory in use."""
 
 from __future__ import annotations
 

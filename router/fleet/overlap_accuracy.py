@@ -8,10 +8,10 @@ A stream can be wrong in two ways, and neither shows in the stream itself:
   topic mismatch). That costs every hit and raises no error anywhere: it becomes an `alarm` for the operator.
 
 Thresholds. Too much means by a block or more: less is rounding. One such answer is ordinary, because blocks may be
-evicted between choice and prefill; 3 of the last 5 is not. Only answers for which events predicted at least a block are
-evidence, or a quiet target would be acquitted by prompts it never knew. Trust returns after 3 correct predictions in a
-row, so that a target on the edge does not flap. The caller goes on passing what *events* predicted, even while the
-target is scored by something else: that is what restores trust by itself.
+evicted between choice and prefill; 3 of the last 5 is not. Only answers for which events predicted at least a block
+are evidence, or a quiet target would be acquitted by prompts it never knew. Trust returns after 3 correct
+predictions in a row, so that a target on the edge does not flap. The caller goes on passing what *events*
+predicted, even while the target is scored by something else: that is what restores trust by itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class OverlapAccuracy:
         self._news: Finding | None = None
 
     def observe(self, predicted_tokens: int, delivered_tokens: int | None, block_tokens: int) -> None:
-        """Add an answer; `delivered_tokens` is None if the engine reports no usage details, which proves nothing."""
+        """Add an answer; `delivered_tokens` is None if the engine reports no usage details, which proves
+        nothing.
+        """
         if delivered_tokens is None:
             return
         if predicted_tokens < block_tokens:

@@ -36,8 +36,8 @@ Vector = list[float]
 
 
 class RecursiveLeastSquares:
-    """Coefficients `theta`, one per feature of the prior. Scale features so that every coefficient is at least about 1:
-    a smaller one is as uncertain as 1 would be.
+    """Coefficients `theta`, one per feature of the prior. Scale features so that every coefficient is at least
+    about 1: a smaller one is as uncertain as 1 would be.
     """
 
     __slots__ = ("_ceiling", "_floor_ms", "_last_at", "_p", "_rounded", "_usual", "samples", "theta")
@@ -54,8 +54,8 @@ class RecursiveLeastSquares:
         self._p: list[Vector] = [[self._ceiling[i] if i == j else 0.0 for j in size] for i in size]
 
     def observe(self, x: Sequence[float], ms: float, now: float, beside_ms: float = 0.0) -> None:
-        """Add a sample: features `x` took `ms`. `ms` may be the rest of a longer time of which `beside_ms` is explained
-        otherwise. The noise is then the longer time's, and the rest may be negative.
+        """Add a sample: features `x` took `ms`. `ms` may be the rest of a longer time of which `beside_ms` is
+        explained otherwise. The noise is then the longer time's, and the rest may be negative.
         """
         predicted = _dot(self.theta, x)
         noise = (self._floor_ms + NOISE_SHARE * (beside_ms + max(predicted, ms))) ** 2
@@ -76,8 +76,8 @@ class RecursiveLeastSquares:
 
     def is_like(self, others: Sequence[float]) -> bool:
         """Return whether the samples cannot tell this fit from `others`, coefficients of the same features: for the
-        usual sample both predict the same, but for the noise that is left in so many samples. False if what was usual
-        is unknown; True without samples.
+        usual sample both predict the same, but for the noise that is left in so many samples. False if what was
+        usual is unknown; True without samples.
         """
         if self._usual is None:
             return not self.samples
@@ -87,7 +87,9 @@ class RecursiveLeastSquares:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """`theta` rounded to six digits for display and logs: more digits are noise, and noise does not compress."""
+        """`theta` rounded to six digits for display and logs: more digits are noise, and noise does not
+        compress.
+        """
         if self._rounded is None:
             self._rounded = tuple(map(round_to_six_digits, self.theta))
         return self._rounded
@@ -101,8 +103,8 @@ class RecursiveLeastSquares:
         return SavedFit(list(self.theta), [list(row) for row in self._p], self.samples, self.age_s(now))
 
     def restore(self, saved: SavedFit, saved_at: float) -> bool:
-        """Continue from `saved`, the state of another process at `saved_at`. Return False, and change nothing, if there
-        are samples here already, or none there, or the other fit has other coefficients.
+        """Continue from `saved`, the state of another process at `saved_at`. Return False, and change nothing, if
+        there are samples here already, or none there, or the other fit has other coefficients.
         """
         size = len(self.theta)
         fits = len(saved.theta) == len(saved.p) == size and all(len(row) == size for row in saved.p)

@@ -1,8 +1,8 @@
 """The rows of a view: every candidate's facts, frozen, for one decision.
 
 Read for every candidate of every request, so this is the fleet's hot spot. From one decision to the next hardly
-anything changes: a booking, a first byte. So the cache keeps each target's row until the target reports a change, and
-many decisions, and the records of them, share one row; only the overlap is the request's own.
+anything changes: a booking, a first byte. So the cache keeps each target's row until the target reports a change,
+and many decisions, and the records of them, share one row; only the overlap is the request's own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ROW_MAX_AGE_S = 0.1
 
 
 class RowCache:
-    """The rows of a fleet's targets, without overlaps, dropped when their target changes. Ages, and what targets hold
-    in all, are up to `ROW_MAX_AGE_S` old. Also collects which targets changed for a fleet's `CandidateColumns`, which
-    cache columns as this caches rows.
+    """The rows of a fleet's targets, without overlaps, dropped when their target changes. Ages, and what targets
+    hold in all, are up to `ROW_MAX_AGE_S` old. Also collects which targets changed for a fleet's
+    `CandidateColumns`, which cache columns as this caches rows.
     """
 
     def __init__(self, on_first_sample: Callable[[], None] = lambda: None) -> None:
@@ -58,8 +58,8 @@ class RowCache:
         now: float,
         count_held: CountHeld | None = None,
     ) -> tuple[Row, ...]:
-        """Return one row per target, in their order; a target without an entry in `overlaps` has an unknown overlap.
-        `count_held` is called where a policy reads `held_tokens`.
+        """Return one row per target, in their order; a target without an entry in `overlaps` has an unknown
+        overlap. `count_held` is called where a policy reads `held_tokens`.
         """
         if now - self._filled_at > ROW_MAX_AGE_S or (count_held is not None and not self._has_held):
             self._rows.clear()

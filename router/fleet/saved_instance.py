@@ -1,7 +1,7 @@
-"""What was learned of an instance as a value, for another router: its speed, and whether its events can be trusted.
+"""Learned state of an instance as a value, for another router: its speed, and the trust in its events.
 
-Counters stay with the router that counted. Times are ages, because the clocks of two machines do not agree. New fields
-come at the end with a default: routers that exchange these values may differ by a version.
+Counters stay with the router that counted. Times are ages, because the clocks of two machines do not agree. New
+fields come at the end with a default: routers that exchange these values may differ by a version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SavedInstance(msgspec.Struct, frozen=True, array_like=True):
 
 
 def save_instance(instance: Instance, now: float) -> SavedInstance:
-    """Return what was learned of `instance` by `now`."""
+    """Return the learned state of `instance` as of `now`."""
     fits = [fit.save(now) for fit in instance.latency_model.fits]
     return SavedInstance(
         instance.id, fits, {rank: target.overlap_accuracy.save() for rank, target in instance.targets.items()}
@@ -29,8 +29,8 @@ def save_instance(instance: Instance, now: float) -> SavedInstance:
 
 
 def restore_instance(instance: Instance, saved: SavedInstance, saved_at: float) -> None:
-    """Give `instance` what another router had learned of it at `saved_at`, by the clock of this one. What was learned
-    here already stays.
+    """Give `instance` what another router had learned of it at `saved_at`, by the clock of this one. What was
+    learned here already stays.
     """
     instance.latency_model.restore(saved.fits, saved_at)
     for rank, accuracy in saved.accuracy.items():

@@ -1,4 +1,4 @@
-"""What the model names of an instance mean, read from its model cards."""
+"""Meaning of an instance's model names, read from its model cards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from router.fleet.instance import ServedModel
 
 
 def read_cards(cards: Sequence[ModelCard]) -> dict[str, ServedModel]:
-    """Return what each model name of an instance means. Base cards with the same root are aliases: the first is the
-    base's name. An adapter whose parent is not in the list belongs to the first base.
+    """Return the meaning of each model name of an instance. Base cards with the same root are aliases: the first is
+    the base's name. An adapter whose parent is not in the list belongs to the first base.
     """
     base_of_root: dict[str | None, str] = {}
     served: dict[str, ServedModel] = {}

@@ -1,9 +1,9 @@
 """The working set of each model: the KV that requests come back for, however busy its sessions are at the moment.
 
-A session between two turns has no request in flight, so no load book shows it, but its next turn needs its KV. What was
-used by one prompt alone may never be asked for again. So what counts are blocks that at least two prompts of the last
-`KEEP_S` had (Denning's working set, 1968, of what was re-used, as LRU-2 does). Where the caches are smaller, it is
-evicted before its next use and computed again, whichever instance a request goes to.
+A session between two turns has no request in flight, so no load book shows it, but its next turn needs its KV. What
+was used by one prompt alone may never be asked for again. So what counts are blocks that at least two prompts of
+the last `KEEP_S` had (Denning's working set, 1968, of what was re-used, as LRU-2 does). Where the caches are
+smaller, it is evicted before its next use and computed again, whichever instance a request goes to.
 """
 
 from __future__ import annotations

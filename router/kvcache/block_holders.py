@@ -5,9 +5,9 @@ There are two ways to find how far each target goes along a prompt:
 
 `walk` goes block by block until the last target has dropped out. It is correct for any content.
 
-`bisect` looks up the block in the middle; targets that hold it continue in the second half, the others in the first. It
-is correct only for targets that hold no block without its predecessor (`contiguity.py`), and takes 13 look-ups instead
-of 5,000.
+`bisect` looks up the block in the middle; targets that hold it continue in the second half, the others in the
+first. It is correct only for targets that hold no block without its predecessor (`contiguity.py`), and takes 13
+look-ups instead of 5,000.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class BlockHolders:
         return self.tables[tier].bits(key) & bit != 0
 
     def bisect(self, keys: Sequence[Key], bits: int) -> dict[int, int]:
-        """Return the leading blocks on the GPU by group of bits that go equally far; bits that hold none are absent.
-        All of `bits` must be contiguous.
+        """Return the leading blocks on the GPU by group of bits that go equally far; bits that hold none are
+        absent. All of `bits` must be contiguous.
         """
         return self.tables[Tier.GPU].bisect(keys, bits)
 

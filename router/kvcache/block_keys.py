@@ -1,14 +1,15 @@
 """Chained keys of cache blocks: each key hashes the key before it and the block's token ids.
 
 A key means "these tokens after exactly those", so equal keys mean equal prefixes, whichever engine holds them and
-however that engine hashes (`protocol.md` 3.5). Everything else that separates caches is mixed in where the engine mixes
-it in: model, adapter and salt in the root, media ids in the block they begin in.
+however that engine hashes (`protocol.md` 3.5). Everything else that separates caches is mixed in where the engine
+mixes it in: model, adapter and salt in the root, media ids in the block they begin in.
 
-The secret is the hash's seed at every step, not only in the root: xxh3 sums the products of 16-byte pieces, so with a
-known seed two blocks could be made to collide from outside without knowing what they follow.
+The secret is the hash's seed at every step, not only in the root: xxh3 sums the products of 16-byte pieces, so with
+a known seed two blocks could be made to collide from outside without knowing what they follow.
 
-Keys have 60 bits: CPython stores such an int in 32 bytes, one of 64 bits in 48, and the index holds millions. Among ten
-million blocks any two share a key with a chance of 1 in 23,000; with a secret seed, collisions cannot be searched for.
+Keys have 60 bits: CPython stores such an int in 32 bytes, one of 64 bits in 48, and the index holds millions. Among
+ten million blocks any two share a key with a chance of 1 in 23,000; with a secret seed, collisions cannot be
+searched for.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Keyring:
     ) -> list[Key]:
         """Return the keys of the full blocks of `token_ids` (each in 0..2**32-1) that follow `parent`.
 
-        xxh3_64 over the parent's 8 bytes, the block's ids as u32 (native byte order) and its extras: 0.25 us per block
-        of 16, in C 0.05.
+        xxh3_64 over the parent's 8 bytes, the block's ids as u32 (native byte order) and its extras: 0.25 us per
+        block of 16, in C 0.05.
         """
         ids = token_ids if isinstance(token_ids, array) and token_ids.typecode == "I" else array("I", token_ids)
         width, secret = 4 * block_tokens, self._secret

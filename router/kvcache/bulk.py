@@ -1,9 +1,9 @@
 """Operations on many blocks at once: the tables that hold them, in Python.
 
-Where there is a C compiler, the same types and functions in C (`native/`) are installed beside this module and Python
-imports those; `tests/router/kvcache/test_bulk.py` holds the two equal. In C a block takes 21 to 34 bytes in each table,
-an event of 16 blocks costs 2 us in each, and no table is ever rehashed as a whole: the dict of a million blocks stops
-the event loop for tens of milliseconds when it grows.
+Where there is a C compiler, the same types and functions in C (`native/`) are installed beside this module and
+Python imports those; `tests/router/kvcache/test_bulk.py` holds the two equal. In C a block takes 21 to 34 bytes in
+each table, an event of 16 blocks costs 2 us in each, and no table is ever rehashed as a whole: the dict of a
+million blocks stops the event loop for tens of milliseconds when it grows.
 
 Keys and hashes are 60-bit numbers. A key out of that range raises OverflowError where it is stored and is held by
 nobody where it is looked up; of a hash the low 60 bits count.
@@ -30,7 +30,9 @@ _INT_BYTES = 32  # a CPython int of 31 to 60 bits
 
 
 class KeyTable:
-    """One target's blocks in one tier and group: engine hash -> key; None for an orphan, whose chain is not known."""
+    """One target's blocks in one tier and group: engine hash -> key; None for an orphan, whose chain is not
+    known.
+    """
 
     __slots__ = ("_keys",)
 
@@ -51,8 +53,8 @@ class KeyTable:
         return self._keys.keys().isdisjoint([hash_ & SHORT for hash_ in hashes])
 
     def add_new(self, hashes: list[int], keys: list[int]) -> bool:
-        """Add blocks that are not held, with their keys. Return False, and add none, if one is held or is named twice.
-        Raises ValueError for lists of different lengths, OverflowError for a key beyond 60 bits.
+        """Add blocks that are not held, with their keys. Return False, and add none, if one is held or is named
+        twice. Raises ValueError for lists of different lengths, OverflowError for a key beyond 60 bits.
         """
         _check_keys(keys)
         if len(hashes) != len(keys):
@@ -92,7 +94,8 @@ class KeyTable:
 class HolderTable:
     """The targets that hold each block in one tier: key -> one bit per target. No key is without a bit.
 
-    A block with one holder has that target's own bit object as its value, so the most common case allocates nothing.
+    A block with one holder has that target's own bit object as its value, so the most common case allocates
+    nothing.
     """
 
     __slots__ = ("_bits",)
@@ -131,8 +134,8 @@ class HolderTable:
                 self._bits[key] = bits ^ bit
 
     def bisect(self, keys: Sequence[int], bits: int) -> dict[int, int]:
-        """Return the leading blocks by group of bits that go equally far; bits that hold none are absent. Correct only
-        for targets that hold no block without its predecessor.
+        """Return the leading blocks by group of bits that go equally far; bits that hold none are absent. Correct
+        only for targets that hold no block without its predecessor.
 
         One look-up per halving and per group of targets that has not split: 200 ns each, 50 ns in C.
         """
@@ -156,8 +159,8 @@ class HolderTable:
         return runs
 
     def walk(self, keys: Sequence[int], bits: int, slower: tuple[HolderTable, ...]) -> dict[int, int]:
-        """Return the leading blocks in this tier or one of `slower`, as `bisect` does, whatever the targets hold. 50 ns
-        per block.
+        """Return the leading blocks in this tier or one of `slower`, as `bisect` does, whatever the targets hold.
+        50 ns per block.
         """
         holding: Iterator[int] = map(self._bits.get, keys, repeat(0))
         for table in slower:
@@ -208,8 +211,9 @@ def unpack_ids(packed: msgspec.Raw | bytes) -> bytes | None:
 
 
 def fold_hashes(raw: object) -> list[int] | None:
-    """Return the block hashes of a list as unsigned 64 bits: an int's own (a signed one folded), or the last 8 bytes of
-    a digest. `None` if one is anything else or `raw` is no list. The list itself where nothing in it changes.
+    """Return the block hashes of a list as unsigned 64 bits: an int's own (a signed one folded), or the last 8
+    bytes of a digest. `None` if one is anything else or `raw` is no list. The list itself where nothing in it
+    changes.
     """
     if type(raw) is not list:
         return None

@@ -4,13 +4,13 @@
                   \\- d -- e      another:  d e,   tip e, child of b
 
 Blocks stored one after the other form a *run*; blocks that follow a run's tip extend it, blocks that follow another
-block start a run below that block. The runs stay contiguous as long as only tips without child runs are removed, which
-is how engines evict: a chain's last block first. Any other removal leaves a hole: `remove` returns False, and the
-caller drops this object and walks until the target is forgotten.
+block start a run below that block. The runs stay contiguous as long as only tips without child runs are removed,
+which is how engines evict: a chain's last block first. Any other removal leaves a hole: `remove` returns False, and
+the caller drops this object and walks until the target is forgotten.
 
-A run keeps 32 bits per block. They are used once: when a tip was removed, to recognise the block that is the tip now. A
-hole goes undetected if the first block removed out of order looks like such a tip: below one in a million for 4,000
-runs.
+A run keeps 32 bits per block. They are used once: when a tip was removed, to recognise the block that is the tip
+now. A hole goes undetected if the first block removed out of order looks like such a tip: below one in a million
+for 4,000 runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Caches engine digests of blocks, so that a conversation's next turn hashes only its new blocks.
 
-Keys identify whole prefixes, so one search finds the deepest known block. Eviction is by generations: blocks go into
-the young one, and when that is full the old one is dropped and the young becomes old. A prompt always leaves all its
-blocks in the young generation, so each generation holds prefixes without holes, and how much of a prompt it knows is
-found by bisection: exact, and without touching 5,000 entries to mark them as used.
+Keys identify whole prefixes, so one search finds the deepest known block. Eviction is by generations: blocks go
+into the young one, and when that is full the old one is dropped and the young becomes old. A prompt always leaves
+all its blocks in the young generation, so each generation holds prefixes without holes, and how much of a prompt it
+knows is found by bisection: exact, and without touching 5,000 entries to mark them as used.
 
 The bytes count towards the budget shared with the token ids, of which they take at most a quarter.
 """

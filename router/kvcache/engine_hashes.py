@@ -1,5 +1,5 @@
-"""The engines' own block hashes, byte for byte: needed to compute key names in the shared pool, and to recognise the
-blocks of a prompt whose events were missed.
+"""The engines' own block hashes, byte for byte: needed to compute key names in the shared pool, and to recognise
+the blocks of a prompt whose events were missed.
 
     digest[-1] = H(seed)
     digest[i]  = H((digest[i-1], token ids of block i, extras of block i or None))
@@ -46,8 +46,8 @@ class EngineChain:
 
     @classmethod
     def from_config(cls, algo: HashAlgo, seed: str | None = None, tagged: bool = True) -> EngineChain | None:
-        """Return the chain of engines whose PYTHONHASHSEED is `seed` (`None`: not set), or `None` where it cannot be
-        computed: without a seed, xxhash starts from random bytes in every process.
+        """Return the chain of engines whose PYTHONHASHSEED is `seed` (`None`: not set), or `None` where it cannot
+        be computed: without a seed, xxhash starts from random bytes in every process.
         """
         if seed is None and algo.startswith("xxhash"):
             return None
@@ -63,8 +63,8 @@ class EngineChain:
     ) -> list[Digest]:
         """Return the digests (32 bytes; xxhash 16) of the full blocks of `token_ids` that follow `parent`.
 
-        `None` begins a chain; only there the salt is hashed. 2 us per block of 16 tokens by pickle, 3 us by CBOR, plus
-        0.4 us for each token id that CBOR encodes for the first time.
+        `None` begins a chain; only there the salt is hashed. 2 us per block of 16 tokens by pickle, 3 us by CBOR,
+        plus 0.4 us for each token id that CBOR encodes for the first time.
         """
         extras = self._extras(adapter, salt if parent is None else None)
         rest = self._extras(adapter, None)
@@ -122,8 +122,8 @@ def is_comparable(event: BlocksStored) -> bool:
 
 
 def fits(chain: EngineChain, event: BlocksStored) -> bool:
-    """Return whether `chain` gives the hash under which an engine stored a prompt's first block, without adapter and
-    media.
+    """Return whether `chain` gives the hash under which an engine stored a prompt's first block, without adapter
+    and media.
     """
     first = chain.chain(None, event.token_ids[: event.block_tokens], event.block_tokens, salt=event.salt)
     return [chain.event_hash(digest) for digest in first] == event.hashes[:1]
@@ -139,8 +139,8 @@ def _sha256(data: bytes) -> Digest:
 
 
 def _copy_text(text: str) -> str:
-    """Return an equal string as a separate object: pickle writes an object that it meets again as a reference, and in
-    an engine these strings come from different places.
+    """Return an equal string as a separate object: pickle writes an object that it meets again as a reference, and
+    in an engine these strings come from different places.
     """
     return (text + " ")[:-1]
 

@@ -1,8 +1,9 @@
 """Orders one rank's event batches and decides when the index can be trusted and is complete.
 
-Engines number their batches from 0 and keep the last few thousand for replay. They send no epoch, so a restart shows
-only in sequence numbers that fall while timestamps grow, and connections can lose batches silently. The sequencer is a
-pure state machine: batches go in, steps come out (apply these events, request a replay from here, forget all).
+Engines number their batches from 0 and keep the last few thousand for replay. They send no epoch, so a restart
+shows only in sequence numbers that fall while timestamps grow, and connections can lose batches silently. The
+sequencer is a pure state machine: batches go in, steps come out (apply these events, request a replay from here,
+forget all).
 
               connected            replay ended, no gap
        new ------------> replaying --------------------> live     only `live` is trusted
@@ -13,19 +14,20 @@ pure state machine: batches go in, steps come out (apply these events, request a
 *One cursor* (`last_seq`): during a replay, live batches wait in a bounded queue and are taken through the same code
 path afterwards. So nothing is applied twice, and no second watermark is needed.
 
-*A replay begins at the last applied batch*, not after it, and its first answer identifies the process: the same number
-with the same timestamp is the same process. Another timestamp, or an empty replay, is a new process, even if its
-numbers have already passed the cursor, where a restart looks like a gap (`protocol.md` 2.10).
+*A replay begins at the last applied batch*, not after it, and its first answer identifies the process: the same
+number with the same timestamp is the same process. Another timestamp, or an empty replay, is a new process, even if
+its numbers have already passed the cursor, where a restart looks like a gap (`protocol.md` 2.10).
 
-*Bounded recovery*: a number can be missing for ever (engines consume it before an encoding that can fail). After two
-replays that do not move the cursor, the sequencer forgets, continues with the next batch and sets `joined_late`.
+*Bounded recovery*: a number can be missing for ever (engines consume it before an encoding that can fail). After
+two replays that do not move the cursor, the sequencer forgets, continues with the next batch and sets
+`joined_late`.
 
-*A silent replay endpoint* is left alone for a while, or until a reconnect: what a busy engine publishes during a replay
-does not fit the queue, so each replay without an answer makes the gap that would request the next one.
+*A silent replay endpoint* is left alone for a while, or until a reconnect: what a busy engine publishes during a
+replay does not fit the queue, so each replay without an answer makes the gap that would request the next one.
 
-*Without a replay endpoint* a reconnect may lead to another process. A connection receives only what is published after
-it, so a first number at or below the cursor is a new process, and so is a clock that fell. One whose numbers happen to
-go on is found out by its size (`TargetCacheState.cache_blocks`).
+*Without a replay endpoint* a reconnect may lead to another process. A connection receives only what is published
+after it, so a first number at or below the cursor is a new process, and so is a clock that fell. One whose numbers
+happen to go on is found out by its size (`TargetCacheState.cache_blocks`).
 """
 
 from __future__ import annotations
@@ -81,8 +83,8 @@ State = Literal["new", "replaying", "live", "lost"]
 class EventSequencer:
     """The state of one rank's stream. `now` is monotonic seconds, `wall` seconds since the epoch.
 
-    At most one replay runs at a time: after a `RequestReplay` the caller calls `on_replayed` for each batch and then
-    `on_replay_end` once. `replayable`: the engine has a replay endpoint, which may be silent.
+    At most one replay runs at a time: after a `RequestReplay` the caller calls `on_replayed` for each batch and
+    then `on_replay_end` once. `replayable`: the engine has a replay endpoint, which may be silent.
     """
 
     def __init__(self, replayable: bool) -> None:
@@ -177,7 +179,9 @@ class EventSequencer:
         return [self._request_replay()] if self._may_replay(now) else self._restart_from(batch)
 
     def on_replay_end(self, complete: bool, now: float) -> list[Step]:
-        """Handle the end of the replay; without its end marker (`complete`) it may still connect to live batches."""
+        """Handle the end of the replay; without its end marker (`complete`) it may still connect to live
+        batches.
+        """
         if self.state != "replaying":
             return []
         steps: list[Step] = []
@@ -280,9 +284,9 @@ class EventSequencer:
 class TargetCacheState:
     """Counters and stream state from one join of the target to the next.
 
-    A stream joined late does not cover what was cached before. The index becomes complete for the target when as many
-    blocks have been stored since as the target can hold, and none of them waits for a parent: the earlier ones have
-    been evicted by then, but for those in use (`missed_prefixes.py`).
+    A stream joined late does not cover what was cached before. The index becomes complete for the target when as
+    many blocks have been stored since as the target can hold, and none of them waits for a parent: the earlier ones
+    have been evicted by then, but for those in use (`missed_prefixes.py`).
     """
 
     __slots__ = (

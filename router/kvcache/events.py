@@ -1,7 +1,7 @@
 """Cache events of an engine, free of any wire format.
 
-`backends/vllm` decodes them, `event_sequencer.py` orders them and `index.py` applies them. An engine's block hash is an
-opaque 64-bit label here (`EngineHash`), valid for removals and parents on the same rank and for nothing else.
+`backends/vllm` decodes them, `event_sequencer.py` orders them and `index.py` applies them. An engine's block hash
+is an opaque 64-bit label here (`EngineHash`), valid for removals and parents on the same rank and for nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ TargetId = NewType("TargetId", str)  # "instance/rank"
 
 
 class Tier(IntEnum):
-    """Storage tier of cached KV, fastest first. The pool is shared by all instances and never indexed per target."""
+    """Storage tier of cached KV, fastest first. The pool is shared by all instances and never indexed per
+    target.
+    """
 
     GPU = 0
     CPU = 1

@@ -3,9 +3,9 @@
     key -> one bit per target that holds it, for each tier        `block_holders.py`: read by requests
     target -> group -> tier -> engine hash -> key                 `target_blocks.py`: written by events
 
-This module assigns bits to targets. Forgetting a target is O(1): its bit is retired, so no match can see it, and each
-of the following events cleans a slice of what it left behind, more than it adds; so does `sweep`. A restarted engine
-with 200,000 blocks would otherwise stop the event loop for 50 ms.
+This module assigns bits to targets. Forgetting a target is O(1): its bit is retired, so no match can see it, and
+each of the following events cleans a slice of what it left behind, more than it adds; so does `sweep`. A restarted
+engine with 200,000 blocks would otherwise stop the event loop for 50 ms.
 
 All models and block sizes share the index: root and block length make their keys distinct. Knows nothing of time,
 sequence numbers or wire formats. Tests compare it with a brute-force index (`tests/suites/naive_index.py`).
@@ -87,7 +87,9 @@ class _Retired(NamedTuple):
 
 
 class BlockIndex:
-    """The blocks of every joined target. `orphan_blocks` limits, per target, the blocks that wait for their parent."""
+    """The blocks of every joined target. `orphan_blocks` limits, per target, the blocks that wait for their
+    parent.
+    """
 
     def __init__(self, keyring: Keyring, orphan_blocks: int = 10_000) -> None:
         self._keyring = keyring
@@ -113,7 +115,9 @@ class BlockIndex:
         self._register(target, self._allocate(model))
 
     def join_restored(self, target: TargetId, model: str) -> bool:
-        """Add `target` with the blocks restored from a snapshot. Return False if there are none for it and `model`."""
+        """Add `target` with the blocks restored from a snapshot. Return False if there are none for it and
+        `model`.
+        """
         blocks = self._restored.get(target)
         if blocks is None or blocks.model != model:
             return False
@@ -131,7 +135,9 @@ class BlockIndex:
             self._retire(blocks)
 
     def forget(self, target: TargetId) -> None:
-        """Drop all blocks of `target` (joined: KeyError otherwise). Its block size stays until an event changes it."""
+        """Drop all blocks of `target` (joined: KeyError otherwise). Its block size stays until an event changes
+        it.
+        """
         before = self._blocks[target]
         self.leave(target)
         blocks = self._allocate(before.model)
@@ -167,8 +173,8 @@ class BlockIndex:
             self._free_bits.append(blocks.bit)
 
     def sweep(self, entries: int = SWEEP_BLOCKS) -> bool:
-        """Remove so many entries of retired bits, from the common tables as well; free the bits of which none is left.
-        Return False when there were none.
+        """Remove so many entries of retired bits, from the common tables as well; free the bits of which none is
+        left. Return False when there were none.
         """
         if not self._retired:
             return False
@@ -199,7 +205,9 @@ class BlockIndex:
     # snapshots
 
     def snapshot(self, target: TargetId) -> SavedTargetBlocks | None:
-        """Return what `target` holds, to be restored in another process with the same keyring; 30 ns per block."""
+        """Return the blocks of `target`, to be restored in another process with the same keyring; 30 ns per
+        block.
+        """
         blocks = self._blocks.get(target) or self._restored.get(target)
         return None if blocks is None else save(blocks)
 
@@ -242,8 +250,8 @@ class BlockIndex:
     # blocks whose events were missed
 
     def watch_removals(self, target: TargetId, watch: bool) -> int:
-        """Start or stop recording the removals of `target` (joined: KeyError otherwise). Return how many of its cached
-        blocks have unknown chains.
+        """Start or stop recording the removals of `target` (joined: KeyError otherwise). Return how many of its
+        cached blocks have unknown chains.
         """
         blocks = self._blocks[target]
         if not watch:
@@ -262,14 +270,17 @@ class BlockIndex:
         return set() if blocks is None else cast("set[EngineHash]", blocks.find_parents(hashes))
 
     def knows_any(self, target: TargetId, hashes: Sequence[EngineHash]) -> bool:
-        """Return whether an event of `target` (joined: KeyError otherwise) named one of `hashes`, and it is cached."""
+        """Return whether an event of `target` (joined: KeyError otherwise) named one of `hashes`, and it is
+        cached.
+        """
         return any(map(self._blocks[target].knows, hashes))
 
     def recall(
         self, target: TargetId, hashes: Sequence[EngineHash], keys: Sequence[Key], removed: Collection[int]
     ) -> list[Key]:
-        """Add the first blocks of a chain, cached on the GPU of `target` (joined: KeyError otherwise) although no event
-        announced them, up to the first that was `removed` since then. Return the keys that entered the GPU tier.
+        """Add the first blocks of a chain, cached on the GPU of `target` (joined: KeyError otherwise) although no
+        event announced them, up to the first that was `removed` since then. Return the keys that entered the GPU
+        tier.
         """
         blocks = self._blocks[target]
         entered = blocks.recall(hashes, keys, removed)
@@ -294,7 +305,9 @@ class BlockIndex:
         return found
 
     def match_all(self, keys: Sequence[Key]) -> list[EqualHolders]:
-        """Match every joined target, in groups of bits, the last without blocks; different depths cost, not targets."""
+        """Match every joined target, in groups of bits, the last without blocks; different depths cost, not
+        targets.
+        """
         found = self._match(keys, self._contiguous_bits, self.all_bits ^ self._contiguous_bits)
         rest = self.all_bits
         for bits, _ in found:
@@ -302,7 +315,9 @@ class BlockIndex:
         return [*found, EqualHolders(rest, HeldBlocks(0, 0, 0))] if rest else found
 
     def targets_of(self, bits: int) -> list[TargetId]:
-        """Return the targets of `bits` of an `EqualHolders`. 0.2 us each for few, 20 ns per joined target for many."""
+        """Return the targets of `bits` of an `EqualHolders`. 0.2 us each for few, 20 ns per joined target for
+        many.
+        """
         if bits.bit_count() * 10 < bits.bit_length():
             return [self._targets[bit] for bit in single_bits(bits)]
         if self._by_position is None:
@@ -334,7 +349,9 @@ class BlockIndex:
         return blocks.block_tokens if blocks is not None else None
 
     def keys(self, target: TargetId) -> Sequence[Key]:
-        """Return the keys of the GPU blocks of `target` (joined: KeyError otherwise), in no order; 30 ns per block."""
+        """Return the keys of the GPU blocks of `target` (joined: KeyError otherwise), in no order; 30 ns per
+        block.
+        """
         return self._blocks[target].gpu_keys()
 
     def has_joined(self, target: TargetId) -> bool:

@@ -5,11 +5,12 @@
     prompts sent there (speculative for seconds; where no stream is --------+
     trusted, approximate for minutes)
 
-`overlap_estimate.py` decides between the two sources. Knows nothing of sockets, load or health. One indexer serves all
-models: keys differ by model, so targets cannot mix.
+`overlap_estimate.py` decides between the two sources. Knows nothing of sockets, load or health. One indexer serves
+all models: keys differ by model, so targets cannot mix.
 
-Batches are applied a piece at a time: the caller passes one, and then calls `resume` until nothing is left. What one
-instance may fill of the index is bounded; the caller is told (`over_bounds`) and takes away the instance's events.
+Batches are applied a piece at a time: the caller passes one, and then calls `resume` until nothing is left. What
+one instance may fill of the index is bounded; the caller is told (`over_bounds`) and takes away the instance's
+events.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class SentPrompt(NamedTuple):
 
 
 class KvIndexer:
-    """The `EventHandler` of the event feed: methods that return a number request a replay from that sequence number."""
+    """The `EventHandler` of the event feed: methods that return a number request a replay from that sequence
+    number.
+    """
 
     def __init__(
         self,
@@ -118,7 +121,9 @@ class KvIndexer:
         self.missed.forget(target)
 
     def set_capacity(self, target: TargetId, blocks: int, gpu_blocks: int | None = None) -> None:
-        """Set the number of blocks that the target's cache holds, and that its GPU has, as read from its metrics."""
+        """Set the number of blocks that the target's cache holds, and that its GPU has, as read from its
+        metrics.
+        """
         if (state := self._states.get(target)) is None:
             return
         state.cache_blocks = gpu_blocks
@@ -134,7 +139,7 @@ class KvIndexer:
         return [*self._restored, *(target for target, state in self._states.items() if state.sequencer is not None)]
 
     def snapshot(self, target: TargetId) -> SavedTarget | None:
-        """Return what is known of `target`; `None`: nothing, or not all of its last batch is applied yet. One step of
+        """Return the blocks known of `target`; None: none, or its last batch is not whole yet. One step of
         the event loop, 30 ns per block.
         """
         if (state := self._states.get(target)) is not None and state.backlog:
@@ -219,8 +224,8 @@ class KvIndexer:
         return self._index.block_tokens(target)
 
     def held_tokens(self, target: TargetId, block_tokens: int | None, trusted: bool) -> int | None:
-        """Return the estimated number of tokens that `target` holds, of all prompts and in every tier; `None`: unknown.
-        O(1).
+        """Return the estimated number of tokens that `target` holds, of all prompts and in every tier; `None`:
+        unknown. O(1).
 
         The caller passes the block size and whether the target's events are `trusted`, as in `estimate_overlaps`.
         """
@@ -243,17 +248,21 @@ class KvIndexer:
         return resized
 
     def overlap_groups(self, prompt: TokenizedPrompt) -> OverlapGroups:
-        """Return what all joined targets hold of a prompt, in groups, including targets of other models."""
+        """Return the overlaps of all joined targets with a prompt, in groups, including targets of other models."""
         return group_overlaps(self._index, self._speculative, prompt, self._uncertain, self._clock.now())
 
     def estimate_overlaps(
         self, prompt: TokenizedPrompt, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
     ) -> dict[TargetId, OverlapEstimate]:
-        """Return one estimate per target of `block_tokens` (block sizes); `distrusted` ones contradicted the index."""
+        """Return one estimate per target of `block_tokens` (block sizes); `distrusted` ones contradicted the
+        index.
+        """
         return self._estimator.estimate(prompt, block_tokens, distrusted, self._clock.now())
 
     def add_sent(self, target: TargetId, prompt: TokenizedPrompt, estimate: OverlapEstimate) -> SentPrompt | None:
-        """Record that a prompt is sent to `target`, given its `estimate` there. `None`: the block size is unknown."""
+        """Record that a prompt is sent to `target`, given its `estimate` there. `None`: the block size is
+        unknown.
+        """
         if estimate.block_tokens is None:
             return None
         keys = prompt.keys[estimate.block_tokens]

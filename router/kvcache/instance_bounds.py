@@ -20,7 +20,7 @@ IndexLimit = Literal["blocks", "block_size"]
 
 
 class InstanceBounds:
-    """What the targets in the caller's `states` fill. `limit_bytes` is for the entries of one instance."""
+    """Memory filled by the targets in the caller's `states`. `limit_bytes` is for the entries of one instance."""
 
     def __init__(self, index: BlockIndex, states: Mapping[TargetId, TargetCacheState], limit_bytes: int) -> None:
         self._index = index
@@ -63,7 +63,7 @@ class InstanceBounds:
                 self._over[target] = "blocks", f"KV events of more than {most:,} blocks, {CAPACITY_FACTOR} GPU caches"
 
     def _set_bytes(self, target: TargetId, size: int) -> int:
-        """Note what the target's entries take. Return what those of its instance take."""
+        """Note the bytes of the target's entries. Return the bytes of its instance's entries."""
         instance = target.rpartition("/")[0]
         state = self._states.get(target)
         if state is not None:

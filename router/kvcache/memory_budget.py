@@ -1,8 +1,8 @@
 """A byte budget shared by all caches of prompt data.
 
-Caches take bytes before they store something and give them back when it is gone. A cache that can evict single entries
-(`prompt/tokenization/prefix_cache.py`) registers its evictor, which is called whichever cache needs space, so the limit
-holds for all of them together.
+Caches take bytes before they store something and give them back when it is gone. A cache that can evict single
+entries (`prompt/tokenization/prefix_cache.py`) registers its evictor, which is called whichever cache needs space,
+so the limit holds for all of them together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 
 class MemoryBudget:
-    """Bytes in use under one limit. Not thread-safe: belongs to the event loop's thread, like the caches under it."""
+    """Bytes in use under one limit. Not thread-safe: belongs to the event loop's thread, like the caches under
+    it.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -20,7 +22,9 @@ class MemoryBudget:
         self._evict: Callable[[], bool] = lambda: False
 
     def set_evictor(self, evict: Callable[[], bool]) -> None:
-        """Register the function that evicts the least recently used entry, giving back its bytes; False when empty."""
+        """Register the function that evicts the least recently used entry, giving back its bytes; False when
+        empty.
+        """
         self._evict = evict
 
     def take(self, bytes_: int) -> None:

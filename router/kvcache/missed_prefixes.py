@@ -4,20 +4,21 @@
     announced                      Q4 Q5      each prefix hit announces what follows it, never P again
     index                           ?  ?      Q4 and Q5 wait for their parent P3
 
-A stream is joined late where the router started after the engine, or a gap was longer than the engine's replay buffer.
-LRU evicts what nobody uses, so a prefix that stays in use would stay unknown for as long as it does. Two kinds of
-evidence replace the missed events:
+A stream is joined late where the router started after the engine, or a gap was longer than the engine's replay
+buffer. LRU evicts what nobody uses, so a prefix that stays in use would stay unknown for as long as it does. Two
+kinds of evidence replace the missed events:
 
 * `recall`, before a choice: an engine's hash names a whole prefix. Where the parent of a waiting block has the hash
   that the prompt's block 3 would have, the engine holds the prompt's blocks 0 to 3, as it evicts a chain from its end.
 * `on_answer`: an engine that delivers n cached tokens held the first n tokens of that prompt.
 
-The index gets these blocks under the engine's own hashes, so what was announced after them finds its parent, and their
-removal is applied as any other.
+The index gets these blocks under the engine's own hashes, so what was announced after them finds its parent, and
+their removal is applied as any other.
 
-That needs the engine's way to hash. vLLM's defaults (since 0.29) and the usual seeds are tried: on each prompt that may
-have waiting blocks the next one, until one gives a hash that the engine announced; 60 equal bits are a proof. A first
-block proves it, too. Engines that cannot be computed (xxhash without a seed) are estimated by the prompts sent there.
+That needs the engine's way to hash. vLLM's defaults (since 0.29) and the usual seeds are tried: on each prompt that
+may have waiting blocks the next one, until one gives a hash that the engine announced; 60 equal bits are a proof. A
+first block proves it, too. Engines that cannot be computed (xxhash without a seed) are estimated by the prompts
+sent there.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class MissedPrefixes:
             self._trials[origin.model] += 1
 
     def send(self, target: TargetId, prompt: TokenizedPrompt) -> LatePrompt | None:
-        """Return what `on_answer` needs of a prompt that is sent to `target`; None: nothing can be missed there."""
+        """Return the facts for `on_answer` about a prompt that is sent to `target`; None: nothing can be missed
+        there.
+        """
         if target not in self.late or prompt.origin is None or (removals := self._index.removals(target)) is None:
             return None
         return LatePrompt(target, prompt, removals, removals.count)

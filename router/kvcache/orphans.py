@@ -32,7 +32,9 @@ class Orphans:
         return (group, hash_) in self._events
 
     def add(self, event: BlocksStored) -> None:
-        """Let an event wait. Beyond a limit the oldest are dropped: their parents are the least likely to arrive."""
+        """Let an event wait. Beyond a limit the oldest are dropped: their parents are the least likely to
+        arrive.
+        """
         assert event.parent is not None
         self._events.setdefault((event.group, event.parent), []).append(event)
         self._parents.add(event.parent)

@@ -7,11 +7,11 @@
 A stream joined late does not cover what was cached before. Until its index is complete (`TargetCacheState.certain`)
 prompts sent there count as well, and where nothing is known of the prompt, the overlap is *unknown* (`None`).
 
-For a fleet, targets are grouped by what the index alone says. Most targets of a large fleet hold nothing of a prompt,
-or the same short beginning, and a decision looks at few of them. So the largest group is not listed: `rest` is the
-overlap of every target in no other group. The index answers in bits (`block_holders.py`), where one operation covers
-all targets; only the members of smaller groups are resolved. `unsure` names the targets that need a full estimate (no
-trusted stream, or blocks on their way).
+For a fleet, targets are grouped by what the index alone says. Most targets of a large fleet hold nothing of a
+prompt, or the same short beginning, and a decision looks at few of them. So the largest group is not listed: `rest`
+is the overlap of every target in no other group. The index answers in bits (`block_holders.py`), where one
+operation covers all targets; only the members of smaller groups are resolved. `unsure` names the targets that need
+a full estimate (no trusted stream, or blocks on their way).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class OverlapEstimate(NamedTuple):
     """The estimated overlap of one prompt with one target's cache.
 
     `indexed_tokens` is the overlap by its events, in any of its tiers, whether they are trusted or not (`None`: no
-    event stream). It is compared with the engine's `cached_tokens` even while it is not used, so that trust can return.
+    event stream). It is compared with the engine's `cached_tokens` even while it is not used, so that trust can
+    return.
     """
 
     overlap: Overlap | None
@@ -81,7 +82,9 @@ class OverlapEstimator:
         distrusted: Collection[TargetId],
         now: float,
     ) -> dict[TargetId, OverlapEstimate]:
-        """Return one estimate per target of `block_tokens` (block sizes); `distrusted` ones contradicted the index."""
+        """Return one estimate per target of `block_tokens` (block sizes); `distrusted` ones contradicted the
+        index.
+        """
         estimates: dict[TargetId, OverlapEstimate] = {}
         for target, its_size in block_tokens.items():
             sequencer = self._trusted_sequencer(target) if its_size is None else None
@@ -204,6 +207,8 @@ def group_overlaps(
 
 
 def usable(prompt: TokenizedPrompt, size: int) -> Sequence[Key]:
-    """Return the keys that can be hit: a hit ends before the last token, which is always computed (protocol 4.5)."""
+    """Return the keys that can be hit: a hit ends before the last token, which is always computed (protocol
+    4.5).
+    """
     keys = prompt.keys[size]
     return keys[:-1] if prompt.complete and len(prompt.ids) == len(keys) * size else keys

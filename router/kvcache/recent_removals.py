@@ -1,7 +1,7 @@
 """The blocks that one target removed last.
 
-An answer's `cached_tokens` describes its engine's cache when the prompt was computed. Blocks that were removed since
-then must not be believed again, and a client that reads slowly can delay the answer's end.
+An answer's `cached_tokens` describes its engine's cache when the prompt was computed. Blocks that were removed
+since then must not be believed again, and a client that reads slowly can delay the answer's end.
 """
 
 from __future__ import annotations

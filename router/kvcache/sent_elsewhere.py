@@ -1,7 +1,7 @@
 """Blocks of prompts that other workers and replicas sent to targets, before any event has reported them.
 
-They count as those of this router's own prompts, but for their end: nobody reports that such a request has failed, so
-they count for `index.expected_ttl_s` from when they become known, or until an event announces them.
+They count as those of this router's own prompts, but for their end: nobody reports that such a request has failed,
+so they count for `index.expected_ttl_s` from when they become known, or until an event announces them.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     SavedIndex  the keys' secret, and per target its blocks and the stream cursor at that moment
     frames      one for the head, one per target; a checksum over all of them at the end
 
-Keys are valid only with the secret they were computed with, so the snapshot holds it and must be readable by its owner
-only. Block names are raw arrays in the machine's byte order: a snapshot is for the same machine; one from another
-machine or version is rejected, never misread. Knows no files and no clocks.
+Keys are valid only with the secret they were computed with, so the snapshot holds it and must be readable by its
+owner only. Block names are raw arrays in the machine's byte order: a snapshot is for the same machine; one from
+another machine or version is rejected, never misread. Knows no files and no clocks.
 """
 
 from __future__ import annotations

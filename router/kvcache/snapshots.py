@@ -1,9 +1,9 @@
 """The index on disk: written periodically and at shutdown, read once at startup.
 
-Targets are collected one per turn of the event loop, so that each is consistent with its own cursor; a thread writes
-the file. A file is replaced whole, so a router that dies while writing leaves the previous one; what it had written of
-the next one (`.new`) is removed by the next start, and at once where the disk is full. There is no fsync: after a
-machine crash an older or damaged file (found by its checksum) costs nothing but a cold index.
+Targets are collected one per turn of the event loop, so that each is consistent with its own cursor; a thread
+writes the file. A file is replaced whole, so a router that dies while writing leaves the previous one; what it had
+written of the next one (`.new`) is removed by the next start, and at once where the disk is full. There is no
+fsync: after a machine crash an older or damaged file (found by its checksum) costs nothing but a cold index.
 
 The file holds the keys' secret, so it is readable by its owner only.
 """
@@ -41,8 +41,8 @@ class SnapshotSource(Protocol):
 
 
 def load(path: Path, *, whole: bool = True) -> SavedIndex | None:
-    """Return the last snapshot, without its targets unless it is wanted `whole`; None if there is none or it cannot be
-    used, which is logged. Removes what a router that died while writing left beside it.
+    """Return the last snapshot, without its targets unless it is wanted `whole`; None if there is none or it cannot
+    be used, which is logged. Removes what a router that died while writing left beside it.
     """
     with suppress(OSError):  # the next write tries again, and logs why not
         _unfinished(path).unlink(missing_ok=True)

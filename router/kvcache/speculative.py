@@ -1,8 +1,8 @@
 """Blocks of prompts sent to targets that no event has announced yet.
 
-`SpeculativeBlocks` is for targets with a trusted stream, for seconds: a burst on one new prefix must not scatter over
-the fleet because the first request's blocks are not announced before its prefill is scheduled. An entry ends as soon as
-the engine announces the block, so a block stored and evicted again is not counted.
+`SpeculativeBlocks` is for targets with a trusted stream, for seconds: a burst on one new prefix must not scatter
+over the fleet because the first request's blocks are not announced before its prefill is scheduled. An entry ends
+as soon as the engine announces the block, so a block stored and evicted again is not counted.
 
 `ApproximateBlocks` is for targets without a trusted stream, for minutes: every prompt sent there is assumed to be
 cached, within a size limit and an age limit.
@@ -32,12 +32,12 @@ class SpeculativePrompt:
 class SpeculativeBlocks:
     """Keys that requests in flight will have cached.
 
-    An entry is valid while its request waits for its first byte (engines announce blocks when they schedule them, which
-    a queue can delay), and for `ttl_s` after. Every `add` must be followed by `on_first_byte` or `discard`.
+    An entry is valid while its request waits for its first byte (engines announce blocks when they schedule them,
+    which a queue can delay), and for `ttl_s` after. Every `add` must be followed by `on_first_byte` or `discard`.
     `max_blocks` limits all targets together; beyond it the oldest entries are dropped.
 
-    Keys are counted, not owned: a key that was stored, evicted and expected anew within `ttl_s` may end with the first
-    request that brought it, so the error is towards expecting too little.
+    Keys are counted, not owned: a key that was stored, evicted and expected anew within `ttl_s` may end with the
+    first request that brought it, so the error is towards expecting too little.
     """
 
     def __init__(self, ttl_s: float, max_blocks: int = 1_000_000) -> None:
@@ -91,7 +91,9 @@ class SpeculativeBlocks:
         return targets.keys() if isinstance(targets, Counter) else (targets,)
 
     def leading_blocks(self, target: TargetId, keys: Sequence[Key], held_blocks: int, now: float) -> int:
-        """Return how many leading blocks of `keys` the target holds (`held_blocks`, by the index) or will hold soon."""
+        """Return how many leading blocks of `keys` the target holds (`held_blocks`, by the index) or will hold
+        soon.
+        """
         self._expire(now)
         if target not in self._waiting:
             return held_blocks
@@ -145,9 +147,10 @@ class SpeculativeBlocks:
 class ApproximateBlocks:
     """Keys of the prompts sent to each target: at most `max_blocks`, none older than `ttl_s`.
 
-    Two generations instead of a list in order of use: new keys go into the young one, which becomes the old one when it
-    holds half of the limit, and the old one is dropped whole. A prompt is always added whole, from its first block, so
-    a block is never kept without, or longer than, its predecessors: the end of the run can be bisected.
+    Two generations instead of a list in order of use: new keys go into the young one, which becomes the old one
+    when it holds half of the limit, and the old one is dropped whole. A prompt is always added whole, from its
+    first block, so a block is never kept without, or longer than, its predecessors: the end of the run can be
+    bisected.
     """
 
     def __init__(self, max_blocks: int, ttl_s: float) -> None:
@@ -173,7 +176,9 @@ class ApproximateBlocks:
         young.update(dict.fromkeys(keys, now))
 
     def adopt(self, target: TargetId, keys: Sequence[Key], now: float) -> None:
-        """Replace what was recorded for `target` by blocks, none without its predecessors, that it held until now."""
+        """Replace what was recorded for `target` by blocks, none without its predecessors, that it held until
+        now.
+        """
         self.forget(target)
         self._old[target] = dict.fromkeys(keys, now)
 
@@ -188,8 +193,8 @@ class ApproximateBlocks:
         return bisect_left(keys, True, key=missing)
 
     def count(self, target: TargetId, now: float) -> int:
-        """Return how many blocks the target probably holds, of all prompts; 0 when the last prompt sent is older than
-        `ttl_s`. Older blocks are counted until their generation is dropped.
+        """Return how many blocks the target probably holds, of all prompts; 0 when the last prompt sent is older
+        than `ttl_s`. Older blocks are counted until their generation is dropped.
         """
         young = self._young.get(target)
         if not young or now - self._sent_at[target] >= self._ttl_s:

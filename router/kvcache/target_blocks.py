@@ -3,21 +3,23 @@
     group -> tier -> engine hash -> key      (None: an orphan, its chain is not known)
                   -> engine hash -> additional copies, where there are any
 
-Engines announce and remove *physical copies* and keep duplicates of one hash, so copies are counted and a block goes
-with the last one. A block whose parent is unknown has no key: it is held without one, and its tokens wait (bounded)
-until the parent arrives. It is never attached to the root.
+Engines announce and remove *physical copies* and keep duplicates of one hash, so copies are counted and a block
+goes with the last one. A block whose parent is unknown has no key: it is held without one, and its tokens wait
+(bounded) until the parent arrives. It is never attached to the root.
 
-Two paths lead to the same state. The fast one takes an event as engines mostly send it: blocks that are new here, after
-a known block, all at once (`bulk.py`). The slow one takes any event. Hashes are kept with 60 bits: among a million
-blocks of one target, two look alike with a chance of 1 in 2 million.
+Two paths lead to the same state. The fast one takes an event as engines mostly send it: blocks that are new here,
+after a known block, all at once (`bulk.py`). The slow one takes any event. Hashes are kept with 60 bits: among a
+million blocks of one target, two look alike with a chance of 1 in 2 million.
 
-A *partial entry* (`protocol.md` 2.7) names the end of a prompt inside a block: one hash, with fewer tokens than a block
-of its group has. It takes no block of its own and is skipped; so the size of a group's blocks never falls with a single
-one. The first event of a group may be such an entry: it is taken for a block until a larger one shows the size.
+A *partial entry* (`protocol.md` 2.7) names the end of a prompt inside a block: one hash, with fewer tokens than a
+block of its group has. It takes no block of its own and is skipped; so the size of a group's blocks never falls
+with a single one. The first event of a group may be such an entry: it is taken for a block until a larger one shows
+the size.
 
-A *full report* (`kv_cache_report_mode`) announces held blocks again and looks like copies of them. A GPU has room for
-every copy, so blocks and copies beyond its size show that some are no copies; from then on none are counted, and the
-reports restore what is removed too early. More blocks than it has room for belong to another process: `fits`.
+A *full report* (`kv_cache_report_mode`) announces held blocks again and looks like copies of them. A GPU has room
+for every copy, so blocks and copies beyond its size show that some are no copies; from then on none are counted,
+and the reports restore what is removed too early. More blocks than it has room for belong to another process:
+`fits`.
 """
 
 from __future__ import annotations
@@ -128,7 +130,8 @@ class TargetBlocks:
             self.block_tokens = event.block_tokens
 
     def fits(self, gpu_blocks: int) -> bool:
-        """Return whether a GPU of so many blocks has room for every group. Forget the copies if only they do not fit.
+        """Return whether a GPU of so many blocks has room for every group. Forget the copies if only they do not
+        fit.
 
         All groups share the blocks, and each by itself must fit.
         """
@@ -268,8 +271,8 @@ class TargetBlocks:
         )
 
     def recall(self, hashes: Sequence[Label], keys: Sequence[Key], removed: Collection[Label]) -> list[Key]:
-        """Add the first blocks of a chain, cached on the GPU although no event announced them, up to the first that is
-        in `removed`. Return the keys that entered the GPU tier.
+        """Add the first blocks of a chain, cached on the GPU although no event announced them, up to the first that
+        is in `removed`. Return the keys that entered the GPU tier.
         """
         entered: list[Key] = []
         if not self.groups:

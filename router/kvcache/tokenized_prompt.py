@@ -34,7 +34,9 @@ class TokenizedPrompt(NamedTuple):
     special_text: bool = True  # False: no text of the chat spells a special token; True: one does, or it is not known
 
     def keys_every(self, tokens: int) -> tuple[Key, ...]:
-        """Return the keys of prefixes of `tokens`, 2 x `tokens`, ...; empty where no block size divides `tokens`."""
+        """Return the keys of prefixes of `tokens`, 2 x `tokens`, ...; empty where no block size divides
+        `tokens`.
+        """
         size = min(self.keys, default=0)
         if not size or tokens % size:
             return ()

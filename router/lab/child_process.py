@@ -1,9 +1,10 @@
 """A Python module as a child process: the parent's handle on it, and the entry point of a service that runs as one.
 
-The child leads a session of its own, so a Ctrl-C at the terminal reaches only the parent, which then stops its child. A
-service reads its options from one JSON argument, prints one JSON line once it accepts requests (the ports that the
-system chose are in it) and serves until SIGTERM. It does not outlive its parent: Linux signals the death of a parent
-(prctl(2), PR_SET_PDEATHSIG). Elsewhere a parent that is killed with SIGKILL leaves its children running.
+The child leads a session of its own, so a Ctrl-C at the terminal reaches only the parent, which then stops its
+child. A service reads its options from one JSON argument, prints one JSON line once it accepts requests (the ports
+that the system chose are in it) and serves until SIGTERM. It does not outlive its parent: Linux signals the death
+of a parent (prctl(2), PR_SET_PDEATHSIG). Elsewhere a parent that is killed with SIGKILL leaves its children
+running.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class EngineProfile:
     def step_s(self, new: int, pairs: float, decodes: int, context: float) -> float:
         """Return the seconds of one step.
 
-        It computes `new` prompt tokens with `pairs` of attention and a token for each of `decodes` requests, and reads
-        the KV of `context` tokens.
+        It computes `new` prompt tokens with `pairs` of attention and a token for each of `decodes` requests, and
+        reads the KV of `context` tokens.
         """
         compute = self.us_per_token * new + self.ns_per_pair * pairs / 1e3 + self.us_per_decode * decodes
         memory = self.weights_ms * 1e3 + self.ns_per_context_token * context / 1e3

@@ -1,10 +1,11 @@
 """Bounds the frames that an address sends to a listener of HTTP/2, by a token bucket that its connections share.
 
 The family of HTTP/2 floods (CVE-2019-9511 to 9518, CVE-2023-44487, CVE-2024-27316, CVE-2025-8671) is made of frames
-that cost their sender nothing and do nothing: each frame is cheap, and no single one is against the protocol. So every
-frame has a price, by the work that it makes here. A message for a gateway's call earns more than its frames cost: a
-gateway that works is never held up, whatever its clients do. An address without allowance is read again when it has
-some, so nothing that is honest is lost. Reconnecting does not fill it: an address is forgotten when it is full again.
+that cost their sender nothing and do nothing: each frame is cheap, and no single one is against the protocol. So
+every frame has a price, by the work that it makes here. A message for a gateway's call earns more than its frames
+cost: a gateway that works is never held up, whatever its clients do. An address without allowance is read again
+when it has some, so nothing that is honest is lost. Reconnecting does not fill it: an address is forgotten when it
+is full again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class AllowanceRule(NamedTuple):
 
 
 class Allowance:
-    """The frames `left` to one address: the price of a frame is subtracted where its work is done. At 0 it waits."""
+    """The frames `left` to one address: the price of a frame is subtracted where its work is done. At 0 it
+    waits.
+    """
 
     __slots__ = ("_at_s", "_rule", "connections", "left", "message", "most")
 

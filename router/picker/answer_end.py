@@ -1,4 +1,4 @@
-"""How an exchange that a gateway carries out ended, as far as it says so."""
+"""End of an exchange carried out by a gateway, as far as the gateway reports it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class AnswerEnd(NamedTuple):
 
 
 def classify_failure(status: int, details: str | None, content_type: bytes) -> EndKind | None:
-    """Return why no engine's answer follows an answer's head; None for one that an engine gave, and not for being busy.
+    """Return why no engine's answer follows an answer's head; None for one that an engine gave, and not for being
+    busy.
 
-    `details` are Envoy's response code details. A gateway that sends none is read by its own answers: Envoy's are plain
-    text, those of engines JSON.
+    `details` are Envoy's response code details. A gateway that sends none is read by its own answers: Envoy's are
+    plain text, those of engines JSON.
     """
     if details is not None and details != "via_upstream":
         if any(word in details for word in UNREACHED):

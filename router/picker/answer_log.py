@@ -1,11 +1,11 @@
 """Joins what a gateway's access log says with the answers that it carries out by itself (the thin profile).
 
 Envoy sends a log entry when an exchange has ended, in batches, on one stream for each of its workers. An answer is
-joined by the key that its choice had in the metadata. One whose entry does not come is given up: when its gateway has
-had no log stream for a while (it ended, or sends no logs), and after a bound in any case.
+joined by the key that its choice had in the metadata. One whose entry does not come is given up: when its gateway
+has had no log stream for a while (it ended, or sends no logs), and after a bound in any case.
 
-A gateway's log streams may end at other pickers than its requests: other processes, and other hosts. An entry is then
-passed on to where its answer is open, and each picker knows which gateways have log streams at any of them.
+A gateway's log streams may end at other pickers than its requests: other processes, and other hosts. An entry is
+then passed on to where its answer is open, and each picker knows which gateways have log streams at any of them.
 """
 
 from __future__ import annotations

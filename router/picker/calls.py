@@ -173,7 +173,9 @@ class ExtProcCall:
             self._stream.send(pass_on(phase))
 
     def _find_sender(self, headers: Headers) -> str:
-        """Return whom a request is counted for: by llm-d's header, else its client's address as the gateway says."""
+        """Return whom a request is counted for: by llm-d's header, else its client's address as the gateway
+        says.
+        """
         fields = dict(headers)
         for name in FAIRNESS_IDS:
             if fields.get(name):

@@ -1,7 +1,7 @@
 """The TLS context of a listener for gRPC: self-signed, or from files that are read again when they change.
 
-Gateways do not check a picker's certificate (llm-d's `--secure-serving` makes one at its start, too): it keeps prompts
-from being read on the way, and proves nothing about who answers.
+Gateways do not check a picker's certificate (llm-d's `--secure-serving` makes one at its start, too): it keeps
+prompts from being read on the way, and proves nothing about who answers.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _context_of_pair(key: bytes, certificate: bytes) -> ssl.SSLContext:
 
 
 def _context_of_files(tls: TlsConfig) -> ssl.SSLContext:
-    """Return a context of which each handshake looks at the files: a renewed pair is used from then on, and one that
-    does not fit changes nothing but the log. Raises `ConfigError` for files that cannot be used now.
+    """Return a context of which each handshake looks at the files: a renewed pair is used from then on, and one
+    that does not fit changes nothing but the log. Raises `ConfigError` for files that cannot be used now.
     """
     certificates = Certificates(tls)
     first = certificates.context

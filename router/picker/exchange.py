@@ -4,8 +4,8 @@
     request    body -> answer (a refusal), or choose -> how the answer that the gateway brought ended
 
 The gateway sends the request and asks for an endpoint; then it brings the answer, piece by piece (the conforming
-profile, in which every piece is sent back) or its first piece only (the thin profile, after which this stream ends and
-nothing of the answer depends on the picker). What is told here twice, out of order or too late changes nothing.
+profile, in which every piece is sent back) or its first piece only (the thin profile, after which this stream ends
+and nothing of the answer depends on the picker). What is told here twice, out of order or too late changes nothing.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class PickerExchange(WatchedExchange):
     # the request's body
 
     async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
-        """Return the whole body, as `ClientRequest.body`. Raises `ClientDisconnected` if the gateway leaves first."""
+        """Return the whole body, as `ClientRequest.body`. Raises `ClientDisconnected` if the gateway leaves
+        first.
+        """
         length = self.fields.get(b"content-length", b"")
         if length.isdigit():
             check_body_size(int(length), limit_bytes)
@@ -199,8 +201,9 @@ class PickerExchange(WatchedExchange):
     # an answer that the gateway brings
 
     async def choose(self, choice: Choice, answer_headers: list[tuple[str, bytes]], watch: AnswerWatch) -> AnswerEnd:
-        """Tell the gateway where the request goes, and return how its answer ended. `answer_headers` are set in it, and
-        `watch` sees it. After an end `moved`, call it again for the endpoint that answers: it is not told again.
+        """Tell the gateway where the request goes, and return how its answer ended. `answer_headers` are set in it,
+        and `watch` sees it. After an end `moved`, call it again for the endpoint that answers: it is not told
+        again.
         """
         if self._form == "buffered" and choice.body is self._received:
             choice = choice._replace(body=None)

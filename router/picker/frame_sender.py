@@ -1,4 +1,5 @@
-"""The sending side of an HTTP/2 connection: frames wait for one write in a turn, messages for the windows of the peer.
+"""The sending side of an HTTP/2 connection: frames wait for one write in a turn, messages for the windows of the
+peer.
 
 A window that grows is looked at for those calls alone that can send then, and no longer than there is some of it.
 """
@@ -94,8 +95,8 @@ class FrameSender:
         self._peers.unsent_bytes += bytes_
 
     def check_held(self) -> None:
-        """Raise `Http2Error` if too much memory is taken by messages that are not whole, or that the peer does not let
-        be sent, here and on all connections.
+        """Raise `Http2Error` if too much memory is taken by messages that are not whole, or that the peer does not
+        let be sent, here and on all connections.
         """
         peers, budget_bytes = self._peers, self._peers.bounds.budget_bytes
         if self.partial_bytes > UNCOUNTED_BYTES and (

@@ -38,7 +38,7 @@ def write_settings(settings: dict[int, int]) -> bytes:
 
 
 def read_settings(id: int, payload: memoryview) -> PeerSettings:
-    """Return what a SETTINGS frame says; of several values of a name the last one. Raises `Http2Error`."""
+    """Return the settings of a SETTINGS frame; of several values of a name the last one. Raises `Http2Error`."""
     if len(payload) % 6 or id:
         raise Http2Error(FRAME_SIZE_ERROR)
     if len(payload) > SETTINGS_BYTES:

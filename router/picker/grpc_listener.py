@@ -62,7 +62,9 @@ class GrpcListener:
             raise ConfigError(f"{self._setting}: {error}") from error
 
     async def start(self) -> None:
-        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done that."""
+        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done
+        that.
+        """
         if not self._acceptor.bound:
             await self.bind()
         self._acceptor.start()

@@ -19,8 +19,8 @@ class PathReader:
         self._paths: dict[bytes, bytes] = {}
 
     def read(self, block: bytes) -> bytes:
-        """Return the path of a call. A block that keeps the table means the same until another one changes it. Raises
-        `Http2Error`.
+        """Return the path of a call. A block that keeps the table means the same until another one changes it.
+        Raises `Http2Error`.
         """
         if (path := self._paths.get(block)) is not None:
             return path
@@ -40,8 +40,9 @@ class PathReader:
 
 
 def keeps_table(block: bytes) -> bool:
-    """Return whether a header block leaves the decoder's table as it is: indexed fields, and literal ones that are not
-    to be remembered (RFC 7541 6.1, 6.2.2, 6.2.3). Envoy's path is one of these, the rest of its blocks the others.
+    """Return whether a header block leaves the decoder's table as it is: indexed fields, and literal ones that are
+    not to be remembered (RFC 7541 6.1, 6.2.2, 6.2.3). Envoy's path is one of these, the rest of its blocks the
+    others.
     """
     at, end = 0, len(block)
     try:

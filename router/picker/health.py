@@ -1,8 +1,8 @@
 """The gRPC health service (grpc.health.v1) of the picker: Envoy's health checks and Kubernetes' probes ask it.
 
-`liveness` says that the process answers. Everything else says whether gateways should ask this picker: not before it
-has seen a ready engine, and not once it stops. When no engine is ready later, it still answers: each request is refused
-in its client's dialect, which a gateway without a picker cannot do.
+`liveness` says that the process answers. Everything else says whether gateways should ask this picker: not before
+it has seen a ready engine, and not once it stops. When no engine is ready later, it still answers: each request is
+refused in its client's dialect, which a gateway without a picker cannot do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PickerHealth:
         self._timer: asyncio.TimerHandle | None = None
 
     def services(self) -> Mapping[bytes, Callable[[GrpcStream], GrpcHandler]]:
-        """Return what makes the handlers of its two methods, by path."""
+        """Return the factories of its two methods' handlers, by path."""
         return {
             f"/{HEALTH}/Check".encode(): lambda stream: _HealthCall(self, stream, watches=False),
             f"/{HEALTH}/Watch".encode(): lambda stream: _HealthCall(self, stream, watches=True),

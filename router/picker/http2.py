@@ -1,10 +1,12 @@
-"""gRPC calls over HTTP/2, the server's side: what gateways speak, no more, and bounded in what a peer can make it do.
+"""gRPC calls over HTTP/2, the server's side: what gateways speak, no more, and bounded in what a peer can make it
+do.
 
 Written for its cost: gRPC's own server for asyncio took four times the CPU time of a picker's exchange. Messages go
 straight from a frame to the call's handler, and what is sent in one turn of the event loop goes out in one write.
-Whatever a peer does against RFC 9113 ends its connection with GOAWAY. What the RFC allows and serves nobody is taken
-slowly: frames have a price (`allowance.py`), and the connections of a listener share its time (`peers.py`). Under the
-known floods it takes a fifth of a core at most, gRPC's own server 0.4 to 1.5 (`tests/abuse/test_http2.py`).
+Whatever a peer does against RFC 9113 ends its connection with GOAWAY. What the RFC allows and serves nobody is
+taken slowly: frames have a price (`allowance.py`), and the connections of a listener share its time (`peers.py`).
+Under the known floods it takes a fifth of a core at most, gRPC's own server 0.4 to 1.5
+(`tests/abuse/test_http2.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ STALL_S = 60.0  # for a peer to read what it was sent
 
 
 class GrpcConnection(FrameSender, asyncio.Protocol):
-    """One connection of a peer, among its listener's `peers`. `services` makes a call's handler, by the call's path."""
+    """One connection of a peer, among its listener's `peers`. `services` makes a call's handler, by the call's
+    path.
+    """
 
     __slots__ = (
         "_block",
@@ -394,4 +398,6 @@ _FRAMES: dict[int, Callable[[GrpcConnection, int, int, memoryview], None]] = {
     h2.WINDOW_UPDATE: GrpcConnection._on_window,
     h2.CONTINUATION: GrpcConnection._on_continuation,
 }
-"""What else there is (PRIORITY, GOAWAY, unknown frames) is ignored: a peer that goes away ends its calls by itself."""
+"""What else there is (PRIORITY, GOAWAY, unknown frames) is ignored: a peer that goes away ends its calls by
+itself.
+"""

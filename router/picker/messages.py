@@ -1,7 +1,7 @@
 """The messages of ext_proc in both directions: a request's head read from them, and the replies built. Pure.
 
-A reply to a header or to a piece of a body says how to go on with it. Bodies that the gateway sends in full duplex mode
-do not exist for it until they are sent back, in pieces that every gateway takes.
+A reply to a header or to a piece of a body says how to go on with it. Bodies that the gateway sends in full duplex
+mode do not exist for it until they are sent back, in pieces that every gateway takes.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def read_head(map_: HeaderMap) -> PickerRequestHead:
 
 
 def read_subset(message: ProcessingRequest) -> frozenset[str] | None:
-    """Return the endpoints among which the gateway wants the choice, each `ip:port` or `ip`; None: among all. A hint
-    that names none, such as a number, leaves none.
+    """Return the endpoints among which the gateway wants the choice, each `ip:port` or `ip`; None: among all. A
+    hint that names none, such as a number, leaves none.
     """
     hint = message.metadata_context.filter_metadata.get(SUBSET_HINT)
     if hint is None or SUBSET not in hint.fields or hint.fields[SUBSET].WhichOneof("kind") == "null_value":
@@ -109,7 +109,9 @@ def read_subset(message: ProcessingRequest) -> frozenset[str] | None:
 
 
 def _read_endpoints(value: Value) -> Iterator[str]:
-    """Yield the names in a text with commas, or in a list of such texts and lists, which protobuf lets be 50 deep."""
+    """Yield the names in a text with commas, or in a list of such texts and lists, which protobuf lets be 50
+    deep.
+    """
     if value.WhichOneof("kind") == "list_value":
         for item in value.list_value.values:
             yield from _read_endpoints(item)
@@ -137,8 +139,8 @@ def read_details(message: ProcessingRequest) -> str | None:
 
 
 def build_choice(choice: Choice, form: BodyForm, *, trailers: bool = False) -> Iterator[bytes]:
-    """Yield what tells the gateway a choice, with the request's body where it was taken whole. `trailers`: the request
-    has some, which end it.
+    """Yield what tells the gateway a choice, with the request's body where it was taken whole. `trailers`: the
+    request has some, which end it.
     """
     first = ProcessingResponse()
     common = first.request_body.response if form == "buffered" else first.request_headers.response

@@ -1,4 +1,6 @@
-"""Names that a gateway and its picker share: those of the endpoint picker protocol 1.0.0, and of Envoy's services."""
+"""Names that a gateway and its picker share: those of the endpoint picker protocol 1.0.0, and of Envoy's
+services.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ATTRIBUTES = "envoy.filters.http.ext_proc"
 UPSTREAM = "upstream.address"
 DETAILS = "response.code_details"
 OWN = "warmroute"
-"""Metadata namespace of our own: Envoy brings `RECORD` back in its access log, beside the `usage` that it extracted."""
+"""Metadata namespace of our own: Envoy brings `RECORD` back in its access log, beside the `usage` that it
+extracted.
+"""
 RECORD = "record"
 DROPPED_REASON = b"x-llm-d-request-dropped-reason"
 """Header of refusals, by which llm-d says why."""

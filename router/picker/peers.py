@@ -1,8 +1,8 @@
 """Shares bounds, and time of the event loop, among the connections of one gRPC listener.
 
-In one turn of the loop all of them together work for a slice of some milliseconds. A connection with more to do goes on
-in the next turn, after whatever else the router has to do; one whose address has no allowance left goes on when it has.
-Both wait here, oldest first, and are not read meanwhile, so that the peer's own sending stops.
+In one turn of the loop all of them together work for a slice of some milliseconds. A connection with more to do
+goes on in the next turn, after whatever else the router has to do; one whose address has no allowance left goes on
+when it has. Both wait here, oldest first, and are not read meanwhile, so that the peer's own sending stops.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class PeerBounds(NamedTuple):
 
 
 GATEWAYS = AllowanceRule(start=1000, per_s=100, most=10_000, message=2, end=1, connections=512)
-"""A gateway opens a connection for each of its threads, and further ones beyond their streams. A call that ends earns
-more than it costs, and one whose client hangs up after its request costs nothing: a gateway is not held up when
-thousands do. A call that is reset after its first message costs.
+"""A gateway opens a connection for each of its threads, and further ones beyond their streams. A call that ends
+earns more than it costs, and one whose client hangs up after its request costs nothing: a gateway is not held up
+when thousands do. A call that is reset after its first message costs.
 """
 QUESTIONS = AllowanceRule(start=2000, per_s=500, most=2000, message=0, end=0, connections=32)
 """Probes and KEDA's operator ask each few seconds. A question on a new connection costs about ten."""

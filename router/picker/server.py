@@ -1,8 +1,8 @@
 """The picker's gRPC listeners: one for gateways (ext_proc, access logs, health) and one for probes (health).
 
-Runs on the router's event loop. Gateways keep few connections and open a call for each HTTP request. How many requests
-are served is bounded where each begins (`limits.concurrent`): one too many is answered with a refusal. A call that is
-silent where something should come is ended.
+Runs on the router's event loop. Gateways keep few connections and open a call for each HTTP request. How many
+requests are served is bounded where each begins (`limits.concurrent`): one too many is answered with a refusal. A
+call that is silent where something should come is ended.
 """
 
 from __future__ import annotations

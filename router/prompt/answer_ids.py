@@ -28,7 +28,7 @@ class ContinuationBudget:
 
 
 class AnswerMemory:
-    """What is kept of one answer, within the budget. The owner of `answer` adds to it, and calls `grow` when it has
+    """Memory of one answer, within the budget. The owner of `answer` adds to it, and calls `grow` when it has
     more bytes than that returned last. `full`: it did not fit, and is not kept.
     """
 
@@ -42,8 +42,8 @@ class AnswerMemory:
         self.full = False
 
     def grow(self) -> int:
-        """Reserve memory for the answer so far and some more; return how many bytes it may have. If they are not there
-        all is given up.
+        """Reserve memory for the answer so far and some more; return how many bytes it may have. If they are not
+        there all is given up.
         """
         more = len(self.answer) - self._room_bytes + RESERVE_BYTES
         if self._reserve(more):

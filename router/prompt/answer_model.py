@@ -1,9 +1,10 @@
 """Names a model in an answer as the client does, where it used an alias.
 
-Nothing is decoded: engines write `"model":"NAME"` without spaces, and in JSON a quote inside a string is escaped, so
-these bytes are always a key and its value. A piece that may end inside of them is held back as far as they reach; most
-pieces end with an event and are searched once. That takes about 1 us for a chunk of 250 bytes; decoding and encoding
-it takes three times as long. Of an engine that writes spaces there the answers have its own name for the model.
+Nothing is decoded: engines write `"model":"NAME"` without spaces, and in JSON a quote inside a string is escaped,
+so these bytes are always a key and its value. A piece that may end inside of them is held back as far as they
+reach; most pieces end with an event and are searched once. That takes about 1 us for a chunk of 250 bytes; decoding
+and encoding it takes three times as long. Of an engine that writes spaces there the answers have its own name for
+the model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class AnswerModel:
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """Return what may be sent of the answer so far."""
+        """Return the part of the answer that may be sent now."""
         if self._held:
             piece, self._held = self._held + piece, b""
         if piece.endswith(self._ends):
@@ -35,7 +36,7 @@ class AnswerModel:
         return self._alias.join(parts)
 
     def flush(self) -> bytes:
-        """Return what was held back of an answer that is over."""
+        """Return the part held back of an answer that is over."""
         held, self._held = self._held, b""
         return held
 

@@ -1,8 +1,9 @@
-"""The last events of a stream: where the next engine begins if the client does not have all text of the tokens so far.
+"""The last events of a stream: where the next engine begins if the client does not have all text of the tokens so
+far.
 
 An engine may hold text back: of `stop` strings it holds the last characters, which could be the beginning of one; a
-parser of tools or reasoning holds what could be the beginning of a call. The next engine knows nothing of that text, so
-it must say the tokens of it again.
+parser of tools or reasoning holds what could be the beginning of a call. The next engine knows nothing of that
+text, so it must say the tokens of it again.
 
     stop strings   as many characters are held as the longest string has, less one. So the last tokens are dropped that
                    may have more than that in all, and what the client has of their text must come again (`again`). At
@@ -52,8 +53,8 @@ class AnswerTail:
         return [id for event in self._read() for id in event.ids]
 
     def is_all(self, text: str) -> bool:
-        """Return whether the client has got all of `text`, which is that of `ids`. It may lack leading spaces and begin
-        and end inside a character.
+        """Return whether the client has got all of `text`, which is that of `ids`. It may lack leading spaces and
+        begin and end inside a character.
         """
         sent = "".join(event.text for event in self._read())
         said = text.rstrip(BROKEN_CHARACTER)
@@ -69,8 +70,8 @@ class AnswerTail:
         return dropped
 
     def rewind(self) -> tuple[int, str] | None:
-        """Return how many tokens of the part to drop so that the next engine sees every stop string whole, and the text
-        of these that the client has; None if the events do not reach back so far.
+        """Return how many tokens of the part to drop so that the next engine sees every stop string whole, and the
+        text of these that the client has; None if the events do not reach back so far.
         """
         assert self.stop is not None
         held = self.stop.chars - 1
@@ -87,9 +88,9 @@ class AnswerTail:
 
 
 def match_again(before: bytes, plain: bytes, again: str, *, last: bool) -> tuple[bytes, str] | None:
-    """Return the beginning of an event, up to its ids, without the text `again` that the client has, nothing if that is
-    all of it; and what of `again` is still to come. None: it has another text, or is the `last` event and has too
-    little. `plain`: what is in front of the text.
+    """Return the beginning of an event, up to its ids, without the text `again` that the client has, nothing if
+    that is all of it; and what of `again` is still to come. None: it has another text, or is the `last` event and
+    has too little. `plain`: what is in front of the text.
     """
     start = before.find(plain) + len(plain)
     if start < len(plain) or (found := TEXT.match(before, start)) is None:

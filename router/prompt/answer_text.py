@@ -1,10 +1,11 @@
 """The text of a streamed answer whose token ids are not known: with it another engine can be told to go on.
 
-Text is worse than ids, because text that is tokenised again is not always what was generated. It is kept only where the
-engine names no ids, and of answers that consist of nothing but text.
+Text is worse than ids, because text that is tokenised again is not always what was generated. It is kept only where
+the engine names no ids, and of answers that consist of nothing but text.
 
-White space at the end is not sent to the next engine: chat templates may trim it (huggingface/transformers#34214), and
-a word's token mostly begins with its space. If the next engine says it again the client does not get it twice. Pure.
+White space at the end is not sent to the next engine: chat templates may trim it (huggingface/transformers#34214),
+and a word's token mostly begins with its space. If the next engine says it again the client does not get it twice.
+Pure.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _CHUNK: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
 
 
 class AnswerText(AnswerMemory):
-    """The text that the client has; `answer` is its form inside of a JSON string. `tokens`: at least so many, as one of
-    each chunk: an engine may put several into one.
+    """The text that the client has; `answer` is its form inside of a JSON string. `tokens`: at least so many, as
+    one of each chunk: an engine may put several into one.
     """
 
     __slots__ = ("_again", "_blank", "_layout", "_room", "_second", "_start", "tokens")
@@ -59,7 +60,9 @@ class AnswerText(AnswerMemory):
         return True
 
     def take(self, event: bytes) -> bytes | None:
-        """Take the text of an event; return it as the client sees it, or None if it adds something that is no text."""
+        """Take the text of an event; return it as the client sees it, or None if it adds something that is no
+        text.
+        """
         try:
             (choice,) = _CHUNK.decode(event[len(b"data: ") :]).choices
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,9 +1,9 @@
 """Edits of a request body: removes fields that clients may not set and sets those of the router; other bytes stay.
 
-Engines parse bodies with Python's json and act on `kv_transfer_params` (it can end an engine) and similar fields, so a
-field must go however it is spelled: as an escaped key, twice, or between odd spaces. So a parser splits the body into
-its members, reading keys but not values: 100 us for 320 KB, less than searching the bytes for the names would take.
-Bodies are UTF-8 without a byte order mark: engines would also accept UTF-16, so that is refused.
+Engines parse bodies with Python's json and act on `kv_transfer_params` (it can end an engine) and similar fields,
+so a field must go however it is spelled: as an escaped key, twice, or between odd spaces. So a parser splits the
+body into its members, reading keys but not values: 100 us for 320 KB, less than searching the bytes for the names
+would take. Bodies are UTF-8 without a byte order mark: engines would also accept UTF-16, so that is refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from msgspec import Raw
 from router.errors import BadRequest
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes of a client: bad syntax or a wrong type, no UTF-8, brackets nested too deeply. A field
-that stays `Raw` has valid syntax, but its strings were not decoded.
+"""What msgspec raises for bytes of a client: bad syntax or a wrong type, no UTF-8, brackets nested too deeply. A
+field that stays `Raw` has valid syntax, but its strings were not decoded.
 """
 
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
@@ -37,8 +37,8 @@ class RequestBody(NamedTuple):
 
 
 def open_body(raw: bytes, strip: Collection[str]) -> RequestBody:
-    """Return `raw` without the top-level fields `strip`. Raises BadRequest if it is no JSON object, or one of more than
-    `MAX_MEMBERS`.
+    """Return `raw` without the top-level fields `strip`. Raises BadRequest if it is no JSON object, or one of more
+    than `MAX_MEMBERS`.
     """
     try:
         members = _MEMBERS.decode(raw)
@@ -51,8 +51,8 @@ def open_body(raw: bytes, strip: Collection[str]) -> RequestBody:
 
 
 def set_salt(raw: bytes, salt: str, *, present: bool) -> bytes:
-    """Return `raw`, an object with at least one member, with this `cache_salt`. `present`: it may have one, which is
-    replaced, so that no reader can take the other one.
+    """Return `raw`, an object with at least one member, with this `cache_salt`. `present`: it may have one, which
+    is replaced, so that no reader can take the other one.
     """
     if present:
         return set_members(raw, {SALT: Raw(msgspec.json.encode(salt))})
@@ -60,8 +60,8 @@ def set_salt(raw: bytes, salt: str, *, present: bool) -> bytes:
 
 
 def set_members(raw: bytes, changes: Mapping[str, Raw]) -> bytes:
-    """Return `raw`, an object, with these members set, each in the place of one that it has. The bytes of other values
-    stay.
+    """Return `raw`, an object, with these members set, each in the place of one that it has. The bytes of other
+    values stay.
     """
     return msgspec.json.encode({**open_body(raw, ()).members, **changes})
 
@@ -95,7 +95,7 @@ def as_flag(value: object) -> bool | None:
 
 
 class Asked(NamedTuple):
-    """What the router wants to know of an answer."""
+    """The router's own wishes about an answer."""
 
     usage: bool
     token_ids: bool
@@ -124,8 +124,9 @@ def ask_engine(raw: bytes, stream_options: Raw | None, return_token_ids: Raw | N
     other two are its fields of these names; None: it has none. Raises BadRequest for `stream_options` that are no
     object.
 
-    Missing fields are added in front of the closing brace. Usage in *every* chunk, which the engine sends only together
-    with the last one, is turned off where the client did not ask for the last one: it would not have received it.
+    Missing fields are added in front of the closing brace. Usage in *every* chunk, which the engine sends only
+    together with the last one, is turned off where the client did not ask for the last one: it would not have
+    received it.
     """
     added: list[bytes] = []
     changed: dict[str, Raw] = {}

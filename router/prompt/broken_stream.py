@@ -4,8 +4,8 @@
     /v1/messages                 event: error, which Anthropic's clients look for by name
     /v1/responses                event: error, then response.failed with the response of the first event
 
-OpenAI's clients raise at an `error` field in any event's data, so that of `/v1/responses` has its fields twice, flat as
-in the API and nested; clients that follow the events by name wait for `response.failed`. Pure.
+OpenAI's clients raise at an `error` field in any event's data, so that of `/v1/responses` has its fields twice,
+flat as in the API and nested; clients that follow the events by name wait for `response.failed`. Pure.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ BrokenReason = Literal["memory", "no_token_ids", "reasoning", "tool_call", "pars
 def end_broken_stream(
     endpoint: Endpoint, code: str, message: str, *, last: bytes = b"", head: bytes = b"", tail: bytes = b""
 ) -> bytes:
-    """Return the last events of a stream of `endpoint`. `last`: the bytes sent last, as an event that was sent in part
-    is closed first; `head` and `tail`: the first and last bytes of the stream, for `/v1/responses`.
+    """Return the last events of a stream of `endpoint`. `last`: the bytes sent last, as an event that was sent in
+    part is closed first; `head` and `tail`: the first and last bytes of the stream, for `/v1/responses`.
     """
     gap = b"" if not last or last.endswith(_ENDS) else b"\n\n"
     error = {"message": message, "type": "upstream_error", "param": None, "code": code}

@@ -1,8 +1,9 @@
-"""A streamed chat or completion that another engine may carry on: keeps its token ids, and joins the second part to it.
+"""A streamed chat or completion that another engine may carry on: keeps its token ids, and joins the second part to
+it.
 
-The router asks for the ids (`return_token_ids`). The first chunk names those of the prompt, every chunk those that it
-adds; a client that did not ask sees `null` in their place, as the engine itself would have sent. Only whole events
-pass, so that a stream breaks between two of them.
+The router asks for the ids (`return_token_ids`). The first chunk names those of the prompt, every chunk those that
+it adds; a client that did not ask sees `null` in their place, as the engine itself would have sent. Only whole
+events pass, so that a stream breaks between two of them.
 
     feed     one piece of the answer -> what of it the client may see
     find_refusal, seam_ids, rewind, begin_rest    the engine failed: whether the answer can be carried on, and from
@@ -10,8 +11,9 @@ pass, so that a stream breaks between two of them.
     closing  only the end of the stream is missing: nothing needs to be computed
 
 Of the second part `id`, `created` and `model` become those of the first, the role of a chat is dropped, and usage
-counts both parts: the prompt once, the answer's tokens together, and as cached at most the prompt's own. The engine's
-first chunk must name exactly the ids that it was sent, else it is not a continuation and nothing of it is used.
+counts both parts: the prompt once, the answer's tokens together, and as cached at most the prompt's own. The
+engine's first chunk must name exactly the ids that it was sent, else it is not a continuation and nothing of it is
+used.
 
 Where the engine names no ids the text is kept (`answer_text.py`), and nothing tells whether what comes next is a
 continuation. No JSON is decoded for a chunk of plain text (`event_bytes.py`). Pure.
@@ -142,11 +144,13 @@ class ContinuableStream:
 
     @property
     def by(self) -> Literal["ids", "text"]:
-        """What the next engine gets."""
+        """Form in which the next engine gets the answer so far."""
         return "ids" if self._text is None else "text"
 
     def ids_for_text(self) -> list[int] | None:
-        """Return the ids of the answer, whose text may be used in their place; None: there is more than text in it."""
+        """Return the ids of the answer, whose text may be used in their place; None: there is more than text in
+        it.
+        """
         return msgspec.json.decode(b"[%b]" % bytes(self._answer[:-1]), type=list[int]) if self._by_text else None
 
     def use_text(self, text: str) -> None:
@@ -158,7 +162,9 @@ class ContinuableStream:
         self._text.add(encode_text(text))
 
     def seam_ids(self) -> list[int] | None:
-        """Return the last ids, of which it is not known whether all text was sent; None: it was, or `rewind` knows."""
+        """Return the last ids, of which it is not known whether all text was sent; None: it was, or `rewind`
+        knows.
+        """
         if self._tail is None or self._tail.stop is not None or self.tokens == self._joined:
             return None
         return self._tail.ids()
@@ -186,10 +192,10 @@ class ContinuableStream:
         return True
 
     def begin_rest(self, prompt_tokens: int | None = None) -> bytes | None:
-        """Return the ids of the prompt and of the answer so far, as JSON numbers with commas between them; or `by` text
-        the answer so far, as the inside of a JSON string. What is fed from now on is the answer of an engine that got
-        these; None: nothing has `begun`, and it is the answer to the request as it was. `prompt_tokens`: as the router
-        counts them.
+        """Return the ids of the prompt and of the answer so far, as JSON numbers with commas between them; or `by`
+        text the answer so far, as the inside of a JSON string. What is fed from now on is the answer of an engine
+        that got these; None: nothing has `begun`, and it is the answer to the request as it was. `prompt_tokens`:
+        as the router counts them.
         """
         self._held = self.reported = b""
         self.stopped = self.ids_ignored = False
@@ -208,7 +214,7 @@ class ContinuableStream:
         return self._expected
 
     def closing(self, *, with_usage: bool) -> bytes:
-        """Return what is missing of a finished answer: usage, if the client asked for it, and the last event."""
+        """Return the missing end of a finished answer: usage, if the client asked for it, and the last event."""
         if self._done:
             return b""
         if not with_usage or self._sent_usage or self._text is not None:
@@ -240,7 +246,9 @@ class ContinuableStream:
             self._text.close()
 
     def _take_ids(self, event: bytes, before: bytes, after: bytes) -> bytes:
-        """Keep the ids of one event, which has them between `before` and `after`; return it as the client sees it."""
+        """Keep the ids of one event, which has them between `before` and `after`; return it as the client sees
+        it.
+        """
         end = after.find(b"]")
         if self._refusal is None and end > 0:
             ids = self._answer
@@ -325,8 +333,8 @@ class ContinuableStream:
         return self._feed_choice(event)
 
     def _take_error(self, event: bytes, error: StreamError) -> bytes:
-        """Take an error event, after which the engine ends the stream as if it were whole. The client's own error is
-        its answer; but that of a continuation, which is the router's request, is no part of the answer.
+        """Take an error event, after which the engine ends the stream as if it were whole. The client's own error
+        is its answer; but that of a continuation, which is the router's request, is no part of the answer.
         """
         if is_clients_own(error) and not self._second:
             self._finished = self._sent_usage = True

@@ -22,7 +22,7 @@ TEXT = re.compile(rb'(?:[^"\\]|\\.)*+')  # of a JSON string, up to its closing q
 
 
 class PlainLayout(NamedTuple):
-    """What the events that add plain text have in common: all but that text and the ids."""
+    """The common parts of events that add plain text: all but that text and the ids."""
 
     before: bytes  # up to the text
     between: bytes  # from the quote that ends the text to the ids; no text has these bytes, as its quotes are escaped

@@ -1,8 +1,9 @@
-"""Reads and edits forms (multipart/form-data), as which audio files are uploaded: their fields by name, never a file.
+"""Reads and edits forms (multipart/form-data), as which audio files are uploaded: their fields by name, never a
+file.
 
-Engines act on a form as on a JSON object, so its `model` places it and fields that only the router may set are cut out.
-Two parsers must not read one form in two ways: what RFC 7578 does not need, and clients do not write, is refused. The
-files are searched for the delimiter and not copied; an edit copies the body once.
+Engines act on a form as on a JSON object, so its `model` places it and fields that only the router may set are cut
+out. Two parsers must not read one form in two ways: what RFC 7578 does not need, and clients do not write, is
+refused. The files are searched for the delimiter and not copied; an edit copies the body once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def is_form(content_type: str | None) -> bool:
 
 
 def read_delimiter(content_type: str) -> bytes:
-    """Return what separates the parts of a form. Raises BadRequest."""
+    """Return the delimiter of a form's parts. Raises BadRequest."""
     parameters = _read_parameters(content_type.partition(";")[2].encode("latin-1", "replace"))
     boundary = parameters.get(b"boundary")
     if not boundary or parameters.get(b"charset", b"utf-8").lower() != b"utf-8":
@@ -72,8 +73,8 @@ def open_form(body: bytes, delimiter: bytes) -> Form:
 
 
 def read_text(body: bytes, form: Form, name: str) -> str | None:
-    """Return the value of a field, of a repeated one the last, as engines do; None if it is missing or empty. Raises
-    BadRequest for a file, or a value that is no UTF-8.
+    """Return the value of a field, of a repeated one the last, as engines do; None if it is missing or empty.
+    Raises BadRequest for a file, or a value that is no UTF-8.
     """
     field = next((field for field in reversed(form.fields) if field.name == name), None)
     if field is None:

@@ -19,8 +19,8 @@ def join_usage_by_ids(part: Usage, prompt_tokens: int, joined: int) -> Usage:
 
 
 def join_usage_by_text(part: Usage, prompt_tokens: int | None) -> Usage:
-    """Return the usage of an answer whose first part the last engine got as text: with the tokens that it made of that
-    text. Unknown if nobody has counted those of the prompt alone.
+    """Return the usage of an answer whose first part the last engine got as text: with the tokens that it made of
+    that text. Unknown if nobody has counted those of the prompt alone.
     """
     if prompt_tokens is None or part.prompt_tokens is None or part.output_tokens is None:
         return NO_USAGE

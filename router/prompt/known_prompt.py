@@ -1,9 +1,10 @@
-"""A prompt as it is remembered for the next turn of its chat: what was read of its messages, and how they were printed.
+"""A prompt as it is remembered for the next turn of its chat: what was read of its messages, and how they were
+printed.
 
 A chat's next turn repeats the bytes of its messages. `api/known_messages.py` reads only what is new behind them,
 `tokenization/named_text.py` encodes and names only the text that is printed differently, and
-`tokenization/prompt_memory.py` keeps the latest prompts. Whatever is taken over was compared byte by byte: a hash finds
-a prompt, and proves nothing.
+`tokenization/prompt_memory.py` keeps the latest prompts. Whatever is taken over was compared byte by byte: a hash
+finds a prompt, and proves nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class NamedText:
 
 
 class ReadMessages:
-    """The messages of one body. `ends`: where each of them ends in `raw`, the array as the client wrote it; `digests`:
-    of its beginnings, by which it is found again.
+    """The messages of one body. `ends`: where each of them ends in `raw`, the array as the client wrote it;
+    `digests`: of its beginnings, by which it is found again.
     """
 
     def __init__(self, raw: bytes, digests: list[int], known: KnownPrompt | None) -> None:

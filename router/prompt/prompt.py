@@ -1,8 +1,8 @@
 """A request as the router understands it: the fields that routing needs.
 
-A `Prompt` is read once from the body (`api/parse.py`) and carries the body on, to be forwarded unchanged unless a field
-had to be edited (`body_rewrite.py`). Its `source` says how to get its token ids; `router/prompt/tokenization` renders
-and tokenises it.
+A `Prompt` is read once from the body (`api/parse.py`) and carries the body on, to be forwarded unchanged unless a
+field had to be edited (`body_rewrite.py`). Its `source` says how to get its token ids; `router/prompt/tokenization`
+renders and tokenises it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MEDIA = "media"  # type of a content part that stands for an image, audio or vid
 class Chat(NamedTuple):
     """Messages for the chat template, normalised exactly as vLLM normalises them before rendering.
 
-    Content is always a list of parts, mostly `{"type": "text", "text": ...}`; whether a template sees that list or one
-    string depends on the template (`prompt/tokenization/chat_template.py`). `has_media`: a part is `MEDIA`, so only the
-    text before the first one can be known.
+    Content is always a list of parts, mostly `{"type": "text", "text": ...}`; whether a template sees that list or
+    one string depends on the template (`prompt/tokenization/chat_template.py`). `has_media`: a part is `MEDIA`, so
+    only the text before the first one can be known.
     """
 
     messages: list[dict[str, Any]]
@@ -52,8 +52,8 @@ class Chat(NamedTuple):
     tools_declined: bool = False  # `tool_choice` is none: an engine may leave the tools out
 
     def outline(self) -> Chat | None:
-        """Return the chat without its text, by which token-id pass-through still tells kinds of chats apart; `None` for
-        one of more kinds of messages, more variables or longer roles than chats have.
+        """Return the chat without its text, by which token-id pass-through still tells kinds of chats apart; `None`
+        for one of more kinds of messages, more variables or longer roles than chats have.
         """
         kinds = {(message["role"], *message) for message in self.messages}
         if max(len(kinds), len(self.template_kwargs)) > OUTLINED or any(len(role) > OUTLINED for role, *_ in kinds):
@@ -102,8 +102,8 @@ class PromptFields(NamedTuple):
     remote_fields: dict[str, Any]
 
     def outline(self) -> PromptFields:
-        """Return what is needed of a prompt that was tokenised: an answer may take minutes, and the objects that Python
-        makes of a body can be 25 times as large.
+        """Return the part of a tokenised prompt that is still needed: an answer may take minutes, and the objects
+        that Python makes of a body can be 25 times as large.
         """
         chat = self.source.outline() if isinstance(self.source, Chat) else None
         return PromptFields(chat or UnknownIds("dropped"), {})
@@ -114,8 +114,8 @@ class PromptReader(Protocol):
 
     def __call__(self, text_limit_bytes: int | None, find: FindKnown | None = None) -> PromptFields:
         """Return the prompt, or why it was not read: the model can take text of `text_limit_bytes` (`None`: any).
-        Messages that `find` knows are not read again; the prompt has no `remote_fields` then. Raises BadRequest. May
-        run in any thread.
+        Messages that `find` knows are not read again; the prompt has no `remote_fields` then. Raises BadRequest.
+        May run in any thread.
         """
 
 

@@ -5,8 +5,8 @@
     /v1/responses        event: error, data: {"type": "error", "code": ..., "message": ...}
                          event: response.failed, data: {..., "response": {..., "error": {"code": ..., "message": ...}}}
 
-The code says whose error it is, as the status of an answer would: 4xx is the client's own. Where there is no number the
-API's word for it is looked up; what is unknown is the engine's. Pure.
+The code says whose error it is, as the status of an answer would: 4xx is the client's own. Where there is no number
+the API's word for it is looked up; what is unknown is the engine's. Pure.
 """
 
 from __future__ import annotations

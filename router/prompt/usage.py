@@ -1,12 +1,14 @@
-"""Reads the token usage of an answer from its first and last bytes, and drops the usage chunk a client did not ask for.
+"""Reads the token usage of an answer from its first and last bytes, and drops the usage chunk a client did not ask
+for.
 
-Chunks are not decoded as they pass. `UsageTail` keeps the last bytes of the answer (and the first, where they matter)
-and searches them once, at the end: in JSON a quote inside a string is escaped, so `"usage":` in the bytes is always a
-key, and the last one with an object is the answer's. This holds for whole bodies and for event streams alike.
+Chunks are not decoded as they pass. `UsageTail` keeps the last bytes of the answer (and the first, where they
+matter) and searches them once, at the end: in JSON a quote inside a string is escaped, so `"usage":` in the bytes
+is always a key, and the last one with an object is the answer's. This holds for whole bodies and for event streams
+alike.
 
-`HideUsage` drops the chunk that the router asked for (`body_rewrite.py`). For the client a stream then differs from the
-engine's own answer in one thing: vLLM 0.32 puts `system_fingerprint`, and per-request metrics if it is started with
-them, into that last chunk instead of the one with `finish_reason`. Other chunks get no `"usage": null`, unlike
+`HideUsage` drops the chunk that the router asked for (`body_rewrite.py`). For the client a stream then differs from
+the engine's own answer in one thing: vLLM 0.32 puts `system_fingerprint`, and per-request metrics if it is started
+with them, into that last chunk instead of the one with `finish_reason`. Other chunks get no `"usage": null`, unlike
 OpenAI's. An engine that always sends usage (`--enable-force-include-usage`) sends it to clients that did not ask;
 through the router they do not see it.
 """
@@ -114,8 +116,8 @@ class UsageTail:
         return _anthropic(last) if self._endpoint is _MESSAGES else read_openai_usage(last)
 
     def ends_in_tool_call(self) -> bool | None:
-        """Return whether the answer ended in a tool call, which its client answers by itself; None if its last bytes do
-        not tell.
+        """Return whether the answer ended in a tool call, which its client answers by itself; None if its last
+        bytes do not tell.
         """
         answer = self._join()
         if self._endpoint is _RESPONSES:  # names no reason: a call is one of the items of its output

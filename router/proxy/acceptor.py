@@ -1,9 +1,9 @@
 """Accepts the connections of an address that several processes serve, each with listening sockets of its own.
 
-The kernel gives each connection to one of the sockets, for good (Linux, SO_REUSEPORT). Every process has the sockets of
-all. It accepts from its own, and one process also from those of the processes that do not accept: a connection in the
-backlog of a process that dies is not lost. Neither a flood of connections nor a lack of file descriptors keeps the
-event loop from its other work.
+The kernel gives each connection to one of the sockets, for good (Linux, SO_REUSEPORT). Every process has the
+sockets of all. It accepts from its own, and one process also from those of the processes that do not accept: a
+connection in the backlog of a process that dies is not lost. Neither a flood of connections nor a lack of file
+descriptors keeps the event loop from its other work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Runs an ASGI application behind the router's own connections: what FastAPI serves (health, metrics, the admin API).
+"""Runs an ASGI application behind the router's own connections: what FastAPI serves (health, metrics, the admin
+API).
 
-The hot paths do without it (`request/public_api.py` answers exchanges directly). An application is never cancelled: it
-learns from `receive` that its client has disconnected, as ASGI has it.
+The hot paths do without it (`request/public_api.py` answers exchanges directly). An application is never cancelled:
+it learns from `receive` that its client has disconnected, as ASGI has it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class AsgiHandler:
         """Applications count nothing."""
 
     def on_crash(self, exchange: ClientExchange) -> tuple[int, Headers, bytes]:
-        """Return what stands for the answer of an application that gave none; most give one, and then raise."""
+        """Return the answer for an application that gave none; most give one, and then raise."""
         return CRASHED
 
 
@@ -73,8 +74,8 @@ class _Bridge:
 
 
 async def read_body(request: Request, limit_bytes: int, too_large: TooLarge) -> bytes:
-    """Return the body, read no further than the limit. Raises `too_large` (a `TooLarge`) beyond it, and `BadRequest`
-    where the client stops early.
+    """Return the body, read no further than the limit. Raises `too_large` (a `TooLarge`) beyond it, and
+    `BadRequest` where the client stops early.
     """
     body = bytearray()
     try:

@@ -1,8 +1,10 @@
-"""The client's side of one request as the request path sees it: headers, a bounded body, and the answer piece by piece.
+"""The client's side of one request as the request path sees it: headers, a bounded body, and the answer piece by
+piece.
 
-`with call:` watches the client: when it disconnects, whatever the block waits for is cancelled and the block ends with
-`ClientDisconnected`, so nothing is computed in vain. Writes to a client that is gone are dropped. The listener's
-exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows engines, prompts or policies.
+`with call:` watches the client: when it disconnects, whatever the block waits for is cancelled and the block ends
+with `ClientDisconnected`, so nothing is computed in vain. Writes to a client that is gone are dropped. The
+listener's exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows engines, prompts or
+policies.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ class BodyBudget(Protocol):
     """Counts the memory that request bodies take."""
 
     def hold(self, bytes_: int) -> None:
-        """Count `bytes_` more for this request. Raises `TooBusy` when the budget, or the client's share of it, is used
-        up.
+        """Count `bytes_` more for this request. Raises `TooBusy` when the budget, or the client's share of it, is
+        used up.
         """
 
 

@@ -32,7 +32,9 @@ class Certificates:
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> None:
-        """Use the files as they are now, if they have changed. A pair that does not fit changes nothing but the log."""
+        """Use the files as they are now, if they have changed. A pair that does not fit changes nothing but the
+        log.
+        """
         found = self._identify()
         if found == self._read:
             return

@@ -1,9 +1,9 @@
 """Whom a connection and its requests are counted for: the client's address, or the one that a trusted proxy names.
 
 An IPv6 client has a whole /64, so all of that is one client. Behind a load balancer every connection comes from one
-address; `listen.trusted_proxies` says which addresses to look behind. Each proxy appends to X-Forwarded-For the address
-that it was called from, so the last address that is not itself a trusted proxy's is the client's, and what a client
-wrote there itself, further left, does not count.
+address; `listen.trusted_proxies` says which addresses to look behind. Each proxy appends to X-Forwarded-For the
+address that it was called from, so the last address that is not itself a trusted proxy's is the client's, and what
+a client wrote there itself, further left, does not count.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class TrustedProxies:
 
 
 def _read(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the address in `text`, which may have a port or a zone; an IPv4 address inside IPv6 is that address."""
+    """Return the address in `text`, which may have a port or a zone; an IPv4 address inside IPv6 is that
+    address.
+    """
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:

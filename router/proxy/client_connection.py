@@ -1,8 +1,8 @@
 """The server side of one client connection: llhttp parses, and this module limits what a client may do.
 
-A cap on the head's size; deadlines for the head, for the body, for idle keep-alive and for a client that stops reading
-(lazy timers, set once per read); refusal of everything that two HTTP parsers could read differently; limits on
-pipelining and on chunk framing; the exchange learns at once that its client disconnected. One task answers a
+A cap on the head's size; deadlines for the head, for the body, for idle keep-alive and for a client that stops
+reading (lazy timers, set once per read); refusal of everything that two HTTP parsers could read differently; limits
+on pipelining and on chunk framing; the exchange learns at once that its client disconnected. One task answers a
 connection's requests, one after another, and none before the client has read what it was sent. An answer that needs
 none of the request's body may come early: the rest is read and thrown away, for a limited time. The tests list what
 llhttp itself refuses.
@@ -125,7 +125,7 @@ class ClientConnection(ClientSender):
 
     @property
     def _parses(self) -> bool:
-        """What comes is parsed: a request is awaited, or the current one is not whole."""
+        """True while received bytes are parsed: a request is awaited, or the current one is not whole."""
         current = self._current
         return current is None or (current.arriving and current is self._reading)
 
@@ -141,8 +141,8 @@ class ClientConnection(ClientSender):
         self._check_size()
 
     def _feed_slices(self, data: memoryview) -> None:
-        """Parse `data` in slices until the current request is whole, so that few are begun that have to wait; keep the
-        rest. Raises `HttpParserError` and `UnfitRequest`.
+        """Parse `data` in slices until the current request is whole, so that few are begun that have to wait; keep
+        the rest. Raises `HttpParserError` and `UnfitRequest`.
         """
         at = 0
         while at < len(data):
@@ -176,8 +176,8 @@ class ClientConnection(ClientSender):
             self._expect_body()
 
     def _expect_body(self) -> None:
-        """Set the deadline for more of the body. Each byte postpones it by what it takes at `MIN_BODY_RATE`, up to the
-        grace from now: who sent much at first may not trickle for long.
+        """Set the deadline for more of the body. Each byte postpones it by what it takes at `MIN_BODY_RATE`, up to
+        the grace from now: who sent much at first may not trickle for long.
         """
         limits, now = self._limits, self._context.loop.time()
         latest = now + limits.body_grace_s

@@ -1,8 +1,9 @@
 """One request of a client and its answer on an HTTP/1 connection: a `ClientRequest` (`proxy/call.py`).
 
-The body stays in the pieces in which it arrived until it is read. The answer is framed here (length, chunks, or the end
-of the connection for HTTP/1.0) and goes straight to the transport, which gathers what is written in one turn of the
-loop; nothing is copied in between. An answer to a client that still waits for `100 Continue` closes the connection.
+The body stays in the pieces in which it arrived until it is read. The answer is framed here (length, chunks, or the
+end of the connection for HTTP/1.0) and goes straight to the transport, which gathers what is written in one turn of
+the loop; nothing is copied in between. An answer to a client that still waits for `100 Continue` closes the
+connection.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class ExchangeTransport(Protocol):
 
 
 class ClientExchange(WatchedExchange):
-    """One exchange. `pieces` and `buffered` are filled by the connection, and emptied as the body is read. It is `gone`
-    when the client disconnected before the answer was complete, or the answer was aborted.
+    """One exchange. `pieces` and `buffered` are filled by the connection, and emptied as the body is read. It is
+    `gone` when the client disconnected before the answer was complete, or the answer was aborted.
     """
 
     __slots__ = (
@@ -154,7 +155,9 @@ class ClientExchange(WatchedExchange):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
-        """Return what has arrived of the body since, never empty; `b""` at its end or when the client is gone."""
+        """Return the part of the body that has arrived since, never empty; `b""` at its end or when the client is
+        gone.
+        """
         pieces = await self._take()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -300,4 +303,4 @@ class RequestHandler(Protocol):
         """Count a request that the connection has refused with this status: no valid HTTP, or too slow."""
 
     def on_crash(self, exchange: ClientExchange) -> tuple[int, Headers, bytes]:
-        """Return what stands for the answer, with its status and headers, where `answer` failed or gave none."""
+        """Return the answer, with status and headers, to send where `answer` failed or gave none."""

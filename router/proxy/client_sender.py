@@ -1,7 +1,7 @@
 """The sending half of a client connection: backpressure, and the ways to end it.
 
-A client that does not read is not written to without end (`write_paused`), and is cut off when it has read nothing for
-`stall_timeout_s`. Nothing here knows requests.
+A client that does not read is not written to without end (`write_paused`), and is cut off when it has read nothing
+for `stall_timeout_s`. Nothing here knows requests.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ClientSender(asyncio.Protocol):
         raise NotImplementedError
 
     def _linger(self) -> None:
-        """Send no more, and throw away what still comes for a while: to close before it was read would be a reset, at
-        which the client could lose the answer (RFC 9112 9.6). TLS has an end of its own.
+        """Send no more, and throw away what still comes for a while: to close before it was read would be a reset,
+        at which the client could lose the answer (RFC 9112 9.6). TLS has an end of its own.
         """
         self._closing = True
         if self.transport.can_write_eof():
@@ -55,8 +55,8 @@ class ClientSender(asyncio.Protocol):
         self.transport.close()
 
     def reset(self) -> None:
-        """Cut the connection off with a TCP reset: a plain end is how an answer without a length ends, and the system
-        would keep trying to deliver what the client does not read.
+        """Cut the connection off with a TCP reset: a plain end is how an answer without a length ends, and the
+        system would keep trying to deliver what the client does not read.
         """
         if (tcp := self.transport.get_extra_info("socket")) is not None:
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)

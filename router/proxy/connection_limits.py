@@ -1,4 +1,4 @@
-"""What one client connection may take and how long, for all connections of a listener."""
+"""Limits of one client connection in bytes and time, for all connections of a listener."""
 
 from __future__ import annotations
 

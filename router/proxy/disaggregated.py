@@ -4,10 +4,10 @@
     relay_after     Nixl: the prefill half's answer says where the KV is and goes into the decode half, at once: the KV
                     is kept under a lease
 
-The prefill half's answer is not relayed. If that half fails before the other has begun to answer, the decode half is
-cancelled, because it would wait for KV that will not come: nothing was sent to the client, and the caller may try
-another pair, or let the decode engine do it all. Once bytes have gone out the prefill half matters no more. A client
-that disconnects ends both.
+The prefill half's answer is not relayed. If that half fails before the other has begun to answer, the decode half
+is cancelled, because it would wait for KV that will not come: nothing was sent to the client, and the caller may
+try another pair, or let the decode engine do it all. Once bytes have gone out the prefill half matters no more. A
+client that disconnects ends both.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ ANSWER_BYTES = 2 * 1024 * 1024  # where the KV of a million tokens is takes 0.5 
 
 
 class PrefillLeg(NamedTuple):
-    """The prefill half on its way to one instance. `beside`: the decode half is sent at once, and waits for the KV by
-    itself; otherwise it is sent when this half has ended.
+    """The prefill half on its way to one instance. `beside`: the decode half is sent at once, and waits for the KV
+    by itself; otherwise it is sent when this half has ended.
     """
 
     outgoing: OutgoingRequest

@@ -1,14 +1,14 @@
 """One HTTP/1 connection to an engine, carrying one exchange at a time.
 
-llhttp parses strictly; what it lets pass and two readers of the stream could still read differently is refused here: a
-transfer coding other than `chunked`, an upgrade, bytes that answer no request. So is what would fill memory or keep the
-loop busy without being an answer: heads, chunk framing and trailers larger than `OVERHEAD_BYTES`. After any of these,
-and after an exchange that did not end cleanly, the connection is not used again.
+llhttp parses strictly; what it lets pass and two readers of the stream could still read differently is refused
+here: a transfer coding other than `chunked`, an upgrade, bytes that answer no request. So is what would fill memory
+or keep the loop busy without being an answer: heads, chunk framing and trailers larger than `OVERHEAD_BYTES`. After
+any of these, and after an exchange that did not end cleanly, the connection is not used again.
 
-The reader has two ways. `read()` returns what has arrived since, at once if something has. `pipe()` passes each piece
-on in the very turn of the loop in which it came, which saves a future and a task's wake-up per chunk of a stream.
-Nothing is read from the socket while more than `HIGH_WATER_BYTES` wait to be read, or while the sink has had enough, so
-a client that stops reading stops its engine, and does not fill the router's memory.
+The reader has two ways. `read()` returns what has arrived since, at once if something has. `pipe()` passes each
+piece on in the very turn of the loop in which it came, which saves a future and a task's wake-up per chunk of a
+stream. Nothing is read from the socket while more than `HIGH_WATER_BYTES` wait to be read, or while the sink has
+had enough, so a client that stops reading stops its engine, and does not fill the router's memory.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class EngineConnection(asyncio.Protocol):
             self._transport.writelines((head, body))
 
     async def wait_begin(self) -> bool:
-        """Wait for the first byte of the body, or the answer's end: `status` and `headers` are valid then. Return False
-        when there is a `failure` instead.
+        """Wait for the first byte of the body, or the answer's end: `status` and `headers` are valid then. Return
+        False when there is a `failure` instead.
         """
         if not self._over and not self._pieces:
             await self._wait()
@@ -111,8 +111,8 @@ class EngineConnection(asyncio.Protocol):
         return data
 
     async def pipe(self, sink: Sink) -> bool:
-        """Pass everything on to `sink` as it arrives. Return False at the end (`complete`, or `failure` says why), and
-        True when `sink` had enough: nothing is read from the socket until the next call.
+        """Pass everything on to `sink` as it arrives. Return False at the end (`complete`, or `failure` says why),
+        and True when `sink` had enough: nothing is read from the socket until the next call.
         """
         self._resume()
         if self._pieces:
@@ -239,7 +239,9 @@ class EngineConnection(asyncio.Protocol):
         self._collected.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Raises `HttpParserError` for a transfer coding other than chunked, and a status that HTTP does not have."""
+        """Raises `HttpParserError` for a transfer coding other than chunked, and a status that HTTP does not
+        have.
+        """
         self.status = self._parser.get_status_code()
         if self.status not in STATUSES:
             raise httptools.HttpParserError("no status of HTTP")

@@ -1,11 +1,11 @@
 """Header rules in both directions: which headers pass, and which the router sets itself.
 
-Every header passes unchanged, in its order and with its duplicates, except: what belongs to one hop (RFC 9110 7.6.1,
-and what `Connection` lists), what the router decides (length, host, request id, rank, credentials), what the operator
-forbids clients to set, and `accept-encoding`: a compressed answer would hide its `usage`. llhttp lets no line break
-into a name or value; since one would let a client write headers of its own here, it is checked again. Headers by which
-routers tell engines and their sidecars where a request goes (`STEERING`) are never a client's: they would undo the
-choice, or make a sidecar connect to an address of the client's own.
+Every header passes unchanged, in its order and with its duplicates, except: what belongs to one hop (RFC 9110
+7.6.1, and what `Connection` lists), what the router decides (length, host, request id, rank, credentials), what the
+operator forbids clients to set, and `accept-encoding`: a compressed answer would hide its `usage`. llhttp lets no
+line break into a name or value; since one would let a client write headers of its own here, it is checked again.
+Headers by which routers tell engines and their sidecars where a request goes (`STEERING`) are never a client's:
+they would undo the choice, or make a sidecar connect to an address of the client's own.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class HeaderEdits(NamedTuple):
 
 
 class HeaderRules:
-    """Rules for requests. `strip`: headers that clients may not set. `own_keys`: clients' API keys are the router's own
-    and reach no engine.
+    """Rules for requests. `strip`: headers that clients may not set. `own_keys`: clients' API keys are the router's
+    own and reach no engine.
     """
 
     def __init__(self, strip: Iterable[str] = (), *, own_keys: bool = False) -> None:
@@ -116,8 +116,8 @@ class HeaderRules:
 
     def forward(self, headers: Headers, request_id: str, trace: TraceHeader | None = None) -> ForwardedHeaders:
         """Return the client's headers for the engine; `request_id` is used where the client sent no `x-request-id`.
-        With a `trace` its `traceparent` takes the place of the client's. Raises `BadRequest` for a line break inside a
-        header.
+        With a `trace` its `traceparent` takes the place of the client's. Raises `BadRequest` for a line break
+        inside a header.
         """
         if hop_headers := find_hop_headers(headers):
             headers = [header for header in headers if header[0] not in hop_headers]
@@ -143,7 +143,9 @@ class HeaderRules:
 
 
 def build_header_rules(config: Config) -> HeaderRules:
-    """Return what of a client's headers reaches engines: not its key for this router, nor who a proxy says it is."""
+    """Return the rules by which a client's headers reach engines: without its key for this router, and the name
+    that a proxy gave.
+    """
     clients, strip = config.clients, config.edge.strip_headers
     named = [] if clients.tenant_header is None else [clients.tenant_header]
     return HeaderRules([*strip, *named], own_keys=clients.keys_file is not None or clients.jwt is not None)
@@ -170,8 +172,8 @@ def render_head(
 
 
 class AnswerLabels(NamedTuple):
-    """The values of the router's own headers of an answer, `x-warmroute-target` and so on. `model`: the one of an alias
-    that answers in place of its first; None: the first does, or there is no alias.
+    """The values of the router's own headers of an answer, `x-warmroute-target` and so on. `model`: the one of an
+    alias that answers in place of its first; None: the first does, or there is no alias.
     """
 
     target: str
@@ -190,7 +192,9 @@ class AnswerLabels(NamedTuple):
 
 
 def response_headers(headers: Headers, labels: AnswerLabels, *, resized: bool) -> Headers:
-    """Return an engine's headers for the client. `resized`: part of the body is removed, so its length is dropped."""
+    """Return an engine's headers for the client. `resized`: part of the body is removed, so its length is
+    dropped.
+    """
     dropped = RESIZED if resized else HOP_BY_HOP
     if hop_headers := find_hop_headers(headers):
         dropped |= hop_headers

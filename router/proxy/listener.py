@@ -1,9 +1,9 @@
 """A listening socket: where it is bound, TLS, who gets a connection, and the connections from start to stop.
 
-Two listeners share one event loop and `app.py` owns the signals, so this does only two things: start, so that the bound
-port is known, and stop, so that running exchanges may end. It accepts by itself (`acceptor.py`): a connection beyond
-the capacity or its client's share costs no more than to accept and close it, and one in its TLS handshake counts like
-any other.
+Two listeners share one event loop and `app.py` owns the signals, so this does only two things: start, so that the
+bound port is known, and stop, so that running exchanges may end. It accepts by itself (`acceptor.py`): a connection
+beyond the capacity or its client's share costs no more than to accept and close it, and one in its TLS handshake
+counts like any other.
 """
 
 from __future__ import annotations
@@ -100,13 +100,15 @@ class HttpListener:
         return len(self._connections)
 
     async def bind(self) -> None:
-        """Take or bind the sockets; `port` is the bound one from here on. Raises `ConfigError` when the address cannot
-        be bound.
+        """Take or bind the sockets; `port` is the bound one from here on. Raises `ConfigError` when the address
+        cannot be bound.
         """
         self.port = await self._acceptor.bind(self._config.host, self._config.port)
 
     async def start(self) -> None:
-        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done that."""
+        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done
+        that.
+        """
         config, loop = self._config, asyncio.get_running_loop()
         if not self._acceptor.bound:
             await self.bind()
@@ -176,8 +178,8 @@ class HttpListener:
                 connection.retire(limits)
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no new connections; running exchanges have `grace_s` to end. Then streams get their last events, and
-        clients that do not read those within `LAST_GRACE_S` are cut off.
+        """Accept no new connections; running exchanges have `grace_s` to end. Then streams get their last events,
+        and clients that do not read those within `LAST_GRACE_S` are cut off.
         """
         self.stop_accepting()
         if self._context is None:

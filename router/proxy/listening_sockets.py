@@ -1,9 +1,10 @@
 """The listening sockets of a router: handed over by whoever held them before, else bound here.
 
 A socket that is closed resets every connection that waits in its backlog, also where another process listens on the
-same port (Linux: each socket with SO_REUSEPORT has a backlog of its own; `net.ipv4.tcp_migrate_req` is off by default).
-So a router that replaces another gets its predecessor's sockets, not sockets of its own: the backlog belongs to the
-socket, whoever accepts from it. The service manager hands sockets over in the same way (systemd, `LISTEN_FDS`).
+same port (Linux: each socket with SO_REUSEPORT has a backlog of its own; `net.ipv4.tcp_migrate_req` is off by
+default). So a router that replaces another gets its predecessor's sockets, not sockets of its own: the backlog
+belongs to the socket, whoever accepts from it. The service manager hands sockets over in the same way (systemd,
+`LISTEN_FDS`).
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class ListeningSockets:
         return [listening for listening in self._used if listening.fileno() >= 0]
 
     async def open(self, host: str, port: int, copies: int = 1) -> list[list[socket.socket]]:
-        """Return the sockets for `host` and `port`, for `copies` processes: one list for each, with a socket for each
-        address of `host`, the same lists in every process that gets the same sockets in the same order. The kernel
-        assigns each connection to one of the processes; where fewer sockets were handed over than there are processes,
-        some share one. Raises ConfigError when an address cannot be bound.
+        """Return the sockets for `host` and `port`, for `copies` processes: one list for each, with a socket for
+        each address of `host`, the same lists in every process that gets the same sockets in the same order. The
+        kernel assigns each connection to one of the processes; where fewer sockets were handed over than there are
+        processes, some share one. Raises ConfigError when an address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -95,9 +96,9 @@ class SocketShare(NamedTuple):
 
 
 def take_passed_sockets(environment: MutableMapping[str, str], pid: int) -> list[socket.socket]:
-    """Return the sockets that a service manager passed to the process `pid`, and remove from `environment` what says
-    so, which is not for child processes: sd_listen_fds(3). Raises ConfigError for anything but a TCP socket that
-    listens.
+    """Return the sockets that a service manager passed to the process `pid`, and remove from `environment` what
+    says so, which is not for child processes: sd_listen_fds(3). Raises ConfigError for anything but a TCP socket
+    that listens.
     """
     names = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
     owner, count, _ = (environment.pop(name, "") for name in names)
@@ -140,7 +141,9 @@ def _share_out(sockets: list[socket.socket], copies: int) -> list[list[socket.so
 
 
 def _is_bound_to(listening: socket.socket, address: tuple[Any, ...]) -> bool:
-    """`listening` gets what is sent to `address`. One socket of the service manager may be for both versions of IP."""
+    """`listening` gets what is sent to `address`. One socket of the service manager may be for both versions of
+    IP.
+    """
     (host, port), (bound, bound_port) = address[:2], listening.getsockname()[:2]
     both = bound == "::" and host == "0.0.0.0" and not listening.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
     return port == bound_port and (host == bound or both)

@@ -1,14 +1,15 @@
-"""Relays one attempt: the request goes to one engine, its answer comes back to the client, byte for byte as it arrives.
+"""Relays one attempt: the request goes to one engine, its answer comes back to the client, byte for byte as it
+arrives.
 
-Nothing reaches the client before the engine has begun to answer (head and first byte of body), so until then the caller
-may try another engine; what may be tried again is the caller's decision. A 503 is kept back, to be sent if no other
-engine can answer; a JSON answer until it is whole, as its engine may die while it sends it. After that there are only
-three ends: whole; broken by the engine (an event stream is closed with an error event in the client's dialect, anything
-else is cut off so that the client sees it); or the client disconnected, which cancels the relay and thereby closes the
-engine's connection: that is how vLLM is told to stop.
+Nothing reaches the client before the engine has begun to answer (head and first byte of body), so until then the
+caller may try another engine; what may be tried again is the caller's decision. A 503 is kept back, to be sent if
+no other engine can answer; a JSON answer until it is whole, as its engine may die while it sends it. After that
+there are only three ends: whole; broken by the engine (an event stream is closed with an error event in the
+client's dialect, anything else is cut off so that the client sees it); or the client disconnected, which cancels
+the relay and thereby closes the engine's connection: that is how vLLM is told to stop.
 
-A broken stream that another engine can carry on is left open (`RelayBroken.open`). The caller then relays that engine's
-answer into it, of which only the body goes out, or ends it.
+A broken stream that another engine can carry on is left open (`RelayBroken.open`). The caller then relays that
+engine's answer into it, of which only the body goes out, or ends it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class AnswerWatch(Protocol):
         """Take a piece of the answer as it arrived; return what of it the client may see now."""
 
     def flush(self) -> bytes:
-        """Return what was held back and may be sent now that the answer is whole."""
+        """Return the part held back, which may be sent now that the answer is whole."""
 
 
 class RelayWatch(AnswerWatch, Protocol):
@@ -49,7 +50,7 @@ class RelayWatch(AnswerWatch, Protocol):
 
     @property
     def stopped(self) -> bool:
-        """What the engine sends is no part of the answer: nothing more of it is relayed."""
+        """True once the engine's bytes are no part of the answer: nothing more of it is relayed."""
 
     def can_continue(self) -> bool:
         """Return whether another engine can carry on this answer, of which only whole events have passed."""
@@ -59,8 +60,8 @@ class RelayWatch(AnswerWatch, Protocol):
 
 
 class OutgoingRequest(NamedTuple):
-    """A request on its way to one instance. `hides`: the watch may remove something from a stream; `renames`: it may
-    change the length of any body.
+    """A request on its way to one instance. `hides`: the watch may remove something from a stream; `renames`: it
+    may change the length of any body.
     """
 
     instance: str
@@ -85,8 +86,8 @@ class EngineRefusal(NamedTuple):
 class RelayNotStarted(NamedTuple):
     """Nothing was sent to the client. Only an engine that `died` or `failed` can have worked on the request.
 
-    `prefill`: the prefill half of a pair (`disaggregated.py`) failed so; only that can have `failed`, with a 5xx, since
-    the 5xx of an answering engine is sent to the client.
+    `prefill`: the prefill half of a pair (`disaggregated.py`) failed so; only that can have `failed`, with a 5xx,
+    since the 5xx of an answering engine is sent to the client.
     """
 
     reason: Literal["connect", "busy", "died", "failed"]

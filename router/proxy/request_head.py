@@ -1,7 +1,7 @@
 """The head of a request: what llhttp parsed, checked for what it lets pass.
 
-Refused is whatever two HTTP parsers could read differently, what this server does not speak (CONNECT, transfer codings
-but chunked), and a request that does not say once and validly which host it is for (RFC 9112 3.2). Pure.
+Refused is whatever two HTTP parsers could read differently, what this server does not speak (CONNECT, transfer
+codings but chunked), and a request that does not say once and validly which host it is for (RFC 9112 3.2). Pure.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class UnfitRequest(Exception):
 
 
 class RequestHead:
-    """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` are the client's; `fields` are
-    the headers by name, of several values the first one.
+    """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` are the client's; `fields`
+    are the headers by name, of several values the first one.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """llhttp for the requests of one connection.
 
-An offer to go on in another protocol is ignored, as RFC 9110 (7.8) allows: Java's HttpClient makes one (h2c) with its
-first request. llhttp would take the body of such a request for the other protocol, so its head is parsed a second time,
-without the offer.
+An offer to go on in another protocol is ignored, as RFC 9110 (7.8) allows: Java's HttpClient makes one (h2c) with
+its first request. llhttp would take the body of such a request for the other protocol, so its head is parsed a
+second time, without the offer.
 """
 
 from __future__ import annotations

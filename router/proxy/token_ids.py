@@ -3,9 +3,9 @@
 It stands between the relays and the engines, so that a request, both halves of a pair, and a half that is made only
 when the other has answered (`disaggregated.py`) all get ids in the same way, and none of them knows.
 
-After a 400 the engine is asked once more without ids: either it refused just those, or the client's request was wrong,
-and the engine then says so about what the client really sent. A decode half is then the client's request alone:
-refusing it made the engine drop the KV that waited for it (generate/base/serving.py,
+After a 400 the engine is asked once more without ids: either it refused just those, or the client's request was
+wrong, and the engine then says so about what the client really sent. A decode half is then the client's request
+alone: refusing it made the engine drop the KV that waited for it (generate/base/serving.py,
 `_with_kv_transfer_rejection_cleanup`).
 """
 
@@ -21,8 +21,8 @@ REFUSAL_BYTES = 64 * 1024
 
 
 class TokenIdUpstreams:
-    """The upstreams of one attempt. `plain` is the client's request, as the instance `answering` would get it without
-    ids; `on_refusal` is called for each 400, with its body or `None`.
+    """The upstreams of one attempt. `plain` is the client's request, as the instance `answering` would get it
+    without ids; `on_refusal` is called for each 400, with its body or `None`.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """The engines as the data path sees them: addresses, credentials, and a pool of connections to each.
 
-Idle connections are reused last in, first out, so that few stay warm and the rest age out before the engine closes them
-(vLLM's uvicorn does after 5 s). An engine that closes a connection just as a request goes out has not failed: when a
-*reused* connection ends at once and without a single byte of answer, the request goes out once more on a fresh one, as
-every HTTP client does (RFC 9112 9.3.1). One that ends later had been working on it, and may have died of it: that, as
-every other failure, is a value for the caller, who knows what may be tried again.
+Idle connections are reused last in, first out, so that few stay warm and the rest age out before the engine closes
+them (vLLM's uvicorn does after 5 s). An engine that closes a connection just as a request goes out has not failed:
+when a *reused* connection ends at once and without a single byte of answer, the request goes out once more on a
+fresh one, as every HTTP client does (RFC 9112 9.3.1). One that ends later had been working on it, and may have died
+of it: that, as every other failure, is a value for the caller, who knows what may be tried again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class UpstreamRequest:
 
 
 class UpstreamUnanswered(NamedTuple):
-    """No answer began. `connect`: the engine was not reached; `died`: it took the request; `late`: it stayed silent."""
+    """No answer began. `connect`: the engine was not reached; `died`: it took the request; `late`: it stayed
+    silent.
+    """
 
     reason: Literal["connect", "died", "late"]
     detail: str
@@ -79,7 +81,9 @@ class Upstreams:
         self._tls = TlsContexts()
 
     def add(self, instance: str, url: str, *, api_key: str | None = None, ca_file: str | None = None) -> None:
-        """Reach `instance` at `url` (http or https, no path) from now on. Raises `ConfigError` for a bad `ca_file`."""
+        """Reach `instance` at `url` (http or https, no path) from now on. Raises `ConfigError` for a bad
+        `ca_file`.
+        """
         self.remove(instance)
         tls = self._tls.get(ca_file) if urlsplit(url).scheme == "https" else None
         self._engines[instance] = _Engine(url, api_key, tls, self._connect_timeout_s, self._keepalive_s)
@@ -109,8 +113,8 @@ class Upstreams:
     ) -> Coroutine[Any, Any, UpstreamExchange | UpstreamUnanswered]:
         """Send `request` and wait until its answer has begun: its head and the first byte of its body, or its end.
 
-        An engine sends the head of a stream before it has computed anything, so until a byte of the body has come the
-        request may still go to another engine. Close the exchange when done with it.
+        An engine sends the head of a stream before it has computed anything, so until a byte of the body has come
+        the request may still go to another engine. Close the exchange when done with it.
         """
         engine = self._engines.get(instance)
         return _report_removed() if engine is None else engine.send(request, first_byte_s, idle_s)
@@ -156,8 +160,8 @@ class Upstreams:
 
 
 class OthersTimeout:
-    """`asyncio.timeout` for what another process has to do: it does not count how late this process's event loop was.
-    A router that is short of CPU time would else take its engines for dead.
+    """`asyncio.timeout` for what another process has to do: it does not count how late this process's event loop
+    was. A router that is short of CPU time would else take its engines for dead.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -184,13 +188,17 @@ class OthersTimeout:
 
 
 class TlsContexts:
-    """How servers are checked, by CA file. Each context is made once: loading the system's CAs takes tens of ms."""
+    """TLS contexts to verify servers with, by CA file. Each context is made once: loading the system's CAs takes
+    tens of ms.
+    """
 
     def __init__(self) -> None:
         self._contexts: dict[str | None, ssl.SSLContext] = {}
 
     def get(self, ca_file: str | None) -> ssl.SSLContext:
-        """Return the context for a CA file; None: the system's CAs. Raises `ConfigError` for one that is of no use."""
+        """Return the context for a CA file; None: the system's CAs. Raises `ConfigError` for one that is of no
+        use.
+        """
         if ca_file not in self._contexts:
             try:
                 self._contexts[ca_file] = ssl.create_default_context(cafile=ca_file)
@@ -204,8 +212,8 @@ async def _report_removed() -> UpstreamUnanswered:
 
 
 class UpstreamExchange:
-    """An answer that has begun. Use it with `with`: leaving gives the connection back, or closes it, which aborts the
-    engine's work.
+    """An answer that has begun. Use it with `with`: leaving gives the connection back, or closes it, which aborts
+    the engine's work.
     """
 
     __slots__ = ("_connection", "_engine", "headers", "status")
@@ -230,18 +238,20 @@ class UpstreamExchange:
         return self._connection.drained
 
     def read(self) -> Awaitable[bytes]:
-        """Return what has arrived since, never empty; `b""` at the end: `drained`, or `failure` says why."""
+        """Return the bytes that have arrived since, never empty; `b""` at the end: `drained`, or `failure` says
+        why.
+        """
         return self._connection.read()
 
     def pipe(self, sink: Sink) -> Awaitable[bool]:
-        """Pass everything on to `sink`, each piece as it arrives. Return True when `sink` had enough: call this again
-        when it can take more. Return False at the end: `drained`, or `failure` says why.
+        """Pass everything on to `sink`, each piece as it arrives. Return True when `sink` had enough: call this
+        again when it can take more. Return False at the end: `drained`, or `failure` says why.
         """
         return self._connection.pipe(sink)
 
     async def hold(self, limit_bytes: int) -> bytes:
-        """Return the body up to its end (`drained`, or `failure` says why not), or the beginning of one that is larger
-        than `limit_bytes`.
+        """Return the body up to its end (`drained`, or `failure` says why not), or the beginning of one that is
+        larger than `limit_bytes`.
         """
         pieces: list[bytes] = []
         size = 0

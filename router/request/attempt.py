@@ -1,4 +1,6 @@
-"""One attempt at a request: its observer, the data path that carries it out, and the booking, which is given back."""
+"""One attempt at a request: its observer, the data path that carries it out, and the booking, which is given
+back.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from router.scheduling.ticket import Ticket
 
 
 class EarlierAttempts:
-    """The result of earlier attempts at a request that the next one needs. `failed`: target ids, and those of targets
-    that the request cannot go to.
+    """The result of earlier attempts at a request that the next one needs. `failed`: target ids, and those of
+    targets that the request cannot go to.
     """
 
     __slots__ = ("failed", "handed_over", "moved_to")
@@ -51,7 +53,7 @@ async def attempt(request: Request, ticket: Ticket, earlier: EarlierAttempts, se
 
 
 def keep_handed_over(handed_over: HandedOverKv | None, end: RelayNotStarted, now: float) -> HandedOverKv | None:
-    """Return handed-over KV that another engine may still fetch. An engine that took the request may have fetched and
-    so freed it; one that turned the request away drops it.
+    """Return handed-over KV that another engine may still fetch. An engine that took the request may have fetched
+    and so freed it; one that turned the request away drops it.
     """
     return handed_over if handed_over is not None and end.reason == "connect" and now < handed_over.until_s else None

@@ -1,9 +1,9 @@
 """Limits on concurrent requests and on the bytes of their bodies in memory, both shared fairly among clients.
 
-A request is refused before anything is read or computed, so overload costs an answer of 429 and nothing else; and it
-takes its place among the concurrent ones only when its body is here, so who sends slowly takes nobody's place. A `Slot`
-is given back exactly once, whatever ends its request: it is a context manager and idempotent. Pure counting: no
-waiting, no clock, no sockets.
+A request is refused before anything is read or computed, so overload costs an answer of 429 and nothing else; and
+it takes its place among the concurrent ones only when its body is here, so who sends slowly takes nobody's place. A
+`Slot` is given back exactly once, whatever ends its request: it is a context manager and idempotent. Pure counting:
+no waiting, no clock, no sockets.
 """
 
 from __future__ import annotations

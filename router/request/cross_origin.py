@@ -1,4 +1,5 @@
-"""Access from pages of other origins (CORS, https://fetch.spec.whatwg.org/#http-cors-protocol), without credentials.
+"""Access from pages of other origins (CORS, https://fetch.spec.whatwg.org/#http-cors-protocol), without
+credentials.
 
 The router answers for the fleet: its headers are in every answer, in the place of those that engines set. Without
 `edge.cors_origins` it adds none, and those of engines pass.

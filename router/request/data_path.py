@@ -1,7 +1,8 @@
-"""How an attempt is carried out: the one seam between the modes in which the router runs.
+"""The way in which an attempt is carried out: the one seam between the modes in which the router runs.
 
-`relay_path.py` sends the request to the engine and relays the answer; `picker_path.py` tells a gateway where to send it
-and follows what the gateway says. Everything before and after, the choice, the books and the record, is the same.
+`relay_path.py` sends the request to the engine and relays the answer; `picker_path.py` tells a gateway where to
+send it and follows what the gateway says. Everything before and after, the choice, the books and the record, is the
+same.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ class DataPath(Protocol):
         """Return the ids of the targets that this request cannot go to."""
 
     def follow(self, prompt: Prompt) -> ContinuableStream | None:
-        """Return what keeps the answer to `prompt` so that another engine can carry it on; None where none can."""
+        """Return the stream that keeps the answer to `prompt` for another engine to continue; None where none
+        can.
+        """
 
     async def run(self, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch) -> RelayEnd:
-        """Carry out the attempt of `ticket` and return how it ended, as `watch` was told. `handed`: where KV is that an
-        earlier attempt's prefill half has handed over.
+        """Carry out the attempt of `ticket` and return how it ended, as `watch` was told. `handed`: where KV is
+        that an earlier attempt's prefill half has handed over.
         """
 
 

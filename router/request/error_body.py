@@ -1,8 +1,9 @@
-"""Error responses in the client's own dialect: OpenAI's shape, or Anthropic's on `/v1/messages` and for its clients.
+"""Error responses in the client's own dialect: OpenAI's shape, or Anthropic's on `/v1/messages` and for its
+clients.
 
-Used by the public API, which is plain ASGI, and by the FastAPI applications, where `install_error_handlers` also gives
-the framework's own refusals (unknown path, wrong method, invalid parameter) the same shape. A stream that breaks after
-its first byte cannot become an error response any more: `proxy/relay.py` reports it inside the stream.
+Used by the public API, which is plain ASGI, and by the FastAPI applications, where `install_error_handlers` also
+gives the framework's own refusals (unknown path, wrong method, invalid parameter) the same shape. A stream that
+breaks after its first byte cannot become an error response any more: `proxy/relay.py` reports it inside the stream.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def speaks_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:
 
 
 def describe_crash() -> InternalError:
-    """Return what a client learns of an exception that nobody expected."""
+    """Return the message for a client about an exception that nobody expected."""
     return InternalError("the router failed to answer this request; its log has the reason", code="internal_error")
 
 

@@ -27,8 +27,8 @@ def derive_unit(
     record_id: str,
     at_wall_s: float,
 ) -> bytes:
-    """Return 16 bytes, equal for equal units in every process, as far as `conversations` without a name of their own
-    have the same one there. Names of users and keys cannot be read from them.
+    """Return 16 bytes, equal for equal units in every process, as far as `conversations` without a name of their
+    own have the same one there. Names of users and keys cannot be read from them.
     """
     match experiment.unit:
         case "session":

@@ -12,9 +12,9 @@ from router.tenants.tenant import Tenant
 
 def name_model(prompt: Prompt, fleet: Fleet, tenant: Tenant | None, *, implied: bool = True) -> None:
     """Let a prompt that names no model be for the only base model, as engines take it; the body stays. One that is
-    placed by load needs no name, unless its tenant may use some models only: whatever its body is, an engine of another
-    model must not get it. Raises `BadRequest` where there are several models, or none is `implied`; `NoTarget` where
-    none is known yet.
+    placed by load needs no name, unless its tenant may use some models only: whatever its body is, an engine of
+    another model must not get it. Raises `BadRequest` where there are several models, or none is `implied`;
+    `NoTarget` where none is known yet.
     """
     if prompt.endpoint is Endpoint.OTHER and may_use_all(tenant):
         return
@@ -45,9 +45,9 @@ def check_allowed(model: str | None, tenant: Tenant | None) -> None:
 
 
 def resolve_model(prompt: Prompt, scheduler: Scheduler, name: str | None) -> ServedModel | None:
-    """Return what the model of `prompt` stands for; None where the request names none (load-placed endpoints only).
-    `name` is the client's own for it. Raises `NotFound` for one that no instance serves, `NoTarget` for one that never
-    was while no instance is ready to say what it serves.
+    """Return the served model that `prompt` names; None where the request names none (load-placed endpoints only).
+    `name` is the client's own for it. Raises `NotFound` for one that no instance serves, `NoTarget` for one that
+    never was while no instance is ready to say what it serves.
     """
     if prompt.model is None:
         return None

@@ -1,7 +1,7 @@
 """The applications behind health and metrics.
 
-`/health` says that the process answers and nothing more, so that a supervisor does not restart a router whose engines
-are down. `/ready` says whether a load balancer should send requests here.
+`/health` says that the process answers and nothing more, so that a supervisor does not restart a router whose
+engines are down. `/ready` says whether a load balancer should send requests here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MetricsAccess(NamedTuple):
 
 
 class Readiness:
-    """Whether a process should get requests. With `wakes`, requests for a model without an engine start one."""
+    """Readiness of a process for requests. With `wakes`, requests for a model without an engine start one."""
 
     def __init__(self, fleet: Fleet, *, wakes: bool) -> None:
         self._fleet = fleet

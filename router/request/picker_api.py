@@ -1,7 +1,7 @@
 """The requests that a gateway sends through a picker: the same API, with refusals as gateways know them.
 
-What a client may ask for, and in which words it is refused, is the proxy's (`public_api.py`). `/health`, `/ready` and
-`/metrics` are not among it: they are the router's own, and have a port of their own.
+What a client may ask for, and in which words it is refused, is the proxy's (`public_api.py`). `/health`, `/ready`
+and `/metrics` are not among it: they are the router's own, and have a port of their own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The data path of a picker: a gateway is told where the request goes, carries it out, and reports.
 
-What a proxy would find out by itself is told here: the head and the pieces of an answer, or its first piece and later
-an entry of the access log. A gateway that could not reach the engine has answered its client when it says so: nothing
-is tried again here, but the record, the breaker and the health check learn of it. Where it has turned to another engine
-of the list that it was given, that one's part is booked and recorded as a second attempt.
+What a proxy would find out by itself is told here: the head and the pieces of an answer, or its first piece and
+later an entry of the access log. A gateway that could not reach the engine has answered its client when it says so:
+nothing is tried again here, but the record, the breaker and the health check learn of it. Where it has turned to
+another engine of the list that it was given, that one's part is booked and recorded as a second attempt.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ KEY_BYTES = 8
 
 class PickerPath:
     """A `DataPath` (`data_path.py`). `fallbacks`: how many endpoints are named after the chosen one; `credentials`
-    returns the `authorization` for an instance; `on_moved` is called when another endpoint answers than the chosen one.
+    returns the `authorization` for an instance; `on_moved` is called when another endpoint answers than the chosen
+    one.
     """
 
     def __init__(
@@ -171,7 +172,9 @@ class PickerPath:
         return found
 
     async def _judge(self, end: AnswerEnd, call: PickerExchange, ticket: Ticket, answer: OpenAnswer) -> RelayEnd:
-        """Return what an end means for the attempt. Raises `ClientDisconnected` where the log says so."""
+        """Return the attempt's end for the end of the exchange. Raises `ClientDisconnected` where the log says
+        so.
+        """
         record = ticket.record
         status = end.status or 0
         match end.kind:

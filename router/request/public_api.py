@@ -1,8 +1,8 @@
 """The public API: an allow-list of endpoints, API keys, and the health and metrics endpoints on the same port.
 
-The list is in `public_paths.py`. A path that is not on it, or in `edge.extra_endpoints`, is 404; a wrong method is 405.
-Every `RequestRefused` that reaches this file becomes one answer in the client's own dialect, and so does an exception
-that nobody expected. What the router answers by itself is counted and logged here, too.
+The list is in `public_paths.py`. A path that is not on it, or in `edge.extra_endpoints`, is 404; a wrong method is
+405. Every `RequestRefused` that reaches this file becomes one answer in the client's own dialect, and so does an
+exception that nobody expected. What the router answers by itself is counted and logged here, too.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RequestApi:
         return self.encode_refusal(crash, call)
 
     def _find_route(self, call: ClientRequest) -> Awaitable[None] | None:
-        """Return what answers `call` when it is awaited; None when it is answered already. Raises `RequestRefused`."""
+        """Return the coroutine that answers `call`; None when it is answered already. Raises `RequestRefused`."""
         method, path = call.method, call.path
         if (method, path) in self._routed:
             return self.route(call)
@@ -153,8 +153,8 @@ class RequestApi:
         return OTHER if found is None else found.entry.path
 
     def _answer_models(self, call: ClientRequest, found: FoundPath) -> None:
-        """Answer with the model cards that the tenant may use, or with one of them, in the form of an engine's own and
-        dated now, as there. Raises `NotFound`.
+        """Answer with the model cards that the tenant may use, or with one of them, in the form of an engine's own
+        and dated now, as there. Raises `NotFound`.
         """
         common = {"object": "model", "created": int(self._services.clock.wall()), "owned_by": "vllm"}
         models: Sequence[ModelCard] = self._services.scheduler.fleet.models()

@@ -1,8 +1,8 @@
 """The paths of the public listener: the methods of each, and what places its requests.
 
-Routing, the 405 of a wrong method with its `Allow`, and the HTTP reference come from this table. Any other path of an
-engine may be its administration, and is 404 here. `{id}` stands for the id of a stored response, `{model}` for the name
-of a model, which may contain slashes.
+Routing, the 405 of a wrong method with its `Allow`, and the HTTP reference come from this table. Any other path of
+an engine may be its administration, and is 404 here. `{id}` stands for the id of a stored response, `{model}` for
+the name of a model, which may contain slashes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from router.prompt.api.parse import SALTED_OTHERS
 from router.prompt.prompt import Endpoint
 
 Placement = Literal["cache", "load", "response", "router", "operation"]
-"""`cache`: by the policy, which may match prompts; `load`; `response`: the target that made the response; `router`: no
-engine is involved; `operation`: the same, by the application of `ops_api.py`.
+"""`cache`: by the policy, which may match prompts; `load`; `response`: the target that made the response; `router`:
+no engine is involved; `operation`: the same, by the application of `ops_api.py`.
 """
 
 POST: Final = ("POST",)
@@ -60,8 +60,8 @@ class FoundPath(NamedTuple):
 
 
 class PathTable:
-    """Finds what a request's path stands for. `extra`: methods and paths that the operator adds, placed by load. Paths
-    of operation are not in it.
+    """Finds what a request's path stands for. `extra`: methods and paths that the operator adds, placed by load.
+    Paths of operation are not in it.
     """
 
     def __init__(self, extra: Iterable[tuple[str, str]]) -> None:

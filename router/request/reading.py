@@ -25,8 +25,8 @@ NOT_NEEDED: Final = UnknownIds("not_needed")
 
 
 def build_read_options(config: Config, *, want_source: bool = False, relays: bool = False) -> ReadOptions:
-    """Return how to read bodies; requests read the prompt in them only when its token ids are needed. Who `relays` the
-    answers may also ask for what it then takes out.
+    """Return how to read bodies; requests read the prompt in them only when its token ids are needed. Who `relays`
+    the answers may also ask for what it then takes out.
     """
     stripped = frozenset(config.edge.strip_fields)
     continues = relays and config.limits.continuation_bytes > 0 and PARAMS in stripped
@@ -34,7 +34,9 @@ def build_read_options(config: Config, *, want_source: bool = False, relays: boo
 
 
 def check_coding(call: ClientRequest) -> None:
-    """Raise `UnsupportedCoding` for a compressed body: engines take none, and its fields could not be checked here."""
+    """Raise `UnsupportedCoding` for a compressed body: engines take none, and its fields could not be checked
+    here.
+    """
     if b"content-encoding" in call.fields and (coding := content_encoding(call.headers)):
         name = quote_name(coding.decode("latin-1"))
         raise UnsupportedCoding(f"a body in `Content-Encoding: {name}` cannot be read: send it plain")
@@ -62,8 +64,8 @@ def end_reading(request: Request, services: Services) -> None:
 
 
 async def parse(request: Request, body: bytes, services: Services) -> Prompt:
-    """Read what routing needs of a body; the prompt itself is left `Unread`. A large body is read in a thread, one at a
-    time, as they would delay the event loop together.
+    """Read what routing needs of a body; the prompt itself is left `Unread`. A large body is read in a thread, one
+    at a time, as they would delay the event loop together.
     """
     call, override = request.call, request.override
     chosen = services.scheduler.selector.policy_set if override is None else override.policy
@@ -99,8 +101,8 @@ def resolve_model(request: Request, services: Services) -> None:
 
 
 async def tokenize(request: Request, services: Services) -> None:
-    """Find the prompt's token ids and block keys, or why they are unknown: as of a prompt that is certain to be longer
-    than may be sent.
+    """Find the prompt's token ids and block keys, or why they are unknown: as of a prompt that is certain to be
+    longer than may be sent.
     """
     request.tokens = await _find_tokens(request, services)
 

@@ -1,5 +1,5 @@
-"""The data path of a proxy: one attempt is relayed to an engine, or to a prefill/decode pair in the way in which its KV
-is handed over.
+"""The data path of a proxy: one attempt is relayed to an engine, or to a prefill/decode pair in the way in which
+its KV is handed over.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class RelayPath:
     def _prepare(
         self, request: Request, ticket: Ticket, handed: bytes | None
     ) -> tuple[OutgoingRequest, PrefillLeg | None]:
-        """Return the request for the engine that answers, and the one for the engine that computes the prompt; None:
-        the engine that answers does.
+        """Return the request for the engine that answers, and the one for the engine that computes the prompt;
+        None: the engine that answers does.
         """
         headers, prompt, half = self._build_headers(request, ticket), request.prompt, ticket.prefill
         if half is None:
@@ -119,7 +119,9 @@ class RelayPath:
         return outgoing, PrefillLeg(prefill, prompt.endpoint, beside=peer is not None)
 
     def _build_headers(self, request: Request, ticket: Ticket) -> AttemptHeaders:
-        """Return the headers of the attempt; with tracing each call to an engine gets a `traceparent` of its own."""
+        """Return the headers of the attempt; with tracing each call to an engine gets a `traceparent` of its
+        own.
+        """
         call, record, trace = request.call, ticket.record, request.trace
         if trace is None:
             headers = self._header_rules.forward(call.headers, record.id)

@@ -130,7 +130,7 @@ class Request:
         return self.tokens if isinstance(self.tokens, TokenizedPrompt) else None
 
     def to_schedule(self, record: Record) -> SchedulingRequest:
-        """Return what the scheduler reads of the request."""
+        """Return the request as the scheduler reads it."""
         return SchedulingRequest(record, self.prompt, self.served, self.known, self.pool_hit)
 
     @property

@@ -1,4 +1,6 @@
-"""Opens and closes the record of a request: what is known when all is ready for a choice, and who learns of its end."""
+"""Opens and closes the record of a request: what is known when all is ready for a choice, and who learns of its
+end.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Follows one attempt's answer as it passes: when it began, what it cost, and which chunk to hide from the client.
 
-The relay reports what happens on the wire; the observer updates the scheduler, the record and the tokenizer statistics.
-For a prefill/decode pair it also learns how the prefill half ended, and keeps the KV that it handed over for as long as
-another engine may fetch it.
+The relay reports what happens on the wire; the observer updates the scheduler, the record and the tokenizer
+statistics. For a prefill/decode pair it also learns how the prefill half ended, and keeps the KV that it handed
+over for as long as another engine may fetch it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def rename_after(feed: Callable[[bytes], bytes] | None, rename: AnswerModel) -> 
 
 
 class ResponseObserver:
-    """The observer of one attempt. Used with `with`, so that a cancelled attempt (the client left) is recorded too."""
+    """The observer of one attempt. Used with `with`, so that a cancelled attempt (the client left) is recorded
+    too.
+    """
 
     def __init__(self, ticket: Ticket, request: Request, services: Services) -> None:
         prompt = request.prompt
@@ -146,7 +148,7 @@ class ResponseObserver:
         return shown
 
     def flush(self) -> bytes:
-        """Return what was held back and may go out now that the answer is complete."""
+        """Return the part held back, which may go out now that the answer is complete."""
         held = b""
         if self._stream is not None:
             held = self._stream.flush()
@@ -159,7 +161,9 @@ class ResponseObserver:
         return self._stream is not None and self._stream.stopped
 
     def end_broken(self, failure: ExchangeFailure, last: bytes) -> bytes:
-        """Return the events that end a stream in the client's dialect: the engine's own report where it sent one."""
+        """Return the events that end a stream in the client's dialect: the engine's own report where it sent
+        one.
+        """
         if failure is ExchangeFailure.REPORTED and self._stream is not None and self._stream.reported:
             end = self._stream.reported + DONE  # after whole events
         else:
@@ -236,7 +240,9 @@ class ResponseObserver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Count a client that disconnects after the last event of a stream, before its end, as answered: it got all."""
+        """Count a client that disconnects after the last event of a stream, before its end, as answered: it got
+        all.
+        """
         if kind in (asyncio.CancelledError, ClientDisconnected) and self._tail is not None and self._tail.ended():
             self._ticket.end = "ok"
             self._read_usage()

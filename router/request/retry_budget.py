@@ -1,7 +1,8 @@
 """A retry budget for the whole router: a share of its requests, plus a burst.
 
-Without it a failing fleet gets its load multiplied just when it can bear it least. A token bucket filled by requests,
-not by time: an idle router saves nothing up beyond the burst, and no clock is needed (Finagle's `RetryBudget`).
+Without it a failing fleet gets its load multiplied just when it can bear it least. A token bucket filled by
+requests, not by time: an idle router saves nothing up beyond the burst, and no clock is needed (Finagle's
+`RetryBudget`).
 """
 
 from __future__ import annotations

@@ -2,19 +2,19 @@
 
 A request takes a concurrency slot, which counts once its body is here, and passes its stages, one after the other
 (`stages.py`). Then an engine is chosen and booked, and its answer relayed, until one engine has begun to answer.
-Choosing and booking happen in one turn of the event loop, so no two requests decide on the same view
-of the load. Whatever ends the request (the answer's end, a dying engine, a client that disconnects) gives the booking
-back exactly once, and releases what the stages hold.
+Choosing and booking happen in one turn of the event loop, so no two requests decide on the same view of the load.
+Whatever ends the request (the answer's end, a dying engine, a client that disconnects) gives the booking back
+exactly once, and releases what the stages hold.
 
 Retries. Connection failures and 503 are retried on another engine, within the router's retry budget: the engine has
-done no work. An engine that took the request and died before its first byte may have died *of* it: one more engine is
-tried, a second death ends the request with 502 and marks its record, so that a poison prompt does not walk through the
-fleet. That one retry takes nothing from the budget: it is bounded by itself, and the end of one engine must not fail
-the hundred requests that waited there. After the first byte to the client nothing is tried again.
+done no work. An engine that took the request and died before its first byte may have died *of* it: one more engine
+is tried, a second death ends the request with 502 and marks its record, so that a poison prompt does not walk
+through the fleet. That one retry takes nothing from the budget: it is bounded by itself, and the end of one engine
+must not fail the hundred requests that waited there. After the first byte to the client nothing is tried again.
 
 A prefill/decode pair is one attempt with two engines (`proxy/disaggregated.py`). If its prefill half fails, another
-pair is tried, and after the second failure the answering engine computes the prompt itself: bounded by itself again, so
-without the budget.
+pair is tried, and after the second failure the answering engine computes the prompt itself: bounded by itself
+again, so without the budget.
 
 Recoveries come after that, each where it applies: the next model of an alias, or another
 engine that carries on a stream which broke off.
@@ -85,8 +85,8 @@ async def answer(request: Request, services: Services) -> None:
 
 
 async def place(request: Request, record: Record, services: Services) -> RelayEnd | None:
-    """Choose, book, relay; again while that is allowed. Return how the last attempt ended; None: no target was there.
-    Raises `NotFound` for a response that is unknown here.
+    """Choose, book, relay; again while that is allowed. Return how the last attempt ended; None: no target was
+    there. Raises `NotFound` for a response that is unknown here.
     """
     call, prompt, scheduler = request.call, request.prompt, services.scheduler
     only = request.bound_to = locate_response(prompt, call.tenant, scheduler)
@@ -115,9 +115,9 @@ async def place(request: Request, record: Record, services: Services) -> RelayEn
 
 
 def locate_response(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler) -> TargetId | None:
-    """Return the target that made the response which a prompt goes on from; `None`: any target will do. That includes
-    an id that is unknown here, as the engine that gets it knows best what to answer; but where tenants are kept apart
-    it may be another one's, which engines cannot tell. Raises `NotFound` for that.
+    """Return the target that made the response which a prompt goes on from; `None`: any target will do. That
+    includes an id that is unknown here, as the engine that gets it knows best what to answer; but where tenants are
+    kept apart it may be another one's, which engines cannot tell. Raises `NotFound` for that.
     """
     if (response_id := prompt.previous_response_id) is None:
         return None
@@ -128,8 +128,8 @@ def locate_response(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler)
 
 
 def may_retry(last: RelayEnd, record: Record, retry_budget: RetryBudget) -> bool:
-    """Return whether another engine may be tried: a death is bounded by the record, a failed prefill half by splitting
-    no more, everything else by the router's retry budget.
+    """Return whether another engine may be tried: a death is bounded by the record, a failed prefill half by
+    splitting no more, everything else by the router's retry budget.
     """
     if not isinstance(last, RelayNotStarted):
         return False

@@ -28,7 +28,9 @@ from router.tenants.tenant import Tenant
 
 
 class RequestPath(NamedTuple):
-    """The stages of requests in their order (`stages.py`), and what follows them: those of the core and of features."""
+    """The stages of requests in their order (`stages.py`), and what follows them: those of the core and of
+    features.
+    """
 
     stages: tuple[Stage, ...]  # of a request with a prompt
     stored: tuple[Stage, ...]  # of one about a stored response

@@ -12,7 +12,7 @@ Part = TypeVar("Part")
 
 
 class FeaturePath(NamedTuple):
-    """What one feature adds to the path of requests: stages by the place where they run, and what follows them."""
+    """Parts of one feature in the path of requests: stages by the place where they run, and what follows them."""
 
     arrived: Stage | None = None  # nothing is done yet but for its head; also of a request about a stored response
     read: Stage | None = None  # the body is read, and may still change; it has the client's own name for the model
@@ -27,8 +27,8 @@ class FeaturePath(NamedTuple):
 
 
 def build_request_path(features: Sequence[FeaturePath]) -> RequestPath:
-    """Return the path of requests through the core and these features. Where several have a stage at one place, it is
-    their order that counts. Model cards go back through the features, the last one first.
+    """Return the path of requests through the core and these features. Where several have a stage at one place, it
+    is their order that counts. Model cards go back through the features, the last one first.
     """
     arrived = given(feature.arrived for feature in features)
     ready = given(feature.ready for feature in features)

@@ -1,9 +1,9 @@
 """Finds the engine that stores a response which this router does not know: one from before a restart, or of another
 router.
 
-Its id is a random number, so the engines are queried for it, all at the same time: `GET /v1/responses/{id}`. A miss is
-remembered, and few ids are looked for at a time, so that unknown ids cost engines little. Where tenants are kept apart
-nothing is looked for: an engine cannot tell whose a response is.
+Its id is a random number, so the engines are queried for it, all at the same time: `GET /v1/responses/{id}`. A miss
+is remembered, and few ids are looked for at a time, so that unknown ids cost engines little. Where tenants are kept
+apart nothing is looked for: an engine cannot tell whose a response is.
 """
 
 from __future__ import annotations

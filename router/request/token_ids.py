@@ -15,7 +15,9 @@ from router.scheduling.ticket import Ticket
 
 
 def offer_token_ids(request: Request, ticket: Ticket, passthrough: TokenIdPassthrough) -> AttemptPassthrough | None:
-    """Return the ids of this attempt, with the engines that accept them; None for a prompt that never goes with ids."""
+    """Return the ids of this attempt, with the engines that accept them; None for a prompt that never goes with
+    ids.
+    """
     served, known = request.served, request.known
     if served is None or known is None or not known.json_ids:
         return None

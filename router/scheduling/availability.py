@@ -1,4 +1,4 @@
-"""Whether a model can answer now, as far as it is known before a choice: what decides that an alias falls back.
+"""Decides before a choice whether a model can answer now, or an alias falls back.
 
     no_instance    no ready instance serves it, or none of the revision that is wanted
     breakers_open  the circuit breakers of all of them are open

@@ -1,13 +1,14 @@
 """Which conversation a request without a session name belongs to: the longest beginning of it that is known.
 
-A conversation stands at the turn of its latest request. A request that goes on from there belongs to it and moves it
-on; one that only repeats a turn belongs to it, too: a retry, or another answer to the same question. Where a request
-goes on from an earlier turn, the conversation forks, and a new one begins. So chats that begin alike (the same example
-in front of every chat) are told apart as soon as they differ, and are one as long as they do not.
+A conversation stands at the turn of its latest request. A request that goes on from there belongs to it and moves
+it on; one that only repeats a turn belongs to it, too: a retry, or another answer to the same question. Where a
+request goes on from an earlier turn, the conversation forks, and a new one begins. So chats that begin alike (the
+same example in front of every chat) are told apart as soon as they differ, and are one as long as they do not.
 
-A conversation is named by the digest of its shortest beginning that names no other one, mostly of its first turn; one
-that forks off by that of its first turn of its own. So other processes, and this one after a restart, mostly give it
-the same name. Beyond that each process has its own table; the turn that was not used for longest is forgotten.
+A conversation is named by the digest of its shortest beginning that names no other one, mostly of its first turn;
+one that forks off by that of its first turn of its own. So other processes, and this one after a restart, mostly
+give it the same name. Beyond that each process has its own table; the turn that was not used for longest is
+forgotten.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Conversations:
         return len(self._names)
 
     def identify(self, prompt: Prompt) -> bytes | None:
-        """Return the name (16 bytes) of the conversation that a request belongs to, and remember its turn; None: it is
-        in none that can be identified. Read once for each request.
+        """Return the name (16 bytes) of the conversation that a request belongs to, and remember its turn; None: it
+        is in none that can be identified. Read once for each request.
         """
         if prompt.conversation is UNSET:
             turns = read_turns(prompt)

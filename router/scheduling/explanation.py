@@ -11,8 +11,8 @@ from router.scheduling.scheduling_request import SchedulingRequest
 def explain(
     scheduler: Scheduler, request: SchedulingRequest, now: float, only: TargetId | None = None
 ) -> Decision | None:
-    """Return what `Scheduler.admit` would choose at `now`, for a whole request; None if no target could serve it.
-    Books, counts and learns nothing.
+    """Return the choice that `Scheduler.admit` would make at `now`, for a whole request; None if no target could
+    serve it. Books, counts and learns nothing.
     """
     record, prompt, known = request.record, request.prompt, request.known
     views = scheduler.view_builder

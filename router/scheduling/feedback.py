@@ -1,7 +1,8 @@
 """Feedback of an answer to the target that gave it: the accuracy of its predicted overlap, and its prefill speed.
 
-An engine reports how much it found in a cache, not in which. So tokens delivered beyond the target's own prediction are
-attributed to the pool as far as the pool was seen to reach, and only the rest counts for or against its event stream.
+An engine reports how much it found in a cache, not in which. So tokens delivered beyond the target's own prediction
+are attributed to the pool as far as the pool was seen to reach, and only the rest counts for or against its event
+stream.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from scorers.contract import Overlap, PoolHit
 def learn_from_answer(
     part: TargetBooking, pool_hit: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
 ) -> None:
-    """Learn from a complete answer. `ttft_ms` is None if it does not show the prefill. `shared_pool`: engines may have
-    found tokens there that none of them holds.
+    """Learn from a complete answer. `ttft_ms` is None if it does not show the prefill. `shared_pool`: engines may
+    have found tokens there that none of them holds.
     """
     prompt_tokens, cached_tokens, _ = usage
     if cached_tokens is None:
@@ -42,17 +43,17 @@ def predicted_tokens(estimate: OverlapEstimate | None) -> tuple[int | None, int 
 
 
 def _own_tokens(predicted: int, delivered: int, pool_hit: PoolHit | None, shared_pool: bool) -> int:
-    """Return how many of the delivered tokens must have come from the target itself. Tokens beyond its prediction may
-    be the pool's, as far as the pool was seen to reach.
+    """Return how many of the delivered tokens must have come from the target itself. Tokens beyond its prediction
+    may be the pool's, as far as the pool was seen to reach.
     """
     reach = pool_hit.tokens if pool_hit is not None else delivered if shared_pool else 0
     return min(delivered, predicted) if delivered <= reach else delivered
 
 
 def _find_fetched(overlap: Overlap, pool_hit: PoolHit | None, delivered: int, shared_pool: bool) -> FetchedKv | None:
-    """Return the delivered tokens that came from a slower tier, and over which link; None if there are none. Fetched is
-    what is not on the GPU. Host memory and disk are the engine's own and come first; where several tiers could have
-    delivered the tokens, they are attributed to the slowest.
+    """Return the delivered tokens that came from a slower tier, and over which link; None if there are none.
+    Fetched is what is not on the GPU. Host memory and disk are the engine's own and come first; where several tiers
+    could have delivered the tokens, they are attributed to the slowest.
     """
     tokens = delivered - max(overlap.gpu_tokens, overlap.expected_tokens)
     if tokens <= 0:

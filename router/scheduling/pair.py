@@ -4,8 +4,8 @@
     prefill  by the `prefill` profile, among those that can hand KV over to it - or none, where the decode target has
              so little left to compute that a transfer would not pay (`prefill_from_tokens`)
 
-The decode target comes first because it decides how much there is to prefill. Sees only the contract: the caller knows
-which targets can hand KV to which.
+The decode target comes first because it decides how much there is to prefill. Sees only the contract: the caller
+knows which targets can hand KV to which.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def choose_pair(
 
 
 def should_split(view: View, row: Row, from_tokens: int) -> bool:
-    """Return whether the target of `row` has enough to compute for another instance to do it. Only whole blocks can be
-    cached, so up to a block is left even where everything is cached. A prompt of unknown length counts as long: it may
-    be, and a needless leg costs less than a long prefill amid running answers.
+    """Return whether the target of `row` has enough to compute for another instance to do it. Only whole blocks can
+    be cached, so up to a block is left even where everything is cached. A prompt of unknown length counts as long:
+    it may be, and a needless leg costs less than a long prefill amid running answers.
     """
     if view.prompt_tokens is None:
         return True

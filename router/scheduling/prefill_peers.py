@@ -1,10 +1,10 @@
 """Prefill peers: the instances that only prefill, and what must be known to pair one with a decode target.
 
-Both sides of a pair use one transfer protocol and are of one revision: KV of another version of the engine or the model
-may be laid out otherwise, and a rollout has both for a while. Mooncake also needs the prefill engine's id, which
-changes with every start of that engine: `backends/feeds/bootstrap.py` asks for it, and asks again whenever it may have
-changed. Until it is known, that engine is no peer and prompts are computed where they are answered: counted, not an
-error.
+Both sides of a pair use one transfer protocol and are of one revision: KV of another version of the engine or the
+model may be laid out otherwise, and a rollout has both for a while. Mooncake also needs the prefill engine's id,
+which changes with every start of that engine: `backends/feeds/bootstrap.py` asks for it, and asks again whenever it
+may have changed. Until it is known, that engine is no peer and prompts are computed where they are answered:
+counted, not an error.
 
 Pure, and knows nothing of load or caches: the policy chooses among the peers.
 """
@@ -64,7 +64,9 @@ class PrefillPeers:
             self._engine_ids[instance] = engine_ids
 
     def mooncake_peer(self, target: Target) -> MooncakePeer | None:
-        """Return the target's address and engine id; None if it uses another protocol, or its engine id is unknown."""
+        """Return the target's address and engine id; None if it uses another protocol, or its engine id is
+        unknown.
+        """
         url = _bootstrap_url(target.instance.config)
         engine_id = self._engine_ids.get(target.instance.id, {}).get(target.rank)
         return None if url is None or engine_id is None else MooncakePeer(url, engine_id)
@@ -74,7 +76,9 @@ class PrefillPeers:
         return target.instance.id in self._prefilling
 
     def peers_for(self, answering: Target, prefilling: Sequence[Target]) -> list[Target]:
-        """Return those of `prefilling` that can hand KV to `answering` now; counts in `unpaired` if there are none."""
+        """Return those of `prefilling` that can hand KV to `answering` now; counts in `unpaired` if there are
+        none.
+        """
         config = answering.instance.config
         protocol = None if config.transfer is None else config.transfer.protocol
         peers = [peer for peer in prefilling if (to := peer.instance.config.transfer) and to.protocol == protocol]

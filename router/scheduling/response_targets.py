@@ -1,7 +1,9 @@
-"""Which target stores each response that clients may go on from (`previous_response_id`): it is state of its engine.
+"""Which target stores each response that clients may go on from (`previous_response_id`): it is state of its
+engine.
 
-Bounded, and shared fairly: when there is one too many, the oldest of the tenant that holds most is forgotten, so that a
-tenant which stores without end loses its own. Where nobody says who it is, all are of one tenant: the oldest goes.
+Bounded, and shared fairly: when there is one too many, the oldest of the tenant that holds most is forgotten, so
+that a tenant which stores without end loses its own. Where nobody says who it is, all are of one tenant: the oldest
+goes.
 """
 
 from __future__ import annotations

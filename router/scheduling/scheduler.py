@@ -3,9 +3,9 @@
     engines   add_instance, remove_instance, apply_metrics      -> the targets and their load
     requests  admit -> on_first_byte -> settle                  -> the choice of a target, and its outcome
 
-(KV cache events go to `indexer`.) All calls run on one event loop and return at once, so there are no locks: `admit`
-chooses *and* books in one turn, and no two requests ever decide on the same picture of the load. Time comes from the
-clock argument; nothing here waits or sends.
+(KV cache events go to `indexer`.) All calls run on one event loop and return at once, so there are no locks:
+`admit` chooses *and* books in one turn, and no two requests ever decide on the same picture of the load. Time comes
+from the clock argument; nothing here waits or sends.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Scheduler:
         return self.view_builder.block_sizes(model)
 
     def hash_inputs(self, salt: str | None, served: ServedModel) -> HashInputs:
-        """Return what the shared pool needs to compute this prompt's hashes."""
+        """Return the inputs of this prompt's hashes in the shared pool."""
         adapter = None if served.adapter is None else (served.adapter, self.fleet.model_path(served.adapter) or "")
         return HashInputs(served.base, self.fleet.model_path(served.base), adapter, salt)
 
@@ -181,9 +181,9 @@ class Scheduler:
         splits: bool = False,
         handed: PrefillRecord | None = None,
     ) -> Ticket | None:
-        """Choose a target by the policy of the request's record and book it; a pair of them where the request `splits`
-        and that pays. None if no target can serve the request now. `handed` is an earlier prefill half whose KV still
-        waits to be fetched.
+        """Choose a target by the policy of the request's record and book it; a pair of them where the request
+        `splits` and that pays. None if no target can serve the request now. `handed` is an earlier prefill half
+        whose KV still waits to be fetched.
         """
         record, prompt, known = request.record, request.prompt, request.known
         now = self._clock.now()

@@ -1,4 +1,4 @@
-"""What a scheduler reads of a request, to choose a target for each of its attempts."""
+"""A request as a scheduler reads it, to choose a target for each of its attempts."""
 
 from __future__ import annotations
 

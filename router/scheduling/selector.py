@@ -1,10 +1,10 @@
 """The selector: applies the active policies to views, and keeps the history that deciding needs.
 
-The history is the number of the request, the turn, the seed, and each session's last target, whichever arm chose it:
-its cache is there. All of it goes into the view, so a decision can be replayed from its record. `decide` changes none
-of it: only a real choice (`picked`) does, so explaining a choice has no effect. Prefill halves of pairs have a history
-of their own: they go to other targets. A policy that fails is replaced by the fallback for that decision, and the fault
-is counted: a scorer's bug may cost cache hits, never requests.
+The history is the number of the request, the turn, the seed, and each session's last target, whichever arm chose
+it: its cache is there. All of it goes into the view, so a decision can be replayed from its record. `decide`
+changes none of it: only a real choice (`picked`) does, so explaining a choice has no effect. Prefill halves of
+pairs have a history of their own: they go to other targets. A policy that fails is replaced by the fallback for
+that decision, and the fault is counted: a scorer's bug may cost cache hits, never requests.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Selector:
             return self._fallback.decide(view)._replace(part=part)
 
     def explain(self, view: View, policy: Policy) -> Decision:
-        """Return what `decide` would, without counting faults."""
+        """Return the decision of `decide`, without counting faults."""
         view = self._with_history(view, "whole")
         try:
             return policy.decide(view)
@@ -124,7 +124,7 @@ class Selector:
             self.progress.on_answer((view.model, view.session), now_s, tool_call)
 
     def evaluate_shadows(self, decision: Decision) -> list[ShadowChoice]:
-        """Return what each shadow would have chosen. Not on the request's path: call it when the answer is complete."""
+        """Return the choice of each shadow. Not on the request's path: call it when the answer is complete."""
         choices = [shadow.evaluate(decision) for shadow in self.shadows]
         return [choice for choice in choices if choice is not None]
 

@@ -4,11 +4,11 @@
 
 A policy may declare what decides among candidates that hold the same (`Measure`, in the contract): then of all that
 hold nothing, say, and of all that hold the common prefix, only those with the shortest queue or the least work left
-need a row. Ties are drawn, so that equals keep equal chances: `EQUALS` of them are listed, so that the decision still
-shows a choice among several.
+need a row. Ties are drawn, so that equals keep equal chances: `EQUALS` of them are listed, so that the decision
+still shows a choice among several.
 
-A filter followed by a price decides in two ways: where the filter keeps a whole group, the least price wins; where it
-keeps only those with the least of its own measure, the least price among them. `Policy.orders` contains both.
+A filter followed by a price decides in two ways: where the filter keeps a whole group, the least price wins; where
+it keeps only those with the least of its own measure, the least price among them. `Policy.orders` contains both.
 """
 
 from __future__ import annotations

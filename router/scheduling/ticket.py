@@ -1,8 +1,8 @@
 """Tickets: the bookings that `Scheduler.admit` makes and `Scheduler.settle` releases, and the judgement of how they
 ended.
 
-A pair is one ticket with two bookings. The prefill half's has the prompt's work and ends with that half; the ticket's
-own has the context and ends with the answer.
+A pair is one ticket with two bookings. The prefill half's has the prompt's work and ends with that half; the
+ticket's own has the context and ends with the answer.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Ticket(TargetBooking):
 
 
 def judge_end(end: AttemptEnd | LegEnd, status: int | None) -> Verdict:
-    """Return the breaker's verdict on an end. Neutral if the client left or may have, the router's deadline passed, the
-    other half failed, or the engine's queue is full.
+    """Return the breaker's verdict on an end. Neutral if the client left or may have, the router's deadline passed,
+    the other half failed, or the engine's queue is full.
     """
     if end in ("client_gone", "cut", "deadline", "busy", "prefill", "cancelled"):
         return "neutral"
@@ -75,7 +75,9 @@ def build_outcome(
 
 
 def uncached_tokens(tokens: int, estimate: OverlapEstimate | None, pool_hit: PoolHit | None) -> int:
-    """Return what a target has to compute of a prompt. An engine loads all that the pool has, cheap or not."""
+    """Return the tokens of a prompt that a target has to compute. An engine loads all that the pool has, cheap or
+    not.
+    """
     overlap = estimate.overlap if estimate is not None else None
     held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0
     return max(0, tokens - max(held, pool_hit.tokens if pool_hit is not None else 0))

@@ -59,9 +59,9 @@ class ViewBuilder:
     def candidates(
         self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
     ) -> Sequence[Target]:
-        """Return the targets that may get the request. One target where `only` requires it, whatever its breaker says:
-        no other one can answer. Else those of the request's revision, and of its arm where arms are isolated, as long
-        as there is one.
+        """Return the targets that may get the request. One target where `only` requires it, whatever its breaker
+        says: no other one can answer. Else those of the request's revision, and of its arm where arms are isolated,
+        as long as there is one.
         """
         if only is not None:
             target = self._fleet.ready_target(model, only)
@@ -145,8 +145,8 @@ class ViewBuilder:
                 self.block_tokens(target)
 
     def block_tokens(self, target: Target) -> int | None:
-        """Return a target's block size. Its events take precedence over its metrics page, which may report the size of
-        something else (protocol 5).
+        """Return a target's block size. Its events take precedence over its metrics page, which may report the size
+        of something else (protocol 5).
         """
         reported = self._indexer.block_tokens(target.id)
         if reported is not None:
@@ -258,8 +258,8 @@ class ViewBuilder:
         return pseudonym
 
     def _digest(self, text: bytes, kind: bytes) -> str:
-        """Return a pseudonym, equal wherever the deployment's secret is. Clients often name sessions after people, and
-        API keys are named after their holders: policies never see these names.
+        """Return a pseudonym, equal wherever the deployment's secret is. Clients often name sessions after people,
+        and API keys are named after their holders: policies never see these names.
         """
         return blake2b(text, digest_size=8, key=self._secret, person=kind).hexdigest()
 

@@ -1,9 +1,9 @@
 """The audit log: who switched what, when, why, and what a dry run predicted. JSON lines, fsynced one by one.
 
-An entry counts as soon as `add` has returned; a thread writes it. So a full or hanging disk never delays a switch or a
-first token: what could not be written is kept, tried again, and counted. The end of the file is read at start. A crash
-in the middle of a line leaves it torn: it is skipped, and the next entry begins on a line of its own. With other
-processes (`router/control/peers`), each has the entries of all, and of a host's workers one writes them.
+An entry counts as soon as `add` has returned; a thread writes it. So a full or hanging disk never delays a switch
+or a first token: what could not be written is kept, tried again, and counted. The end of the file is read at start.
+A crash in the middle of a line leaves it torn: it is skipped, and the next entry begins on a line of its own. With
+other processes (`router/control/peers`), each has the entries of all, and of a host's workers one writes them.
 
     {"at_wall_s": 1766000000.1, "who": "guard", "what": "rollback", "from": {...}, "to": {...}, "why": "...", ...}
 """

@@ -8,7 +8,9 @@ from router.scheduling.policy.record import Record
 
 ENDS: Final = frozenset({"connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "prefill"})
 CLIENTS_OWN = frozenset({"client_gone", "engine_4xx"})
-"""Reasons that say nothing of the router or of an engine: the client left, or sent what an engine finds fault with."""
+"""Reasons that say nothing of the router or of an engine: the client left, or sent what an engine finds fault
+with.
+"""
 
 
 def failure_reason(record: Record) -> str | None:

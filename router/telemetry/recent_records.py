@@ -51,7 +51,9 @@ class RecentRecords:
         return list(islice(reversed(self._order), limit))
 
     async def find(self, query: RecordQuery) -> list[Record]:
-        """Return the records that match, newest first. Requests go on meanwhile; records of these are not looked at."""
+        """Return the records that match, newest first. Requests go on meanwhile; records of these are not looked
+        at.
+        """
         found: list[Record] = []
         for n, record in enumerate(self.latest(len(self)), 1):
             if query.matches(record):

@@ -1,12 +1,14 @@
 """Sums of recent requests, by time and by target, for the live page.
 
-    recent records -> `RequestFlow`, one per worker -> `FlowUpdate`, what changed -> `MergedFlow`, all workers together
+recent records -> `RequestFlow`, one per worker -> `FlowUpdate`, what changed -> `MergedFlow`, all workers together
 
-Nothing is counted as requests pass: whoever wants the sums makes a `RequestFlow`, which reads the recent records, and
-then calls `update` every second or so, which reads the new records and those that have ended meanwhile. The price is
-paid by who looks, about 3 us per request. Records are read `RECORDS_PER_TURN` at a time, so that requests go on.
+Nothing is counted as requests pass: whoever wants the sums makes a `RequestFlow`, which reads the recent records,
+and then calls `update` every second or so, which reads the new records and those that have ended meanwhile. The
+price is paid by who looks, about 3 us per request. Records are read `RECORDS_PER_TURN` at a time, so that requests
+go on.
 
-Latencies are counted in logarithmic bins: bin `i` has the times from `exp(i / 8)` to `exp((i + 1) / 8)` ms, 13 % wide.
+Latencies are counted in logarithmic bins: bin `i` has the times from `exp(i / 8)` to `exp((i + 1) / 8)` ms, 13 %
+wide.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ class TargetFlow(msgspec.Struct, array_like=True):
 
 
 class FlowUpdate(msgspec.Struct):
-    """Carries what changed since the last update: whole buckets, with all their requests. `targets` are all of them."""
+    """Carries what changed since the last update: whole buckets, with all their requests. `targets` are all of
+    them.
+    """
 
     since_s: float | None  # wall clock: how far back the records go; None: there were none
     buckets: list[FlowBucket]

@@ -1,8 +1,8 @@
 """The prefixes that recent prompts share: a tree of the lengths 1, 2, 4, 8, ... blocks, for the live page.
 
 Each record's view names the prefixes of its prompt by their block keys, from which the text cannot be found. So the
-tree is made from the recent records when somebody asks, and nothing is kept for it. Two prompts that share 300 blocks
-meet at 256: a shared length is known to a factor of two, and is never overstated.
+tree is made from the recent records when somebody asks, and nothing is kept for it. Two prompts that share 300
+blocks meet at 256: a shared length is known to a factor of two, and is never overstated.
 
 The tree of each worker is cut to `MAX_PREFIXES` before it is sent, those of the most requests first.
 """
@@ -74,8 +74,8 @@ def merge_prefixes(parts: Iterable[Iterable[SharedPrefix]]) -> list[SharedPrefix
 
 
 def most_shared(prefixes: Iterable[SharedPrefix], most: int = MAX_PREFIXES) -> list[SharedPrefix]:
-    """Return the prefixes of more than one request, those of the most requests first. So none is among them without the
-    shorter one that it begins with, which has as many requests at least.
+    """Return the prefixes of more than one request, those of the most requests first. So none is among them without
+    the shorter one that it begins with, which has as many requests at least.
     """
     shared = [prefix for prefix in prefixes if prefix.requests > 1]
     shared.sort(key=lambda prefix: (-prefix.requests, prefix.blocks))

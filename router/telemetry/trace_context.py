@@ -1,9 +1,9 @@
 """The trace that a request belongs to, as W3C Trace Context (https://www.w3.org/TR/trace-context) has it.
 
-A client's `traceparent` is continued, with its decision whether the trace is sampled; without a valid one the request
-begins a trace, sampled by ratio. That is decided when the request arrives, since the engine is told by the flag of the
-`traceparent` that it gets. Span ids follow from that of the request's own span, so that an id can be sent to an engine
-long before there is a span: only what is exported is ever built.
+A client's `traceparent` is continued, with its decision whether the trace is sampled; without a valid one the
+request begins a trace, sampled by ratio. That is decided when the request arrives, since the engine is told by the
+flag of the `traceparent` that it gets. Span ids follow from that of the request's own span, so that an id can be
+sent to an engine long before there is a span: only what is exported is ever built.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def attempt_number(attempt: int) -> int:
 
 
 def draw_ids() -> Iterator[str]:
-    """Yield random ids of a trace and a span, together 48 hex digits. One that is zero, and so invalid, never comes."""
+    """Yield random ids of a trace and a span, together 48 hex digits. One that is zero, and so invalid, never
+    comes.
+    """
     digits = TRACE_DIGITS + SPAN_DIGITS
     while True:
         drawn = os.urandom(digits // 2 * IDS_AT_ONCE).hex()
@@ -67,8 +69,8 @@ def draw_ids() -> Iterator[str]:
 
 
 class HeadSampler:
-    """Decides about traces as requests arrive. `ratio` of those without a parent are sampled; with `continues` off the
-    headers of clients are ignored. `draw` returns 48 random hex digits.
+    """Decides about traces as requests arrive. `ratio` of those without a parent are sampled; with `continues` off
+    the headers of clients are ignored. `draw` returns 48 random hex digits.
     """
 
     def __init__(self, ratio: float, draw: Callable[[], str], *, continues: bool = True) -> None:
@@ -98,8 +100,8 @@ class Parent(NamedTuple):
 
 
 def read_parent(header: bytes) -> Parent | None:
-    """Return what a `traceparent` says; None if it is not valid. Later versions may have more fields, version 00 has
-    not.
+    """Return the parent named by a `traceparent`; None if it is not valid. Later versions may have more fields,
+    version 00 has not.
     """
     found = VALID.fullmatch(header.decode("latin-1"))
     if found is None or (found[1] == "00" and found[5] is not None):

@@ -1,7 +1,8 @@
 """Finds the tenant of a request, by what its headers prove.
 
-In this order: the header of a trusted proxy, a signed token, an API key. A header from somebody else is ignored, not
-refused: it proves nothing. An API key is looked up by its sha256, so timing tells something about hashes, not keys.
+In this order: the header of a trusted proxy, a signed token, an API key. A header from somebody else is ignored,
+not refused: it proves nothing. An API key is looked up by its sha256, so timing tells something about hashes, not
+keys.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class TenantDirectory:
         self._keys = parse_client_keys(content, where)
 
     def identify(self, fields: Mapping[bytes, bytes], *, trusted: bool, now_wall_s: float) -> Tenant:
-        """Return the tenant of a request with these headers (names in lower case), which a trusted proxy sent or not.
-        Raises `Unauthorized`.
+        """Return the tenant of a request with these headers (names in lower case), which a trusted proxy sent or
+        not. Raises `Unauthorized`.
         """
         if trusted and self._header is not None and (named := fields.get(self._header)):
             return self._get(_check_name(named.decode("latin-1")), None)

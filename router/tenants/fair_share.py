@@ -1,9 +1,9 @@
 """A capacity that clients share fairly, by the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on
 Networking, 1998), which switches use to share packet memory among their ports.
 
-A client that holds something may take more only while that leaves it with at most `SHARE` times what is then free. So
-one client alone takes four fifths and no more; two take four ninths each; and whoever takes how much, the next newcomer
-finds room. It needs no table of quotas, no rates and no clock, and knows only clients that hold something.
+A client that holds something may take more only while that leaves it with at most `SHARE` times what is then free.
+So one client alone takes four fifths and no more; two take four ninths each; and whoever takes how much, the next
+newcomer finds room. It needs no table of quotas, no rates and no clock, and knows only clients that hold something.
 """
 
 from __future__ import annotations

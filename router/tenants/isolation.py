@@ -2,12 +2,12 @@
 
 vLLM mixes `cache_salt` into the hash of a prompt's first block, and thereby into all that follow, so blocks with
 different salts never match: not in an engine, not in a pool, not in this router's index. A salt that clients choose
-isolates nobody who does not choose one, and can be guessed or told; so the router sets it, from a secret, and mixes the
-client's own into it. What is known by a name that a client chooses (sessions, stored responses) gets the owner's name
-in front, or a tenant could follow another one's session to its engine.
+isolates nobody who does not choose one, and can be guessed or told; so the router sets it, from a secret, and mixes
+the client's own into it. What is known by a name that a client chooses (sessions, stored responses) gets the
+owner's name in front, or a tenant could follow another one's session to its engine.
 
-vLLM salts the first block only, so no part of a prompt can be shared while the rest of it is not: tenants that trust
-each other share everything (`clients.tenants.*.cache_group`).
+vLLM salts the first block only, so no part of a prompt can be shared while the rest of it is not: tenants that
+trust each other share everything (`clients.tenants.*.cache_group`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from hashlib import blake2b
 SALT_BYTES = 16  # vLLM takes 128 characters, none of `@/\\`: hexadecimal digits are none of these
 KEY_BYTES = 32
 SEPARATOR = "\x1f"
-"""Stands between names that are joined (U+001F, unit separator). No name contains it: tenants and groups are printable,
-and a client's name with it in it is none (`prompt/api/lineage.py`). Where people write joined names it is ` / `.
+"""Stands between names that are joined (U+001F, unit separator). No name contains it: tenants and groups are
+printable, and a client's name with it in it is none (`prompt/api/lineage.py`). Where people write joined names it
+is ` / `.
 """
 
 

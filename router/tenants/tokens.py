@@ -25,7 +25,9 @@ MAX_TOKEN_BYTES = 16_384
 RETRY_AFTER_S = 5
 INVALID = "invalid_token"  # the code of a refusal
 UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError)
-"""What PyJWT lets through for JSON of another form, numbers without end and deep nesting; its older versions more."""
+"""What PyJWT lets through for JSON of another form, numbers without end and deep nesting; its older versions
+more.
+"""
 MOMENTS = ("exp", "nbf", "iat")
 
 
@@ -54,8 +56,8 @@ class TokenVerifier:
         return bool(self._keys)
 
     def set_keys(self, jwks: bytes, where: str) -> None:
-        """Replace the keys by those of a JSON Web Key Set. Raises `ConfigError`, with the old ones still in use, for
-        text that is none and for a set without a key for signatures; keys of unknown kinds are left out.
+        """Replace the keys by those of a JSON Web Key Set. Raises `ConfigError`, with the old ones still in use,
+        for text that is none and for a set without a key for signatures; keys of unknown kinds are left out.
         """
         try:
             found = jwt.PyJWKSet.from_json(jwks.decode()).keys
@@ -68,7 +70,7 @@ class TokenVerifier:
         self._remembered.clear()
 
     def verify(self, token: bytes, now_wall_s: float) -> Claims:
-        """Return what a token says. Raises `Unauthorized`, and `NoTarget` while there are no keys yet."""
+        """Return the claims of a token. Raises `Unauthorized`, and `NoTarget` while there are no keys yet."""
         digest = hashlib.sha256(token).digest()
         known = self._remembered.get(digest)
         if known is not None and now_wall_s < known.until_wall_s:

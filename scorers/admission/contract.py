@@ -1,15 +1,17 @@
-"""The contract between the router and an admission rule: the facts that a rule is told, and the verdicts it returns.
+"""The contract between the router and an admission rule: the facts that a rule is told, and the verdicts it
+returns.
 
-The router keeps the programs (sessions with their sub-agents; today one session each), the requests that wait, and the
-clock. A rule decides about requests of one model: may this one begin at once (`begins`), and which of those that wait
-begins now (`next_to_begin`). In between it is told what happens to programs and may keep books of its own:
+The router keeps the programs (sessions with their sub-agents; today one session each), the requests that wait, and
+the clock. A rule decides about requests of one model: may this one begin at once (`begins`), and which of those
+that wait begins now (`next_to_begin`). In between it is told what happens to programs and may keep books of its
+own:
 
     arrived -> begins? -> began -> placed -> first_token -> ended -> idle -> arrived ...  forgotten
                    no: it waits until next_to_begin returns it, its client leaves, or the longest wait is over
 
 A rule does no I/O, reads no clock and draws no random numbers: the same calls with the same arguments give the same
-verdicts, so the simulator and a replay decide as the live router did. It reads programs and admissions and never writes
-to them. Missing is `None`, never 0; a rule says in its docstring what it does where a fact is missing.
+verdicts, so the simulator and a replay decide as the live router did. It reads programs and admissions and never
+writes to them. Missing is `None`, never 0; a rule says in its docstring what it does where a fact is missing.
 
 A rule is replaced while requests run: the new one gets all programs with `adopt` before any other call, and then
 decides about the requests that wait. So `ended` may name an admission whose `began` this rule never saw.
@@ -23,8 +25,8 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 from scorers.contract import Plugin
 
 QueueName = Literal["live", "parked", "again", "new"]
-"""Requests that the rule has let begin and that wait for an engine only; of a program that was answered before; of one
-that is new but waited too long before; of a new one.
+"""Requests that the rule has let begin and that wait for an engine only; of a program that was answered before; of
+one that is new but waited too long before; of a new one.
 """
 
 
@@ -63,7 +65,7 @@ class AgentProgram:
 
 
 class Claim(NamedTuple):
-    """Whose a request is, and how urgent."""
+    """The tenant of a request, and how urgent it is."""
 
     tenant: str | None = None  # None: clients need not say who they are
     weight: float = 1.0  # of the tenant's share
@@ -131,7 +133,7 @@ class TargetMemory(NamedTuple):
 
 
 class TargetLoad(NamedTuple):
-    """What a target that can answer has to do, by the router's own bookings and the engine's last report."""
+    """Load of a target that can answer, by the router's own bookings and the engine's last report."""
 
     target: str
     prefilling: int  # requests without a first token yet
@@ -188,8 +190,8 @@ class AdmissionRule(Plugin):
     """
 
     def adopt(self, programs: Iterable[AgentProgram], now: float, *, idle_s: float, pooled: bool) -> None:
-        """Start with these programs. `idle_s`: the silence after which a program is forgotten. `pooled`: instances load
-        lost contexts from a shared pool.
+        """Start with these programs. `idle_s`: the silence after which a program is forgotten. `pooled`: instances
+        load lost contexts from a shared pool.
         """
 
     # verdicts
@@ -205,12 +207,14 @@ class AdmissionRule(Plugin):
         return True
 
     def next_to_begin(self, queues: Queues, fleet: FleetMemory, now: float) -> Admission | None:
-        """Return a waiting request that begins now; None: none does. Called again, after `began`, until it is None."""
+        """Return a waiting request that begins now; None: none does. Called again, after `began`, until it is
+        None.
+        """
         return next((queue.first for queue in queues.values() if queue.first is not None), None)
 
     def engine_wait(self, load: TargetLoad, new_tokens: int) -> float:
-        """Return the seconds until a target has room for a prompt of which it computes `new_tokens`, so that it would
-        begin at once: 0 where it has. Asked only with fair shares.
+        """Return the seconds until a target has room for a prompt of which it computes `new_tokens`, so that it
+        would begin at once: 0 where it has. Asked only with fair shares.
         """
         return 0.0
 
@@ -219,7 +223,7 @@ class AdmissionRule(Plugin):
         return None
 
     def expected_load(self) -> ExpectedLoad | None:
-        """Return what the rule counts, for people and metrics; None: it counts no contexts."""
+        """Return the load as the rule counts it, for people and metrics; None: it counts no contexts."""
         return None
 
     # facts
@@ -237,7 +241,9 @@ class AdmissionRule(Plugin):
         """A request was sent to `admission.program.target`."""
 
     def kept(self, program: AgentProgram) -> None:
-        """`program.kept` has changed: while it is above 0 the program has its place although no request of it runs."""
+        """`program.kept` has changed: while it is above 0 the program has its place although no request of it
+        runs.
+        """
 
     def shared(self, program: AgentProgram) -> None:
         """`program.shared_tokens` has changed because another program came, moved or left."""

@@ -1,16 +1,16 @@
 """Admit by KV memory ("fit and park"): a session begins when its context and those of all live ones fit the fleet.
 
-Once the contexts of the live sessions exceed the KV cache of the fleet, every request evicts what another one needs,
-and routing cannot help: fewer at a time are then faster for all. So
+Once the contexts of the live sessions exceed the KV cache of the fleet, every request evicts what another one
+needs, and routing cannot help: fewer at a time are then faster for all. So
 
     a new session                        waits unless  contexts of all live sessions + its own <= KV tokens of the fleet
     a request whose context was evicted  waits likewise, ahead of new ones: its session is parked
     every other request                  is admitted at once
 
-where its own is the larger of its prompt and the mean context, since it will grow to that. What a session shares with
-others at its target is in the sum once (`AgentProgram.own_tokens`), and so in the mean. Silent sessions may lose
-their contexts to others, though, while that costs nothing that is short: beyond the capacity, but never beyond what
-running requests leave of it, here each with its whole context,
+where its own is the larger of its prompt and the mean context, since it will grow to that. What a session shares
+with others at its target is in the sum once (`AgentProgram.own_tokens`), and so in the mean. Silent sessions may
+lose their contexts to others, though, while that costs nothing that is short: beyond the capacity, but never beyond
+what running requests leave of it, here each with its whole context,
 
     without a pool      requests begin while less than `idle_below` of the fleet prefills; at most that share of the
                         targets, or one, has such a request before its first token
@@ -21,9 +21,9 @@ running requests leave of it, here each with its whole context,
 Where clients have to say who they are, tenants get fair shares: then requests wait for saturated engines as well
 (`engine_room.py`), with the places that this rule has given them.
 
-A request that needs more than the whole capacity starts when no other session is live. While the capacity is unknown
-everything is admitted. The rule comes from the search that found `warm` (figures: "Admission measured" in the
-documentation).
+A request that needs more than the whole capacity starts when no other session is live. While the capacity is
+unknown everything is admitted. The rule comes from the search that found `warm` (figures: "Admission measured" in
+the documentation).
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """The live programs of a model, and the sum of their context lengths at any moment.
 
-A program with a running request counts in full, without what it shares with others at its target; a silent one counts
-with its probability to return (`return_probability.py`). Where a silent program is charged for what a running one
-shares with it, that probability covers the shared part too; on agents with sub-agents this was 1 % of the sum.
+A program with a running request counts in full, without what it shares with others at its target; a silent one
+counts with its probability to return (`return_probability.py`). Where a silent program is charged for what a
+running one shares with it, that probability covers the shared part too; on agents with sub-agents this was 1 % of
+the sum.
 
 Sums are kept per stage of silence, so a request costs the same however many programs there are.
 
-Programs that have returned before and those that never did are estimated separately, each from the silences of its own
-kind: a prompt that is sent once, under a name that is never used again, must not pass for a conversation.
+Programs that have returned before and those that never did are estimated separately, each from the silences of its
+own kind: a prompt that is sent once, under a name that is never used again, must not pass for a conversation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from scorers.admission.return_probability import STAGES, ReturnProbability
 
 
 class _Place(NamedTuple):
-    """Where a silent program is counted."""
+    """Place at which a silent program is counted."""
 
     kind: int
     stage: int
@@ -87,7 +88,7 @@ class LivePrograms:
             self._running_own_tokens += program.own_tokens
 
     def recount(self, program: AgentProgram) -> None:
-        """What a program shares has changed: count it with its present context, if it counts at all."""
+        """Count a program, whose shared part has changed, with its present context, if it counts at all."""
         if program in self._running:
             self.update(program)
         elif (place := self._places.get(program)) is not None:

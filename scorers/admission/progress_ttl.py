@@ -1,4 +1,5 @@
-"""Progress-TTL (vllm-project/router, issue 285 and pull request 286): keep a program's memory while its return pays.
+"""Progress-TTL (vllm-project/router, issue 285 and pull request 286): keep a program's memory while its return
+pays.
 
 A program that waits for its tool keeps its place at its target for d seconds, and is paused then. With the recovery
 cost C, what recomputing x thousand tokens takes, and the gaps T between answer and next request log-normal,
@@ -6,14 +7,15 @@ cost C, what recomputing x thousand tokens takes, and the gaps T between answer 
     C    = (a + b x + c x^2) (2 - alpha)                    a = .066, b = .057, c = .00441, alpha = .15, seconds
     U(d) = C P(T < d) - E[T; T < d] - d P(T >= d)           d: the best of 0 and 33 log-spaced, .05 s to min(10 s, C)
 
-A paused or new program with a request begins where its context fits a target beside those that hold a place there, and
+A paused or new program with a request begins where its context fits a target beside those that hold a place there,
+and
 
     g (R + sum over them of max(0, R - rounds))  fits, too           R = ceil(2 mean rounds until a pause), in 1..14
     or  mean decode time (thr(B + 1) / thr(B) - 1)  >=  C of its own + (before - after) / after  mean C of the others
 
-with g the mean growth per round, thr(B) = B / (f + g' B + h contexts) with f = .010635, g' = .000419, h = 1.42e-7, and
-before and after the rounds that the free memory lets each program grow. A target that is over its memory pauses silent
-programs, the cheapest first. A request that has waited for 1,800 s begins anyway.
+with g the mean growth per round, thr(B) = B / (f + g' B + h contexts) with f = .010635, g' = .000419, h = 1.42e-7,
+and before and after the rounds that the free memory lets each program grow. A target that is over its memory pauses
+silent programs, the cheapest first. A request that has waited for 1,800 s begins anyway.
 
 Constants are theirs, fitted to their machine. Our reading, where the source gives no formula: `before` and `after`,
 which program is paused under pressure, strict order within a queue. Left out: the limit on rounds without a pause.
@@ -47,8 +49,9 @@ GAPS, STEPS, SHORTEST_S, MAX_ROUNDS = 100, 33, 0.05, 14
 
 @dataclass(eq=False)
 class ProgressTtl(AdmissionRule):
-    """Targets whose engines have not reported a capacity take no part; without any capacity everything begins. Until
-    two gaps are known a place is kept as long as it may be; until a round has ended nothing is reserved for growth.
+    """Targets whose engines have not reported a capacity take no part; without any capacity everything begins.
+    Until two gaps are known a place is kept as long as it may be; until a round has ended nothing is reserved for
+    growth.
     """
 
     base_s: float = 0.066
@@ -161,7 +164,7 @@ class ProgressTtl(AdmissionRule):
         return fmean(self._decodes) * max(0.0, with_it / self._batch_rate(requests, contexts) - 1)
 
     def _loss_s(self, admission: Admission, memory: TargetMemory, growth: float) -> float:
-        """Return what it costs to recompute the candidate, and the others' contexts as they reach a pause sooner."""
+        """Return the cost of recomputing the candidate, and the others' contexts as they reach a pause sooner."""
         programs, rounds = self._bound.at(memory.target), self._protected_rounds()
         tokens = max(1, admission.prompt_tokens)
         free = (memory.capacity_tokens or 0) - programs.tokens

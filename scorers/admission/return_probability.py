@@ -6,10 +6,10 @@ through stages, each but the first as long as all before it together, until the 
     silent for   0 .. 0.6 s   .. 1.2 s   .. 2.3 s   ...   .. 75 s   .. 150 s   .. 300 s   dropped
     stage            0           1          2                7          8         9
 
-A session leaves a stage by returning or by staying silent; the probability to return at all is one minus the product of
-the shares that stay silent in the stages still ahead (Kaplan and Meier 1958, grouped). So a silence that has not ended
-counts too, as far as it has come. The prior, worth `PRIOR` silences, is that a stage behaves like the one before it,
-and that every session returns in the first: until something is learned all sessions count in full.
+A session leaves a stage by returning or by staying silent; the probability to return at all is one minus the
+product of the shares that stay silent in the stages still ahead (Kaplan and Meier 1958, grouped). So a silence that
+has not ended counts too, as far as it has come. The prior, worth `PRIOR` silences, is that a stage behaves like the
+one before it, and that every session returns in the first: until something is learned all sessions count in full.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""ThunderAgent's program-aware admission (arXiv 2602.13692): pause programs on a full target, resume them by best fit.
+"""ThunderAgent's program-aware admission (arXiv 2602.13692): pause programs on a full target, resume them by best
+fit.
 
-Every program is bound to one target and charged there, with T tokens of context: T while a request of it runs, `w` T
-while its tool does, and 100 tokens more for its answer.
+Every program is bound to one target and charged there, with T tokens of context: T while a request of it runs, `w`
+T while its tool does, and 100 tokens more for its answer.
 
     used      = sum of charges                                          per target, cap = its KV tokens
     pause     used > 0.95 cap: until used <= 0.80 cap, silent programs, the smallest first; then running ones, which
@@ -11,12 +12,12 @@ while its tool does, and 100 tokens more for its answer.
               silent program's charge halves every second
     anyway    after 1,800 s
 
-Both happen every 5 s, resumption by the room there was before the pauses. A new program begins at once where nothing
-waits and it fits.
+Both happen every 5 s, resumption by the room there was before the pauses. A new program begins at once where
+nothing waits and it fits.
 
-Constants: the defaults of NVIDIA Dynamo's plug-in for it. Deviations: the router's policy chooses the target, so the
-binding follows that choice; prefixes that programs share are charged to each of them; a program is forgotten after
-`admission.idle_s`, theirs after 1,800 s; a program alone at its target may be larger than that.
+Constants: the defaults of NVIDIA Dynamo's plug-in for it. Deviations: the router's policy chooses the target, so
+the binding follows that choice; prefixes that programs share are charged to each of them; a program is forgotten
+after `admission.idle_s`, theirs after 1,800 s; a program alone at its target may be larger than that.
 """
 
 from __future__ import annotations

@@ -26,10 +26,11 @@ from scorers.row_loops import rank_matches
 
 @dataclass(frozen=True)
 class AibrixPrefix(Scorer):
-    """A rank as a number: below 0 the matches that are not too busy, by per cent; from 0 on all others, by requests.
+    """A rank as a number: below 0 the matches that are not too busy, by per cent; from 0 on all others, by
+    requests.
 
-    Missing: a row with an unknown overlap matches as much as the others do on average. For a prompt of unknown length,
-    the longest run that any row holds stands in for the whole prompt. Requests are never missing.
+    Missing: a row with an unknown overlap matches as much as the others do on average. For a prompt of unknown
+    length, the longest run that any row holds stands in for the whole prompt. Requests are never missing.
     """
 
     needs = Needs.CACHE | Needs.LOAD

@@ -2,16 +2,16 @@
 
     keep the two rows with the least hash(salt, prefix, target)
 
-DualMap (arXiv 2602.06502) maps a prompt's prefix to two instances by two hash functions: prompts with the same prefix
-meet at one of two targets, and different ones spread by the power of two choices. DualMap uses two rings of virtual
-nodes; here the two are the first of a rendezvous order (`consistent_hash.py`), which never coincide, and when a target
-leaves, the third takes over for its prefixes alone.
+DualMap (arXiv 2602.06502) maps a prompt's prefix to two instances by two hash functions: prompts with the same
+prefix meet at one of two targets, and different ones spread by the power of two choices. DualMap uses two rings of
+virtual nodes; here the two are the first of a rendezvous order (`consistent_hash.py`), which never coincide, and
+when a target leaves, the third takes over for its prefixes alone.
 
-In DualMap a prefix is as short as possible, and grows by a block while more than its share of recent requests begins
-with it. That takes a memory of requests, which a filter does not have: here its length is configured. 32 blocks of 16
-tokens are the 512 tokens of a block in the traces that the paper uses: longer than most shared system prompts. A
-conversation that grows past them moves at 2, 4, 8, ... blocks, when little of it is cached. Where all prompts share a
-longer prefix, raise it.
+In DualMap a prefix is as short as possible, and grows by a block while more than its share of recent requests
+begins with it. That takes a memory of requests, which a filter does not have: here its length is configured. 32
+blocks of 16 tokens are the 512 tokens of a block in the traces that the paper uses: longer than most shared system
+prompts. A conversation that grows past them moves at 2, 4, 8, ... blocks, when little of it is cached. Where all
+prompts share a longer prefix, raise it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from scorers.parameters import check_at_least
 class DualHash(Filter):
     """Keeps two targets, the same two for every prompt with the same first `blocks` blocks.
 
-    Lengths are powers of two: the longest that is at most `blocks`, and at most the prompt. Another `salt` gives other
-    pairs. Missing: if the prompt's prefix is unknown, all rows stay.
+    Lengths are powers of two: the longest that is at most `blocks`, and at most the prompt. Another `salt` gives
+    other pairs. Missing: if the prompt's prefix is unknown, all rows stay.
     """
 
     needs = Needs.CACHE

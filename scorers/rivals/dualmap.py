@@ -4,11 +4,11 @@
     TTFT(best) <= objective :  best holders before all others, by TTFT
     else                    :  by TTFT
 
-DualMap's SLO-aware routing (arXiv 2602.06502): "cache affinity first, load once the objective is missed". It is meant
-to follow the filter `dual_hash`, but works among any number of rows. DualMap estimates TTFT as pending tokens times a
-constant and separates equal holders by KV memory in use; here TTFT is the learned curve with the cheapest way to fetch
-(ttft.py). DualMap's rebalancing, which moves requests that wait in the router from one candidate to the other when both
-are overloaded, has no counterpart: here requests wait in the engines.
+DualMap's SLO-aware routing (arXiv 2602.06502): "cache affinity first, load once the objective is missed". It is
+meant to follow the filter `dual_hash`, but works among any number of rows. DualMap estimates TTFT as pending tokens
+times a constant and separates equal holders by KV memory in use; here TTFT is the learned curve with the cheapest
+way to fetch (ttft.py). DualMap's rebalancing, which moves requests that wait in the router from one candidate to
+the other when both are overloaded, has no counterpart: here requests wait in the engines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from scorers.ttft import prompt_of, split_ttfts_ms, ttfts_ms
 
 @dataclass(frozen=True)
 class Dualmap(Scorer):
-    """Milliseconds to the first token, plus the objective for rows that do not hold most, while one that does meets it.
+    """Milliseconds to the first token, plus the objective for rows that do not hold most, while one that does meets
+    it.
 
     The objective is the request's own, or else `ttft_ms`. Held tokens are those on the GPU, including what was just
     sent there. Missing: a row with an unknown overlap holds what the others hold on average; the rest as in

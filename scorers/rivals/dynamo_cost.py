@@ -7,12 +7,12 @@
     cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * requests
 
 G, C and D are the prompt tokens that the target holds in each tier and in no faster one; S is what the shared pool
-holds beyond G; decode is the KV memory in use there, blocks that requests share counted once, and the prompt. Names,
-formula and defaults: ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector/default.rs and config.rs (the floor: pull
-request 11714). Its `router_temperature` is the picker `softmax`, its default of 0 the picker `best`.
+holds beyond G; decode is the KV memory in use there, blocks that requests share counted once, and the prompt.
+Names, formula and defaults: ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector/default.rs and config.rs (the
+floor: pull request 11714). Its `router_temperature` is the picker `softmax`, its default of 0 the picker `best`.
 
-Differences from Dynamo: of the prompt it adds only the blocks that no running request has there, here all are added;
-it multiplies by "taints" of workers; its time-based estimate of prefill progress is left out.
+Differences from Dynamo: of the prompt it adds only the blocks that no running request has there, here all are
+added; it multiplies by "taints" of workers; its time-based estimate of prefill progress is left out.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from scorers.polled import fill_missing
 class DynamoCost(Scorer):
     """Blocks to prefill there, less those that caches save, plus blocks of KV in use: NVIDIA Dynamo's cost.
 
-    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
-    prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's own
-    bookings, which are never missing.
+    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where
+    the prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's
+    own bookings, which are never missing.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD

@@ -1,4 +1,5 @@
-"""JSEW, join the shortest expected work: Dynamo's cost with a decode term for the work that answers there still owe.
+"""JSEW, join the shortest expected work: Dynamo's cost with a decode term for the work that answers there still
+owe.
 
     cost     = prefill_load_scale * max(0, queued prefill + prompt - credit) + decode            credit as in Dynamo's
     decode   = (decode_footprint_weight + decode_work_scale * expected / prompt) * charged
@@ -6,18 +7,18 @@
     unshared = blocks in use * requests ^ decode_share_exponent        this request's prompt counts as in use
     expected = moving average of the prompts' uncached tokens, this one's at its longest holder included
 
-Blocks in use say how much is there, not how much is still to be done: a long prompt with a short answer is nearly over,
-a short one with a long answer stays for minutes. So the charge grows faster than the blocks, and the more, the more
-work the recent requests brought relative to this one.
+Blocks in use say how much is there, not how much is still to be done: a long prompt with a short answer is nearly
+over, a short one with a long answer stays for minutes. So the charge grows faster than the blocks, and the more,
+the more work the recent requests brought relative to this one.
 
 Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/jsew.rs, with its defaults: tuned there as a set on 1,200
 Claude Code sessions, 16 workers, in simulation, for the time to the last token.
 
 Blocks that several requests share count once, which `decode_share_exponent` is there to undo.
 
-Differences: of this request's prompt Dynamo adds only the blocks that no running request has there, here all are added.
-`decode_work_exponent` is left out (its default 1 changes nothing), and so are the oracle of answer lengths, decayed
-credit and the cost per active request, which are off by default.
+Differences: of this request's prompt Dynamo adds only the blocks that no running request has there, here all are
+added. `decode_work_exponent` is left out (its default 1 changes nothing), and so are the oracle of answer lengths,
+decayed credit and the cost per active request, which are off by default.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from scorers.row_loops import charged_blocks
 class Jsew(Scorer):
     """Blocks to prefill there, less those that caches save, plus a charge for the decoding work that is left there.
 
-    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
-    prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's own
-    bookings, which are never missing.
+    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where
+    the prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's
+    own bookings, which are never missing.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD

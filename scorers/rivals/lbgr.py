@@ -6,13 +6,13 @@
     bias      = recursive least squares with forgetting of  max(1 ms, observed - base - alpha * queue when chosen)
 
 Wu, Silwal & Zhang, "Randomization Boosts KV Caching, Learning Balances Query Load: A Joint Perspective" (arXiv
-2601.18999), with the constants of its code (github.com/fzwark/KVRouting, sgl-router/src/router.rs): 1,000 ms, alpha 1,
-forgetting 0.95, initial covariance 10^6, and of its features the bias alone. Its other half, randomised eviction, is a
-matter of the engines.
+2601.18999), with the constants of its code (github.com/fzwark/KVRouting, sgl-router/src/router.rs): 1,000 ms, alpha
+1, forgetting 0.95, initial covariance 10^6, and of its features the bias alone. Its other half, randomised
+eviction, is a matter of the engines.
 
 Differences: the code counts characters of what it once sent to each worker, here the index knows tokens; the queue
-decays continuously instead of every 20 ms in whole ms; among predictions that differ by less than 1 ms the code takes
-the first worker.
+decays continuously instead of every 20 ms in whole ms; among predictions that differ by less than 1 ms the code
+takes the first worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BookedQueue(NamedTuple):
     at_s: float
 
     def left_ms(self, now_s: float) -> float:
-        """Return what is left of it."""
+        """Return the remainder of it."""
         return self.ms * _decay(now_s - self.at_s)
 
 

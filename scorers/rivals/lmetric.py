@@ -4,10 +4,10 @@
     prefill = max(0, queued prefill + prompt - credit)      credit as in Dynamo's cost
     decode  = KV memory in use there, blocks that requests share counted once, and this prompt
 
-"Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (Zhang et al., arXiv 2603.15202), in
-the form of ai-dynamo/dynamo's `lmetric` selection policy (pull request 11028): the paper multiplies the new prefill
-tokens by the batch size, Dynamo by the blocks in use. In a sum each weight fixes how many blocks of KV are worth one of
-prefill; in a product a factor common to all targets cancels out.
+"Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (Zhang et al., arXiv 2603.15202),
+in the form of ai-dynamo/dynamo's `lmetric` selection policy (pull request 11028): the paper multiplies the new
+prefill tokens by the batch size, Dynamo by the blocks in use. In a sum each weight fixes how many blocks of KV are
+worth one of prefill; in a product a factor common to all targets cancels out.
 
 Where nothing is left to compute and nothing is queued, the product is 0 whatever the load. A full hit is not such a
 case, since overlaps leave out the last prompt token; credits that add up to more than 1 are, and so is a prompt of
@@ -28,9 +28,9 @@ from scorers.parameters import check_at_least
 class Lmetric(Scorer):
     """Blocks to prefill there, less those that caches save, times blocks of KV in use plus one.
 
-    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
-    prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's own
-    bookings, which are never missing.
+    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where
+    the prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's
+    own bookings, which are never missing.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD

@@ -1,4 +1,5 @@
-"""LMetric with its guard against hot spots: new prefill times batch; a class of prompts may be moved off its holders.
+"""LMetric with its guard against hot spots: new prefill times batch; a class of prompts may be moved off its
+holders.
 
     cost  = max(1, uncached tokens) * (requests + 1)
     class = prompts with the same first `class_prefix_blocks` blocks
@@ -6,17 +7,17 @@
                                               its first blocks; M': all others
     M is left out from the 2|M|th request in a row of the class on that is best placed on M during an alarm
 
-A product prefers a holder until it is many times as busy. A class whose share of the requests is larger than that of
-its holders among the targets cannot be served by them, so after two rounds the next one goes elsewhere and leaves a
-copy there. M is then larger, and the alarm ends as soon as copies match the share.
+A product prefers a holder until it is many times as busy. A class whose share of the requests is larger than that
+of its holders among the targets cannot be served by them, so after two rounds the next one goes elsewhere and
+leaves a copy there. M is then larger, and the alarm ends as soon as copies match the share.
 
-Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (arXiv 2603.15202), in
-the form and with the defaults of ai-dynamo/dynamo, lib/router-plugins/builtin/src/lmetric.rs. Both factors differ from
-`lmetric`, which is an earlier form of Dynamo's (pull request 11028): there queued prefill is added, and the second
-factor is blocks in use.
+Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (arXiv 2603.15202),
+in the form and with the defaults of ai-dynamo/dynamo, lib/router-plugins/builtin/src/lmetric.rs. Both factors
+differ from `lmetric`, which is an earlier form of Dynamo's (pull request 11028): there queued prefill is added, and
+the second factor is blocks in use.
 
-Differences: the window counts choices, as Dynamo's does, not seconds as the paper's; a prefix is known at 1, 2, 4, 8,
-... blocks only.
+Differences: the window counts choices, as Dynamo's does, not seconds as the paper's; a prefix is known at 1, 2, 4,
+8, ... blocks only.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ class Watch(NamedTuple):
 
 @dataclass
 class LmetricGuarded(Scorer):
-    """Tokens to prefill there, times the batch with this request in it; holders of a hot class cost more than others.
+    """Tokens to prefill there, times the batch with this request in it; holders of a hot class cost more than
+    others.
 
-    Held is what the GPU holds or was just sent. Missing: a row with an unknown overlap is taken to hold what the others
-    hold on average, but is no holder of a class; where the prompt's length is unknown, the longest run that any row
-    holds stands in for it. A prompt shorter than a class's blocks, or whose prefixes are unknown, belongs to none.
+    Held is what the GPU holds or was just sent. Missing: a row with an unknown overlap is taken to hold what the
+    others hold on average, but is no holder of a class; where the prompt's length is unknown, the longest run that
+    any row holds stands in for it. A prompt shorter than a class's blocks, or whose prefixes are unknown, belongs
+    to none.
     """
 
     needs = Needs.CACHE | Needs.LOAD

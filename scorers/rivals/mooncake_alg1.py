@@ -3,15 +3,15 @@
     best / own < balancing_threshold :  cost = queue + prefill(prompt, own)
     else                             :  cost = transfer(best - own) + queue + prefill(prompt, best)
 
-arXiv 2407.00079, section 6. A transfer leaves a copy at the target, so a hot prefix spreads by being used: that happens
-in the engines, the price only sends requests there. Unlike in `expected_ttft`, a ratio decides about the transfer, not
-the price, so a link slower than computing is used all the same.
+arXiv 2407.00079, section 6. A transfer leaves a copy at the target, so a hot prefix spreads by being used: that
+happens in the engines, the price only sends requests there. Unlike in `expected_ttft`, a ratio decides about the
+transfer, not the price, so a link slower than computing is used all the same.
 
 The paper gives no value for the threshold; 1.5 is ours. In the paper `best` is what another instance holds, and the
 transfer comes from it; here it is also what the shared pool holds, which wins where it is as long, because engines
-fetch from pools by themselves. The own prefix includes host memory without a price: the paper loads it layer by layer
-behind the computing. Rejecting a request whose TTFT or TBT would miss its objective, and choosing the decode instance,
-are outside a scorer's task.
+fetch from pools by themselves. The own prefix includes host memory without a price: the paper loads it layer by
+layer behind the computing. Rejecting a request whose TTFT or TBT would miss its objective, and choosing the decode
+instance, are outside a scorer's task.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from scorers.row_loops import fetch_longest_ms
 
 @dataclass(frozen=True)
 class MooncakeAlg1(Scorer):
-    """Milliseconds to the first token, where a prefix that is `balancing_threshold` times the own is always fetched.
+    """Milliseconds to the first token, where a prefix that is `balancing_threshold` times the own is always
+    fetched.
 
     Missing: a row with an unknown overlap holds what the others hold on average. A link of unknown speed carries
-    nothing: the row computes after its own prefix. An unknown pool holds nothing. For a prompt of unknown length, the
-    longest run that any row holds stands in for the whole prompt. The queue is our own bookings.
+    nothing: the row computes after its own prefix. An unknown pool holds nothing. For a prompt of unknown length,
+    the longest run that any row holds stands in for the whole prompt. The queue is our own bookings.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD

@@ -4,16 +4,16 @@
     affinity = min(most, cap) - min(most - held, cap)                   blocks of `affinity_block_tokens`, whole ones
 
 `most` is what the warmest target holds. Counted from there downwards, differences between long prefixes survive the
-cap, so a long session stays; and where nobody holds anything near the warmest, all others have the same affinity, so a
-large gap in load wins over any prefix. Equal scores: the longer prefix, then one at random.
+cap, so a long session stays; and where nobody holds anything near the warmest, all others have the same affinity,
+so a large gap in load wins over any prefix. Equal scores: the longer prefix, then one at random.
 
 Source: Helix's Ramjet load balancer (github.com/helixml/ramjet, src/router.rs) in the form of ai-dynamo/dynamo,
 lib/router-plugins/builtin/src/ramjet.rs, with its defaults and its `relative` affinity.
 
-Differences: `absolute` and `marginal` affinities are left out, as are Dynamo's lane for long prompts and its rotation
-among equals. Ramjet itself fingerprints 2 KB of text per block and charges each request 1 to 8 units for its uncached
-bytes, in a mode that is not its default only until the first token. Dynamo's form, and this one, is that mode with
-tokens and the queued prefill of a target as a whole.
+Differences: `absolute` and `marginal` affinities are left out, as are Dynamo's lane for long prompts and its
+rotation among equals. Ramjet itself fingerprints 2 KB of text per block and charges each request 1 to 8 units for
+its uncached bytes, in a mode that is not its default only until the first token. Dynamo's form, and this one, is
+that mode with tokens and the queued prefill of a target as a whole.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LONGER = 1e-9
 class Ramjet(Scorer):
     """Weighted load less the affinity to the prompt's prefix, in blocks of `affinity_block_tokens`.
 
-    Held is what the GPU holds or was just sent. Missing: a row with an unknown overlap is taken to hold what the others
-    hold on average. The load is the router's own bookings, which are never missing.
+    Held is what the GPU holds or was just sent. Missing: a row with an unknown overlap is taken to hold what the
+    others hold on average. The load is the router's own bookings, which are never missing.
     """
 
     needs = Needs.CACHE | Needs.LOAD

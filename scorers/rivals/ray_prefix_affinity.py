@@ -10,9 +10,9 @@
 Source: ray-project/ray, python/ray/llm/_internal/serve/routing_policies/prefix_aware (2026). The code's
 `imbalanced_threshold` is infinite, here null; the documentation's example has 10.
 
-Differences from the original: it matches a tree of the characters that each replica was sent, by default never evicted,
-where this one asks the index, in any tier; it tries replicas of the same node or zone first; a candidate at its limit
-of ongoing requests makes it wait and draw again, which is a matter of admission control here.
+Differences from the original: it matches a tree of the characters that each replica was sent, by default never
+evicted, where this one asks the index, in any tier; it tries replicas of the same node or zone first; a candidate
+at its limit of ongoing requests makes it wait and draw again, which is a matter of admission control here.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class RayPrefixAffinity(Scorer):
 
     `imbalanced_threshold: null` is no threshold: queues never count against a match.
 
-    Missing: an unknown overlap matches nothing. For a prompt of unknown length any match counts as the whole prompt. A
-    row of unknown tree size has an average one; where no size is known, two are drawn.
+    Missing: an unknown overlap matches nothing. For a prompt of unknown length any match counts as the whole
+    prompt. A row of unknown tree size has an average one; where no size is known, two are drawn.
     """
 
     needs = Needs.CACHE | Needs.LOAD

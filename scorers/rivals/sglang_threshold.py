@@ -4,13 +4,13 @@
     else, longest match / prompt > cache_threshold:                                     longest match
     else, by `cold`:                                                                    fewest requests or smallest tree
 
-Source: sglang `sgl-router/src/policies/cache_aware.rs` and vllm-project/router `src/policies/cache_aware.rs`; defaults
-of their command lines (the libraries' differ: 0.5, 32, 1.1). A cold prompt once went to the smallest tree; newer
-releases take the fewest requests, the default here.
+Source: sglang `sgl-router/src/policies/cache_aware.rs` and vllm-project/router `src/policies/cache_aware.rs`;
+defaults of their command lines (the libraries' differ: 0.5, 32, 1.1). A cold prompt once went to the smallest tree;
+newer releases take the fewest requests, the default here.
 
-Differences from the originals: their matches come from a tree of the characters that each worker was sent, evicted on a
-timer; here from the index, in any tier. Of several workers with the longest match they take one arbitrarily; here they
-cost the same, and the picker chooses.
+Differences from the originals: their matches come from a tree of the characters that each worker was sent, evicted
+on a timer; here from the index, in any tier. Of several workers with the longest match they take one arbitrarily;
+here they cost the same, and the picker chooses.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from scorers.rivals.prefix_trees import match_rate, match_tokens, tree_sizes
 
 @dataclass(frozen=True)
 class SglangThreshold(Scorer):
-    """Our own requests if they are unbalanced, else tokens short of the longest match, else the cost of a cold prompt.
+    """Our own requests if they are unbalanced, else tokens short of the longest match, else the cost of a cold
+    prompt.
 
-    Missing: an unknown overlap matches nothing. For a prompt of unknown length any match counts as the whole prompt. A
-    row of unknown tree size has an average one; where no size is known, cold prompts are placed by requests.
+    Missing: an unknown overlap matches nothing. For a prompt of unknown length any match counts as the whole
+    prompt. A row of unknown tree size has an average one; where no size is known, cold prompts are placed by
+    requests.
     """
 
     needs = Needs.CACHE | Needs.LOAD

@@ -1,4 +1,5 @@
-"""SMetric: a session stays where its prefix is while that target meets the objective; else the least queue times load.
+"""SMetric: a session stays where its prefix is while that target meets the objective; else the least queue times
+load.
 
     cost  = c_lin * n + c_att * n * (L - n / 2)        n: uncached tokens of the L of the prompt; attention included
     q     = cost of what is queued at the target + cost of this request there
@@ -8,14 +9,14 @@
              `hit_ratio` of what the session's previous turn sent, and the target meets or nobody does
     else     least q * requests; least q with `colocated: false`, for prefill halves of pairs
 
-Wang et al., "SMetric" (arXiv 2607.08565), as in vllm-project/router, src/policies/smetric.rs (a branch): its constants.
-Its objective has no default there; 1 s + 62.5 us per token and slack 1 are those of the fork that documents some. The
-rate of a target is `prefill_rate`, or learned there: the 90th percentile of cost over TTFT of its last 64 answers, from
-8 on. TTFT includes the queue, so the fastest of them come near what the engine can do.
+Wang et al., "SMetric" (arXiv 2607.08565), as in vllm-project/router, src/policies/smetric.rs (a branch): its
+constants. Its objective has no default there; 1 s + 62.5 us per token and slack 1 are those of the fork that
+documents some. The rate of a target is `prefill_rate`, or learned there: the 90th percentile of cost over TTFT of
+its last 64 answers, from 8 on. TTFT includes the queue, so the fastest of them come near what the engine can do.
 
-Differences: lengths are tokens of the index, not characters of a tree of what was sent. A later turn is known by the
-session's last target instead of by assistant messages in the body. What is queued at a target is known as a sum of
-uncached tokens, so its attention is that of requests of mean length there.
+Differences: lengths are tokens of the index, not characters of a tree of what was sent. A later turn is known by
+the session's last target instead of by assistant messages in the body. What is queued at a target is known as a sum
+of uncached tokens, so its attention is that of requests of mean length there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ SAMPLES, ENOUGH, QUANTILE = 64, 8, 0.9
 
 @dataclass
 class ObservedRate:
-    """The 90th percentile of a target's last 64 observed rates, in units of cost per second; None before the 8th."""
+    """The 90th percentile of a target's last 64 observed rates, in units of cost per second; None before the
+    8th.
+    """
 
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     per_s: float | None = None
@@ -53,12 +56,13 @@ class ObservedRate:
 
 @dataclass
 class Smetric(Scorer):
-    """-1 for the target that keeps its session; for all others the cost of their queue with this request, times load.
+    """-1 for the target that keeps its session; for all others the cost of their queue with this request, times
+    load.
 
     Held is what the target has in any tier or was just sent. Missing: an unknown overlap matches nothing; where the
-    prompt's length is unknown, the longest match stands in for it. Requests without a session, and a session's first,
-    go by queue and load. Of a session whose previous prompt is not known (after a switch of policies), this prompt's
-    length stands in for it. The load is the router's own bookings, which are never missing.
+    prompt's length is unknown, the longest match stands in for it. Requests without a session, and a session's
+    first, go by queue and load. Of a session whose previous prompt is not known (after a switch of policies), this
+    prompt's length stands in for it. The load is the router's own bookings, which are never missing.
     """
 
     needs = Needs.CACHE | Needs.LOAD | Needs.SESSION
@@ -92,8 +96,8 @@ class Smetric(Scorer):
         return costs
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
-        """Return the cost of the queue and of this request there, each times the load; neither counts where the session
-        stays.
+        """Return the cost of the queue and of this request there, each times the load; neither counts where the
+        session stays.
         """
         whole, held, costs = whole_tokens(view), match_tokens(view.rows), self.score(view)
         loads = [

@@ -5,14 +5,15 @@
     cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * requests
 
 vllm-project/router issue 294 ("Event-driven Exact KV-aware Routing", after Dynamo's cost) with the defaults of its
-flags. The `kv_penalty_*` are what a block in a slower place is worth beside one on the GPU: 1 as good, 0 worthless, so
-despite the flags' name a smaller number is the harsher one. G, C, P and D are tokens held by the GPU, in host memory,
-in the shared pool ("external") and on disk, each in none before it in this order: no token is credited twice. Decode is
-the KV memory in use there, blocks that requests share counted once, and the prompt.
+flags. The `kv_penalty_*` are what a block in a slower place is worth beside one on the GPU: 1 as good, 0 worthless,
+so despite the flags' name a smaller number is the harsher one. G, C, P and D are tokens held by the GPU, in host
+memory, in the shared pool ("external") and on disk, each in none before it in this order: no token is credited
+twice. Decode is the KV memory in use there, blocks that requests share counted once, and the prompt.
 
-Differences from the original: its first version credits the GPU's part only; of the prompt it adds only the blocks that
-no running request has there; where events cannot be trusted it falls back to `cache_aware` (here the router's own
-approximate index stands in). Its temperature is 0, the picker `best`; its speculative entries are our expected ones.
+Differences from the original: its first version credits the GPU's part only; of the prompt it adds only the blocks
+that no running request has there; where events cannot be trusted it falls back to `cache_aware` (here the router's
+own approximate index stands in). Its temperature is 0, the picker `best`; its speculative entries are our expected
+ones.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from scorers.polled import fill_missing
 class VllmRouterKvAware(Scorer):
     """Blocks to prefill there, less what caches save by their tier, plus blocks of KV in use: vllm-router's cost.
 
-    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where the
-    prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's own
-    bookings, which are never missing.
+    Missing: a row with an unknown overlap gets the mean credit of the others; an unknown pool holds nothing; where
+    the prompt's length is unknown, the longest run that any row holds stands in for it. The load is the router's
+    own bookings, which are never missing.
     """
 
     needs = Needs.CACHE | Needs.POOL | Needs.LOAD

@@ -1,8 +1,8 @@
 """Instance discovery: its interface, what a source says of one instance, and the list of the main configuration.
 
-A discovery yields *the whole list*, first at once and then after every change; the consumer works out who joined and
-who left (`merge.py`, `control/membership.py`). One that cannot read its source yields nothing: the last list stays in
-force, and `trouble` says what is wrong, because an unreadable source is no reason to drop a fleet.
+A discovery yields *the whole list*, first at once and then after every change; the consumer works out who joined
+and who left (`merge.py`, `control/membership.py`). One that cannot read its source yields nothing: the last list
+stays in force, and `trouble` says what is wrong, because an unreadable source is no reason to drop a fleet.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class DiscoveredInstance(NamedTuple):
 
 
 def configure_engine(engines: DiscoveredEngines, host: str, port: int, **facts: Any) -> schema.InstanceConfig:
-    """Return the configuration of an engine at `host` and `port`, with the `facts` that its source knows and the rest
-    as `engines` says. Raises ValidationError.
+    """Return the configuration of an engine at `host` and `port`, with the `facts` that its source knows and the
+    rest as `engines` says. Raises ValidationError.
     """
     shared = {name: getattr(engines, name) for name in ("api_key_env", "ca_file", "cpu_medium")}
     url = f"{engines.scheme}://{url_host(host)}:{port}"
@@ -43,8 +43,8 @@ class Discovery(Protocol):
 
     @property
     def confirmed_at(self) -> float | None:
-        """Return when the source last answered, on the router's clock; None for one that need not be asked, and before
-        the first answer.
+        """Return when the source last answered, on the router's clock; None for one that need not be asked, and
+        before the first answer.
         """
 
     def watch(self) -> AsyncIterator[list[DiscoveredInstance]]:

@@ -1,9 +1,9 @@
 """Instances by DNS: the addresses of a host name, or its SRV records.
 
-The name is looked up at an interval, for the resolver of the system does not tell how long an answer holds. A lookup
-that fails, or finds no address, leaves the last list in force: from here an empty headless Service and a broken
-resolver look the same, and engines that are gone fail their health probes. An address that another engine takes over
-between two lookups is not noticed by its name; the probes and the engine's events tell.
+The name is looked up at an interval, for the resolver of the system does not tell how long an answer holds. A
+lookup that fails, or finds no address, leaves the last list in force: from here an empty headless Service and a
+broken resolver look the same, and engines that are gone fail their health probes. An address that another engine
+takes over between two lookups is not noticed by its name; the probes and the engine's events tell.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class LookupFailed(WarmrouteError):
 
 
 class ServiceAddress(NamedTuple):
-    """Where one engine listens."""
+    """Address at which one engine listens."""
 
     host: str  # an IP address
     port: int
 
 
 class NameLookup:
-    """Looks names up. Addresses come from the system's resolver, so /etc/hosts counts; `srv` is asked for SRV records,
-    which the system's resolver does not know.
+    """Looks names up. Addresses come from the system's resolver, so /etc/hosts counts; `srv` is asked for SRV
+    records, which the system's resolver does not know.
     """
 
     def __init__(self, srv: dns.asyncresolver.Resolver | None = None) -> None:

@@ -21,10 +21,10 @@ class FileDiscovery:
     """Instances from a YAML file that is edited, written by a deployment, or a mounted ConfigMap.
 
     It is read, not only stat-ed, every `file_poll_s`, and counts as changed when its bytes differ: 20 KB for 200
-    instances cost 30 us, while times and sizes miss quick rewrites and symlink swaps. Unchanged bytes are not parsed
-    again; where something that the list refers to is missing, only that is looked for again. A broken file
-    (unreadable, not YAML, an unknown key, two instances of one name, empty in the middle of a write) is logged once and
-    reported as `trouble`. An empty *list*, `[]`, is valid.
+    instances cost 30 us, while times and sizes miss quick rewrites and symlink swaps. Unchanged bytes are not
+    parsed again; where something that the list refers to is missing, only that is looked for again. A broken file
+    (unreadable, not YAML, an unknown key, two instances of one name, empty in the middle of a write) is logged once
+    and reported as `trouble`. An empty *list*, `[]`, is valid.
     """
 
     def __init__(self, path: Path | str, poll_s: float, clock: Clock) -> None:

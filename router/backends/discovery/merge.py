@@ -1,14 +1,14 @@
 """The lists of several discovery sources as one list of members.
 
-Two sources that list one address mean one instance. The first of them describes it (name, role, credentials); the pod's
-uid counts whichever source knows it, and it gets requests only while all of them say so. Two sources that give one name
-to different addresses disagree: the first is used.
+Two sources that list one address mean one instance. The first of them describes it (name, role, credentials); the
+pod's uid counts whichever source knows it, and it gets requests only while all of them say so. Two sources that
+give one name to different addresses disagree: the first is used.
 
 A pod that is gone stays gone: a source that `lags` may go on listing its address for a while, and counts for that
 address again once it has dropped it, or once a pod has it again.
 
-Most lists differ from the last one in a few of hundreds of instances, many times a second while a fleet rolls out. So
-an instance that is listed as before costs a comparison, and only ids whose member changed are returned.
+Most lists differ from the last one in a few of hundreds of instances, many times a second while a fleet rolls out.
+So an instance that is listed as before costs a comparison, and only ids whose member changed are returned.
 """
 
 from __future__ import annotations

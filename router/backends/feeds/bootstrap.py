@@ -1,8 +1,8 @@
 """Fetches the engine ids of prefill instances from their Mooncake bootstrap servers.
 
 A decode engine finds its peer by an id that is new with every start of the peer (`GET /query`, protocol 7.1). The
-registry lists the instances whose ids are missing: after joining, after a restart, after a failed prefill half. Those
-are queried with growing pauses until they answer; otherwise nothing is sent.
+registry lists the instances whose ids are missing: after joining, after a restart, after a failed prefill half.
+Those are queried with growing pauses until they answer; otherwise nothing is sent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class _PendingQuery:
 
 
 def bootstrap_name(instance: str) -> str:
-    """Return the name by which the instance's bootstrap server is known to `fetch`: it has an address of its own."""
+    """Return the name by which the instance's bootstrap server is known to `fetch`: it has an address of its
+    own.
+    """
     return f"{instance} bootstrap"
 
 

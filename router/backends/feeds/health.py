@@ -7,13 +7,13 @@
               are seen within half a second, and a restarted engine is found soon
 
 The registry (`fleet/fleet.py`) holds the state; this module decides only when to probe. `suspect` brings a probe
-forward when a request could not connect. A probe without an answer in time is reported as such: an engine that is busy
-is not gone, and one that delivers answers meanwhile is well.
+forward when a request could not connect. A probe without an answer in time is reported as such: an engine that is
+busy is not gone, and one that delivers answers meanwhile is well.
 
-Cost. A probe is a small request, 0.2 ms or less. All probes together stay under `PROBES_PER_S`, by a longer interval
-when there are many instances: 200 are probed every 4 s, for 1 % of a core. That is enough, because an instance in use
-is also watched by its own requests (`suspect`, breaker). An answered metrics page does *not* count as healthy: the HTTP
-front end still serves it when the engine behind it is dead, which /health reports (503).
+Cost. A probe is a small request, 0.2 ms or less. All probes together stay under `PROBES_PER_S`, by a longer
+interval when there are many instances: 200 are probed every 4 s, for 1 % of a core. That is enough, because an
+instance in use is also watched by its own requests (`suspect`, breaker). An answered metrics page does *not* count
+as healthy: the HTTP front end still serves it when the engine behind it is dead, which /health reports (503).
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class HealthRegistry(Protocol):
         """Record that the instance answered with more than is taken in."""
 
     def probe_ok(self, instance: str, now: float) -> bool:
-        """Record a successful probe. Return True if the instance is joining: the caller then reads what it serves."""
+        """Record a successful probe. Return True if the instance is joining: the caller then reads what it
+        serves.
+        """
 
     def probing(self, instance: str) -> None:
         """Record that a probe begins."""
@@ -116,7 +118,7 @@ class HealthProbe:
             state.due_at = self._clock.now()
 
     def trouble(self, instance: str) -> str | None:
-        """Return what the last probe of the instance found wrong, for operators; `None` when there is no problem."""
+        """Return the problem that the last probe of the instance found, for operators; None: there is none."""
         state = self._states.get(instance)
         return None if state is None else state.trouble
 
@@ -191,7 +193,9 @@ class HealthProbe:
         return None
 
     async def _sources(self, instance: str, state: _ProbeState) -> list[EventEndpoint] | OverLimit:
-        """Return where the instance publishes events. Versions before 0.31 lack the endpoint; theirs are configured."""
+        """Return where the instance publishes events. Versions before 0.31 lack the endpoint; theirs are
+        configured.
+        """
         setting = state.config.kv_events
         if setting == "off":
             return []

@@ -1,7 +1,7 @@
 """Deterministic jitter: spreads periodic work that started at the same time.
 
-Multiples of the golden ratio, modulo 1, fill an interval evenly at every length of the sequence (Weyl's low discrepancy
-sequence), so even a handful of instances are spread well, and the same start gives the same times.
+Multiples of the golden ratio, modulo 1, fill an interval evenly at every length of the sequence (Weyl's low
+discrepancy sequence), so even a handful of instances are spread well, and the same start gives the same times.
 """
 
 from __future__ import annotations

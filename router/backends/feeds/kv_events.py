@@ -1,13 +1,14 @@
-"""Subscribes to the KV event stream of every rank: subscribe first, then replay, then live (`protocol.md` 1.1, 2.9).
+"""Subscribes to the KV event stream of every rank: subscribe first, then replay, then live (`protocol.md` 1.1,
+2.9).
 
     SUB  --- message ----> decode ---> handler.on_batch ---------+
          --- connected --------------> handler.on_connected -----+--> sequence number to replay from, or None
     DEALER, one per replay -> decode -> handler.on_replayed -----+
             end marker or timeout ----> handler.on_replay_end ---+
 
-The handler decides what batches mean, what is missing and when to replay; this module only handles sockets. A replay
-has its own socket, closed with it: the engine's ROUTER silently drops what a slow reader does not take, and whatever is
-missing is requested again. What an engine sends is read no faster than it is applied, a piece at a time
+The handler decides what batches mean, what is missing and when to replay; this module only handles sockets. A
+replay has its own socket, closed with it: the engine's ROUTER silently drops what a slow reader does not take, and
+whatever is missing is requested again. What an engine sends is read no faster than it is applied, a piece at a time
 (`stream_reader.py`), and bounded (`zmtp.py`, `backends/vllm/kv_events.py`); beyond a bound `limits` is told.
 """
 

@@ -1,13 +1,13 @@
 """Polls the engines' metrics pages: often for instances with requests in flight, rarely for idle ones.
 
 One task checks the whole list a few times per interval and starts what is due, instead of one sleeping task per
-instance: an idle instance that gets a request is then polled soon, without having to wake its task. A check costs 0.2
-us per instance, a poll of a 66 KB page about 0.4 ms (fetch, then 80 us of scanning): 200 idle instances at one poll in
-10 s are under 1 % of a core.
+instance: an idle instance that gets a request is then polled soon, without having to wake its task. A check costs
+0.2 us per instance, a poll of a 66 KB page about 0.4 ms (fetch, then 80 us of scanning): 200 idle instances at one
+poll in 10 s are under 1 % of a core.
 
-Intervals vary a little, so that instances that joined together drift apart (`jitter.py`). A page's age counts from when
-it was *requested*. An instance that does not answer is polled again after the idle interval; `health.py` decides
-whether it is down, because an engine whose core is dead may still serve this page.
+Intervals vary a little, so that instances that joined together drift apart (`jitter.py`). A page's age counts from
+when it was *requested*. An instance that does not answer is polled again after the idle interval; `health.py`
+decides whether it is down, because an engine whose core is dead may still serve this page.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Does the work of all event streams on the event loop: a piece of each in turn, in short slices.
 
-A replay of 10,000 batches done in one go would stall every token stream for a second. So a stream that has something to
-do is put on a list, and one task does a piece of work of each in turn, for 0.2 ms (`SLICE_S`), yields to the event
-loop, and continues. After a slice that took longer it rests as long as that took: engines that publish more than can be
-applied get half of the loop's time at most. 200 idle streams cost nothing.
+A replay of 10,000 batches done in one go would stall every token stream for a second. So a stream that has
+something to do is put on a list, and one task does a piece of work of each in turn, for 0.2 ms (`SLICE_S`), yields
+to the event loop, and continues. After a slice that took longer it rests as long as that took: engines that publish
+more than can be applied get half of the loop's time at most. 200 idle streams cost nothing.
 
 Knows nothing of sockets and messages.
 """

@@ -1,10 +1,11 @@
-"""A ZeroMQ client: a SUB or DEALER over TCP or a Unix socket, without libzmq, so that its memory is bounded in bytes.
+"""A ZeroMQ client: a SUB or DEALER over TCP or a Unix socket, without libzmq, so that its memory is bounded in
+bytes.
 
-libzmq bounds its receive queue in messages, of up to a size that it checks frame by frame: an engine that never ends a
-message fills the memory, and so does one with a queue of large ones. Here a connection holds one message, and what was
-read together with it (`HIGH_WATER_BYTES`). Beyond that nothing is read from the socket, so the rest waits in the
-engine, which drops what exceeds its own limits: a gap, and gaps are replayed. All connections to one engine share an
-`Intake`. A connection is one file descriptor (libzmq: two, and two more to watch it) and no thread.
+libzmq bounds its receive queue in messages, of up to a size that it checks frame by frame: an engine that never
+ends a message fills the memory, and so does one with a queue of large ones. Here a connection holds one message,
+and what was read together with it (`HIGH_WATER_BYTES`). Beyond that nothing is read from the socket, so the rest
+waits in the engine, which drops what exceeds its own limits: a gap, and gaps are replayed. All connections to one
+engine share an `Intake`. A connection is one file descriptor (libzmq: two, and two more to watch it) and no thread.
 
     greeting   64 bytes both ways: version 3.0, mechanism NULL
     READY      a command both ways; then a SUB sends its subscription, a DEALER its request
@@ -58,8 +59,8 @@ class ZmtpCallbacks(NamedTuple):
 
 
 class ZmtpSocket:
-    """A socket that connects to `endpoint` (tcp://host:port or ipc://path), and again whenever the connection is lost.
-    `first` is sent whenever the peer is ready: a subscription (`subscription`) or a request.
+    """A socket that connects to `endpoint` (tcp://host:port or ipc://path), and again whenever the connection is
+    lost. `first` is sent whenever the peer is ready: a subscription (`subscription`) or a request.
     """
 
     def __init__(

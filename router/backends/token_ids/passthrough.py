@@ -1,20 +1,21 @@
-"""Token-id pass-through: decides which prompts go to engines with their token ids, which spares engines the tokenising.
+"""Token-id pass-through: decides which prompts go to engines with their token ids, which spares engines the
+tokenising.
 
-A prompt qualifies if it was tokenised here, whole, by a trusted tokenizer (`prompt/tokenization/tokenization.py`), if
-nothing in the request needs the engine to render it (`backends/vllm/token_ids.py`), if the instance accepts ids
+A prompt qualifies if it was tokenised here, whole, by a trusted tokenizer (`prompt/tokenization/tokenization.py`),
+if nothing in the request needs the engine to render it (`backends/vllm/token_ids.py`), if the instance accepts ids
 (`support.py`), and if it proved that it generates from the same ids (`prompt/tokenization/trust.py`): of texts that
 spell special tokens, too, or the prompt has no such text.
 
-An engine that gets ids reports *our* count, so such prompts cannot reveal wrong rendering: every answer would agree.
-Hence a shape of chat (`shape_of`) is passed only after an engine's own count agreed with ours on a prompt of that
-shape, and every 64th prompt of each shape goes without ids as a check. By shape, because a template that fails on tool
-results fails on those alone, and a share of all prompts might never contain them; 64, because that costs 1.6 % of the
-savings, while a shape that has become wrong is found within 64 of its prompts. After one mismatch all shapes of the
-model must be verified again, once the local tokenizer is trusted again at all.
+An engine that gets ids reports *our* count, so such prompts cannot reveal wrong rendering: every answer would
+agree. Hence a shape of chat (`shape_of`) is passed only after an engine's own count agreed with ours on a prompt of
+that shape, and every 64th prompt of each shape goes without ids as a check. By shape, because a template that fails
+on tool results fails on those alone, and a share of all prompts might never contain them; 64, because that costs
+1.6 % of the savings, while a shape that has become wrong is found within 64 of its prompts. After one mismatch all
+shapes of the model must be verified again, once the local tokenizer is trusted again at all.
 
-Savings: on vLLM 0.32 (CPU, tiny model, warm prompts, 2 cores) the time to first token is 0.87 of the time without ids
-at 12 to 450 tokens, 0.81 at 5,000, 0.66 at 10,000 and 0.64 at 32,000; the body doubles. So no prompt is too short for
-it.
+Savings: on vLLM 0.32 (CPU, tiny model, warm prompts, 2 cores) the time to first token is 0.87 of the time without
+ids at 12 to 450 tokens, 0.81 at 5,000, 0.66 at 10,000 and 0.64 at 32,000; the body doubles. So no prompt is too
+short for it.
 """
 
 from __future__ import annotations
@@ -152,8 +153,8 @@ class TokenIdPassthrough:
     # answers
 
     def on_refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
-        """Record that a prompt with ids was answered 400 (`answer`: its body, if it could be read) and is sent again
-        without ids. The client may be at fault; then the second attempt fails, too.
+        """Record that a prompt with ids was answered 400 (`answer`: its body, if it could be read) and is sent
+        again without ids. The client may be at fault; then the second attempt fails, too.
         """
         self._not_sent["refused"] += 1
         if answer is not None and refuses_ids(answer):

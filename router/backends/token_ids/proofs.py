@@ -1,12 +1,13 @@
 """Proves the token ids of each instance's model when it joins, and again after an answer counted other tokens.
 
-The proof itself is in `prompt/tokenization/proof.py`: ten one-token chats, or nothing that generates where the engine
-offers `/render`. No request waits for it. An instance that does not answer is tried again, ever more rarely: it may be
-busy, or asleep. One whose proof found other ids is tried again every hour, as it may have been restarted unnoticed.
+The proof itself is in `prompt/tokenization/proof.py`: ten one-token chats, or nothing that generates where the
+engine offers `/render`. No request waits for it. An instance that does not answer is tried again, ever more rarely:
+it may be busy, or asleep. One whose proof found other ids is tried again every hour, as it may have been restarted
+unnoticed.
 
-An answer with another count refutes the ids until the next proof, which follows at once. If that one agrees, the probes
-are right and some prompt is not: for a while, twice as long each time, further counts refute nothing. Otherwise clients
-with such prompts would take the ids of all other prompts away.
+An answer with another count refutes the ids until the next proof, which follows at once. If that one agrees, the
+probes are right and some prompt is not: for a while, twice as long each time, further counts refute nothing.
+Otherwise clients with such prompts would take the ids of all other prompts away.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class TokenizerProofs:
         self._schedule(instance, proof)
 
     def on_miscount(self, instance: str, model: str) -> bool:
-        """Prove an instance again that answered with another count. Return whether its ids are refuted until then."""
+        """Prove an instance again that answered with another count. Return whether its ids are refuted until
+        then.
+        """
         proof = self._proofs.get(instance)
         if proof is None or proof.model != model:
             return True

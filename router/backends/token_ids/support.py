@@ -2,8 +2,8 @@
 
 A version number is no guarantee (it may be a fork, or a proxy may strip fields). So each instance is tried in the
 background when it joins, comes back, or has failed to use ids: with a tiny chat whose text and ids are different
-prompts; an answer with the count of the ids proves that they were read. No request waits for it, and an instance that
-does not answer is tried a few times, then not until it joins again.
+prompts; an answer with the count of the ids proves that they were read. No request waits for it, and an instance
+that does not answer is tried a few times, then not until it joins again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class TokenIdSupport:
 
 
 def read_support(status: int, answer: bytes, ids: int) -> InstanceSupport:
-    """Return what an answer to `trial_body` with this many ids proves about the engine."""
+    """Return the engine's support that an answer to `trial_body` with this many ids proves."""
     if status != 200:
         return InstanceSupport(False, f"it refuses token ids ({status})")
     count = read_count(answer)

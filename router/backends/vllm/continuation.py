@@ -1,8 +1,9 @@
-"""The request with which another engine carries an answer on: the prompt is the prompt's ids and those of the answer.
+"""The request with which another engine carries an answer on: the prompt is the prompt's ids and those of the
+answer.
 
 A completion takes ids as its `prompt`. A chat keeps its messages and gets the ids beside them
-(`kv_transfer_params.prompt_token_ids`, vLLM >= 0.32): they win over the messages, and the answer keeps the shape of a
-chat's. An engine that does not know the field would begin a new answer; its first chunk says which ids it used
+(`kv_transfer_params.prompt_token_ids`, vLLM >= 0.32): they win over the messages, and the answer keeps the shape of
+a chat's. An engine that does not know the field would begin a new answer; its first chunk says which ids it used
 (`return_token_ids`), and `prompt/continuable_stream.py` compares them before the client sees anything.
 
 Where no ids are known the text is sent: behind a completion's prompt, or as a chat's last message, which the engine
@@ -23,8 +24,8 @@ from router.prompt.prompt import Endpoint
 _MOST, _LEAST = ("max_tokens", "max_completion_tokens"), "min_tokens"
 _COMPLETION_TOKENS = 16  # the limit of a completion that names none, as in OpenAI's API
 _SHORTEST_BYTES = 16
-"""Of a chat's text. Engines with a Hugging Face library from before September 2025 search the prompt for it from the
-end, and could find a short one in the template's end mark (huggingface/transformers#40732).
+"""Of a chat's text. Engines with a Hugging Face library from before September 2025 search the prompt for it from
+the end, and could find a short one in the template's end mark (huggingface/transformers#40732).
 """
 
 ContinuationRefusal = Literal["length", "no_token_ids"]
@@ -32,8 +33,8 @@ ContinuationRefusal = Literal["length", "no_token_ids"]
 
 
 def continuation_body(endpoint: Endpoint, body: bytes, ids: bytes, tokens: int) -> bytes | ContinuationRefusal:
-    """Return the client's request as one for the rest of its answer. `ids`: of the prompt and of the `tokens` of answer
-    so far, as JSON numbers with commas between them.
+    """Return the client's request as one for the rest of its answer. `ids`: of the prompt and of the `tokens` of
+    answer so far, as JSON numbers with commas between them.
     """
     if (members := _shorten(endpoint, body, tokens)) is None:
         return "length"
@@ -45,8 +46,8 @@ def continuation_body(endpoint: Endpoint, body: bytes, ids: bytes, tokens: int) 
 
 
 def text_continuation_body(endpoint: Endpoint, body: bytes, text: bytes, tokens: int) -> bytes | ContinuationRefusal:
-    """Return the client's request as one for the rest of its answer. `text`: of the `tokens` of answer so far, as the
-    inside of a JSON string.
+    """Return the client's request as one for the rest of its answer. `text`: of the `tokens` of answer so far, as
+    the inside of a JSON string.
     """
     if (members := _shorten(endpoint, body, tokens)) is None:
         return "length"
@@ -71,7 +72,9 @@ def text_continuation_body(endpoint: Endpoint, body: bytes, text: bytes, tokens:
 
 
 def _shorten(endpoint: Endpoint, body: bytes, tokens: int) -> dict[str, Raw] | None:
-    """Return the fields of a request, with limits that are less by `tokens`; None if no token is left to generate."""
+    """Return the fields of a request, with limits that are less by `tokens`; None if no token is left to
+    generate.
+    """
     members = open_body(body, ()).members
     if endpoint is Endpoint.COMPLETIONS and _number(members.get("max_tokens")) is None:
         members["max_tokens"] = Raw(b"%d" % _COMPLETION_TOKENS)
@@ -88,7 +91,9 @@ def _shorten(endpoint: Endpoint, body: bytes, tokens: int) -> dict[str, Raw] | N
 
 
 def _number(field: Raw | None) -> int | None:
-    """Return a whole number; None for null, a missing field, or anything else, which the engine has refused already."""
+    """Return a whole number; None for null, a missing field, or anything else, which the engine has refused
+    already.
+    """
     value = _value(field)
     return value if type(value) is int else None
 

@@ -4,9 +4,9 @@
                server and that engine's id (`read_engine_ids`)
     nixl       the prefill half's answer names where the KV is (`read_kv_params`); the decode half carries it unchanged
 
-The decode body is the client's, byte for byte, with `kv_transfer_params` appended. The prefill body asks for one token
-and nothing else, and must end by length: after an early stop a Mooncake producer may drop the KV, for which the decode
-engine would then wait minutes. Pure. Source: vLLM 0.32, protocol 7.1, 7.2, 11.30.
+The decode body is the client's, byte for byte, with `kv_transfer_params` appended. The prefill body asks for one
+token and nothing else, and must end by length: after an early stop a Mooncake producer may drop the KV, for which
+the decode engine would then wait minutes. Pure. Source: vLLM 0.32, protocol 7.1, 7.2, 11.30.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class MooncakeParams(NamedTuple):
 def can_split(endpoint: Endpoint, body: bytes) -> bool:
     """Return whether one transfer of KV serves the whole request.
 
-    The transfer is for one engine request: several prompts or sequences, beams, and the rounds of a server-side tool
-    would request it again and wait for KV that was already given away. Nor is a body split that cannot be taken apart.
+    The transfer is for one engine request: several prompts or sequences, beams, and the rounds of a server-side
+    tool would request it again and wait for KV that was already given away. Nor is a body split that cannot be
+    taken apart.
     """
     if endpoint not in _SET:
         return False
@@ -88,7 +89,9 @@ def can_split(endpoint: Endpoint, body: bytes) -> bool:
 
 
 def mooncake_params(transfer_id: str, bootstrap_url: str, engine_id: str) -> MooncakeParams:
-    """Return both halves' parameters. `engine_id` is of the prefill target's rank; a `transfer_id` is never reused."""
+    """Return both halves' parameters. `engine_id` is of the prefill target's rank; a `transfer_id` is never
+    reused.
+    """
     prefill = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
     decode = {
         "do_remote_decode": False,
@@ -122,13 +125,15 @@ def read_kv_params(answer: bytes) -> bytes | None:
 
 
 def ended_by_length(endpoint: Endpoint, answer: bytes) -> bool:
-    """Return whether the prefill half ended by length. `/v1/messages` alone may begin with an end of text instead."""
+    """Return whether the prefill half ended by length. `/v1/messages` alone may begin with an end of text
+    instead.
+    """
     return endpoint is not Endpoint.MESSAGES or _field(answer, "stop_reason") == Raw(b'"max_tokens"')
 
 
 def read_engine_ids(answer: bytes) -> dict[int, str] | None:
-    """Parse a Mooncake bootstrap server's `GET /query`: engine ids by data-parallel rank; `None` if unreadable, or of
-    more ranks than an instance may have.
+    """Parse a Mooncake bootstrap server's `GET /query`: engine ids by data-parallel rank; `None` if unreadable, or
+    of more ranks than an instance may have.
     """
     try:
         ranks = msgspec.json.decode(answer)

@@ -1,7 +1,7 @@
 """Parses vLLM's small HTTP answers into domain values. Unreadable answers become `None`, never an exception.
 
-Single invalid entries are left out; the rest of the answer still counts. The caller bounds an answer's bytes; here the
-number of entries and the length of names are bounded (`router/fleet/engine_limits.py`).
+Single invalid entries are left out; the rest of the answer still counts. The caller bounds an answer's bytes; here
+the number of entries and the length of names are bounded (`router/fleet/engine_limits.py`).
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _card(entry: Any) -> ModelCard | None:
 
 
 def read_event_sources(body: bytes, host: str) -> list[EventEndpoint] | OverLimit | None:
-    """Parse `GET /kv_event_sources` (0.31 and later): where each rank publishes, with `host`, the instance's own, in
-    place of the wildcards that engines bind to. Ranks without events are absent; `None` if it cannot be read.
+    """Parse `GET /kv_event_sources` (0.31 and later): where each rank publishes, with `host`, the instance's own,
+    in place of the wildcards that engines bind to. Ranks without events are absent; `None` if it cannot be read.
     """
     answer = _json(body)
     if not isinstance(answer, dict):
@@ -126,8 +126,8 @@ def read_tokenize(body: bytes) -> array[int] | None:
 
 
 def read_answered_prompt(body: bytes) -> tuple[array[int] | None, int | None]:
-    """Return the prompt's token ids and their number from a whole answer that was asked for with `return_token_ids`;
-    None for each that is missing: engines before 0.10.2 name no ids.
+    """Return the prompt's token ids and their number from a whole answer that was asked for with
+    `return_token_ids`; None for each that is missing: engines before 0.10.2 name no ids.
     """
     try:
         answer = _ANSWERED.decode(body)

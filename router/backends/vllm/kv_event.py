@@ -1,7 +1,7 @@
 """One of vLLM's KV events: decodes its fields into a domain event, or says why it carries no token blocks.
 
-Events are maps since vLLM 0.24 and arrays before; both are read, untyped: a typed decoder loses the whole batch for one
-unknown event. Events without token blocks of this rank are skipped and counted by reason, never an error:
+Events are maps since vLLM 0.24 and arrays before; both are read, untyped: a typed decoder loses the whole batch for
+one unknown event. Events without token blocks of this rank are skipped and counted by reason, never an error:
 
     unknown      an unknown type                           broken    fields of the wrong type, that do not fit, or that
     pool         a removal from the shared store                     are out of bounds
@@ -11,8 +11,8 @@ unknown event. Events without token blocks of this rank are skipped and counted 
                  (masked groups)
 
 `"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory where the operator
-configures so (`host_cpu`; LMCache uses the same word). Removals carry no kind of group, so those of other groups pass;
-they name hashes that the index does not hold there. Knows nothing of targets, order or keys.
+configures so (`host_cpu`; LMCache uses the same word). Removals carry no kind of group, so those of other groups
+pass; they name hashes that the index does not hold there. Knows nothing of targets, order or keys.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ NO_EXTRA = _Extra(None, None)
 
 
 def _extra_keys(raw: Any, blocks: int, adapter: str | None, *, root: bool) -> _Extra | None:
-    """Return the values hashed beside tokens, per block and untagged: adapter name, media, salt, embeddings, in this
-    order.
+    """Return the values hashed beside tokens, per block and untagged: adapter name, media, salt, embeddings, in
+    this order.
 
     The adapter has a field of its own; the salt can only be on a chain's first block. `None`: not understood.
     """

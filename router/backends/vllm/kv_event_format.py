@@ -25,8 +25,8 @@ class EventFields(msgspec.Struct, gc=False):
 
 
 class PackedFields(EventFields, gc=False):
-    """The fields of an event with token ids as they came: to make 256 ints takes half of the time that an event of 16
-    blocks takes.
+    """The fields of an event with token ids as they came: to make 256 ints takes half of the time that an event of
+    16 blocks takes.
     """
 
     token_ids: Raw = Raw(b"\xc0")

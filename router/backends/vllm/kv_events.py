@@ -2,10 +2,10 @@
 
 A message is `[topic][sequence, u64 big endian][msgpack [ts, events, rank]]`; `kv_event.py` reads its events.
 
-The events of one engine step are decoded in one call, which is fastest. A message is as large as an engine likes, so
-one of more than `PLAIN_BYTES` becomes a `LargeBatch`: its events are found in one pass that builds no objects, and then
-decoded some at a time, a large event field by field. So no message takes longer at a time than a request may wait.
-Knows nothing of targets, order or keys.
+The events of one engine step are decoded in one call, which is fastest. A message is as large as an engine likes,
+so one of more than `PLAIN_BYTES` becomes a `LargeBatch`: its events are found in one pass that builds no objects,
+and then decoded some at a time, a large event field by field. So no message takes longer at a time than a request
+may wait. Knows nothing of targets, order or keys.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def decode(
 def decode_replay(
     frames: Sequence[bytes], *, host_cpu: bool = False
 ) -> EventBatch | LargeBatch | ReplayEnd | MalformedMessage | OverLimit:
-    """Decode one replay answer, as a DEALER receives it. Read from the back: since 0.26 there is a topic in front."""
+    """Decode one replay answer, as a DEALER receives it. Read from the back: since 0.26 there is a topic in
+    front.
+    """
     if not 3 <= len(frames) <= 4:
         return MalformedMessage("frames")
     if frames[-2] == END_OF_REPLAY:

@@ -1,8 +1,8 @@
 """vLLM's endpoints that load and unload LoRA adapters (VLLM_ALLOW_RUNTIME_LORA_UPDATING): bodies and answers.
 
 They answer with plain text when it worked, and with an error object otherwise. An adapter that is loaded already is
-answered with 400, and one to unload that is not there with 404: both is what was wanted. Without the setting the path
-does not exist, which is a 404 too, in other words. Source: vLLM, `vllm/entrypoints/openai/serving_models.py`.
+answered with 400, and one to unload that is not there with 404: both is what was wanted. Without the setting the
+path does not exist, which is a 404 too, in other words. Source: vLLM, `vllm/entrypoints/openai/serving_models.py`.
 """
 
 from __future__ import annotations

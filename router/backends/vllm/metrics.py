@@ -8,8 +8,8 @@ except for a histogram's sums, which lie between the buckets: there the search c
 A page is as long as an engine likes, so what is parsed of it is bounded (`PARSED_BYTES`), in expressions that take
 linear time. A page beyond that is not read at all.
 
-Versions: `vllm:kv_cache_usage_perc` was `vllm:gpu_cache_usage_perc` up to 0.11; `cache_config_info` carries every cache
-setting as a label, "None" where it is unset. Missing and invalid values are `None`, and no page raises.
+Versions: `vllm:kv_cache_usage_perc` was `vllm:gpu_cache_usage_perc` up to 0.11; `cache_config_info` carries every
+cache setting as a label, "None" where it is unset. Missing and invalid values are `None`, and no page raises.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def _gauge(page: _Page, name: bytes, join: Callable[[float, float], float], only
 
 
 def _pool_loads(page: _Page) -> dict[int, PoolTransferCounts]:
-    """Return what MooncakeStoreConnector's workers loaded from the store, by rank, without failed attempts. A rank that
-    has never loaded has no such lines. One key is one block of one worker and cache group.
+    """Return the loads of MooncakeStoreConnector's workers from the store, by rank, without failed attempts. A rank
+    that has never loaded has no such lines. One key is one block of one worker and cache group.
     """
     operations, keys, seconds = (
         _gauge(page, b"vllm:mooncake_store_operation_" + part, float.__add__, LOADED)
@@ -126,8 +126,9 @@ def _pool_loads(page: _Page) -> dict[int, PoolTransferCounts]:
 
 
 def _lora(page: _Page) -> Labels:
-    """Return the labels of the present LoRA state: vLLM keeps a line for every earlier set of names and writes the time
-    as its value, so the largest is the latest. An engine that has run for long may have thousands: too many to look.
+    """Return the labels of the present LoRA state: vLLM keeps a line for every earlier set of names and writes the
+    time as its value, so the largest is the latest. An engine that has run for long may have thousands: too many to
+    look.
     """
     try:
         latest = max(_lines(_Page(page.text), b"vllm:lora_requests_info"), key=lambda line: line[2], default=None)

@@ -1,10 +1,10 @@
 """Request bodies with token ids: vLLM 0.32 takes a chat's ids beside its text and skips rendering and tokenising.
 
-The ids are in `kv_transfer_params.prompt_token_ids`, of chat completions only. The engine removes them before anything
-else sees the parameters, checks each against its vocabulary, and builds the request from them instead of from the
-messages (renderers/online_renderer.py: `_reused_prompt_token_ids`, `preprocess_chat`). Everything about the answer
-(tools, reasoning, structured output, salt, sampling) is read from the request as usual. Three things are not done with
-given ids, so those requests go without:
+The ids are in `kv_transfer_params.prompt_token_ids`, of chat completions only. The engine removes them before
+anything else sees the parameters, checks each against its vocabulary, and builds the request from them instead of
+from the messages (renderers/online_renderer.py: `_reused_prompt_token_ids`, `preprocess_chat`). Everything about
+the answer (tools, reasoning, structured output, salt, sampling) is read from the request as usual. Three things are
+not done with given ids, so those requests go without:
 
     truncation, and the length check          `truncate_prompt_tokens`; prompts that fill the context
     echo, prompt logprobs, media              need the rendered messages; the router has no ids for them
@@ -59,8 +59,8 @@ def refuses_ids(answer: bytes) -> bool:
 
 
 def trial_body(model: str, text: str, ids: Sequence[int]) -> bytes:
-    """Return a chat whose text and ids are different prompts, with a one-token answer: its count tells which one was
-    used.
+    """Return a chat whose text and ids are different prompts, with a one-token answer: its count tells which one
+    was used.
 
     So short that it fills no block in the engine's cache.
     """

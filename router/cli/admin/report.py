@@ -51,7 +51,7 @@ def _problems(answer: Answer) -> Iterator[str]:
 
 
 def show_switch(answer: Answer) -> RenderableType:
-    """Return what a switch changed, or would change (`dry_run`), with its plan and notes."""
+    """Return the report of a switch, or of its dry run, with its plan and notes."""
     done = "would" if answer["dry_run"] else "done"
     what = escape(answer["what"])
     lines = [f"[bold]{done}: {what}[/]" if answer["changed"] else f"[bold]{what}[/]"]
@@ -72,8 +72,8 @@ def show_audit(answer: Answer) -> RenderableType:
 
 
 def show_experiment(answer: Answer) -> RenderableType:
-    """Return the running experiment, or else the last one, as tables with warnings below them, and then the splits of
-    models.
+    """Return the running experiment, or else the last one, as tables with warnings below them, and then the splits
+    of models.
     """
     models = [(Text(f"\nmodel {alias}"), _experiment(split)) for alias, split in answer.get("models", {}).items()]
     return Group(_policies_experiment(answer), *(part for parts in models for part in parts))
@@ -153,8 +153,8 @@ def _shadows(answer: Answer) -> Grid:
 
 
 def format_figure(value: float | str | None, metric: str) -> str:
-    """Return a metric's value with its unit. The API writes an infinite time as text: no answer came; of a length it
-    is the end of an interval of which nothing is known.
+    """Return a metric's value with its unit. The API writes an infinite time as text: no answer came; of a length
+    it is the end of an interval of which nothing is known.
     """
     if value is None:
         return MISSING
@@ -190,7 +190,9 @@ def experiment_chart(experiment: Mapping[str, Any], when: str, file: Path) -> No
 
 
 def _metric(axes: Axes, metric: str, standings: list[tuple[str, Mapping[str, Any]]]) -> None:
-    """Draw one row per arm, from 0 on. An interval without a finite end runs off the chart; text gives the estimate."""
+    """Draw one row per arm, from 0 on. An interval without a finite end runs off the chart; text gives the
+    estimate.
+    """
     scale = 100.0 if metric in SHARES else 1.0
     figures = [[_number(own[key], scale) for key in ("low", "estimate", "high")] for _, own in standings]
     right = 1.08 * max((value for row in figures for value in row if value is not None and value < inf), default=1.0)

@@ -1,4 +1,5 @@
-"""`warmroute advise`: what a bigger pool, more instances or better placement would bring, for a decision log or trace.
+"""`warmroute advise`: what a bigger pool, more instances or better placement would bring, for a decision log or
+trace.
 
 That needs no minutes of simulation: `router/lab/simulator/sizing.py` counts hits for all sizes in one pass.
 """

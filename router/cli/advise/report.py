@@ -1,4 +1,5 @@
-"""The report of `warmroute advise`: pool sizes in GB, two tables, the main findings as sentences, JSON, and a chart.
+"""The report of `warmroute advise`: pool sizes in GB, two tables, the main findings as sentences, JSON, and a
+chart.
 
 People give pool sizes in GB, and the estimate counts tokens; the profile's KV bytes per token convert between them.
 """
@@ -35,7 +36,9 @@ Fleet = tuple[int, Placement]
 
 
 def parse_sizes_gb(text: str | None) -> list[float]:
-    """Return the sizes of `--pool-gb`, 0 first; None: a ladder, which `AdviceReport` shortens. Raises ConfigError."""
+    """Return the sizes of `--pool-gb`, 0 first; None: a ladder, which `AdviceReport` shortens. Raises
+    ConfigError.
+    """
     if text is None:
         return [0.0, *LADDER_GB]
     sizes = {0.0}

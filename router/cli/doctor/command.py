@@ -1,6 +1,7 @@
 """`warmroute doctor`: what is wrong with a configuration, a fleet and its routers, and the line to change.
 
-Exit codes: 0 without a fault (warnings do not count), 1 with one, 2 for wrong usage or a configuration that is refused.
+Exit codes: 0 without a fault (warnings do not count), 1 with one, 2 for wrong usage or a configuration that is
+refused.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def doctor(
 ) -> None:
     """Name what is wrong with a fleet: a configuration, running routers, or both. It changes nothing.
 
-    Each engine gets about seven small prompts (three cache blocks, one token of answer), twice each, to prove that what
-    its events promise is what it delivers; --passive leaves them out. It may run anywhere that reaches engines and
-    routers, and takes less than 30 seconds for up to 32 engines. Exit code 1 when there is a fault.
+    Each engine gets about seven small prompts (three cache blocks, one token of answer), twice each, to prove that
+    what its events promise is what it delivers; --passive leaves them out. It may run anywhere that reaches engines
+    and routers, and takes less than 30 seconds for up to 32 engines. Exit code 1 when there is a fault.
     """
     from router.cli.doctor.report import print_report, to_json
     from router.cli.terminal.console import PrintableConsole
@@ -79,8 +80,8 @@ def doctor(
 def _read_options(
     config: Path | None, urls: list[str], token_env: str | None, api_key_env: str | None, *, passive: bool, fix: bool
 ) -> DoctorOptions:
-    """Return what to examine. Raises ConfigError when that is nothing, there is nothing to patch, or a variable is not
-    set.
+    """Return the subject of the examination. Raises ConfigError when that is nothing, there is nothing to patch, or
+    a variable is not set.
     """
     from router.operate.doctor.gather import DoctorOptions
 

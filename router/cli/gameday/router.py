@@ -1,7 +1,7 @@
 """The router of a game day: `python -m router.cli.gameday.router CONFIG PARENT_PID`.
 
-It is the router that `warmroute serve` runs, with two differences: it announces its addresses as a line of JSON, and
-its wall clock can be made to jump, as by a step of NTP. On SIGUSR1 it reads from the file `clock` beside its
+It is the router that `warmroute serve` runs, with two differences: it announces its addresses as a line of JSON,
+and its wall clock can be made to jump, as by a step of NTP. On SIGUSR1 it reads from the file `clock` beside its
 configuration by how many seconds the clock is wrong. The monotonic clock goes on, as when a system's clock is set.
 """
 

@@ -1,4 +1,6 @@
-"""The configuration that a list of engine URLs amounts to: as settings for `serve`, as a commented file for `init`."""
+"""The configuration that a list of engine URLs amounts to: as settings for `serve`, as a commented file for
+`init`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def parse_tokenizers(options: Sequence[str]) -> dict[str, str]:
 
 
 def config_of_urls(urls: Sequence[str], tokenizers: Sequence[str]) -> Config:
-    """Return the configuration of engines by URL, with every shipped policy. Raises ConfigError for a wrong input."""
+    """Return the configuration of engines by URL, with every shipped policy. Raises ConfigError for a wrong
+    input.
+    """
     settings = {
         "fleet": {"instances": [{"url": url.rstrip("/")} for url in urls]},
         "tokenizers": {model: {"path": path} for model, path in parse_tokenizers(tokenizers).items()},
@@ -85,5 +89,5 @@ def _tokenizer_lines(surveys: Sequence[EngineSurvey], tokenizers: dict[str, str]
 
 
 def _comment(text: str) -> str:
-    """Return what an engine says of itself on one line: behind a line break would be a key of the configuration."""
+    """Return an engine's own text on one line: behind a line break would be a key of the configuration."""
     return quote_name(text, MAX_LINE_CHARS)

@@ -55,7 +55,7 @@ def _describe_cached_tokens(survey: EngineSurvey) -> str:
 
 
 def recommend(survey: EngineSurvey) -> list[Advice]:
-    """Return what to turn on at the engine for exact cache knowledge; none when all of it is on."""
+    """Return the options that the engine lacks for exact cache knowledge."""
     advice = []
     if survey.prefix_caching is False:
         advice.append(Advice("--enable-prefix-caching", "without it no request can hit a cache"))

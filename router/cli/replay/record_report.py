@@ -1,5 +1,5 @@
-"""One record of a decision log on the terminal: each choice with its candidates, what their costs consist of, and what
-other policies would have chosen. The log has the view; the rest is computed when it is read.
+"""One record of a decision log on the terminal: each choice with its candidates, what their costs consist of, and
+what other policies would have chosen. The log has the view; the rest is computed when it is read.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def rollout(
 ) -> None:
     """Restart engines one after the other without failing a request, and stop when traffic suffers.
 
-    Each engine is drained, restarted by --command (or by somebody else), proved as `warmroute doctor` does, and gets
-    requests again. An engine that is not as it was stays drained.
+    Each engine is drained, restarted by --command (or by somebody else), proved as `warmroute doctor` does, and
+    gets requests again. An engine that is not as it was stays drained.
 
     \f
     Raises ConfigError for options that do not go together, or an engine that cannot be restarted now.
@@ -119,8 +119,9 @@ def _play(steps: Generator[RolloutStep, None, None], report: RolloutReport) -> N
 
 
 class AdminRouter:
-    """A `RolloutRouter` (`control/rollout/rollout.py`). A router that has answered before and then does not (a network
-    that fails, a restart) is asked again for `patience_s`: a rollout that ended at once would leave its engine drained.
+    """A `RolloutRouter` (`control/rollout/rollout.py`). A router that has answered before and then does not (a
+    network that fails, a restart) is asked again for `patience_s`: a rollout that ended at once would leave its
+    engine drained.
     """
 
     def __init__(self, client: AdminClient, metrics_url: str, clock: Clock, patience_s: float = PATIENCE_S) -> None:
@@ -144,7 +145,9 @@ class AdminRouter:
         return self._ask(self._read_figures)
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns. Raises its ConfigError at once, its WarmrouteError when the patience is over."""
+        """Return the result of `call`, which is repeated while it fails. Raises its ConfigError at once, its
+        WarmrouteError when the patience is over.
+        """
         give_up_at = self._clock.now() + (self._patience_s if self._has_answered else 0.0)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What a rollout prints: the plan, a line per engine and stage, and the figures of each engine's step."""
+"""Prints a rollout: the plan, a line per engine and stage, and the figures of each engine's step."""
 
 from __future__ import annotations
 

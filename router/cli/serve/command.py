@@ -1,4 +1,6 @@
-"""`warmroute serve`, `picker`, `fleet` and `stack`: run the router for given, simulated or locally started engines."""
+"""`warmroute serve`, `picker`, `fleet` and `stack`: run the router for given, simulated or locally started
+engines.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def picker(
     workers: WorkersOption = None,
     take_over: TakeOverOption = False,
 ) -> None:
-    """Run the endpoint picker of a gateway (Envoy ext_proc); the public port serves /health, /ready and /metrics."""
+    """Run the endpoint picker of a gateway (Envoy ext_proc); the public port serves /health, /ready and
+    /metrics.
+    """
     import uvloop
 
     from router.cli.serve.run import serve_router
@@ -122,7 +126,9 @@ def fleet(
     admin_port: AdminPortOption = None,
     decision_log: LogOption = None,
 ) -> None:
-    """Run simulated engines with the router in front of them; without --config, four engines on ports 8000 and 8001."""
+    """Run simulated engines with the router in front of them; without --config, four engines on ports 8000 and
+    8001.
+    """
     import uvloop
 
     from router.config.lookup import SHIPPED
@@ -160,7 +166,9 @@ def stack(config: StackConfig, policy: PolicyOption = None) -> None:
 
 
 def _settings_of(urls: list[str], config: Path | None, tokenizers: list[str]) -> Config:
-    """Return the configuration that `serve` starts with. Raises ConfigError unless there are either URLs or a file."""
+    """Return the configuration that `serve` starts with. Raises ConfigError unless there are either URLs or a
+    file.
+    """
     from router.cli.init.config_text import config_of_urls
     from router.config.reader import read_config
 

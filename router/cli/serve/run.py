@@ -1,5 +1,5 @@
-"""Runs a router until a signal ends it or another process takes over: reads the signals, reports its addresses and what
-its listeners expose.
+"""Runs a router until a signal ends it or another process takes over: reads the signals, reports its addresses and
+what its listeners expose.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ async def serve_router(
     only_picker: bool = False,
     take_over: bool = False,
 ) -> None:
-    """Run a router until SIGTERM or SIGINT, or until another process takes over; SIGHUP applies changed configuration
-    files, watched or not. `when_ready` is called once, when an instance is ready for requests. `file` is where `config`
-    was read: its changes take effect as far as they can. `only_picker`: as for `App`. With `take_over` the router that
-    runs at this address, if there is one, is replaced. Raises `ConfigError` when a port is not available, and
-    `WarmrouteError` when the running router cannot be replaced: then that one goes on.
+    """Run a router until SIGTERM or SIGINT, or until another process takes over; SIGHUP applies changed
+    configuration files, watched or not. `when_ready` is called once, when an instance is ready for requests. `file`
+    is where `config` was read: its changes take effect as far as they can. `only_picker`: as for `App`. With
+    `take_over` the router that runs at this address, if there is one, is replaced. Raises `ConfigError` when a port
+    is not available, and `WarmrouteError` when the running router cannot be replaced: then that one goes on.
     """
     raise_open_file_limit()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its default ends the process

@@ -1,4 +1,5 @@
-"""`warmroute simulate`: policies on a fleet in virtual time, cells over the cores; then tables, JSON, charts, a report.
+"""`warmroute simulate`: policies on a fleet in virtual time, cells over the cores; then tables, JSON, charts, a
+report.
 
 Ctrl-C ends the simulation, not the report: what was done so far is reported and marked as partial.
 """

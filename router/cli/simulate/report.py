@@ -1,7 +1,7 @@
 """Results of a run as tables and remarks, for the terminal, and as one self-contained HTML page.
 
-The page has the command that made it and charts as inline SVG. It looks the same opened from a disk or sent by mail: no
-scripts, no fonts, no network.
+The page has the command that made it and charts as inline SVG. It looks the same opened from a disk or sent by
+mail: no scripts, no fonts, no network.
 """
 
 from __future__ import annotations

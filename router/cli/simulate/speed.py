@@ -1,9 +1,9 @@
 """`warmroute simulate --speed`: how many decisions a second a policy makes, by fleet size.
 
 A decision is all that the router does between a tokenized prompt and a chosen target: overlaps, the view, filters,
-scorers, the picker, the booking. It is timed where it happens, in the simulator, with the caches and loads that arise,
-in this process and one fleet after the other; each figure is printed at once. CPU time is measured, so that other
-processes matter little. Unlike all other results of a simulation, this one depends on the machine.
+scorers, the picker, the booking. It is timed where it happens, in the simulator, with the caches and loads that
+arise, in this process and one fleet after the other; each figure is printed at once. CPU time is measured, so that
+other processes matter little. Unlike all other results of a simulation, this one depends on the machine.
 """
 
 from __future__ import annotations

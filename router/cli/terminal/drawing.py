@@ -1,7 +1,7 @@
 """Parts of all charts: canvas, axes without ornament, headings, bars, distributions, and the file they go to.
 
-matplotlib is an extra (`pip install 'warmroute[lab]'`), so it is imported only where something is drawn, and without
-pyplot: no global state, no display.
+matplotlib is an extra (`pip install 'warmroute[lab]'`), so it is imported only where something is drawn, and
+without pyplot: no global state, no display.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Log lines on standard error, for every process of the router.
 
 Messages quote what strangers send: paths, names, texts of engines. So every record is written as printable text: no
-terminal escape gets through, and a line break inside a record cannot pass for a record of its own, because all lines
-but the first are indented. In a JSON log each record is one line by itself.
+terminal escape gets through, and a line break inside a record cannot pass for a record of its own, because all
+lines but the first are indented. In a JSON log each record is one line by itself.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str, form: str = "text", *, access: bool = False, worker: int | None = None) -> None:
-    """Write log lines of this level and above to standard error, as "text" or "json", and warnings of libraries; with
-    `access` those of requests too. `worker` is the number of this worker; None: there is one process, or this is the
-    supervisor.
+    """Write log lines of this level and above to standard error, as "text" or "json", and warnings of libraries;
+    with `access` those of requests too. `worker` is the number of this worker; None: there is one process, or this
+    is the supervisor.
     """
     handler = logging.StreamHandler(sys.stderr)
     origin = "" if worker is None else f"worker {worker}: "

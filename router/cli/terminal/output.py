@@ -61,7 +61,9 @@ def make_grid(title: str, heads: Sequence[str], rows: Iterable[Iterable[str | Gr
 
 
 def render(grid: Grid) -> Table:
-    """Return the grid as a table for the terminal. The best of a column gets a star, which survives being copied."""
+    """Return the grid as a table for the terminal. The best of a column gets a star, which survives being
+    copied.
+    """
     starred = any(entry.best for row in grid.rows for entry in row)
     table = Table(
         title=escape(grid.title) or None,

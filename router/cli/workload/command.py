@@ -91,7 +91,9 @@ def write(
 
 
 def read(name: str, seed: int, **sizes: Any) -> Workload:
-    """Return the workload as `load_workload` does; the first unusable lines of a file are printed to standard error."""
+    """Return the workload as `load_workload` does; the first unusable lines of a file are printed to standard
+    error.
+    """
     from router.lab.workloads.source import NAMED_LINES, load_workload
 
     unusable: list[str] = []

@@ -11,8 +11,8 @@ KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 
 
 class WakeWebhookConfig(Section):
-    """An HTTP endpoint that starts an instance. It gets `{"model": NAME, "waiting": REQUESTS}` by POST; any 2xx means
-    that it will, at once or later.
+    """An HTTP endpoint that starts an instance. It gets `{"model": NAME, "waiting": REQUESTS}` by POST; any 2xx
+    means that it will, at once or later.
     """
 
     url: str = Field(pattern=r"^https?://[^\s/?#@]+(/[^\s#]*)?$")
@@ -37,7 +37,7 @@ class WakeDeploymentConfig(Section):
 
 
 class WakeModelConfig(Section):
-    """How an instance is started. Give one of `webhook` and `deployment`; none where KEDA starts it (`keda`)."""
+    """Starts an instance. Give one of `webhook` and `deployment`; none where KEDA starts it (`keda`)."""
 
     webhook: WakeWebhookConfig | None = None
     """call this; null: it is not called"""
@@ -52,7 +52,7 @@ class WakeModelConfig(Section):
 
 
 class WakeConfig(Section):
-    """What each worker holds while instances start."""
+    """Requests that each worker holds while instances start."""
 
     models: dict[str, WakeModelConfig] = Field(min_length=1, max_length=256)
     """models whose requests may wait, by name or pattern as clients name them (`*` stands for any characters); the

@@ -13,8 +13,8 @@ MAX_NAME_CHARS = 128
 
 
 def is_client_name(name: str) -> bool:
-    """Return whether a tenant, a group of them or a class may have this name, wherever it comes from: it is joined with
-    names that clients choose, and shown to people.
+    """Return whether a tenant, a group of them or a class may have this name, wherever it comes from: it is joined
+    with names that clients choose, and shown to people.
     """
     return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable()
 
@@ -29,8 +29,8 @@ ClientName = Annotated[str, AfterValidator(_check_name)]
 
 
 class JwtConfig(Section):
-    """Bearer tokens that an identity provider signed (RFC 7519). Their signature, `exp`, `nbf`, issuer and audience are
-    checked.
+    """Bearer tokens that an identity provider signed (RFC 7519). Their signature, `exp`, `nbf`, issuer and audience
+    are checked.
     """
 
     issuer: str
@@ -42,7 +42,9 @@ class JwtConfig(Section):
     jwks_url: str | None = Field(default=None, pattern=r"^https?://[^\s#]+$")
     """where the provider publishes that set; give one of both"""
     refresh_s: Seconds = 600.0
-    """interval at which `jwks_url` is fetched again, seconds; earlier, at most every 10 s, for a key that is unknown"""
+    """interval at which `jwks_url` is fetched again, seconds; earlier, at most every 10 s, for a key that is
+    unknown
+    """
     tenant_claim: str = "sub"
     """claim with the tenant's name"""
     class_claim: str | None = None
@@ -63,7 +65,9 @@ class TenantLimits(Section):
     requests_per_minute: Positive | None = None
     """requests in any 60 s; null: no limit, as for the others"""
     tokens_per_minute: Positive | None = None
-    """tokens that engines compute in any 60 s: those of prompts that were not found in a cache, and those of answers"""
+    """tokens that engines compute in any 60 s: those of prompts that were not found in a cache, and those of
+    answers
+    """
     concurrent: Positive | None = None
     """requests at a time"""
     budget_per_day: float | None = Field(default=None, gt=0)
@@ -71,8 +75,8 @@ class TenantLimits(Section):
 
 
 class PricesConfig(Section):
-    """Prices of one token, by kind. The unit is the operator's own; it is the unit of `budget_per_day` and of nothing
-    else.
+    """Prices of one token, by kind. The unit is the operator's own; it is the unit of `budget_per_day` and of
+    nothing else.
     """
 
     input: float = Field(default=1.0, ge=0)
@@ -92,8 +96,9 @@ class ServiceClassConfig(Section):
     """share of each tenant of the class while the engines are saturated, against those of others; with `admission`
     enabled and its rule `fit` or `saturation`"""
     highest_priority: int | None = None
-    """most urgent `priority` that its requests may have, lower is more urgent: a more urgent one in a body is replaced;
-    null: any"""
+    """most urgent `priority` that its requests may have, lower is more urgent: a more urgent one in a body is
+    replaced; null: any
+    """
     limits: TenantLimits | None = None
     """what each of its tenants may use; null: as much as there is"""
 
@@ -112,8 +117,9 @@ class ClientsConfig(Section):
     jwt: JwtConfig | None = None
     """accept signed tokens; null: none"""
     tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
-    """header in which a proxy of `listen.trusted_proxies` (or a gateway, for `picker`) names the tenant of a request;
-    from anybody else it is ignored; null: none"""
+    """header in which a proxy of `listen.trusted_proxies` (or a gateway, for `picker`) names the tenant of a
+    request; from anybody else it is ignored; null: none
+    """
     tenants: dict[ClientName, TenantConfig] = {}
     """settings of tenants by name; one that is not listed has the class `default`"""
     service_classes: dict[ClientName, ServiceClassConfig] = {}
@@ -123,8 +129,9 @@ class ClientsConfig(Section):
     with the deployment's secret (`index.key_secret_env`)"""
     prices: PricesConfig = PricesConfig()
     usage_file: PathName | None = None
-    """SQLite file with the usage of each tenant by day, from which the budgets of the day go on after a restart; each
-    router needs one of its own; null: both are kept in memory only and begin anew at a restart"""
+    """SQLite file with the usage of each tenant by day, from which the budgets of the day go on after a restart;
+    each router needs one of its own; null: both are kept in memory only and begin anew at a restart
+    """
 
     @property
     def identifies(self) -> bool:

@@ -53,7 +53,9 @@ class KubernetesConfig(DiscoveredEngines):
     selector: str | None = Field(default=None, min_length=1)
     """label selector of the engines' pods, as for `kubectl get pods -l`; null: `inference_pool` is given instead"""
     ports: list[TcpPort] = Field(default=[8000], min_length=1, max_length=8)
-    """ports of the engines in each pod; several are data-parallel ranks that listen on their own, each an instance"""
+    """ports of the engines in each pod; several are data-parallel ranks that listen on their own, each an
+    instance
+    """
     inference_pool: str | None = Field(default=None, min_length=1, max_length=253)
     """name of an InferencePool (inference.networking.k8s.io/v1) whose selector and ports are used instead, and
     followed when they change; null: `selector` and `ports`"""

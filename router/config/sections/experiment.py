@@ -1,7 +1,8 @@
-"""The `experiment` section: which policies share the live requests, which run in shadow, and when an arm is stopped.
+"""The `experiment` section: which policies share the live requests, which run in shadow, and when an arm is
+stopped.
 
-It is part of the main file, or alone in a file that is sent to the admin API. Whether the policies that it names exist
-is checked where all policies are known (`reader.py`, `router/control/proposals.py`).
+It is part of the main file, or alone in a file that is sent to the admin API. Whether the policies that it names
+exist is checked where all policies are known (`reader.py`, `router/control/proposals.py`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class ArmLimitsConfig(Section):
     """Absolute limits for every arm: through shared queues, a bad arm slows down the others too."""
 
     ttft_p90_max_ms: float | None = Field(default=None, gt=0)
-    """roll an arm back when more than 10 % of its requests have a longer time to first token, milliseconds; null: no
-    limit"""
+    """roll an arm back when more than 10 % of its requests have a longer time to first token, milliseconds; null:
+    no limit
+    """
     error_rate_max: Share | None = Field(default=None, gt=0, lt=1)
     """roll an arm back when a larger share of its requests fails (5% or 0.05); null: no limit"""
 
@@ -96,14 +98,17 @@ class ExperimentConfig(Section):
     seed: int = 0
     """seed of the assignment; equal seeds give equal assignments on every replica"""
     arms: dict[str, Arm] = Field(min_length=1, max_length=MAX_ARMS)
-    """policies and their shares in percent, which add up to 100; the first is the one others are compared with. Instead
-    of a number, `{share, policy, admission}`"""
+    """policies and their shares in percent, which add up to 100; the first is the one others are compared with.
+    Instead of a number, `{share, policy, admission}`
+    """
     shadows: list[str] = Field(default=[], max_length=MAX_ARMS)
     """policies whose choice is computed and recorded for every request, but not executed"""
     guard: GuardConfig = GuardConfig()
     limits: ArmLimitsConfig = ArmLimitsConfig()
     isolate: Literal["none", "instances"] = "none"
-    """instances: each arm gets its own part of the fleet, so that caches do not mix; none: all arms use all of it"""
+    """instances: each arm gets its own part of the fleet, so that caches do not mix; none: all arms use all of
+    it
+    """
     observe_s: Seconds = 120.0
     """time from a unit's first request during which its requests count, seconds"""
     window_s: Seconds = 600.0

@@ -20,7 +20,7 @@ FaultKind = Literal[
 
 
 class FaultTraits(NamedTuple):
-    """What kind of fault it is: the parameters that it has, and whether it lasts."""
+    """Traits of a kind of fault: its parameters, and whether it lasts."""
 
     parameters: tuple[str, ...]
     lasts: bool = True
@@ -76,7 +76,7 @@ class GamedayLoad(Section):
 
 
 class GamedayBounds(Section):
-    """What must hold at a fault; null: nothing is asked."""
+    """Bounds that must hold at a fault; null: none."""
 
     failed: int | None = Field(default=None, ge=0)
     """most requests of the load that may fail"""

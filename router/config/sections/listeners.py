@@ -35,21 +35,23 @@ class ListenConfig(Section):
     header_timeout_s: Seconds = 10.0
     """longest time to receive a complete request head, seconds"""
     body_idle_timeout_s: Seconds = 30.0
-    """longest pause between two parts of a request body, seconds; a body must also come at 500 bytes per second, and be
-    behind that by no more than this, or 20 seconds where that is longer"""
+    """longest pause between two parts of a request body, seconds; a body must also come at 500 bytes per second,
+    and be behind that by no more than this, or 20 seconds where that is longer
+    """
     header_bytes: Positive = 65536
     """largest request head (request line and headers), bytes"""
     trusted_proxies: list[IPvAnyNetwork] = []
-    """networks of the load balancers in front, as `10.0.0.0/8`; a request from there is counted for the last address
-    in its `X-Forwarded-For` that is not in these networks"""
+    """networks of the load balancers in front, as `10.0.0.0/8`; a request from there is counted for the last
+    address in its `X-Forwarded-For` that is not in these networks
+    """
 
 
 GrpcTls = Literal["self-signed", "off"] | TlsConfig
 
 
 class PickerConfig(Section):
-    """An endpoint picker: a gateway (Envoy, or any other of the Gateway API inference extension) asks here which engine
-    gets a request, and sends it there itself.
+    """An endpoint picker: a gateway (Envoy, or any other of the Gateway API inference extension) asks here which
+    engine gets a request, and sends it there itself.
     """
 
     host: str = "0.0.0.0"
@@ -62,11 +64,13 @@ class PickerConfig(Section):
     """self-signed: TLS with a certificate made at start, which gateways do not check; off: clear text; or the
     certificate of `cert_file` and `key_file`"""
     fallbacks: int = Field(default=0, ge=0, le=8)
-    """endpoints named after the chosen one, for gateways that try them in turn (Envoy's policy override_host); 0: none,
-    as a cluster of type ORIGINAL_DST takes one only"""
+    """endpoints named after the chosen one, for gateways that try them in turn (Envoy's policy override_host); 0:
+    none, as a cluster of type ORIGINAL_DST takes one only
+    """
     testing: bool = False
-    """obey the headers of the Gateway API inference extension's conformance tests, and route every path: for tests, as
-    clients can then choose their engine"""
+    """obey the headers of the Gateway API inference extension's conformance tests, and route every path: for tests,
+    as clients can then choose their engine
+    """
 
 
 class AdminTokenConfig(Section):
@@ -101,24 +105,28 @@ class MetricsConfig(Section):
     """GET /metrics, for Prometheus. It names models, engines and policies, and how they are doing."""
 
     port: Port | None = None
-    """port of a listener for the metrics alone, which are then not on the public one; 0: the system chooses one; null:
-    the public listener serves them"""
+    """port of a listener for the metrics alone, which are then not on the public one; 0: the system chooses one;
+    null: the public listener serves them
+    """
     host: str = "127.0.0.1"
     """address of that listener"""
     token_hash: str | None = Field(default=None, pattern="^[0-9a-fA-F]{64}$")
-    """sha256 in hex of the bearer token that a scrape must have (`printf %s TOKEN | sha256sum`); null: none is asked
-    for"""
+    """sha256 in hex of the bearer token that a scrape must have (`printf %s TOKEN | sha256sum`); null: none is
+    asked for
+    """
 
 
 class LimitsConfig(Section):
     body_bytes: Positive = 32 * 1024 * 1024
     """largest request body, bytes; a larger one is answered with 413"""
     body_budget_bytes: Positive = 1024 * 1024 * 1024
-    """memory for all request bodies together, bytes, for one client at most four times what is free; beyond it requests
-    are answered with 429"""
+    """memory for all request bodies together, bytes, for one client at most four times what is free; beyond it
+    requests are answered with 429
+    """
     concurrent: Positive = 2048
-    """requests in progress at once, of one client at most four times what is free; beyond it requests are answered with
-    429 and Retry-After. Eight times as many connections may be open, or a third of the process's open files"""
+    """requests in progress at once, of one client at most four times what is free; beyond it requests are answered
+    with 429 and Retry-After. Eight times as many connections may be open, or a third of the process's open files
+    """
     connect_timeout_s: Seconds = 2.0
     """longest time to connect to an engine, seconds"""
     first_byte_timeout_s: Seconds = 600.0
@@ -126,7 +134,9 @@ class LimitsConfig(Section):
     idle_timeout_s: Seconds = 120.0
     """longest pause inside an answer, seconds"""
     keepalive_s: Seconds = 4.0
-    """how long an idle connection to an engine stays open, seconds; must be below the engine's own limit (vLLM: 5 s)"""
+    """how long an idle connection to an engine stays open, seconds; must be below the engine's own limit (vLLM: 5
+    s)
+    """
     retry_ratio: float = Field(default=0.2, ge=0, le=1)
     """retries allowed per request over time, over the whole router"""
     retry_burst: int = Field(default=10, ge=0)
@@ -134,9 +144,10 @@ class LimitsConfig(Section):
     grace_s: Seconds = 30.0
     """time that requests in progress have to finish after SIGTERM, seconds"""
     continuation_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
-    """memory for the token ids of streamed answers, bytes (about 6 per token of prompt and answer), or for the text of
-    those without ids, with which another engine carries an answer on when its own fails in the middle; what does not
-    fit breaks off as without; 0: no answer is carried on"""
+    """memory for the token ids of streamed answers, bytes (about 6 per token of prompt and answer), or for the text
+    of those without ids, with which another engine carries an answer on when its own fails in the middle; what does
+    not fit breaks off as without; 0: no answer is carried on
+    """
     responses_kept: int = Field(default=10_000, ge=0)
     """stored response ids whose target is remembered, of all tenants; beyond it the oldest of the tenant that holds
     most is forgotten; 0: none is"""

@@ -1,4 +1,6 @@
-"""The `fleet.embedded` and `stack` sections: engines that `warmroute fleet` and `warmroute stack` start themselves."""
+"""The `fleet.embedded` and `stack` sections: engines that `warmroute fleet` and `warmroute stack` start
+themselves.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The section `models`: names that clients use for models, and what each of them stands for.
 
-An alias is resolved once per request, so what it names are models that engines serve, never another alias. One with the
-name of a served model takes its place: the model gets defaults and caps, say, and clients keep their settings.
+An alias is resolved once per request, so what it names are models that engines serve, never another alias. One with
+the name of a served model takes its place: the model gets defaults and caps, say, and clients keep their settings.
 """
 
 from __future__ import annotations
@@ -97,13 +97,15 @@ class AliasConfig(Section):
     to: str | None = None
     """model or adapter that answers, by the name under which engines serve it; null: those of `split`"""
     split: dict[str, SplitArmConfig] = Field(default={}, max_length=MAX_ARMS)
-    """models, or revisions of one, that share the requests, by names for reports; the first is the one that others are
-    compared with"""
+    """models, or revisions of one, that share the requests, by names for reports; the first is the one that others
+    are compared with
+    """
     experiment: SplitExperimentConfig = SplitExperimentConfig()
     """how the arms of `split` are compared"""
     fallbacks: list[str] = Field(default=[], max_length=MAX_ARMS)
-    """models that answer instead, in this order, where no instance can: none is ready, all breakers are open, or all
-    are saturated"""
+    """models that answer instead, in this order, where no instance can: none is ready, all breakers are open, or
+    all are saturated
+    """
     saturated_waiting: Positive = 16
     """requests in an engine's queue from which it counts as saturated; matters only with `fallbacks`"""
     defaults: DefaultParameters = DefaultParameters()
@@ -151,8 +153,8 @@ class AliasConfig(Section):
 
 
 def find_chains(aliases: Mapping[str, AliasConfig]) -> Iterator[str]:
-    """Yield a complaint for each model of an alias that is another alias, and does not have that name for a model of
-    its own.
+    """Yield a complaint for each model of an alias that is another alias, and does not have that name for a model
+    of its own.
     """
     for alias, config in aliases.items():
         for model in config.models:

@@ -23,8 +23,9 @@ class PoolModelConfig(Section):
     hash_seed: str | None = None
     """the engines' PYTHONHASHSEED; null: not set, which gives equal hashes everywhere since vLLM 0.29"""
     extra_keys: Literal["auto", "tagged", "bare"] = "auto"
-    """how adapters and salts enter a hash; tagged: vLLM 0.31 and later; bare: before; auto: tagged until events show
-    otherwise"""
+    """how adapters and salts enter a hash; tagged: vLLM 0.31 and later; bare: before; auto: tagged until events
+    show otherwise
+    """
     cache_prefix: str = ""
     """the store connector's `cache_prefix`"""
     namespace: str = Field(default="", pattern="^(@.*)?$")
@@ -38,8 +39,9 @@ class PoolModelConfig(Section):
     decode_context_parallel: Positive = 1
     """the engines' decode context parallel size"""
     kv_heads: Positive | None = None
-    """KV heads of the model (1 for MLA); tensor parallel ranks beyond them hold copies and share keys; null: no rank
-    does"""
+    """KV heads of the model (1 for MLA); tensor parallel ranks beyond them hold copies and share keys; null: no
+    rank does
+    """
     groups: Positive = 1
     """KV cache groups with keys of their own; hybrid models have several"""
 

@@ -19,11 +19,13 @@ class ReplicasConfig(Section):
     """host:port of each router's `replicas.port`; this router's own address may be among them. Give one of `peers`,
     `dns` and `selector`"""
     dns: HostName | None = None
-    """host name whose addresses are those of all routers, such as a headless Service that publishes addresses which are
-    not ready; looked up every 2 s. Each router listens at `port`"""
+    """host name whose addresses are those of all routers, such as a headless Service that publishes addresses which
+    are not ready; looked up every 2 s. Each router listens at `port`
+    """
     selector: str | None = Field(default=None, min_length=1)
-    """label selector of all routers' pods, as for `kubectl get pods -l`, in the namespace of this one; outside of the
-    cluster, in that of `fleet.kubernetes`, with its API server. Each router listens at `port`"""
+    """label selector of all routers' pods, as for `kubectl get pods -l`, in the namespace of this one; outside of
+    the cluster, in that of `fleet.kubernetes`, with its API server. Each router listens at `port`
+    """
     secret_env: str
     """environment variable with the secret that all replicas share, of at least 16 characters
     (`openssl rand -hex 32`); nobody can listen or report without it"""

@@ -124,7 +124,9 @@ class TroubleFile(Section):
 
 
 def _require_disjoint(what: str, windows: Iterable[FaultWindow]) -> None:
-    """Raise ValueError when two faults of one thing overlap or touch: the end of one would end the other as well."""
+    """Raise ValueError when two faults of one thing overlap or touch: the end of one would end the other as
+    well.
+    """
     for before, after in pairwise(sorted(windows, key=lambda window: window.from_s)):
         if before.until_s is None or after.from_s <= before.until_s:
             until = "to the end" if before.until_s is None else f"until {before.until_s:g} s"

@@ -5,9 +5,9 @@ socket is allowed, so the configuration requires a loopback address; then browse
 site can resolve its name to 127.0.0.1 (DNS rebinding), so the Host header must be a loopback name, and any page can
 send a blind POST, so requests that a browser marks as cross-site are refused.
 
-Status and draining go through `Status`, policies through `Control` (`policies.py`), and their answers are plain JSON
-types or JSON: this module knows nothing of the parts behind them. Lists that grow with the fleet or the traffic are
-encoded without FastAPI's validation, which takes ten times as long on the event loop.
+Status and draining go through `Status`, policies through `Control` (`policies.py`), and their answers are plain
+JSON types or JSON: this module knows nothing of the parts behind them. Lists that grow with the fleet or the
+traffic are encoded without FastAPI's validation, which takes ten times as long on the event loop.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ Identifier = Annotated[str, Path(min_length=1, max_length=200)]
 def admin_app(
     status: Status, control: Control, explainer: Explain, feed: LiveFeed, tokens: Sequence[AdminTokenConfig]
 ) -> FastAPI:
-    """Return the application of the admin listener. Without `tokens` it is open, and must be bound to loopback only."""
+    """Return the application of the admin listener. Without `tokens` it is open, and must be bound to loopback
+    only.
+    """
     app = FastAPI(
         title="Warmroute admin",
         openapi_url="/admin/openapi.json",
@@ -126,8 +128,8 @@ def admin_app(
 
 
 def _explain_wrong_requests(app: FastAPI) -> None:
-    """Answer an unknown path with what may be missing, and a wrong method with all methods of its path: Starlette lists
-    those of the first route only.
+    """Answer an unknown path with what may be missing, and a wrong method with all methods of its path: Starlette
+    lists those of the first route only.
     """
 
     async def wrong_path(request: Request, error: Exception) -> Response:
@@ -150,16 +152,16 @@ def _explain_wrong_requests(app: FastAPI) -> None:
 def _add_status_routes(app: FastAPI, status: Status, read: list[Any]) -> None:
     @app.get("/admin/instances", dependencies=read, response_model=InstanceList)
     async def instances() -> Response:
-        """Return state, load, index size, stream health and tokenizer of each instance, and by source of instances why
-        its list may be out of date.
+        """Return state, load, index size, stream health and tokenizer of each instance, and by source of instances
+        why its list may be out of date.
         """
         found = {"instances": status.describe_instances(), "discovery": status.describe_discovery()}
         return Response(msgspec.json.encode(found), media_type=JSON)
 
     @app.get("/admin/workers", dependencies=read)
     async def workers() -> WorkerList:
-        """Return the processes that answer requests: pid, run (the start of its records' ids), policies in force, and
-        which one is on duty.
+        """Return the processes that answer requests: pid, run (the start of its records' ids), policies in force,
+        and which one is on duty.
         """
         return WorkerList.model_validate({"workers": status.describe_workers()})
 
@@ -193,8 +195,8 @@ def _add_instance_routes(app: FastAPI, status: Status, write: list[Any]) -> None
 
     @app.post("/admin/instances/{id}/weights-changed", dependencies=write, responses=NOT_THERE)
     async def weights_changed(id: Identifier) -> CacheForgottenAnswer:
-        """Forget what the index believes the instance to hold: its weights were replaced while it runs. Its own event
-        AllBlocksCleared does the same. Entries of the shared pool are not touched.
+        """Forget what the index believes the instance to hold: its weights were replaced while it runs. Its own
+        event AllBlocksCleared does the same. Entries of the shared pool are not touched.
         """
         if not status.forget_cache(id):
             raise _no_instance()

@@ -1,9 +1,9 @@
 """The live page and its data: `/` with its scripts and styles, the feed, and what it asks for on a click.
 
-The files of the page hold no data, so anybody who reaches the listener may have them. All data needs the right `read`.
-The browser sends the token in a header, which no other site's page can do, and there is no cookie; so no request that
-another site makes a browser send can act. The Content-Security-Policy allows scripts, styles and connections from this
-listener only, and none inline.
+The files of the page hold no data, so anybody who reaches the listener may have them. All data needs the right
+`read`. The browser sends the token in a header, which no other site's page can do, and there is no cookie; so no
+request that another site makes a browser send can act. The Content-Security-Policy allows scripts, styles and
+connections from this listener only, and none inline.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class TargetDetailShape(OpenShape):
 
 
 def add_live_routes(app: FastAPI, feed: LiveFeed, read: Sequence[Any], rights: Rights, not_there: Any) -> None:
-    """Add the page and its data to `app`; data behind the dependencies `read`. `rights` returns those of a caller."""
+    """Add the page and its data to `app`; data behind the dependencies `read`. `rights` returns those of a
+    caller.
+    """
     _add_page(app)
 
     @app.get("/admin/live", dependencies=read, include_in_schema=False)
@@ -75,10 +77,12 @@ def add_live_routes(app: FastAPI, feed: LiveFeed, read: Sequence[Any], rights: R
 
     @app.get("/admin/cache/tree", dependencies=read, response_model=CacheTreeShape)
     async def cache_tree(limit: Annotated[int, Query(ge=1, le=1000)] = 400) -> Response:
-        """Return the prefixes that the prompts of the last 15 minutes share, those of the most requests first: how many
-        requests, how many found all of it cached, and which targets hold it; and how many blocks are held twice.
+        """Return the prefixes that the prompts of the last 15 minutes share, those of the most requests first: how
+        many requests, how many found all of it cached, and which targets hold it; and how many blocks are held
+        twice.
 
-        Prefixes have the lengths 1, 2, 4, ... blocks and are named by their block keys. No text can be found from them.
+        Prefixes have the lengths 1, 2, 4, ... blocks and are named by their block keys. No text can be found from
+        them.
         """
         return Response(msgspec.json.encode(await feed.status.describe_cache(limit)), media_type="application/json")
 

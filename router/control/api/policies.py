@@ -1,10 +1,10 @@
 """Admin endpoints for policies, experiments, undo and the audit log. `admin.py` decides who may call them.
 
-A body is a policy, several by name, or an experiment, as YAML or JSON (which is YAML too), read as strictly as a file.
-Every change accepts `dry_run`: the answer is the same, plan included, and nothing happens.
+A body is a policy, several by name, or an experiment, as YAML or JSON (which is YAML too), read as strictly as a
+file. Every change accepts `dry_run`: the answer is the same, plan included, and nothing happens.
 
-Bodies are read by dependencies that come after the caller's authorisation, and no further than `BODY_BYTES`: FastAPI's
-own would read any length from anybody.
+Bodies are read by dependencies that come after the caller's authorisation, and no further than `BODY_BYTES`:
+FastAPI's own would read any length from anybody.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ ACTIVATION = {
 
 
 def add_policy_routes(app: FastAPI, control: Control, read: Any, write: Any, errors: ErrorDescriptions) -> None:
-    """Add the endpoints to `app`. `read` and `write` are dependencies that authorise the caller and give its name."""
+    """Add the endpoints to `app`. `read` and `write` are dependencies that authorise the caller and give its
+    name.
+    """
     _add_policies(app, control, read, write, errors)
     _add_experiment(app, control, read, write, errors)
     text = Depends(read_text_body)
@@ -122,7 +124,9 @@ def _add_policies(app: FastAPI, control: Control, read: Any, write: Any, errors:
 
     @app.get("/admin/policies", dependencies=[read])
     async def policies() -> PoliciesShape:
-        """Return all policies with digest and role, what those in force need, recent errors, and what can be undone."""
+        """Return all policies with digest and role, what those in force need, recent errors, and what can be
+        undone.
+        """
         return PoliciesShape.model_validate(control.describe_policies())
 
     @app.put("/admin/policies", responses=errors.text, openapi_extra=TEXT)
@@ -175,7 +179,9 @@ def _add_experiment(app: FastAPI, control: Control, read: Any, write: Any, error
 
 
 async def read_activation(request: Request) -> ActivationBody:
-    """Return the JSON body. Raises `RequestValidationError` when it is not one, and what `read_text_body` raises."""
+    """Return the JSON body. Raises `RequestValidationError` when it is not one, and what `read_text_body`
+    raises.
+    """
     try:
         return ActivationBody.model_validate_json(await read_text_body(request))
     except ValidationError as error:
@@ -184,7 +190,9 @@ async def read_activation(request: Request) -> ActivationBody:
 
 
 async def read_text_body(request: Request) -> str:
-    """Return the body as text. Raises TooLarge, InvalidRequest when it is not UTF-8, and BadRequest when it is cut."""
+    """Return the body as text. Raises TooLarge, InvalidRequest when it is not UTF-8, and BadRequest when it is
+    cut.
+    """
     too_large = TooLarge(f"the body is larger than {BODY_BYTES:,} bytes", code="body_too_large")
     body = await read_body(request, BODY_BYTES, too_large)
     try:

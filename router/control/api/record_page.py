@@ -1,8 +1,8 @@
 """A record as an HTML page: one file without scripts or external resources.
 
 Its Content-Security-Policy enforces that: the style sheet is allowed by digest, and charts are SVG without style
-attributes. Every chart stands beside a table with the same figures, so screen readers skip it. Records contain names
-from clients and engines, so every value is escaped.
+attributes. Every chart stands beside a table with the same figures, so screen readers skip it. Records contain
+names from clients and engines, so every value is escaped.
 """
 
 from __future__ import annotations

@@ -81,11 +81,13 @@ def _add_search(app: FastAPI, status: Status, read: Sequence[Any]) -> None:
         since: OptionalText = None,
         until: OptionalText = None,
     ) -> Response:
-        """Return the newest decision records that match all parameters, newest first, without the parts of their costs.
+        """Return the newest decision records that match all parameters, newest first, without the parts of their
+        costs.
 
-        `id`: the beginning of the id. `session`: its pseudonym as records have it, or the name that the client gave.
-        `client`: the name of the API key, or the sender. `model`: as the request named it. `target`: of any attempt, or
-        of a prefill half. `since` and `until`: seconds since 1970, or a time in ISO 8601, UTC if it has no offset.
+        `id`: the beginning of the id. `session`: its pseudonym as records have it, or the name that the client
+        gave. `client`: the name of the API key, or the sender. `model`: as the request named it. `target`: of any
+        attempt, or of a prefill half. `since` and `until`: seconds since 1970, or a time in ISO 8601, UTC if it has
+        no offset.
         """
         since_s, until_s = read_time(since, "since"), read_time(until, "until")
         if since_s is not None and until_s is not None and since_s > until_s:
@@ -121,7 +123,8 @@ def _add_record(app: FastAPI, status: Status, read: Sequence[Any], not_there: Re
     async def record(id: Identifier, request: Request, response: Response, others: Others = "configured") -> Any:
         """Return a record as JSON, or as an HTML page when the client prefers `text/html`.
 
-        `others`: which other policies say what they would have chosen: those of the router, or also the shipped ones.
+        `others`: which other policies say what they would have chosen: those of the router, or also the shipped
+        ones.
         """
         found = await status.find_record(id, others)
         if found is None:
@@ -147,8 +150,8 @@ def _add_explain(app: FastAPI, explainer: Explain, read: Sequence[Any], refusals
         """Explain where a request with this body would be sent now; nothing is booked, counted or learned.
 
         `path`: request path. `policy`: policy that chooses, default the one that would decide. `session` and
-        `parent`: values of its headers X-Session-ID and X-Parent-Session-ID. `client`: name of its API key. `ttft_ms`,
-        `tpot_ms`: values of its objective headers.
+        `parent`: values of its headers X-Session-ID and X-Parent-Session-ID. `client`: name of its API key.
+        `ttft_ms`, `tpot_ms`: values of its objective headers.
         """
         if path not in CACHE_ROUTED | LOAD_ROUTED and path not in explainer.extra_paths:
             raise NotFound(f"POST {quote_name(path)} is not served here", param="path", code="unknown_path")
@@ -164,7 +167,9 @@ def _add_explain(app: FastAPI, explainer: Explain, read: Sequence[Any], refusals
 
 
 def prefers_html(accept: str | None) -> bool:
-    """Return whether the Accept header (RFC 9110, 12.5.1) ranks HTML above JSON. JSON, the first format, wins ties."""
+    """Return whether the Accept header (RFC 9110, 12.5.1) ranks HTML above JSON. JSON, the first format, wins
+    ties.
+    """
     return accept is not None and _quality(accept, HTML) > _quality(accept, JSON)
 
 

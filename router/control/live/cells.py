@@ -1,8 +1,8 @@
 """Cells and header of the live page: what it shows of each target and of the router, as plain JSON types.
 
-Composed every second while somebody looks, for hundreds of targets, so only what is at hand is read: no copies of whole
-parts, no sizes that must be computed. Values are rounded to what an eye can tell apart, because only what differs from
-the last picture is sent. None means unknown.
+Composed every second while somebody looks, for hundreds of targets, so only what is at hand is read: no copies of
+whole parts, no sizes that must be computed. Values are rounded to what an eye can tell apart, because only what
+differs from the last picture is sent. None means unknown.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def round_digits(value: float, digits: int = 2) -> float:
 
 
 def describe_header(status: Status, late_ms: float, interval_s: float) -> dict[str, Any]:
-    """Describe the router itself: policies, experiment, pool, workers, discovery. `late_ms`: how much later than asked
-    for the event loop ran the feed, at most, of late; `interval_s`: between two pictures.
+    """Describe the router itself: policies, experiment, pool, workers, discovery. `late_ms`: how much later than
+    asked for the event loop ran the feed, at most, of late; `interval_s`: between two pictures.
     """
     workers = status.describe_workers()
     policies = status.control.describe_policies()

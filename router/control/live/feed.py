@@ -4,8 +4,9 @@
     a new viewer             gets the whole picture first
     nobody looks             no task, and nothing kept
 
-Composing is cut into pieces between which the event loop serves requests. Where it takes more than `MAX_SHARE` of the
-time, pictures become rarer. A viewer that does not read is dropped: it would get the whole picture when it comes back.
+Composing is cut into pieces between which the event loop serves requests. Where it takes more than `MAX_SHARE` of
+the time, pictures become rarer. A viewer that does not read is dropped: it would get the whole picture when it
+comes back.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class _Composer:
         }
 
     async def compose(self) -> Picture:
-        """Make the next picture. Return what changed."""
+        """Make the next picture and return its changes."""
         work = _Work(self._clock)
         cells = await self._compose_cells(work)
         changed: Picture = {"now": self._clock.wall()}
@@ -231,7 +232,7 @@ class _Composer:
         return {**described, "targets": self._flow.targets} if targets else described
 
     def _find_marks(self) -> list[dict[str, Any]]:
-        """Return what has happened since the last picture: switches by the audit log, instances by their states."""
+        """Return the events since the last picture: switches by the audit log, instances by their states."""
         marks = list(self._find_switches())
         states = {cell["instance"]: cell["state"] for cell in self._cells.values()}
         if self._states is not None:

@@ -1,9 +1,9 @@
 """Log entries of gateways reach the process that has their answers open, whichever process they come to.
 
-A gateway opens its log streams on connections of their own, and several routers behind one address share them out as
-any others. Where a gateway has a log stream at all, its answers are waited for at every process that gave it one. The
-workers of a host stop together: one with log streams stops after those with open answers, whose entries have no other
-way.
+A gateway opens its log streams on connections of their own, and several routers behind one address share them out
+as any others. Where a gateway has a log stream at all, its answers are waited for at every process that gave it
+one. The workers of a host stop together: one with log streams stops after those with open answers, whose entries
+have no other way.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def build_replica_discovery(config: schema.Config, clock: Clock) -> Discovery | 
 def build_exchange(
     config: schema.Config, sender: Sender, host: HostNetwork | None, clock: Clock
 ) -> PeerExchange | None:
-    """Build the exchange with the workers of `host`, and with the routers of other hosts; None where there are neither.
-    Raises ConfigError where these cannot be found.
+    """Build the exchange with the workers of `host`, and with the routers of other hosts; None where there are
+    neither. Raises ConfigError where these cannot be found.
     """
     fleet = None
     if config.replicas is not None:

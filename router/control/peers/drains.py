@@ -1,7 +1,7 @@
 """Which instances operators drain, agreed between peers without a common clock: a version per instance (Lamport).
 
-A decision gets a version above all that were seen for its instance, so that it counts over what it was made after; of
-two that were made at once, at two peers that could not reach each other, all peers choose the same one.
+A decision gets a version above all that were seen for its instance, so that it counts over what it was made after;
+of two that were made at once, at two peers that could not reach each other, all peers choose the same one.
 """
 
 from __future__ import annotations

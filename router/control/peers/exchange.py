@@ -4,9 +4,10 @@
     other hosts             every worker has a link to each host (`tcp`); the worker on duty there receives what comes,
                             applies it, and passes it on to the other workers as it is
 
-Nothing in the data path waits for it: a choice is made with the load of peers as last reported, some milliseconds old.
-A peer that is silent for `SILENT_S` is forgotten with all that it booked; what its requests take of an engine is then
-seen in the engine's gauges, as that of any other client. A worker that ends is forgotten as soon as its host knows.
+Nothing in the data path waits for it: a choice is made with the load of peers as last reported, some milliseconds
+old. A peer that is silent for `SILENT_S` is forgotten with all that it booked; what its requests take of an engine
+is then seen in the engine's gauges, as that of any other client. A worker that ends is forgotten as soon as its
+host knows.
 
 A host finds itself among the addresses by its id, so all routers can have one configuration.
 """
@@ -109,7 +110,9 @@ class PeerExchange:
             self.share = self._networks[0].outbox.send  # type: ignore[method-assign]
 
     def attach(self, scheduler: PeerScheduler, learned: LearnedState, parts: Iterable[SharedPart]) -> None:
-        """Share the load of `scheduler`, what it has learned, itself as a part, and `parts`. Call it before `start`."""
+        """Share the load of `scheduler`, what it has learned, itself as a part, and `parts`. Call it before
+        `start`.
+        """
         self._scheduler = scheduler
         self._loads = SharedLoads(scheduler)
         self._learned = learned
@@ -156,8 +159,8 @@ class PeerExchange:
         self._donor.ready = True
 
     async def _learn(self, network: PeerNetwork) -> None:
-        """Take over what a peer in `network` has learned, and what it shares. As that came in answers, later news may
-        have overtaken it: so the peer is asked for its state once more.
+        """Take over what a peer in `network` has learned, and what it shares. As that came in answers, later news
+        may have overtaken it: so the peer is asked for its state once more.
         """
         if (donor := await self._transfer.run(network)) is not None:
             self._heard.doubt(donor)
@@ -311,7 +314,9 @@ class PeerExchange:
             self._refresh()
 
     def _on_reply(self, link: Link, parts: Sequence[bytes]) -> None:
-        """Handle what comes back on a link: acknowledgements, of one part, and answers to what this process asked."""
+        """Handle what comes back on a link: acknowledgements, of one part, and answers to what this process
+        asked.
+        """
         if len(parts) > 1 and (head := frames.decode_answer(parts[0])) is not None:
             self._transfer.on_reply(head, b"".join(parts[1:]))
         elif len(parts) == 1 and (ack := frames.decode_ack(parts[0])) is not None:
@@ -382,8 +387,8 @@ class PeerExchange:
             await asyncio.sleep(pause_s if news else 0)
 
     def _on_near_frame(self, inbound: PeerSocket, parts: Sequence[bytes]) -> str | None:
-        """Apply a frame of another worker of this host, or one of another host that it passes on. Return its kind; None
-        when it is malformed.
+        """Apply a frame of another worker of this host, or one of another host that it passes on. Return its kind;
+        None when it is malformed.
         """
         if (frame := self._decode(parts)) is None:
             return None
@@ -396,8 +401,8 @@ class PeerExchange:
         return frame.kind
 
     def _on_far_frame(self, inbound: PeerSocket, parts: Sequence[bytes]) -> str | None:
-        """Apply a frame of another host, and pass it on to those workers of this host that it is for. Return its kind;
-        None when it is malformed.
+        """Apply a frame of another host, and pass it on to those workers of this host that it is for. Return its
+        kind; None when it is malformed.
         """
         if (frame := self._decode(parts)) is None:
             return None

@@ -8,7 +8,9 @@ from router.scheduling.policy.record import AttemptEnd
 
 
 class UnitRequestBegan(Message, frozen=True):
-    """A request began whose unit the receiver counts. Its number is the sender's; it may be in several experiments."""
+    """A request began whose unit the receiver counts. Its number is the sender's; it may be in several
+    experiments.
+    """
 
     experiment: str  # see `PartitionedExperiment.id`
     number: int

@@ -1,7 +1,7 @@
 """All experiments that processes count together: the one of policies, if one runs, and the splits of models.
 
-A split is the same from start to end. The experiment of policies is another one whenever it was started again, though
-with the same arms: `SharedPolicies.experiment_id`. Then every process begins it with empty books.
+A split is the same from start to end. The experiment of policies is another one whenever it was started again,
+though with the same arms: `SharedPolicies.experiment_id`. Then every process begins it with empty books.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ COUNTS_S = 1.0
 
 
 class SharedExperiments:
-    """Partitions the units of `scheduler`'s experiments, as `policies` names them, and of `splits` among processes."""
+    """Partitions the units of `scheduler`'s experiments, as `policies` names them, and of `splits` among
+    processes.
+    """
 
     messages: ClassVar[Sequence[type[Message]]] = (
         UnitRequestBegan,

@@ -1,4 +1,4 @@
-"""Whether the processes in front of one fleet agree: each publishes which policies and engines it has."""
+"""Compares the processes in front of one fleet: each publishes its policies and engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels between two peers: frames of messages one way, acknowledgements of beats and answers the other way.
+"""Frames between two peers: messages one way, acknowledgements of beats and replies the other way.
 
     news    messages for all peers, numbered without gaps
     direct  messages for the peer `to`
@@ -6,9 +6,9 @@
     ask     a question of a peer that starts (`StateAsk`), which is answered in messages of two parts or more
     leave   nothing: the sender stops, and has no bookings left
 
-Every frame and every acknowledgement begins with the version of the protocol. A peer of another version is named and
-left out: neither applies what the other sends. Within a version, new fields of messages come at the end with defaults
-and are left out by an older reader; messages of an unknown kind are skipped and counted.
+Every frame and every acknowledgement begins with the version of the protocol. A peer of another version is named
+and left out: neither applies what the other sends. Within a version, new fields of messages come at the end with
+defaults and are left out by an older reader; messages of an unknown kind are skipped and counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The peers that send, by the ids of their runs: which were followed without a gap, and which are silent.
 
-Pure: frames and times come in, and what follows from them goes out. A run that is silent for `SILENT_S` is forgotten
-with everything it booked; its next frame makes it a new one, which is asked for its state. So a partition, a lost frame
-and a restart all end in the same way.
+Pure: frames and times come in, and what follows from them goes out. A run that is silent for `SILENT_S` is
+forgotten with everything it booked; its next frame makes it a new one, which is asked for its state. So a
+partition, a lost frame and a restart all end in the same way.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class HeardPeers:
         return iter(self._heard.values())
 
     def on_frame(self, frame: PeerFrame, size: int, now: float) -> HeardPeer | None:
-        """Note a frame of `size` bytes. Return its sender; None for a frame of this process itself, and for a late one
-        of a run that has ended.
+        """Note a frame of `size` bytes. Return its sender; None for a frame of this process itself, and for a late
+        one of a run that has ended.
         """
         if frame.run == self._run or frame.run in self._ended:
             return None

@@ -14,8 +14,8 @@ PAUSE_S = 0.005
 
 
 async def list_history(scheduler: PeerScheduler) -> AsyncIterator[Message]:
-    """Yield the last targets and the progress of sessions, and the targets of stored responses, with pauses. Each entry
-    is as it is when it is sent: a later move is sent as news, and must not be undone by this.
+    """Yield the last targets and the progress of sessions, and the targets of stored responses, with pauses. Each
+    entry is as it is when it is sent: a later move is sent as news, and must not be undone by this.
     """
     for n, message in enumerate(_list_messages(scheduler)):
         if n % HISTORY_SLICE == HISTORY_SLICE - 1:

@@ -24,9 +24,10 @@ from router.telemetry.shared_prefixes import SharedPrefix, count_prefixes
 REPLY_TIMEOUT_S = 2.0
 
 Subject = Literal["record", "records", "flow", "flow_end", "target_requests", "prefixes"]
-"""record: one, by its id and which `Others`; records: those that match a `RecordQuery`; flow: what changed of the sums
-of recent requests since the last query; flow_end: nobody looks at them any more; target_requests: the last requests of
-a target; prefixes: the prefixes that recent prompts share."""
+"""record: one, by its id and which `Others`; records: those that match a `RecordQuery`; flow: what changed of the
+sums of recent requests since the last query; flow_end: nobody looks at them any more; target_requests: the last
+requests of a target; prefixes: the prefixes that recent prompts share.
+"""
 
 _encode = msgspec.msgpack.encode
 _encode_json = msgspec.json.encode
@@ -91,7 +92,7 @@ class HostRecords:
         return [bytes(record) for records in lists for record in records]
 
     async def update_flow(self) -> dict[str, FlowUpdate]:
-        """Return what changed of each worker's sums of recent requests since the last call, by its run."""
+        """Return the changes of each worker's sums of recent requests since the last call, by its run."""
         decode = msgspec.msgpack.Decoder(FlowUpdate).decode
         return {run: decode(payload) for run, payload in (await self._query_all("flow")).items()}
 

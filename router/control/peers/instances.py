@@ -1,5 +1,5 @@
-"""The lists of instances that the worker on duty reads from a file, DNS or the Kubernetes API, for all workers of its
-host: a source is watched once, however many workers there are.
+"""The lists of instances that the worker on duty reads from a file, DNS or the Kubernetes API, for all workers of
+its host: a source is watched once, however many workers there are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class InstancesListed(Message, frozen=True):
 
 
 class SharedInstances:
-    """Publishes the lists of this process when it is on `duty`, and lets `update` apply those of the worker that is."""
+    """Publishes the lists of this process when it is on `duty`, and lets `update` apply those of the worker that
+    is.
+    """
 
     messages: ClassVar[Sequence[type[Message]]] = (InstancesListed,)
 
@@ -73,8 +75,8 @@ class SharedInstances:
             self._tasks.spawn("instances", self._apply(message.source, found))
 
     def _is_of_duty(self, run: str) -> bool:
-        """Return whether this process applies lists of a peer: of the worker on duty, also of one that has just taken
-        the duties, which this process may learn later.
+        """Return whether this process applies lists of a peer: of the worker on duty, also of one that has just
+        taken the duties, which this process may learn later.
         """
         return not self._duty.held and (run == self._duty.holder or run in self._peers.near_runs())
 

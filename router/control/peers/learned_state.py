@@ -1,4 +1,4 @@
-"""What a process has learned in a way that takes long, as bytes for a peer that starts, and the same taken over.
+"""Learned state of a process as bytes, for a peer that starts and takes it over.
 
     outline    which targets have an index here, with their blocks
     target     the index of one target with the position in its event stream, as in a snapshot file
@@ -42,7 +42,7 @@ _decode_instances = msgspec.msgpack.Decoder(list[SavedInstance]).decode
 
 
 class LearnedState:
-    """What the scheduler of this process has learned. `secret` is that of the block keys."""
+    """Learned state of this process's scheduler. `secret` is that of the block keys."""
 
     def __init__(self, scheduler: PeerScheduler, secret: int, clock: Clock) -> None:
         self._scheduler = scheduler
@@ -59,8 +59,8 @@ class LearnedState:
         return _encode(StateOutline(ready, self.key_check, blocks))
 
     async def encode_target(self, target: TargetId) -> bytes:
-        """Return what `target` holds; empty when nothing is known of it. Taken in one step of the event loop, 30 ns per
-        block; a thread encodes it.
+        """Return the index entries of `target`; empty if nothing is known of it. Taken in one step of the event
+        loop, 30 ns per block; a thread encodes it.
         """
         saved = self._scheduler.indexer.snapshot(target)
         return b"" if saved is None else await asyncio.to_thread(lambda: b"".join(to_bytes(self.key_check, [saved])))
@@ -76,7 +76,9 @@ class LearnedState:
     # taken over
 
     async def restore_target(self, payload: bytes) -> bool:
-        """Take over what `encode_target` returned; it counts once the target joins. Return whether it could be used."""
+        """Take over what `encode_target` returned; it counts once the target joins. Return whether it could be
+        used.
+        """
         saved = await asyncio.to_thread(from_bytes, payload)
         if not isinstance(saved, SavedIndex):
             log.warning("the index of a target was not taken over: %s", saved.reason)

@@ -1,7 +1,7 @@
-"""What schedulers publish to their peers: bookings, sessions, and what they find out about engines.
+"""Messages of schedulers to their peers: bookings, sessions, and findings about engines.
 
-A load message carries the whole load of a target, not a change: the latest one is valid by itself, so a lost one does
-no lasting harm, and a peer that ended is forgotten in one step.
+A load message carries the whole load of a target, not a change: the latest one is valid by itself, so a lost one
+does no lasting harm, and a peer that ended is forgotten in one step.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class BlocksSent(Message, frozen=True):
 
 
 class PredictionChecked(Message, frozen=True):
-    """What an answer has shown of the overlap that a target's events predicted, where that is evidence for others."""
+    """Evidence of an answer about the overlap that a target's events predicted."""
 
     target: str
     finding: Finding

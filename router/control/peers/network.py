@@ -1,8 +1,8 @@
 """One network of peers: the workers of a host, over Unix sockets, or the routers of several hosts, over TCP.
 
-What is sent is gathered, numbered, and sent to every address of the network. The first message after a pause is sent in
-the next turn of the event loop, later ones after `gather_s`: a quiet router sends at once, and a busy one as often per
-second whatever the request rate.
+What is sent is gathered, numbered, and sent to every address of the network. The first message after a pause is
+sent in the next turn of the event loop, later ones after `gather_s`: a quiet router sends at once, and a busy one
+as often per second whatever the request rate.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class PeerNetwork:
             loop.call_later(due_s, self.flush)
 
     def send_to(self, run: str, message: Message) -> None:
-        """Send a message to one peer, with others to it: in the next turn of the event loop on this host, else within
-        the time of gathering. It is dropped when the peer cannot be reached.
+        """Send a message to one peer, with others to it: in the next turn of the event loop on this host, else
+        within the time of gathering. It is dropped when the peer cannot be reached.
         """
         if not self._direct:
             loop = asyncio.get_running_loop()

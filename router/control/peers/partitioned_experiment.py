@@ -1,13 +1,14 @@
-"""An experiment, or a split of a model, over several processes: each unit is counted at one of them, counts are summed.
+"""An experiment, or a split of a model, over several processes: each unit is counted at one of them, counts are
+summed.
 
     request    its unit belongs to the process with the highest hash of both names, among those that reach each other;
                if that is another one, it gets a message when the request began, was answered and ended
     counts     each process shares its own about once a second; the guard, limits and reports of all see the sum
 
 A unit (a session, a user, a window of time) may send its requests to several processes; counted at each it would be
-taken for several observations of what was drawn once. Requests of the unit `request` are counted where they are. When a
-process comes or goes, units change hands (of n processes, 1/n of them): those that are open then may count at two.
-Counts of a process that is gone stay in the sums; requests that it was sent and had not counted are lost.
+taken for several observations of what was drawn once. Requests of the unit `request` are counted where they are.
+When a process comes or goes, units change hands (of n processes, 1/n of them): those that are open then may count
+at two. Counts of a process that is gone stay in the sums; requests that it was sent and had not counted are lost.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from router.scheduling.policy.record import Record
 
 
 class PartitionedExperiment(RunningExperiment):
-    """This process's part. `identify` returns what the experiment is called at all processes; it is first called when
-    a request begins, or counts are compared.
+    """This process's part. `identify` returns what the experiment is called at all processes; it is first called
+    when a request begins, or counts are compared.
     """
 
     def __init__(

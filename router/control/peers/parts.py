@@ -1,7 +1,9 @@
-"""The contract of what peers share: messages, the parts that send and apply them, and the way to the other processes.
+"""The contract of what peers share: messages, the parts that send and apply them, and the way to the other
+processes.
 
-A peer is a process of this router or of another one in front of the same fleet: the workers of a host and the routers
-of other hosts exchange the same messages. A feature with shared state is one `SharedPart`, whichever of both there are.
+A peer is a process of this router or of another one in front of the same fleet: the workers of a host and the
+routers of other hosts exchange the same messages. A feature with shared state is one `SharedPart`, whichever of
+both there are.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from router.tasks import Tasks
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Something that a peer publishes. Fields are encoded in this order, without their names: new ones come at the end,
-    with defaults, and an older peer leaves them out.
+    """Something that a peer publishes. Fields are encoded in this order, without their names: new ones come at the
+    end, with defaults, and an older peer leaves them out.
     """
 
 
@@ -32,7 +34,7 @@ class SharedPart(Protocol):
         """Start its tasks."""
 
     def state(self) -> Iterable[Message]:
-        """Return what a peer needs that has just started, or has missed something."""
+        """Return the state for a peer that has just started, or has missed messages."""
 
     def apply(self, message: Any, run: str) -> None:
         """Apply a message of the peer with this run id."""
@@ -82,7 +84,7 @@ class Broadcast(Protocol):
 
 
 def choose_owner(name: bytes, runs: Iterable[str], person: bytes) -> str:
-    """Return the one of `runs` that does something for `name` at all processes (rendezvous hashing): when a run comes
-    or goes, only names of its own change hands. `person` tells uses apart, 16 bytes at most.
+    """Return the one of `runs` that does something for `name` at all processes (rendezvous hashing): when a run
+    comes or goes, only names of its own change hands. `person` tells uses apart, 16 bytes at most.
     """
     return max(runs, key=lambda run: blake2b(name, digest_size=8, key=run.encode()[:64], person=person).digest())

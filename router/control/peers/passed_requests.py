@@ -23,8 +23,8 @@ NO_VIEW = View(0, 0, "", None, None, None, None, None, None, None, ())
 
 
 class PassedRequests:
-    """Open requests of one experiment, by the run that answers them and their numbers there. Their records have numbers
-    below 0, which no requests of this process have.
+    """Open requests of one experiment, by the run that answers them and their numbers there. Their records have
+    numbers below 0, which no requests of this process have.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -5,9 +5,9 @@
     audit log   each process publishes its entries, numbered; the others add them to their own logs
 
 The whole policy set is one decision: of two switches that were made at once, at processes that could not reach each
-other, one counts and the other is only in the audit logs. A process that starts has the policies of its files until it
-receives a decision; then that one counts. Policies that cannot be built here (a scorer that is not installed, a newer
-version) leave those in force, and are the error of the source `replicas` in `GET /admin/policies`.
+other, one counts and the other is only in the audit logs. A process that starts has the policies of its files until
+it receives a decision; then that one counts. Policies that cannot be built here (a scorer that is not installed, a
+newer version) leave those in force, and are the error of the source `replicas` in `GET /admin/policies`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class PolicyRule(Message, frozen=True):
 
 
 class PolicyDecision(Message, frozen=True):
-    """The policies that somebody put in force at one process. The highest `version` counts, of equal ones the greater
-    `by`.
+    """The policies that somebody put in force at one process. The highest `version` counts, of equal ones the
+    greater `by`.
     """
 
     version: int
@@ -78,8 +78,8 @@ class AuditShared(Message, frozen=True):
 
 
 class SharedPolicies:
-    """Follows what is decided at peers, and publishes what is decided here. `on_applied`: called when a decision of a
-    peer is in force here, or cannot be.
+    """Follows what is decided at peers, and publishes what is decided here. `on_applied`: called when a decision of
+    a peer is in force here, or cannot be.
     """
 
     messages: ClassVar[Sequence[type[Message]]] = (PolicyDecision, ArmRolledBack, AuditShared)
@@ -127,8 +127,8 @@ class SharedPolicies:
 
     @property
     def experiment_id(self) -> str | None:
-        """Return the name of the running experiment at all processes; None without one. The same arms, ended and begun
-        again, are another one.
+        """Return the name of the running experiment at all processes; None without one. The same arms, ended and
+        begun again, are another one.
         """
         policy_set = self._control.policy_set
         if policy_set is not self._named:
@@ -146,7 +146,7 @@ class SharedPolicies:
         yield from self._entries
 
     def forget(self, run: str) -> None:
-        """What was decided counts when its maker has ended."""
+        """Do nothing: decisions outlive the peer that made them."""
 
     def apply(self, message: Any, run: str) -> None:
         match message:
@@ -198,7 +198,9 @@ def _make_rule(policy_set: PolicySet) -> PolicyRule:
 
 
 def _build_from_rule(rule: PolicyRule, before: PolicySet, registry: Registry) -> PolicySet:
-    """Build a rule's policies, keeping unchanged ones of `before`. Raises ConfigError if one cannot be built here."""
+    """Build a rule's policies, keeping unchanged ones of `before`. Raises ConfigError if one cannot be built
+    here.
+    """
     try:
         specs = {name: PolicyConfig.model_validate_json(text) for name, text in rule.policies.items()}
         experiment = None if rule.experiment is None else ExperimentConfig.model_validate_json(rule.experiment)

@@ -27,8 +27,8 @@ class PeerQueries(Generic[Reply]):
     async def send(
         self, runs: Collection[str], build: Callable[[int], Message], timeout_s: float
     ) -> dict[str, Reply | None]:
-        """Send the message that `build` makes of a number to these runs. Return their replies, by run; None: none came
-        in time. A run that ends meanwhile is left out.
+        """Send the message that `build` makes of a number to these runs. Return their replies, by run; None: none
+        came in time. A run that ends meanwhile is left out.
         """
         number, loop = next(self._numbers), asyncio.get_running_loop()
         sent: dict[str, asyncio.Future[Reply]] = {run: loop.create_future() for run in runs}

@@ -1,21 +1,23 @@
-"""The scheduler of one process among several: it publishes its bookings and what it finds out, and applies its peers'.
+"""The scheduler of one process among several: it publishes its bookings and what it finds out, and applies its
+peers'.
 
     to all peers    loads by target, blocks of prompts on their way, sessions' targets and progress, response ids,
                     drains, breakers that moved, suspicions, forgotten caches
     to this host    prefixes that were loaded ahead, and whether they were hit
 
-So all processes decide on the same load, a few milliseconds old, and a session that arrives at another process still
-goes to the target that has its cache. Not shared is what each process learns by itself: the index (every process
-subscribes to all events), speeds.
+So all processes decide on the same load, a few milliseconds old, and a session that arrives at another process
+still goes to the target that has its cache. Not shared is what each process learns by itself: the index (every
+process subscribes to all events), speeds.
 
 A session's target is sent with every request, not only when it moves, and of two that cross the later one counts
 everywhere: processes that could not reach each other meanwhile agree again at the session's next request.
 
-A breaker that opens because an engine failed for several clients is open at all processes; failures of one client count
-elsewhere as they would there, so that a client whose requests make engines fail closes them to nobody. Each process
-tries the engine again by itself, and the first good answer closes the breaker everywhere. That an engine could not be
-reached is only a reason for the others to probe it now: the network of one host may be at fault. An instance whose
-weights changed is named until this process ends, so that also a peer that missed it forgets what the caches held.
+A breaker that opens because an engine failed for several clients is open at all processes; failures of one client
+count elsewhere as they would there, so that a client whose requests make engines fail closes them to nobody. Each
+process tries the engine again by itself, and the first good answer closes the breaker everywhere. That an engine
+could not be reached is only a reason for the others to probe it now: the network of one host may be at fault. An
+instance whose weights changed is named until this process ends, so that also a peer that missed it forgets what the
+caches held.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ SessionKey = tuple[bool, str, str]
 
 
 class PeerScheduler(Scheduler):
-    """A scheduler that is also what peers share of it (`SharedPart`). `number` is that of this worker on its host."""
+    """A scheduler that is also what peers share of it (`SharedPart`). `number` is that of this worker on its
+    host.
+    """
 
     messages: ClassVar[Sequence[type[Message]]] = (
         *(SessionMoved, SessionAnswered, ResponseStored, BlocksSent, PredictionChecked, DrainMessage, CacheForgotten),
@@ -191,8 +195,9 @@ class PeerScheduler(Scheduler):
             self._broadcast.share(BlocksSent(sent.speculative.target, pack_keys(sent.approximate), computed=True))
 
     def _report_engine(self, target: Target, was_open: bool, end: str) -> None:
-        """Publish that the end of a request has moved a breaker, or makes its engine suspicious. Not that it could not
-        be reached from here: each process finds that out for itself, or one bad network would close all engines.
+        """Publish that the end of a request has moved a breaker, or makes its engine suspicious. Not that it could
+        not be reached from here: each process finds that out for itself, or one bad network would close all
+        engines.
         """
         breaker, instance, now = target.breaker, target.instance.id, self._clock.now()
         if breaker.is_open != was_open and not (breaker.is_open and breaker.unreachable):
@@ -214,7 +219,9 @@ class PeerScheduler(Scheduler):
         yield from self.stored_responses()
 
     def forget(self, run: str) -> None:
-        """What a peer did stays true when it ends; its bookings are kept elsewhere (`SharedLoads`)."""
+        """Do nothing: facts outlive the peer that reported them; its bookings are kept elsewhere
+        (`SharedLoads`).
+        """
 
     def apply(self, message: Any, run: str) -> None:
         match message:
@@ -246,7 +253,9 @@ class PeerScheduler(Scheduler):
                 self.suspect(instance)
 
     def moved_at(self, key: SessionKey) -> float:
-        """Return when a session was placed last, anywhere; a time in the past when that was not a short while ago."""
+        """Return when a session was placed last, anywhere; a time in the past when that was not a short while
+        ago.
+        """
         return max(self._moved_s.get(key, -inf), self._moved_before_s.get(key, -inf))
 
     def _note_move(self, key: SessionKey, at_s: float) -> None:
@@ -293,8 +302,8 @@ class PeerScheduler(Scheduler):
         return joined
 
     def expect_learned(self, instances: Sequence[SavedInstance], at: float) -> None:
-        """Give each of these instances, when it joins, what another process had learned of it at this time; those of an
-        earlier call that have not joined get nothing.
+        """Give each of these instances, when it joins, what another process had learned of it at this time; those
+        of an earlier call that have not joined get nothing.
         """
         self._learned = {saved.id: saved for saved in instances}
         self._learned_at = at

@@ -1,8 +1,8 @@
 """The ZeroMQ sockets between peers: a ROUTER that all others connect to, and a DEALER to each of them, with CURVE.
 
 All peers of a network have one key pair, made from the shared secret. A client must know the public key before it
-connects, and must have the private key to be let in (ZAP), so nobody without the secret can send or receive. Nothing is
-queued for a peer that is not connected (`IMMEDIATE`): what it misses, its state makes up for.
+connects, and must have the private key to be let in (ZAP), so nobody without the secret can send or receive.
+Nothing is queued for a peer that is not connected (`IMMEDIATE`): what it misses, its state makes up for.
 
 Frames are small and come by the hundred each second, and pyzmq's own asyncio sockets took more time for each than
 applying it did: they look at the socket's state, system calls included, up to four times per frame.
@@ -121,7 +121,9 @@ class PeerSockets:
         )
 
     async def admit(self) -> None:
-        """Decide which clients may connect to `bind`'s socket, until cancelled (ZAP, https://rfc.zeromq.org/spec/27)."""
+        """Decide which clients may connect to `bind`'s socket, until cancelled (ZAP,
+        https://rfc.zeromq.org/spec/27).
+        """
         allowed = [b"CURVE", z85.decode(self._keys.public)]
         server = self._open().socket(zmq.REP)
         gate = PeerSocket(server)

@@ -1,7 +1,7 @@
 """A process that starts takes over what a peer has learned: speeds and accuracy, its index, sessions and responses.
 
-It queries over its own links, so the others need not know its address yet, and one part at a time, so that nothing but
-what it wants is under way. It is not ready meanwhile. Without a peer that is ready it goes on after
+It queries over its own links, so the others need not know its address yet, and one part at a time, so that nothing
+but what it wants is under way. It is not ready meanwhile. Without a peer that is ready it goes on after
 `FIRST_ANSWER_S`; where the peer stops answering, after `STALLED_S`, with what it has by then.
 """
 
@@ -147,8 +147,8 @@ class StateTransfer:
 
 
 class StateDonor:
-    """Answers the questions of peers that start. `history` yields sessions and responses in frames of a network, each
-    with so many messages.
+    """Answers the questions of peers that start. `history` yields sessions and responses in frames of a network,
+    each with so many messages.
     """
 
     def __init__(

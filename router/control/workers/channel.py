@@ -31,8 +31,8 @@ OnQuery = Callable[[Query, str], Awaitable[bytes]]
 
 
 class Channel(asyncio.Protocol):
-    """Calls `on_message` with each message of the other end, in order, `on_query` for each query, and `on_close` once
-    when the other end is gone.
+    """Calls `on_message` with each message of the other end, in order, `on_query` for each query, and `on_close`
+    once when the other end is gone.
     """
 
     def __init__(self, on_message: OnMessage, on_query: OnQuery, on_close: Callable[[], None], tasks: Tasks) -> None:

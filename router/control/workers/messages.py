@@ -1,11 +1,11 @@
-"""What the supervisor and a worker send each other over their socket pair, and its bytes.
+"""Messages between the supervisor and a worker over their socket pair, and their bytes.
 
     supervisor -> worker    how to start, which workers live, when to accept connections and when to stop
     worker -> supervisor    how far it has come
     both ways               queries: pings and metrics pages; the metrics page of all workers
 
-Everything else goes from worker to worker (`control/peers`). A frame is a list of messages, preceded by its length in
-four bytes. Supervisor and workers are always of one version.
+Everything else goes from worker to worker (`control/peers`). A frame is a list of messages, preceded by its length
+in four bytes. Supervisor and workers are always of one version.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class JoinHosts(WorkerMessage, frozen=True):
 
 
 class StopWorker(WorkerMessage, frozen=True):
-    """Accept no more connections, finish the requests in progress, then exit. A client that is between two requests has
-    `idle_s` for its next one.
+    """Accept no more connections, finish the requests in progress, then exit. A client that is between two requests
+    has `idle_s` for its next one.
     """
 
     idle_s: float

@@ -1,9 +1,9 @@
 """One metrics page from the pages of several workers.
 
-Counters and histograms are summed per series. Gauges are those of the worker on duty, because every worker knows the
-load of all, except those that every process has for itself (`SUMMED_GAUGES`). Event stream metrics are of the worker on
-duty too: every worker receives the same events, and a sum would count each of them once per worker. The counters of a
-worker that ended stay in the sum, since a counter must not fall.
+Counters and histograms are summed per series. Gauges are those of the worker on duty, because every worker knows
+the load of all, except those that every process has for itself (`SUMMED_GAUGES`). Event stream metrics are of the
+worker on duty too: every worker receives the same events, and a sum would count each of them once per worker. The
+counters of a worker that ended stay in the sum, since a counter must not fall.
 """
 
 from __future__ import annotations

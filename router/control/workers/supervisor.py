@@ -1,11 +1,12 @@
 """The supervisor of a host's workers: it starts, replaces and ends them, and holds their listening sockets.
 
-It merges their metrics pages. It serves nothing, decides nothing about requests and relays nothing: workers exchange
-what they know among themselves (`control/peers`).
+It merges their metrics pages. It serves nothing, decides nothing about requests and relays nothing: workers
+exchange what they know among themselves (`control/peers`).
 
-Workers are new processes, not forks: a running event loop with threads and sockets cannot be forked. Each gets one end
-of a socket pair and all listening sockets; one that ends is started again after a pause, which doubles as long as
-processes keep ending soon after their start. Workers stop when their supervisor is gone: the port is for the next one.
+Workers are new processes, not forks: a running event loop with threads and sockets cannot be forked. Each gets one
+end of a socket pair and all listening sockets; one that ends is started again after a pause, which doubles as long
+as processes keep ending soon after their start. Workers stop when their supervisor is gone: the port is for the
+next one.
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ class Worker:
 
     @property
     def member(self) -> LivingWorker | None:
-        """How other workers know it; None: it is not built yet."""
+        """The worker as a member for the others; None: it is not built yet."""
         return None if self.run is None else LivingWorker(self.number, self.run, self.process.pid, self.up)
 
 
 class Supervisor:
-    """Keeps workers running, from `start` to `stop`, as one router; `App` is the same with one process. `file` is where
-    the configuration was read; `sockets`: with those that were handed over to this process.
+    """Keeps workers running, from `start` to `stop`, as one router; `App` is the same with one process. `file` is
+    where the configuration was read; `sockets`: with those that were handed over to this process.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class Supervisor:
 
     async def start(self, *, hold: bool = False, join: bool = True) -> None:
         """Start the workers, and return when the one on duty is started. With `hold` they accept connections from
-        `open` on, without `join` they connect to other hosts from `join_replicas` on. Raises ConfigError when a worker
-        cannot start with this configuration.
+        `open` on, without `join` they connect to other hosts from `join_replicas` on. Raises ConfigError when a
+        worker cannot start with this configuration.
         """
         self._config = await bind_addresses(self._config, self._sockets)
         self._hold, self._join = hold, join
@@ -174,14 +175,16 @@ class Supervisor:
             listening.close()
 
     async def hand_over(self) -> None:
-        """Leave all ports to a process that has the sockets. Returns when no worker accepts connections any more."""
+        """Leave all ports to a process that has the sockets. Returns when no worker accepts connections any
+        more.
+        """
         self._stopping = True
         asked = [worker.channel.ask("release", timeout_s=RELEASE_TIMEOUT_S) for worker in self._workers.values()]
         await asyncio.gather(*asked)
 
     async def stop(self, idle_s: float = 0.0) -> None:
-        """Let all workers finish their requests within the grace time, and exit; kill those that do not. `idle_s` as in
-        `App.stop`.
+        """Let all workers finish their requests within the grace time, and exit; kill those that do not. `idle_s`
+        as in `App.stop`.
         """
         self._stopping = True
         self._send_to_all(StopWorker(idle_s))
@@ -340,8 +343,8 @@ class Supervisor:
 
 
 async def bind_addresses(config: Config, sockets: ListeningSockets) -> Config:
-    """Bind everything that workers listen on. Return the configuration with the bound ports. Raises ConfigError when an
-    address cannot be bound.
+    """Bind everything that workers listen on. Return the configuration with the bound ports. Raises ConfigError
+    when an address cannot be bound.
     """
     changes: dict[str, object] = {"listen": await _bind(config.listen, "port", sockets, config.workers)}
     changes["admin"] = await _bind(config.admin, "port", sockets)

@@ -1,7 +1,7 @@
 """A worker's end of the channel to its supervisor: when to start, to open and to stop, and which workers live.
 
-A worker stops when the channel closes: without its supervisor the port is for the next router, which starts workers of
-its own.
+A worker stops when the channel closes: without its supervisor the port is for the next router, which starts workers
+of its own.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ async def _no_answer(query: Query) -> bytes:
 
 
 class SupervisorLink:
-    """`stopping` is set when the worker has to stop, `may_open` when it may accept connections, `may_join` when it may
-    connect to other hosts. `on_members`: called when workers come and go.
+    """`stopping` is set when the worker has to stop, `may_open` when it may accept connections, `may_join` when it
+    may connect to other hosts. `on_members`: called when workers come and go.
     """
 
     def __init__(self, tasks: Tasks) -> None:

@@ -1,8 +1,8 @@
-"""Where LoRA adapters are, who uses them, and which one makes room: the plan of a loading, as a value.
+"""Book of LoRA adapters: their instances and users, and the plan of a loading with the adapter that makes room.
 
-An adapter is loaded on the instance with room that has the fewest; without room anywhere, in the place of the coldest
-adapter: the one whose last request is the longest ago, among those that the router may load again, that no request in
-progress wants, and that no engine reports as running or waiting (other clients use it). Pure.
+An adapter is loaded on the instance with room that has the fewest; without room anywhere, in the place of the
+coldest adapter: the one whose last request is the longest ago, among those that the router may load again, that no
+request in progress wants, and that no engine reports as running or waiting (other clients use it). Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LoadPlan(NamedTuple):
 
 
 class AdapterUse(NamedTuple):
-    """How the requests of one process use an adapter."""
+    """Use of an adapter by the requests of one process."""
 
     wanted: int  # requests in progress
     age_s: float  # since the last one came
@@ -67,8 +67,8 @@ class AdapterBook:
         return next((each.id for each in instances if each.state is InstanceState.READY), None)
 
     def plan(self, base: str, wanted: Collection[str] = ()) -> LoadPlan | None:
-        """Return where to load an adapter of the model `base`; None: no ready instance serves it, or none has room and
-        an adapter to unload. `wanted`: adapters that stay, as requests of other processes want them.
+        """Return where to load an adapter of the model `base`; None: no ready instance serves it, or none has room
+        and an adapter to unload. `wanted`: adapters that stay, as requests of other processes want them.
         """
         instances = [each for each in self._fleet if each.state is InstanceState.READY and base in each.served]
         loaded = {each.id: len(list_adapters(each)) + self.loading[each.id] for each in instances}

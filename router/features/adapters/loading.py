@@ -1,13 +1,14 @@
 """Loads a LoRA adapter on an engine when the first request for it comes, and unloads the coldest one to make room.
 
-One loading at a time per adapter: requests that come meanwhile wait for the same one, up to `adapter_loading.wait_s`. A
-loading goes on when the request that began it leaves. The fleet learns of it at once; the health check reads the
-engine's own list within half a minute. From its choice to its end a request keeps its adapter from being unloaded.
+One loading at a time per adapter: requests that come meanwhile wait for the same one, up to
+`adapter_loading.wait_s`. A loading goes on when the request that began it leaves. The fleet learns of it at once;
+the health check reads the engine's own list within half a minute. From its choice to its end a request keeps its
+adapter from being unloaded.
 
-Of several processes one loads the adapters of a base model, and the others wait for it as for their own loading. Before
-it unloads an adapter, all of them have stopped choosing it there; if a request wants it by then, another adapter makes
-room. What remains, as with one process: a health check that reads the engine's list before the unloading has ended
-shows the adapter for half a minute more, and requests for it get the engine's 404.
+Of several processes one loads the adapters of a base model, and the others wait for it as for their own loading.
+Before it unloads an adapter, all of them have stopped choosing it there; if a request wants it by then, another
+adapter makes room. What remains, as with one process: a health check that reads the engine's list before the
+unloading has ended shows the adapter for half a minute more, and requests for it get the engine's 404.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class AdapterPeers(Protocol):
         """Return how the requests of each other process use the adapters of a base model."""
 
     async def withdraw(self, instance: str, adapter: str) -> bool:
-        """Have every other process stop choosing `instance` for an adapter. Return False if one has requests that want
-        the adapter, or does not reply.
+        """Have every other process stop choosing `instance` for an adapter. Return False if one has requests that
+        want the adapter, or does not reply.
         """
 
     def on_loaded(self, instance: str, adapter: str) -> None:
@@ -96,8 +97,8 @@ class AdapterLoader:
         return model in self.adapters
 
     def find_base(self, model: str) -> str:
-        """Return the model that an instance has to serve for requests for `model`: of an adapter that can be loaded its
-        base, else itself.
+        """Return the model that an instance has to serve for requests for `model`: of an adapter that can be loaded
+        its base, else itself.
         """
         return self.adapters[model].base if self.manages(model) else model
 
@@ -139,8 +140,8 @@ class AdapterLoader:
         self._fleet.set_models(instance, cards)
 
     def enter(self, request: Request, services: Services) -> Awaitable[None] | None:
-        """Keep the adapter that the request names, if it can be loaded, from being unloaded before the request ends;
-        and wait until it is loaded. Raises `NoTarget` where it cannot be loaded in time.
+        """Keep the adapter that the request names, if it can be loaded, from being unloaded before the request
+        ends; and wait until it is loaded. Raises `NoTarget` where it cannot be loaded in time.
         """
         model = request.prompt.model
         if not self.manages(model):
@@ -155,8 +156,8 @@ class AdapterLoader:
             raise NoTarget(text, retry_after_s=max(1, round(self._retry_s)), code="adapter_not_loaded")
 
     async def load(self, adapter: str) -> str | None:
-        """Wait until a ready instance has the adapter, and have it loaded if none has. Return why none has it; None:
-        one has.
+        """Wait until a ready instance has the adapter, and have it loaded if none has. Return why none has it;
+        None: one has.
         """
         if self._book.find_instance(adapter) is not None:
             return None
@@ -183,8 +184,8 @@ class AdapterLoader:
             log.error("adapter %s was not loaded: %s", adapter, error)
 
     async def carry_out(self, adapter: str) -> str | None:
-        """Load the adapter where there is room, or where another one makes room. Return why it was not loaded; None:
-        it was.
+        """Load the adapter where there is room, or where another one makes room. Return why it was not loaded;
+        None: it was.
         """
         base = self.adapters[adapter].base
         for _ in range(PLANS):
@@ -220,7 +221,9 @@ class AdapterLoader:
         return withdrawn
 
     async def _replace(self, plan: LoadPlan, adapter: str) -> str | None:
-        """Load the adapter, in the place of the one that is withdrawn. Return why it was not loaded; None: it was."""
+        """Load the adapter, in the place of the one that is withdrawn. Return why it was not loaded; None: it
+        was.
+        """
         instance, gone = plan
         if gone is not None:
             answer = await self._fetch(instance, "POST", UNLOAD, unload_body(gone), timeout_s=self.wait_s)

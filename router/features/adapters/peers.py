@@ -1,15 +1,15 @@
 """LoRA adapters over several processes: one of them loads and unloads those of a base model, for all.
 
 It is the one with the highest hash of the model's name and its run, among those that can load the adapter: it is in
-their configuration, and instances of the model are ready. The others query it for what their requests need, and wait.
-What it loaded it publishes, so that all choose it at once.
+their configuration, and instances of the model are ready. The others query it for what their requests need, and
+wait. What it loaded it publishes, so that all choose it at once.
 
-Requests for loaded adapters cost no messages: which adapter makes room is found out when one has to. The process that
-loads queries when the others used each one last, has them withdraw the coldest, and unloads it only if none of them has
-requests that want it by then. A process that has ended or is silent is not waited for.
+Requests for loaded adapters cost no messages: which adapter makes room is found out when one has to. The process
+that loads queries when the others used each one last, has them withdraw the coldest, and unloads it only if none of
+them has requests that want it by then. A process that has ended or is silent is not waited for.
 
-When processes come and go, two may load for one model for a moment: an adapter can then be loaded twice, or an instance
-get one more than `max_loaded`.
+When processes come and go, two may load for one model for a moment: an adapter can then be loaded twice, or an
+instance get one more than `max_loaded`.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class SharedAdapters:
         return choose_owner(base, members or [own], b"warmroute lora")
 
     async def _load_for_others(self, adapter: str) -> None:
-        """Load an adapter, and report the end to the processes that wait for it. One that is not its owner, as its own
-        view has it, thereby passes the query on.
+        """Load an adapter, and report the end to the processes that wait for it. One that is not its owner, as its
+        own view has it, thereby passes the query on.
         """
         error = await self._loader.load(adapter)
         ended = AdapterLoadEnded(adapter, self._loader.find_instance(adapter), error)

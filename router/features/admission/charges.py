@@ -1,4 +1,4 @@
-"""What a request is charged: the tokens that an engine computes for it.
+"""Charges of a request: the tokens that an engine computes for it.
 
     estimate   prompt - what an engine holds of it, or else - its session's last context
     charge     prompt - what the engine found cached + `OUTPUT_TOKENS` x output tokens
@@ -6,9 +6,9 @@
 So good cache habits count: a hit is free, and a tenant whose prompts hit gets more of them through.
 
 Decode time is counted as in VTC (Sheng et al., OSDI 2024; AIBrix has the same figures). Tried and worse: pricing an
-answer by the learned time of a decode step. Beside the prompts of a saturated engine a step takes up to half a second,
-whoever's they are, so tenants paid for the prompts of others: 30 to 190 tokens for one of an answer, where the engine's
-own work for it was 1 to 25.
+answer by the learned time of a decode step. Beside the prompts of a saturated engine a step takes up to half a
+second, whoever's they are, so tenants paid for the prompts of others: 30 to 190 tokens for one of an answer, where
+the engine's own work for it was 1 to 25.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def estimate_computed(admission: Admission) -> int:
 
 
 def price_answer(computed: ComputedPrompt) -> float | None:
-    """Return what a tenant is charged for an answered request, in tokens; None: the engine did not report what it found
+    """Return the charge of an answered request, in tokens; None: the engine did not report what it found
     cached.
     """
     if computed.cached_tokens is None:

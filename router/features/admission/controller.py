@@ -1,13 +1,13 @@
 """Admission control for one model: the programs, the queues and the longest wait, around a rule that decides.
 
-An admission rule (`scorers/admission/contract.py`) says which request begins; this module keeps the facts that it is
-told, the requests that wait, and what is the same whatever the rule: no request waits longer than `max_wait_s`, and a
-new one that did, and comes again, stands ahead of those that come for the first time. A pure state machine of arrivals,
-ends, capacity and time: no I/O.
+An admission rule (`scorers/admission/contract.py`) says which request begins; this module keeps the facts that it
+is told, the requests that wait, and what is the same whatever the rule: no request waits longer than `max_wait_s`,
+and a new one that did, and comes again, stands ahead of those that come for the first time. A pure state machine of
+arrivals, ends, capacity and time: no I/O.
 
 Who is next is the first that came, of the first queue with any, unless the rule shares the fleet fairly
-(`AdmissionRule.shares`, `fair_shares.py`). Then requests wait for saturated engines as well, in the queue `live`, and
-what cannot meet its deadline any more is refused.
+(`AdmissionRule.shares`, `fair_shares.py`). Then requests wait for saturated engines as well, in the queue `live`,
+and what cannot meet its deadline any more is refused.
 
 `switch` replaces the rule. The new one adopts all programs and decides about the requests that wait.
 """
@@ -50,7 +50,9 @@ QUEUES: tuple[QueueName, ...] = ("live", "parked", "again", "new")  # in this or
 
 
 class AdmissionController:
-    """Admission for one model. `pooled`: the fleet has a shared pool. `tenants`: clients have to say who they are."""
+    """Admission for one model. `pooled`: the fleet has a shared pool. `tenants`: clients have to say who they
+    are.
+    """
 
     def __init__(
         self,
@@ -100,7 +102,9 @@ class AdmissionController:
     # requests
 
     def needs_overlap(self, session: bytes | None, prompt_tokens: int | None, now: float) -> bool:
-        """Return whether it matters what instances hold of this prompt; to find out costs more than all the rest."""
+        """Return whether it matters what instances hold of this prompt; to find out costs more than all the
+        rest.
+        """
         tokens = prompt_tokens or 0
         if self.fair is not None and self.fair.must_wait(self._rule, tokens, self._fleet, now):
             return True
@@ -188,7 +192,9 @@ class AdmissionController:
     def begin_elsewhere(
         self, session: bytes | None, prompt_tokens: int | None, now: float, claim: Claim = NO_CLAIM
     ) -> Admission:
-        """Count a request that another router has admitted. What becomes of it follows as for one of this router."""
+        """Count a request that another router has admitted. What becomes of it follows as for one of this
+        router.
+        """
         self._advance(now)
         program = self._programs.get_or_create(session)
         self._rule.arrived(program, now)

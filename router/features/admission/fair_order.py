@@ -1,17 +1,19 @@
-"""Who is next while engines are saturated: the tenant that was charged least for its weight, then what it wants first.
+"""Order of requests while engines are saturated: the tenant charged least for its weight, then its own most urgent
+one.
 
     tenants     by virtual time (`virtual_time.py`): charge / weight
     in a tenant by priority, deadline and session (`tenant_lane.py`)
 
 Requests wait in lanes: `live` or not (a rule may hold the others for memory), and by the engines that hold most of
-their prompts, their `homes`. Where no home of who is next has room and another engine does, it stays if its prompt has
-its first token sooner that way: if a home will have room before the other engine had computed what the home holds. Then
-others take the room that it does not want. So no cached prompt is computed again elsewhere only because its engine was
-busy for a moment; when the engine has room, it is still next. It waits for that no longer than it would save, all told.
+their prompts, their `homes`. Where no home of who is next has room and another engine does, it stays if its prompt
+has its first token sooner that way: if a home will have room before the other engine had computed what the home
+holds. Then others take the room that it does not want. So no cached prompt is computed again elsewhere only because
+its engine was busy for a moment; when the engine has room, it is still next. It waits for that no longer than it
+would save, all told.
 
-A charge is an estimate when a request begins; it is corrected when it is sent to an engine and when it ends. Books are
-exact: what was opened is closed once. Time per operation is logarithmic in the number of requests, and linear in the
-number of lanes for `first`.
+A charge is an estimate when a request begins; it is corrected when it is sent to an engine and when it ends. Books
+are exact: what was opened is closed once. Time per operation is logarithmic in the number of requests, and linear
+in the number of lanes for `first`.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class TenantFlow(Flow[TenantName]):
 
 class _Place:
     """A request from its arrival to its end. `lane` None: it does not wait. `charge` in tokens, while it runs.
-    `saves_s`: how much sooner a home has computed its prompt than another engine; `leaves_s`: when it has waited for a
-    home that long; None: it has not yet waited for one.
+    `saves_s`: how much sooner a home has computed its prompt than another engine; `leaves_s`: when it has waited
+    for a home that long; None: it has not yet waited for one.
     """
 
     __slots__ = ("charge", "lane", "leaves_s", "saves_s", "session", "tenant")
@@ -102,8 +104,8 @@ class FairOrder:
         self._places[admission] = _Place(tenant, tenant.sessions.open(admission.program))
 
     def join(self, admission: Admission, homes: tuple[str, ...] = (), saves_s: float = 0.0) -> None:
-        """Let a request wait. `homes`: the engines that hold most of its prompt, as far as known; `saves_s`: how much
-        sooner these have computed it than another one.
+        """Let a request wait. `homes`: the engines that hold most of its prompt, as far as known; `saves_s`: how
+        much sooner these have computed it than another one.
         """
         place = self._places[admission]
         place.saves_s = saves_s
@@ -139,7 +141,9 @@ class FairOrder:
         place.charge = tokens
 
     def end(self, admission: Admission, tokens: float | None) -> None:
-        """Forget a request, whether it waits or runs. `tokens`: what it should have been charged; None: what it was."""
+        """Forget a request, whether it waits or runs. `tokens`: what it should have been charged; None: what it
+        was.
+        """
         if (place := self._places.pop(admission, None)) is None:
             return
         tenant, session = place.tenant, place.session
@@ -188,8 +192,9 @@ class FairOrder:
     # who is next
 
     def first(self, wait_s: WaitOf, now: float, *, live: bool = False) -> Admission | None:
-        """Return who begins next; None: none waits, or all wait for engines that hold their prompts. `wait_s` tells how
-        long until an engine has room for a request. `live`: of those only that wait for an engine and nothing else.
+        """Return who begins next; None: none waits, or all wait for engines that hold their prompts. `wait_s` tells
+        how long until an engine has room for a request. `live`: of those only that wait for an engine and nothing
+        else.
         """
         ready: dict[_LaneKey, bool] = {}
         for key in self._lanes:
@@ -205,8 +210,8 @@ class FairOrder:
         return min(firsts, key=self._urgency)[0]
 
     def _goes_elsewhere(self, key: _LaneKey, wait_s: WaitOf, now: float) -> bool | None:
-        """Return whether the next request of a lane begins away from its homes, as none has room soon enough; None: it
-        waits for one.
+        """Return whether the next request of a lane begins away from its homes, as none has room soon enough; None:
+        it waits for one.
         """
         if not key.homes:
             return False
@@ -243,8 +248,8 @@ class FairOrder:
     # for people
 
     def describe(self, admission: Admission, now: float) -> tuple[int, float | None]:
-        """Return how many requests of the same tenant wait, and the wait until all of them have begun, in seconds; None
-        where that is unknown.
+        """Return how many requests of the same tenant wait, and the wait until all of them have begun, in seconds;
+        None where that is unknown.
         """
         tenant = self._places[admission].tenant
         return tenant.waiting, tenant.pace.expected_s(tenant.waiting, now)

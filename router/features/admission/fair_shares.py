@@ -1,12 +1,14 @@
-"""Fair shares of one model: who of the waiting requests is next, when engines have room, and whose deadline is lost.
+"""Fair shares of one model: who of the waiting requests is next, when engines have room, and whose deadline is
+lost.
 
-`FairOrder` says who is next, the rule says which engines have room (`AdmissionRule.engine_wait`) and whether a session
-has room in their memory. This module joins them: requests that have begun and are in no engine's bookings yet take a
-room each; a request that waits for memory does not hold up those that wait for an engine only. What begins is to be
-sent to an engine with room (`Admission.full` has the others): elsewhere it would only wait in front of that engine.
+`FairOrder` says who is next, the rule says which engines have room (`AdmissionRule.engine_wait`) and whether a
+session has room in their memory. This module joins them: requests that have begun and are in no engine's bookings
+yet take a room each; a request that waits for memory does not hold up those that wait for an engine only. What
+begins is to be sent to an engine with room (`Admission.full` has the others): elsewhere it would only wait in front
+of that engine.
 
-A little of each engine's memory (`LEFT_SHARE`) is kept from those that had their share. Otherwise whoever comes back to
-engines whose memory is full waits until answers end, however much it is owed.
+A little of each engine's memory (`LEFT_SHARE`) is kept from those that had their share. Otherwise whoever comes
+back to engines whose memory is full waits until answers end, however much it is owed.
 
 A request that begins is charged the mean of what others cost beyond the prompt's estimate as well, mostly their
 answers: charged at its end only, a tenant with long answers would be ahead by all that run.
@@ -93,8 +95,8 @@ class FairShares:
         self.deadlines.begin(admission, now)
 
     def place(self, admission: Admission, held_tokens: int | None) -> None:
-        """The request was sent to an engine, and is in its bookings. `held_tokens` of its prompt are expected there;
-        None: unknown.
+        """The request was sent to an engine, and is in its bookings. `held_tokens` of its prompt are expected
+        there; None: unknown.
         """
         self._unplaced.discard(admission)
         if held_tokens is not None and admission in self._estimates:
@@ -113,8 +115,8 @@ class FairShares:
     # verdicts
 
     def must_wait(self, rule: AdmissionRule, new_tokens: int, fleet: FleetMemory, now: float) -> bool:
-        """Return whether a request that the rule lets begin, and that needs room for `new_tokens`, has to wait for an
-        engine: others do, or none has room.
+        """Return whether a request that the rule lets begin, and that needs room for `new_tokens`, has to wait for
+        an engine: others do, or none has room.
         """
         return bool(self._live) or not self._has_room(rule, new_tokens, fleet.loads, now)
 

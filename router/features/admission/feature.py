@@ -68,8 +68,8 @@ class AdmissionFeature(Feature):
     def add_routes(self, app: FastAPI, read: list[Any], write: list[Any]) -> None:
         @app.get("/admin/admission", dependencies=read)
         async def admission() -> ModelAdmissionList:
-            """Return the rule in force, and by model live sessions, their contexts, the capacity, the queues' lengths,
-            and position and wait of the first 100 waiting requests.
+            """Return the rule in force, and by model live sessions, their contexts, the capacity, the queues'
+            lengths, and position and wait of the first 100 waiting requests.
             """
             return ModelAdmissionList.model_validate(self.describe())
 

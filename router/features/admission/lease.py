@@ -1,7 +1,8 @@
-"""The place of one admitted request, and what admission is told about it: where it was sent, its first byte, its end.
+"""The place of one admitted request, and what admission is told about it: where it was sent, its first byte, its
+end.
 
-A lease is released once, whatever ends the request. Who gave it, the queues of this process or those of the worker on
-duty, is the subclass's matter.
+A lease is released once, whatever ends the request. Who gave it, the queues of this process or those of the worker
+on duty, is the subclass's matter.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from router.scheduling.ticket import Ticket
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AdmissionLease(Held):
-    """The place of one request, from its admission to its end.
-    `waited_s` is None for a request that was admitted at once; `rule` is the name of the rule that admitted it; `full`
-    are the targets that had no room for it, which is not to be sent there if another one takes it.
+    """The place of one request, from its admission to its end. `waited_s` is None for a request that was admitted
+    at once; `rule` is the name of the rule that admitted it; `full` are the targets that had no room for it, which
+    is not to be sent there if another one takes it.
     """
 
     __slots__ = ("_prompt_tokens", "full", "rule", "waited_s")
@@ -33,7 +34,9 @@ class AdmissionLease(Held):
 
     @abstractmethod
     def place(self, target: str, held_tokens: int | None) -> None:
-        """The request is sent to `target`, which is expected to hold so many tokens of its prompt; None: unknown."""
+        """The request is sent to `target`, which is expected to hold so many tokens of its prompt; None:
+        unknown.
+        """
 
     @abstractmethod
     def begin_answer(self) -> None:
@@ -60,8 +63,8 @@ class AdmissionLease(Held):
 
 
 def read_computed(record: Record, prompt_tokens: int) -> ComputedPrompt | None:
-    """Return what a request left in its engine's cache; `None` where no engine has begun to answer. `prompt_tokens` is
-    used where the record has no count.
+    """Return the part of a request that is in its engine's cache; None: no engine has begun to answer.
+    `prompt_tokens` is used where the record has no count.
     """
     if record.ttft_ms is None or record.status is None or record.status >= 400:
         return None
@@ -72,16 +75,16 @@ def read_computed(record: Record, prompt_tokens: int) -> ComputedPrompt | None:
 
 
 def count_local_tokens(record: Record) -> int | None:
-    """Return the prompt tokens that the instance had in its own tiers; `None` when unknown. Engines report loads from a
-    pool as cached, too, so no more count than were expected there.
+    """Return the prompt tokens that the instance had in its own tiers; `None` when unknown. Engines report loads
+    from a pool as cached, too, so no more count than were expected there.
     """
     expected = record.attempts[-1].expected_tokens if record.attempts else None
     return None if record.cached_tokens is None or expected is None else min(record.cached_tokens, expected)
 
 
 def measure_decode_s(record: Record) -> float | None:
-    """Return the seconds from the first token to the last, which no client's reading is faster than; `None` when the
-    answer has not ended.
+    """Return the seconds from the first token to the last, which no client's reading is faster than; `None` when
+    the answer has not ended.
     """
     if record.duration_ms is None or record.ttft_ms is None:
         return None

@@ -66,7 +66,9 @@ class ModelAdmission:
         return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens, claim, homes, times), now)
 
     def find_held(self, pending: PendingRequest) -> HeldPrefix | None:
-        """Return what targets hold of a request's prompt; None: unknown, or of no matter to the rule."""
+        """Return the longest part of a request's prompt that a target holds; None: unknown, or the rule does not
+        need it.
+        """
         tokens = pending.tokens
         if tokens is None or not self.needs_overlap(pending.session, pending.prompt_tokens):
             return pending.held
@@ -125,8 +127,8 @@ class ModelAdmission:
         self.controller.on_leave(admission, self._clock.now())
 
     def release_waiting(self, at_most: int = maxsize) -> Released:
-        """Return the requests whose wait ends now, `at_most` so many of either kind. Call it after every arrival and
-        every end, and at `next_s`.
+        """Return the requests whose wait ends now, `at_most` so many of either kind. Call it after every arrival
+        and every end, and at `next_s`.
         """
         now = self._clock.now()
         self._update_capacity(now)
@@ -226,7 +228,9 @@ class TargetLoads:
 
 
 def find_held(scheduler: Scheduler, model: str, tokens: TokenizedPrompt, now: float) -> HeldPrefix | None:
-    """Return what targets hold of a prompt; `None` where some do not report, since there may be more."""
+    """Return the longest part of a prompt that a target holds, and its holders; None: some targets do not
+    report.
+    """
     held: dict[str, int] = {}
     candidates = scheduler.fleet.candidates(model, (), now)
     estimates = scheduler.view_builder.estimates(tokens, candidates)

@@ -4,11 +4,11 @@
     other hosts    each host decides by itself and publishes what it admits; nobody waits for another host, so two of
                    them may give the same room away within the time of a message
 
-Every process holds a place in its own queues for each admitted request of every other one. So a session is one session
-whichever processes its requests reach, and the next worker on duty knows what runs when the one before has ended; a
-request that waited for its verdict is sent to the next one. A query costs one message each way; it is repeated while it
-waits, because it or its verdict may be lost. After a gap a process is sent which requests run, and what is known of the
-sessions that were answered last.
+Every process holds a place in its own queues for each admitted request of every other one. So a session is one
+session whichever processes its requests reach, and the next worker on duty knows what runs when the one before has
+ended; a request that waited for its verdict is sent to the next one. A query costs one message each way; it is
+repeated while it waits, because it or its verdict may be lost. After a gap a process is sent which requests run,
+and what is known of the sessions that were answered last.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ class SharedAdmission:
         tasks.supervise("admission", self._ask_again_always)
 
     async def acquire(self, queue: AdmissionQueue, pending: PendingRequest) -> AdmissionLease | None:
-        """Wait for a place that the process on duty gives; None: admission control is off there. Raises `TooBusy`."""
+        """Wait for a place that the process on duty gives; None: admission control is off there. Raises
+        `TooBusy`.
+        """
         while (decider := self._duty.holder) is not None and not self._duty.held:
             asked = self._describe(queue.model_admission, pending)
             verdict = await self._ask(decider, asked)

@@ -1,4 +1,6 @@
-"""A request that needs a place: whose it is, how urgent, of which session, and which prompt an engine would compute."""
+"""A request that needs a place: whose it is, how urgent, of which session, and which prompt an engine would
+compute.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class HeldPrefix(NamedTuple):
 
 
 class PendingRequest(NamedTuple):
-    """What admission knows of a request that needs a place."""
+    """A request that needs a place, as admission knows it."""
 
     session: bytes | None  # None: it cannot be recognised again
     prompt_tokens: int | None  # None: unknown
@@ -44,22 +46,25 @@ def describe_request(request: Request, conversations: Conversations) -> PendingR
 
 
 def leaves_context(prompt: Prompt) -> bool:
-    """Return whether an engine computes a prompt that a later request could need again, as far as that can be seen. A
-    request that continues a stored response belongs to a session that cannot be recognised: it is admitted.
+    """Return whether an engine computes a prompt that a later request could need again, as far as that can be seen.
+    A request that continues a stored response belongs to a session that cannot be recognised: it is admitted.
     """
     return prompt.endpoint is not Endpoint.OTHER and (prompt.previous_response_id is None or prompt.session is not None)
 
 
 def derive_session(prompt: Prompt, conversations: Conversations) -> bytes | None:
-    """Return a digest of what the client calls its session, or else its conversation's name; `None` without either."""
+    """Return a digest of what the client calls its session, or else its conversation's name; `None` without
+    either.
+    """
     if prompt.session is None:
         return conversations.identify(prompt)
     return blake2b(prompt.session.encode(errors="surrogatepass"), digest_size=SESSION_BYTES).digest()
 
 
 def derive_claim(prompt: Prompt, tenant: Tenant | None, arrived_s: float) -> Claim:
-    """Return the claim of a request that arrived at `arrived_s`. Its priority is not more urgent than its tenant may be
-    (`service_classes.*.highest_priority`), 0 where it names none; its deadline is its objective for the first token.
+    """Return the claim of a request that arrived at `arrived_s`. Its priority is not more urgent than its tenant
+    may be (`service_classes.*.highest_priority`), 0 where it names none; its deadline is its objective for the
+    first token.
     """
     priority = prompt.priority or 0
     deadline_s = None if prompt.ttft_ms is None else arrived_s + prompt.ttft_ms / 1e3

@@ -1,7 +1,8 @@
-"""The programs of one model that an admission rule is told about, by name; silent ones are forgotten after `idle_s`.
+"""The programs of one model that an admission rule is told about, by name; silent ones are forgotten after
+`idle_s`.
 
-Until clients say which sessions belong together, a program is one session. Of more than `MAX_PROGRAMS` the one that has
-been silent for longest is forgotten.
+Until clients say which sessions belong together, a program is one session. Of more than `MAX_PROGRAMS` the one that
+has been silent for longest is forgotten.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Programs:
             program.returned = True
 
     def rest(self, program: AgentProgram, now: float) -> bool:
-        """Begin a silence, and return True. A program that cannot return, or has no answer to return to, is forgotten
-        instead.
+        """Begin a silence, and return True. A program that cannot return, or has no answer to return to, is
+        forgotten instead.
         """
         if program.name is not None and program.prompt_tokens is not None:
             program.silent_since_s = now

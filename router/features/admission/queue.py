@@ -1,8 +1,8 @@
 """A first-come-first-served queue of requests that wait for admission, with an estimate of the wait.
 
-The estimate is the queue's own recent pace: position times the mean pause between the last admissions. While nothing is
-admitted the mean grows with the clock; before two admissions the wait is unknown. An empty queue drops its history: the
-pace of an earlier rush says nothing about the next one.
+The estimate is the queue's own recent pace: position times the mean pause between the last admissions. While
+nothing is admitted the mean grows with the clock; before two admissions the wait is unknown. An empty queue drops
+its history: the pace of an earlier rush says nothing about the next one.
 """
 
 from __future__ import annotations

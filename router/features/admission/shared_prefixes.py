@@ -1,9 +1,10 @@
-"""What live programs of a model share with each other at their targets, so that it is charged to one of them only.
+"""Shared prefixes of a model's live programs at their targets, which are charged to one program only.
 
-A target keeps a prefix once, however many programs begin with it: a tool's instructions, or what a sub-agent has from
-its parent. Of the programs at a target, in lexicographic order of their last prompts, each shares with the one before
-it all that it shares with any before it (`router/fleet/live_blocks.py`). That is its `shared_tokens`, and prompts
-without them add up to the distinct tokens. When a program comes or leaves, that of one other program changes at most.
+A target keeps a prefix once, however many programs begin with it: a tool's instructions, or what a sub-agent has
+from its parent. Of the programs at a target, in lexicographic order of their last prompts, each shares with the one
+before it all that it shares with any before it (`router/fleet/live_blocks.py`). That is its `shared_tokens`, and
+prompts without them add up to the distinct tokens. When a program comes or leaves, that of one other program
+changes at most.
 
 Of a prompt one key per `STEP_TOKENS` is kept, less than 2 KiB for 100,000 tokens, because silent programs are many.
 What two programs share is known to that step, rounded down.
@@ -41,7 +42,9 @@ class SharedPrefixes:
     """Sets `shared_tokens` of the programs that have a place."""
 
     def __init__(self, on_change: Callable[[AgentProgram], object]) -> None:
-        """`on_change` is called with a program whose `shared_tokens` changed because another came, moved or left."""
+        """`on_change` is called with a program whose `shared_tokens` changed because another came, moved or
+        left.
+        """
         self._on_change = on_change
         self._targets: dict[str, LiveBlocks] = {}
         self._places: dict[AgentProgram, _Place] = {}

@@ -15,8 +15,8 @@ LISTED = 100  # requests that wait, and tenants, in an answer
 
 
 def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
-    """Describe a model's live sessions, the capacity for them, its queues, its tenants where they have fair shares, and
-    the first requests in the queues, in order.
+    """Describe a model's live sessions, the capacity for them, its queues, its tenants where they have fair shares,
+    and the first requests in the queues, in order.
     """
     state = admission.state(listed=LISTED)
     live = state.live

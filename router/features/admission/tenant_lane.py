@@ -4,10 +4,10 @@
     2. of that, requests with a deadline, the earliest first
     3. then those without one, from the session that was charged least (`virtual_time.py`)
 
-Beside them `PassedOver` counts how often the tenant's oldest request without a deadline was passed over, in whatever
-lane it waits: every `PATIENCE`-th begin of the tenant is the oldest one's. So a request with k older ones of its tenant
-before it begins after at most `PATIENCE` x (k + 1) begins of the tenant, whatever its priority. A request with a
-deadline begins until then or is refused.
+Beside them `PassedOver` counts how often the tenant's oldest request without a deadline was passed over, in
+whatever lane it waits: every `PATIENCE`-th begin of the tenant is the oldest one's. So a request with k older ones
+of its tenant before it begins after at most `PATIENCE` x (k + 1) begins of the tenant, whatever its priority. A
+request with a deadline begins until then or is refused.
 
 All operations take time logarithmic in the number of requests.
 """

@@ -1,4 +1,4 @@
-"""What admission control is asked, and what it answers."""
+"""Values that go into admission control and come out of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class Queued(NamedTuple):
 
 
 class Released(NamedTuple):
-    """The requests that no longer wait. `more`: others may be released at once, too, beyond the number asked for."""
+    """The requests that no longer wait. `more`: others may be released at once, too, beyond the number asked
+    for.
+    """
 
     admitted: tuple[Admission, ...]
     refused: tuple[Queued, ...]
@@ -64,7 +66,7 @@ class AdmissionState(NamedTuple):
 
 
 class ComputedPrompt(NamedTuple):
-    """What a request left in the cache of the engine that has at least begun to answer it."""
+    """The part of a request in the cache of the engine that has at least begun to answer it."""
 
     prompt_tokens: int
     context_tokens: int  # prompt and answer
@@ -74,7 +76,7 @@ class ComputedPrompt(NamedTuple):
 
 
 class KnownProgram(NamedTuple):
-    """What one router knows of a silent program, for another one."""
+    """A silent program as one router knows it, for another one."""
 
     name: bytes
     prompt_tokens: int

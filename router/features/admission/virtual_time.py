@@ -1,16 +1,18 @@
-"""Virtual times of flows that share a server by weight: start-time fair queueing, with charges corrected afterwards.
+"""Virtual times of flows that share a server by weight: start-time fair queueing, with charges corrected
+afterwards.
 
 A flow's time is what it has been charged, in tokens per unit of weight. The one with the least time is next. When a
-request of it begins, the clock of all moves up to the flow's time, and the flow's time moves on by charge / weight. A
-flow of which nothing waited is lifted when it comes back, to where the clock was `CREDIT_S` ago: who asked for less
-than its share may catch up on that much, so a burst within its share passes the backlog of others. One that is ahead
-of that stays there, so a flow cannot shed a debt by pausing. A flow that waits is never lifted: corrections may take it
-behind the clock, and that is what it is owed.
+request of it begins, the clock of all moves up to the flow's time, and the flow's time moves on by charge / weight.
+A flow of which nothing waited is lifted when it comes back, to where the clock was `CREDIT_S` ago: who asked for
+less than its share may catch up on that much, so a burst within its share passes the backlog of others. One that is
+ahead of that stays there, so a flow cannot shed a debt by pausing. A flow that waits is never lifted: corrections
+may take it behind the clock, and that is what it is owed.
 
 Two flows that both wait all the time differ by no more than the largest charge of each over its weight, and once by
-what they may catch up on, before corrections: Goyal, Vin and Cheng, "Start-time Fair Queueing", SIGCOMM 1996, theorem
-1, where nothing is caught up on. Charging a language model's tokens this way, with a correction when the real ones are
-known, is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
+what they may catch up on, before corrections: Goyal, Vin and Cheng, "Start-time Fair Queueing", SIGCOMM 1996,
+theorem 1, where nothing is caught up on. Charging a language model's tokens this way, with a correction when the
+real ones are known, is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI
+2024.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class Flow(Generic[Key]):
 
 
 class VirtualClock(Generic[Key]):
-    """The flows by key. One that has nothing open is forgotten once the clock has passed its time. All are forgotten
-    when none has anything open: a debt counts only against others who are there.
+    """The flows by key. One that has nothing open is forgotten once the clock has passed its time. All are
+    forgotten when none has anything open: a debt counts only against others who are there.
     """
 
     def __init__(self, build: Callable[[Key, float], Flow[Key]] = Flow) -> None:

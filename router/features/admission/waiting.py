@@ -1,8 +1,9 @@
-"""The queues in which requests wait until the admission controller releases them or `admission.max_wait_s` has passed.
+"""The queues in which requests wait until the admission controller releases them or `admission.max_wait_s` has
+passed.
 
 A waiting request is a future and nothing else: each end (an answer, a client that disconnects while it waits) calls
-`release_waiting`, and one timer per model does so when nothing else happens. What a request took is given back by its
-`QueueLease`, once, whatever ends it.
+`release_waiting`, and one timer per model does so when nothing else happens. What a request took is given back by
+its `QueueLease`, once, whatever ends it.
 
 With `admission.enabled` false there are no queues, and nothing is read, counted or kept.
 """
@@ -48,8 +49,8 @@ Acquire = Callable[["AdmissionQueue", PendingRequest], Awaitable[AdmissionLease 
 
 
 class AdmissionStage:
-    """Lets requests wait for a place in one of `queues` when their token ids are known. `acquire` gets it; by default
-    this process decides.
+    """Lets requests wait for a place in one of `queues` when their token ids are known. `acquire` gets it; by
+    default this process decides.
     """
 
     def __init__(self, queues: AdmissionQueues, conversations: Conversations, acquire: Acquire | None = None) -> None:
@@ -125,8 +126,8 @@ class AdmissionQueues:
             queue.listener = listener
 
     def follow(self, policy_set: PolicySet) -> None:
-        """Let the admission rule of `policy_set` decide from now on; in an experiment that compares such rules, that of
-        the present window's arm, and with the next window that of its arm.
+        """Let the admission rule of `policy_set` decide from now on; in an experiment that compares such rules,
+        that of the present window's arm, and with the next window that of its arm.
         """
         self._policy_set = policy_set
         self._follow_window()
@@ -147,8 +148,8 @@ class AdmissionQueues:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._follow_window)
 
     def switch(self, config: AdmissionConfig) -> None:
-        """Let another rule, or other limits, decide from now on. Requests that wait are handed to it; they begin when
-        admission control is turned off. Raises ConfigError, and has changed nothing then.
+        """Let another rule, or other limits, decide from now on. Requests that wait are handed to it; they begin
+        when admission control is turned off. Raises ConfigError, and has changed nothing then.
         """
         if config == self.config:
             return
@@ -222,8 +223,8 @@ class AdmissionQueue:
         self.release_waiting()
 
     async def _wait(self, admission: Admission) -> float:
-        """Wait, and return the seconds. A client that leaves meanwhile leaves nothing behind, even if its request was
-        just admitted. Raises `TooBusy` when the request is refused.
+        """Wait, and return the seconds. A client that leaves meanwhile leaves nothing behind, even if its request
+        was just admitted. Raises `TooBusy` when the request is refused.
         """
         future = self._waiting[admission] = asyncio.get_running_loop().create_future()
         self.release_waiting()

@@ -1,7 +1,7 @@
-"""What the names that clients use for models stand for (`models` of the configuration).
+"""Model aliases: the clients' names for models (`models` of the configuration).
 
-An alias is looked up once per request, before its model is resolved. Everything after that, from token ids to load, is
-of the model that engines serve; the client's name stays in the record and in the answer. Pure.
+An alias is looked up once per request, before its model is resolved. Everything after that, from token ids to load,
+is of the model that engines serve; the client's name stays in the record and in the answer. Pure.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Alias:
 
 
 class ModelAliases:
-    """All aliases, for models of `fleet`. `bases`: the models of adapters that are loaded when they are asked for."""
+    """All aliases, for models of `fleet`. `bases`: the models of adapters that are loaded when they are asked
+    for.
+    """
 
     def __init__(
         self, configs: Mapping[str, AliasConfig], fleet: Fleet, bases: Mapping[str, str] | None = None
@@ -68,7 +70,9 @@ class ModelAliases:
         return [alias.split for alias in self._aliases.values() if alias.split is not None]
 
     def choose(self, alias: Alias, now: float, unit: bytes | None = None, sender: str | None = None) -> ModelChoice:
-        """Return the model that answers a request for `alias` now. `unit`: of a split, what stays with one model."""
+        """Return the model that answers a request for `alias` now. `unit`: of a split, what stays with one
+        model.
+        """
         first = alias.config.models[0]
         choice = ModelChoice(alias.name, first, first)
         if alias.split is not None and unit is not None:
@@ -83,8 +87,8 @@ class ModelAliases:
         return choice if reason is None else self.fall_back(choice, reason, now, sender) or choice
 
     def choose_of(self, alias: Alias, maker: Instance) -> ModelChoice | None:
-        """Return the model of a request that goes on from a response which only the instance `maker` has: the alias's
-        first one that is served there; None if none is. Chance has drawn nothing.
+        """Return the model of a request that goes on from a response which only the instance `maker` has: the
+        alias's first one that is served there; None if none is. Chance has drawn nothing.
         """
         first = alias.config.models[0]
         for name, arm in {} if alias.split is None else alias.split.arms.items():
@@ -123,7 +127,9 @@ class ModelAliases:
             split.first_byte(record)
 
     def leave(self, choice: ModelChoice, record: Record, now: float) -> None:
-        """Count a request, which began with `choice` and which another model is going to answer, as failed there."""
+        """Count a request, which began with `choice` and which another model is going to answer, as failed
+        there.
+        """
         if choice.unit is not None and (split := self._split(choice)) is not None:
             split.leave(record, now)
 
@@ -136,8 +142,8 @@ class ModelAliases:
         return self._aliases[choice.alias].split
 
     def add_cards(self, cards: Sequence[ModelCard]) -> list[ModelCard]:
-        """Return the model cards with those of the aliases, each in the place of a model of that name. The card of an
-        alias has the name of its first model that is served as `root`; one of which none is served has no card.
+        """Return the model cards with those of the aliases, each in the place of a model of that name. The card of
+        an alias has the name of its first model that is served as `root`; one of which none is served has no card.
         """
         served = {card.id: card for card in cards}
         named: dict[str, ModelCard] = dict(served)

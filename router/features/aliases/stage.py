@@ -1,8 +1,9 @@
-"""Resolves the name that a client gives a model, where it is an alias, and prepares the request for what it stands for.
+"""Resolves the name that a client gives a model, where it is an alias, and prepares the request for what it stands
+for.
 
-Only the body's `model` changes, unless the alias has defaults or caps that do: then the body is read once more, since
-what is derived from it (the prompt, the limit on the answer, whether the answer could be carried on) may depend on
-them. Reading it again costs as much as reading it, and only for such requests.
+Only the body's `model` changes, unless the alias has defaults or caps that do: then the body is read once more,
+since what is derived from it (the prompt, the limit on the answer, whether the answer could be carried on) may
+depend on them. Reading it again costs as much as reading it, and only for such requests.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class ModelNames:
     async def try_next_model(
         self, request: Request, record: Record, end: RelayEnd | None, services: Services
     ) -> RelayEnd | None:
-        """Place the request with the next model of its alias, again and again, because no engine has begun to answer.
-        One of which an engine may have died goes to no other.
+        """Place the request with the next model of its alias, again and again, because no engine has begun to
+        answer. One of which an engine may have died goes to no other.
         """
         use = request.find(AliasUse)
         while use is not None and not request.call.started and request.bound_to is None:
@@ -143,7 +144,9 @@ class ModelNames:
         return self.aliases.choose(alias, self._clock.now(), unit, sender)
 
     def _find_maker(self, prompt: Prompt, tenant: Tenant | None) -> Instance | None:
-        """Return the instance that made the response which the prompt goes on from; None: none, or it is not known."""
+        """Return the instance that made the response which the prompt goes on from; None: none, or it is not
+        known.
+        """
         if prompt.previous_response_id is None:
             return None
         target = self._scheduler.response_target(own_name(tenant, prompt.previous_response_id))
@@ -152,7 +155,9 @@ class ModelNames:
 
 
 class AliasUse(Held):
-    """The model that answers a request for an alias, as its record and the comparison of the alias's arms have it."""
+    """The model that answers a request for an alias, as its record and the comparison of the alias's arms have
+    it.
+    """
 
     def __init__(self, aliases: ModelAliases, choice: ModelChoice, clock: Clock) -> None:
         self.choice = choice

@@ -70,8 +70,8 @@ class AutoscalingFeature(Feature):
     def add_routes(self, app: FastAPI, read: list[Any], write: list[Any]) -> None:
         @app.get("/admin/scaling", dependencies=read)
         async def scaling() -> ScalingList:
-            """Return how many instances are wanted by model and role, with the reason and what each reason asks for,
-            and the instance whose cache is worth least, which a scale-in should take.
+            """Return how many instances are wanted by model and role, with the reason and what each reason asks
+            for, and the instance whose cache is worth least, which a scale-in should take.
             """
             return ScalingList.model_validate({"models": await self.scaling.describe()})
 

@@ -4,13 +4,13 @@
     one has become ready     -> requests go on in that order, a few at a time
     `wake.wait_s` has passed -> 503; also at once where there is no room to wait
 
-An instance that becomes ready is reported by the fleet, so nothing is polled until then. All that waited are not let go
-together: each is booked when it is placed, so those that go on while one instance is ready all go there, and instances
-that come a second later would find none left. So no more go on than `AHEAD` per target are without a first byte, which
-keeps an engine busy; newer requests stand behind those that still wait.
+An instance that becomes ready is reported by the fleet, so nothing is polled until then. All that waited are not
+let go together: each is booked when it is placed, so those that go on while one instance is ready all go there, and
+instances that come a second later would find none left. So no more go on than `AHEAD` per target are without a
+first byte, which keeps an engine busy; newer requests stand behind those that still wait.
 
-A request that waits has its slot and its body counted in `limits` as any other. What it takes of the room for waiting
-is given back once, whatever ends its wait: the client's leaving cancels it.
+A request that waits has its slot and its body counted in `limits` as any other. What it takes of the room for
+waiting is given back once, whatever ends its wait: the client's leaving cancels it.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class _Queue:
 
 @final
 class ModelWaits:
-    """All waiting requests of this process. `bases` has the base model of each adapter that can be loaded: an instance
-    has to serve that. `ask(model, waiting)` is to have an instance started.
+    """All waiting requests of this process. `bases` has the base model of each adapter that can be loaded: an
+    instance has to serve that. `ask(model, waiting)` is to have an instance started.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class ModelWaits:
         request.durations.wake_ms = await self.wait(model, request.call.sender, request.slot.held_bytes) * 1e3
 
     def has_to_wait(self, model: str) -> bool:
-        """Return whether a request for the model has to wait: no instance that serves it is ready, or earlier requests
-        have not gone on yet. False where requests for it may not wait.
+        """Return whether a request for the model has to wait: no instance that serves it is ready, or earlier
+        requests have not gone on yet. False where requests for it may not wait.
         """
         if model in self._queues:
             return True
@@ -125,8 +125,8 @@ class ModelWaits:
         return found
 
     async def wait(self, model: str, sender: str, body_bytes: int) -> float:
-        """Wait until an instance with the model is ready, and return the seconds. Call it where `has_to_wait`. Raises
-        `NoTarget` when none comes within `wake.wait_s`, and at once where there is no room.
+        """Wait until an instance with the model is ready, and return the seconds. Call it where `has_to_wait`.
+        Raises `NoTarget` when none comes within `wake.wait_s`, and at once where there is no room.
         """
         pattern = self._patterns.find(model) or ""
         began_s = self._clock.now()

@@ -50,7 +50,7 @@ class SharedWaits:
         return ()  # a model for which requests wait is reported again within a second
 
     def forget(self, run: str) -> None:
-        """What waited there is forgotten when it is not reported again."""
+        """Do nothing: models are forgotten when they are not reported again."""
 
     def publish_end(self, model: str, failed: bool) -> None:
         """Publish how a call for an instance ended, to the workers of this host."""

@@ -3,7 +3,8 @@
 The load books are those of all workers and replicas, so each process knows it for all; the one on duty is asked.
 
 The cache of an instance is worth the prompt tokens that it alone had, of the requests that it answered in the last
-`WORTH_S`: what the chosen target held minus what the best other candidate held. Another one would compute them again.
+`WORTH_S`: what the chosen target held minus what the best other candidate held. Another one would compute them
+again.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class LeastWorth(NamedTuple):
 
 
 class Scaling:
-    """What is wanted of the whole fleet. `patterns` are those of `wake.models`, whose last instance may go too; such a
-    model is followed all the same. `on_change`: called when what is wanted may have changed.
+    """Wanted instances of the whole fleet. `patterns` are those of `wake.models`, whose last instance may go too;
+    such a model is followed all the same. `on_change`: called when what is wanted may have changed.
     """
 
     def __init__(
@@ -104,8 +105,8 @@ class Scaling:
         return asleep or key in groups
 
     def count(self, key: RoleKey) -> int | None:
-        """Return how many instances are wanted of a model in a role, at least one while requests wait for the model;
-        None while too little was seen.
+        """Return how many instances are wanted of a model in a role, at least one while requests wait for the
+        model; None while too little was seen.
         """
         wanted = self.wanted.get(key)
         count = None if wanted is None else wanted.instances
@@ -151,7 +152,9 @@ class Scaling:
 
 
 def group_instances(fleet: Fleet) -> dict[RoleKey, list[Instance]]:
-    """Return the instances by the model that their caches hold and their role, without those that have not told it."""
+    """Return the instances by the model that their caches hold and their role, without those that have not told
+    it.
+    """
     groups: dict[RoleKey, list[Instance]] = {}
     for instance in fleet:
         if instance.base is not None:
@@ -186,7 +189,9 @@ def read_role(instances: Iterable[Instance], reused_tokens: int | None, now: flo
 
 
 async def measure_worth(records: RecentRecords, now_wall_s: float) -> dict[str, int]:
-    """Return by instance the tokens that it alone had, of requests of the last `WORTH_S`. Requests go on meanwhile."""
+    """Return by instance the tokens that it alone had, of requests of the last `WORTH_S`. Requests go on
+    meanwhile.
+    """
     worth: dict[str, int] = {}
     for number, record in enumerate(records.latest(len(records))):
         if number % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
@@ -198,8 +203,8 @@ async def measure_worth(records: RecentRecords, now_wall_s: float) -> dict[str, 
 
 
 def find_own_tokens(record: Record) -> tuple[str, int] | None:
-    """Return the instance that answered, and how many more tokens of the prompt it held than any other instance that
-    could have; None where there was no answer, or what it held is unknown.
+    """Return the instance that answered, and how many more tokens of the prompt it held than any other instance
+    that could have; None where there was no answer, or what it held is unknown.
     """
     if not record.attempts:
         return None

@@ -19,7 +19,7 @@ class InstanceStarter(Protocol):
     """Starts instances of one pattern of models."""
 
     async def start(self, model: str, waiting: int) -> str | None:
-        """Ask for an instance with `model`, for which `waiting` requests wait. Return what went wrong; None when the
+        """Ask for an instance with `model`, for which `waiting` requests wait. Return the failure; None: the
         answer was that it will come, or is there.
         """
 
@@ -59,8 +59,8 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 class DeploymentStarter:
-    """Raises the scale of a Deployment where it is lower, and never lowers it. The router's service account needs `get`
-    and `patch` on `deployments/scale` in the namespace.
+    """Raises the scale of a Deployment where it is lower, and never lowers it. The router's service account needs
+    `get` and `patch` on `deployments/scale` in the namespace.
     """
 
     def __init__(self, api: KubernetesApi, namespace: str, name: str, replicas: int) -> None:

@@ -93,8 +93,8 @@ class Wake:
 
 
 def build_wake(core: Core, config: WakeConfig, waiting_models: WaitingModels, shared: SharedWaits | None) -> Wake:
-    """Build what lets requests wait in this process, has instances started, and notes in `waiting_models` what waits.
-    `shared` None: this is the only process. Raises ConfigError for a Deployment outside of a cluster.
+    """Build what lets requests wait in this process, has instances started, and notes in `waiting_models` what
+    waits. `shared` None: this is the only process. Raises ConfigError for a Deployment outside of a cluster.
     """
     starters = {name: build_starter(model, core.config.fleet) for name, model in config.models.items()}
     caller = WakeCaller(starters, config.pause_s, core.tasks, core.clock)
@@ -122,8 +122,8 @@ def build_wake(core: Core, config: WakeConfig, waiting_models: WaitingModels, sh
 
 
 def build_starter(config: WakeModelConfig, fleet: schema.FleetConfig) -> InstanceStarter | None:
-    """Build what starts instances; None: KEDA does. Raises ConfigError outside of a cluster, where Kubernetes cannot be
-    found.
+    """Build what starts instances; None: KEDA does. Raises ConfigError outside of a cluster, where Kubernetes
+    cannot be found.
     """
     if config.webhook is not None:
         token_env = config.webhook.token_env

@@ -1,10 +1,10 @@
 """Carries a stream on at another engine when its own has failed after the first byte.
 
-The next engine is chosen as for any request, without those that failed. It gets the prompt's token ids and those of the
-answer so far, or the text where ids are not known or not used (`backends/vllm/continuation.py`), and the client gets
-its tokens in the same stream (`prompt/continuable_stream.py`). Where no engine can, the stream ends with an error
-event, and the record says why (`uncontinued`). Bounded per request, because an answer on which engines go on failing
-may be what they fail of.
+The next engine is chosen as for any request, without those that failed. It gets the prompt's token ids and those of
+the answer so far, or the text where ids are not known or not used (`backends/vllm/continuation.py`), and the client
+gets its tokens in the same stream (`prompt/continuable_stream.py`). Where no engine can, the stream ends with an
+error event, and the record says why (`uncontinued`). Bounded per request, because an answer on which engines go on
+failing may be what they fail of.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ NotCarriedOn = (
 
 @dataclass(slots=True)
 class _Break:
-    """Where the answer broke off last."""
+    """The last break of the answer."""
 
     attempt: Attempt
     failure: ExchangeFailure
@@ -118,8 +118,8 @@ def _prepare(
     earlier: EarlierAttempts,
     services: Services,
 ) -> _Rest | NotCarriedOn:
-    """Return the request for the rest of the answer, with the next engine booked; or why there is none. `end`: of the
-    attempt before.
+    """Return the request for the rest of the answer, with the next engine booked; or why there is none. `end`: of
+    the attempt before.
     """
     stream = request.stream
     assert stream is not None
@@ -162,8 +162,8 @@ async def _find_seam(
 async def _turn_to_text(
     request: Request, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
 ) -> bool:
-    """Turn from ids to text because an engine did not use the ids; return whether it can: then that engine may be asked
-    again.
+    """Turn from ids to text because an engine did not use the ids; return whether it can: then that engine may be
+    asked again.
     """
     ids = stream.ids_for_text() if stream.ids_ignored else None
     text = await _detokenize(ids, request, earlier, services) if ids else None

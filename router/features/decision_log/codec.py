@@ -1,8 +1,8 @@
 """Encodes records as lines of the decision log: everything a replay needs, and nothing that a client wrote.
 
-No prompt and no error text; names of users, keys and units become salted digests, and so do the prompt's blocks. Views
-are written as they are, except for the client's name. Pure: no file, no clock. Floats must be finite, as the contract's
-are: JSON has no others. Times of outcomes are rounded to the microsecond.
+No prompt and no error text; names of users, keys and units become salted digests, and so do the prompt's blocks.
+Views are written as they are, except for the client's name. Pure: no file, no clock. Floats must be finite, as the
+contract's are: JSON has no others. Times of outcomes are rounded to the microsecond.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stag
 from scorers.contract import View
 
 HASH_BITS = 48
-"""Among a million different blocks two share a digest with a probability of 0.18 % (n^2 / 2^49); a given one shares it
-with any other with 3.6e-9.
+"""Among a million different blocks two share a digest with a probability of 0.18 % (n^2 / 2^49); a given one shares
+it with any other with 3.6e-9.
 """
 
 
@@ -71,7 +71,8 @@ class RecordEncoder:
     def encode_record(self, record: Record) -> bytes:
         """Return the record's line, after its policy's if the file has none yet.
 
-        Raises TypeError, ValueError or OverflowError for a record that has no JSON form, and then nothing has changed.
+        Raises TypeError, ValueError or OverflowError for a record that has no JSON form, and then nothing has
+        changed.
         """
         line = self._line(LogLine(record=self._log_record(record)))
         policy = record.policy

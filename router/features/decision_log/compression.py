@@ -1,8 +1,8 @@
 """Compresses the decision log's closed files and removes the oldest, in steps of a millisecond.
 
-The thread that writes the decision log does this between two slices of writing: 256 MB take seconds to compress, and
-records must not pile up meanwhile. zlib releases the interpreter lock while it works. Files are as in `files.py`;
-`OSError` is raised as it comes, and the file concerned goes to the end of the queue.
+The thread that writes the decision log does this between two slices of writing: 256 MB take seconds to compress,
+and records must not pile up meanwhile. zlib releases the interpreter lock while it works. Files are as in
+`files.py`; `OSError` is raised as it comes, and the file concerned goes to the end of the queue.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class FileCompressor:
 
 
 def compress(path: Path, sync: bool) -> Generator[None, None, None]:
-    """Compress a plain file in steps of a few ms, and replace it by the result. A file that another process writes, or
-    that is gone, is left alone. `sync`: fsync the result before the plain file is removed.
+    """Compress a plain file in steps of a few ms, and replace it by the result. A file that another process writes,
+    or that is gone, is left alone. `sync`: fsync the result before the plain file is removed.
     """
     unfinished = path.with_suffix(UNFINISHED)
     with suppress(FileNotFoundError), FileIO(path, "rb") as plain:

@@ -4,9 +4,9 @@
     decisions-20261121T095932Z-0001.jsonl.gz.tmp    being compressed
     decisions-20261121T095932Z-0001.jsonl.gz        complete: renamed when it was, then the plain one was removed
 
-Names sort by time. A process that dies leaves a plain file without a lock: the next process that finds it compresses
-it. So several routers may share a folder (`compression.py` compresses). Everything here blocks, and raises `OSError` as
-it comes.
+Names sort by time. A process that dies leaves a plain file without a lock: the next process that finds it
+compresses it. So several routers may share a folder (`compression.py` compresses). Everything here blocks, and
+raises `OSError` as it comes.
 """
 
 from __future__ import annotations

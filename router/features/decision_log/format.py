@@ -4,13 +4,13 @@
     {"policy": {name, digest, spec}}      before the first record that it decided: every file can be read alone
     {"record": {...}}                     a request, once it has ended (`LoggedRecord`)
 
-Views are arrays in the order of the contract's fields, which `fields` lists; floats have their shortest exact form. A
-view of a large fleet has rows for the targets that could win, and counts the `others`
-(`scheduling/policy/pruning.py`). Rows and not columns: columns take a sixth less, but msgspec reads and writes rows by
-itself, twice as fast, and a row that did not change since the record before costs next to nothing once compressed. A
-record is also a request of a Mooncake trace (`timestamp` in ms, `input_length`, `output_length`, `hash_ids` per 512
-tokens), as in https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release, except for a last block that is not
-full.
+Views are arrays in the order of the contract's fields, which `fields` lists; floats have their shortest exact form.
+A view of a large fleet has rows for the targets that could win, and counts the `others`
+(`scheduling/policy/pruning.py`). Rows and not columns: columns take a sixth less, but msgspec reads and writes rows
+by itself, twice as fast, and a row that did not change since the record before costs next to nothing once
+compressed. A record is also a request of a Mooncake trace (`timestamp` in ms, `input_length`, `output_length`,
+`hash_ids` per 512 tokens), as in https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release, except for a last
+block that is not full.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads decision log files back into records: streaming, in constant memory, in the order of their names.
 
-Nothing in a file can stop the reader. A last line without its end is what a crash leaves; any other line that cannot be
-read is damage; both come out as `UnreadableLine`, with the place and the reason. Files may be plain or compressed, and
-may still be written, compressed or removed meanwhile.
+Nothing in a file can stop the reader. A last line without its end is what a crash leaves; any other line that
+cannot be read is damage; both come out as `UnreadableLine`, with the place and the reason. Files may be plain or
+compressed, and may still be written, compressed or removed meanwhile.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
 def read(paths: Iterable[Path], on_progress: Callable[[int], None] | None = None) -> Iterator[Entry]:
     """Return records with the policies that decided them, each policy before its first record of every file.
 
-    `on_progress` gets the number of further bytes read, as stored on disk. Raises `DecisionLogError` as `find_files`
-    does, before anything is read.
+    `on_progress` gets the number of further bytes read, as stored on disk. Raises `DecisionLogError` as
+    `find_files` does, before anything is read.
     """
     return _entries(find_files(paths), on_progress or (lambda _: None))
 
@@ -147,7 +147,9 @@ def _rename_fields(line: bytes) -> bytes:
 
 
 def _incompatibility(head: FileHead) -> str | None:
-    """Return why this version cannot read the file, or `None`: views are arrays, so their fields must be in order."""
+    """Return why this version cannot read the file, or `None`: views are arrays, so their fields must be in
+    order.
+    """
     if not OLDEST_VERSION <= head.version <= VERSION:
         return (
             f"written by warmroute {head.warmroute} in format {head.version}; "

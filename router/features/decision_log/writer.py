@@ -2,11 +2,11 @@
 
     add() -> a bounded queue -> the thread: encode, write, rotate -> compress, delete the oldest
 
-The event loop only appends to the queue; when that is full, the newest record is dropped and counted. The thread works
-in slices of a fifth of a millisecond with rests between them: another thread that needs the interpreter waits no longer
-than a slice and a record. If the disk is full or the folder gone, that is logged once per change, counted and tried
-again, and what was taken from the queue goes back into it: requests never notice. `codec.py` encodes records,
-`files.py` creates and locks files, `compression.py` compresses them.
+The event loop only appends to the queue; when that is full, the newest record is dropped and counted. The thread
+works in slices of a fifth of a millisecond with rests between them: another thread that needs the interpreter waits
+no longer than a slice and a record. If the disk is full or the folder gone, that is logged once per change, counted
+and tried again, and what was taken from the queue goes back into it: requests never notice. `codec.py` encodes
+records, `files.py` creates and locks files, `compression.py` compresses them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class DecisionLogStats(NamedTuple):
 
 
 class LoggedRequest(Held):
-    """A request whose record goes to the log, with the block keys of its prompt; `tokens` None: they are unknown."""
+    """A request whose record goes to the log, with the block keys of its prompt; `tokens` None: they are
+    unknown.
+    """
 
     def __init__(self, log: DecisionLogWriter, tokens: TokenizedPrompt | None) -> None:
         self._log = log
@@ -70,7 +72,9 @@ class LoggedRequest(Held):
 
 @final
 class DecisionLogWriter:
-    """Writes the decision log. `run` is the prefix of this process's record ids; `salt` keys the digests of names."""
+    """Writes the decision log. `run` is the prefix of this process's record ids; `salt` keys the digests of
+    names.
+    """
 
     def __init__(self, config: schema.DecisionLogConfig, salt: int, run: str, clock: Clock) -> None:
         folder = Path(config.folder)

@@ -1,8 +1,8 @@
 """Caches the pool's answers about single blocks for `ttl_s`.
 
 Blocks are identified by the hash that events carry, so that an engine's announcement of a block that it saved is an
-answer, too: present a moment ago. After `ttl_s` an answer is dropped, because the pool evicts blocks without announcing
-it. Knows nothing of keys, sockets or prompts; one cache per model, since models share digests.
+answer, too: present a moment ago. After `ttl_s` an answer is dropped, because the pool evicts blocks without
+announcing it. Knows nothing of keys, sockets or prompts; one cache per model, since models share digests.
 """
 
 from __future__ import annotations

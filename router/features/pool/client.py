@@ -3,10 +3,10 @@
     token ids, keys  ->  engine digests   ->  cached answers   ->  queries to the leading master   ->  PoolHit
                          digest_cache.py      answer_cache.py      prefix_lookup.py query.py leader.py
 
-Store events of engines (`StoredBlockObserver`) prove which hash they use (hash_detection.py) and whether the rest of
-the keys is right (key_check.py); blocks that they put into the pool are cached as present. Where any of this is
-unknown, the result is *unknown* (`None`), counted by reason: nothing raises, and no request waits for an answer longer
-than `deadline_ms`.
+Store events of engines (`StoredBlockObserver`) prove which hash they use (hash_detection.py) and whether the rest
+of the keys is right (key_check.py); blocks that they put into the pool are cached as present. Where any of this is
+unknown, the result is *unknown* (`None`), counted by reason: nothing raises, and no request waits for an answer
+longer than `deadline_ms`.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class MooncakeStore:
     async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
         """Return the leading tokens of the prompt that the pool holds; `None`: unknown.
 
-        The deadline is for the pool's answer. Hashing new parts of the prompt comes before it, in slices, at 0.1 to 0.6
-        us per token: little compared with tokenising.
+        The deadline is for the pool's answer. Hashing new parts of the prompt comes before it, in slices, at 0.1 to
+        0.6 us per token: little compared with tokenising.
         """
         answer = await self._lookup(known, origin)
         if not isinstance(answer, PoolHit):
@@ -174,7 +174,9 @@ class MooncakeStore:
     async def _hash(
         self, chain: EngineChain, keys: Sequence[Key], ids: array[int], block_tokens: int, origin: HashInputs
     ) -> list[Digest]:
-        """Return the digests of `keys`. New ones are computed in slices, each of which finds the one before cached."""
+        """Return the digests of `keys`. New ones are computed in slices, each of which finds the one before
+        cached.
+        """
         hashed = chain, keys, ids, block_tokens, origin.adapter, origin.salt
         for _ in self._digests.hash_in_slices(*hashed):
             await asyncio.sleep(0)

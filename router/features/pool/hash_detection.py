@@ -1,10 +1,10 @@
 """Detects how the engines of a model hash blocks, by hashing the blocks that they announce and comparing.
 
-Queries with wrong hashes find nothing and look like an empty pool, so a chain is used as proved only after an engine
-announced a prompt's first block under the hash that the chain gives: 64 equal bits are a proof. Parameters left open in
-the configuration are tried with all usual values; explicit ones are varied, too, to report what is wrong and what to
-set. Engines that hash differently, at once or one after the other, revoke the proof until `AGREE` first blocks in a row
-agree again. Pure: knows neither keys nor the store.
+Queries with wrong hashes find nothing and look like an empty pool, so a chain is used as proved only after an
+engine announced a prompt's first block under the hash that the chain gives: 64 equal bits are a proof. Parameters
+left open in the configuration are tried with all usual values; explicit ones are varied, too, to report what is
+wrong and what to set. Engines that hash differently, at once or one after the other, revoke the proof until `AGREE`
+first blocks in a row agree again. Pure: knows neither keys nor the store.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ AGREE = 4  # first blocks in a row that must agree after a disagreement
 class HashDetection:
     """Hash parameters of one base model.
 
-    `chain` is the chain to hash with: proved; or, while `state` is "waiting", a guess: blocks found with it are there,
-    blocks not found may be there under other names. `None`: unknown, and so is the pool's content. `trouble` is one
-    line for the operator: what differs, and what to set.
+    `chain` is the chain to hash with: proved; or, while `state` is "waiting", a guess: blocks found with it are
+    there, blocks not found may be there under other names. `None`: unknown, and so is the pool's content. `trouble`
+    is one line for the operator: what differs, and what to set.
     """
 
     def __init__(self, name: str, config: PoolModelConfig) -> None:

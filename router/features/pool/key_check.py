@@ -1,9 +1,11 @@
-"""Checks that the keys the router queries are those that the engines write, on a block that an engine has just saved.
+"""Checks that the keys the router queries are those that the engines write, on a block that an engine has just
+saved.
 
 Hash detection proves the hash in a key, not the rest of it: prefix, model name, ranks. A wrong part finds nothing,
-ever, and too few ranks find blocks that no engine can load; nothing else shows it, since a missing key looks like any
-block that was never stored. So the first block of a saved prompt is queried, and a listing of the pool (never of a big
-one: the master builds it in one piece) shows the names that it really has there, which `diagnose` compares with ours.
+ever, and too few ranks find blocks that no engine can load; nothing else shows it, since a missing key looks like
+any block that was never stored. So the first block of a saved prompt is queried, and a listing of the pool (never
+of a big one: the master builds it in one piece) shows the names that it really has there, which `diagnose` compares
+with ours.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class KeyCheck:
         self.trouble: str | None = None
 
     def is_due(self, *, certain: bool) -> bool:
-        """Return whether a block to check is wanted now; a certain one also replaces one that is still waited for."""
+        """Return whether a block to check is wanted now; a certain one also replaces one that is still waited
+        for.
+        """
         return (self._task is None or (certain and self._waiting)) and self._clock.now() >= self._due_at
 
     def on_saved(self, digest: Digest, *, certain: bool) -> None:
@@ -75,7 +79,9 @@ class KeyCheck:
             await self._evaluate(digest, presence[0] != BlockPresence.ABSENT)
 
     async def _evaluate(self, digest: Digest, there: bool) -> None:
-        """Evaluate a query; `there`: present under all our keys, which suffices after one agreement with a listing."""
+        """Evaluate a query; `there`: present under all our keys, which suffices after one agreement with a
+        listing.
+        """
         trouble = None
         if not (there and self.state == "right"):
             if self._clock.now() < self._listing_due_at:
@@ -116,7 +122,9 @@ def _name(key: PoolKey) -> tuple[str, str, str]:
 
 
 def _likeness(key: PoolKey, ours: PoolKey) -> tuple[bool, int]:
-    """Rank a key's similarity to ours: other fleets' blocks have other names, too, and the model is rarely misspelt."""
+    """Rank a key's similarity to ours: other fleets' blocks have other names, too, and the model is rarely
+    misspelt.
+    """
     return key.model == ours.model, sum(a == b for a, b in zip(_name(key), _name(ours), strict=True))
 
 

@@ -2,9 +2,9 @@
 
     [<cache_prefix>@]<model><namespace>@tp_rank:<t>@pcp<p>@dcp<d>@pp_rank:<q>@group:<g>@<digest in hex>
 
-(`protocol.md` 6.3; vllm .../mooncake/store/data.py, worker.py `_init_lookup_key_prefixes`.) Everything but the digest
-is the same for all blocks of a model and is computed once. A block can be loaded only if every one of its keys exists.
-Knows nothing of queries.
+(`protocol.md` 6.3; vllm .../mooncake/store/data.py, worker.py `_init_lookup_key_prefixes`.) Everything but the
+digest is the same for all blocks of a model and is computed once. A block can be loaded only if every one of its
+keys exists. Knows nothing of queries.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class KeyForm:
 
     @classmethod
     def from_config(cls, config: PoolModelConfig, path: str | None) -> KeyForm | None:
-        """Return the form of the model loaded from `path`. `None`: neither `path` nor the setting `name` is known."""
+        """Return the form of the model loaded from `path`. `None`: neither `path` nor the setting `name` is
+        known.
+        """
         model = config.name or (path or "").rstrip("/").split("/")[-1]
         return cls(config, model) if model else None
 
@@ -101,8 +103,8 @@ def _parts(config: PoolModelConfig, model: str) -> Iterator[PoolKey]:
 
 
 def _shards(config: PoolModelConfig) -> int:
-    """Return how many different parts the tensor parallel ranks hold. A shared layout states it in its namespace; ranks
-    beyond the KV heads hold copies, unless decode context parallelism divides the tokens between them.
+    """Return how many different parts the tensor parallel ranks hold. A shared layout states it in its namespace;
+    ranks beyond the KV heads hold copies, unless decode context parallelism divides the tokens between them.
     """
     if (shared := _STORE_TP.search(config.namespace)) is not None:
         return int(shared[1])

@@ -2,10 +2,10 @@
 
     GET /health of all, every `interval_s`  ->  {"role": "leader", "service_ready": true, ...}
 
-A query that finds the leader unreachable or no longer leading reports it (`on_lost`): from then on there is no leader,
-every lookup returns "unknown" at once, and the next poll, which finds the recovered leader or its successor, follows
-immediately. Between elections there may be no leader, and after a split two masters that claim to lead: the current one
-is followed while it claims to lead, or else the first in the configured order.
+A query that finds the leader unreachable or no longer leading reports it (`on_lost`): from then on there is no
+leader, every lookup returns "unknown" at once, and the next poll, which finds the recovered leader or its
+successor, follows immediately. Between elections there may be no leader, and after a split two masters that claim
+to lead: the current one is followed while it claims to lead, or else the first in the configured order.
 """
 
 from __future__ import annotations

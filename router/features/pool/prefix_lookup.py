@@ -1,8 +1,8 @@
 """Finds how far the pool holds a prompt: from cached answers, and queries for the rest.
 
-Each query runs in a task of its own. A request waits for it until its deadline; an answer that comes later is cached
-for the next request. A block is in one query at a time: a second request waits for the same answer, and queries only
-the blocks that it does not cover.
+Each query runs in a task of its own. A request waits for it until its deadline; an answer that comes later is
+cached for the next request. A block is in one query at a time: a second request waits for the same answer, and
+queries only the blocks that it does not cover.
 
 `ProbePlan` chooses the blocks of a query, to find the end of a prompt's leading run with few small queries. Up to
 `at_once` unknown blocks are queried together: then the answer is exact. A longer prompt is searched in strides: the
@@ -12,14 +12,14 @@ first query is spread over all of it, from the first block to the last; the next
                              low^     ^bound
     query                      o o o
 
-between the last block known to be present and the first known to be absent. Remaining space in a query is spread over
-the blocks before the gap, to find holes. Two queries of 256 find the end of a run within 65,000 blocks.
+between the last block known to be present and the first known to be absent. Remaining space in a query is spread
+over the blocks before the gap, to find holes. Two queries of 256 find the end of a run within 65,000 blocks.
 
-What strides miss: blocks are evicted one by one, so a run may have holes, and an engine loads only what comes before
-the first. A hole is found for certain if it is as long as a stride: `length / (at_once - 1)` blocks. Shorter ones are
-found by chance, and where a wave of eviction has left many, the first query meets some and the search closes in on the
-first of them. The answer never falls short of the true run, and is exact where there is no hole or the length is at
-most `2 * at_once - 1`.
+What strides miss: blocks are evicted one by one, so a run may have holes, and an engine loads only what comes
+before the first. A hole is found for certain if it is as long as a stride: `length / (at_once - 1)` blocks. Shorter
+ones are found by chance, and where a wave of eviction has left many, the first query meets some and the search
+closes in on the first of them. The answer never falls short of the true run, and is exact where there is no hole or
+the length is at most `2 * at_once - 1`.
 """
 
 from __future__ import annotations

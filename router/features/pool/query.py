@@ -1,9 +1,9 @@
 """Queries the leading master: which of these blocks are in the pool, in memory or on disk.
 
 `GET /batch_query_keys?keys=k1,k2,...` is the only query without side effects: RPC lookups and `/query_key` renew
-leases, and so would protect from eviction whatever a router queries (`protocol.md` 6.7, 9.4). The separator is a comma,
-escaped or not, so a key that contains a comma cannot be queried. A query costs the master 0.15 ms and 2 us per key, and
-the router as much. Knows nothing of prompts.
+leases, and so would protect from eviction whatever a router queries (`protocol.md` 6.7, 9.4). The separator is a
+comma, escaped or not, so a key that contains a comma cannot be queried. A query costs the master 0.15 ms and 2 us
+per key, and the router as much. Knows nothing of prompts.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class StoreClient:
             return "error"
 
     async def list_keys(self) -> list[str] | None:
-        """Return all keys of the pool; `None`: too many, or no answer. For rare use: it is expensive for the master."""
+        """Return all keys of the pool; `None`: too many, or no answer. For rare use: it is expensive for the
+        master.
+        """
         metrics = await self._get("/metrics", QUERY_TIMEOUT_S)
         count = KEY_COUNT.search(metrics.body) if isinstance(metrics, HttpAnswer) else None
         if count is None or int(count[1]) > MAX_LISTED_KEYS:

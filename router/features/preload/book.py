@@ -1,9 +1,9 @@
-"""What was loaded into engines ahead of the requests that need it, and what came of it.
+"""Book of preloaded prefixes, and of the requests that hit or missed them.
 
-A prefix is booked by the keys of its first 1, 2, 4, ... blocks, by which views name the prefixes of a prompt. The first
-request at the target that begins with one of them settles it: the engine found it in its cache (hit), or it was gone
-again (lost). So each token counts once, and later requests, which would have hit what the first one computed, do not
-count. What no request has asked for yet is neither.
+A prefix is booked by the keys of its first 1, 2, 4, ... blocks, by which views name the prefixes of a prompt. The
+first request at the target that begins with one of them settles it: the engine found it in its cache (hit), or it
+was gone again (lost). So each token counts once, and later requests, which would have hit what the first one
+computed, do not count. What no request has asked for yet is neither.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class PreloadedKey(NamedTuple):
 
 
 class PreloadBook:
-    """`on_loaded` is called with the arguments of `expect` for each prefix that is added, `on_settled` with a target
-    and, by key, whether the first request for it there has hit it.
+    """`on_loaded` is called with the arguments of `expect` for each prefix that is added, `on_settled` with a
+    target and, by key, whether the first request for it there has hit it.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class PreloadBook:
         self._count = 0
 
     def __bool__(self) -> bool:
-        """Whether any prefix waits for its first request."""
+        """True while a prefix waits for its first request."""
         return self._count > 0
 
     def note(self, reason: Reason, loaded: PreloadedPrefix | None, keys: Sequence[Key]) -> None:
@@ -79,8 +79,8 @@ class PreloadBook:
             self.add(loaded, keys)
 
     def add(self, prefix: PreloadedPrefix, keys: Sequence[Key]) -> None:
-        """Wait for the first requests for a prefix; `keys` are those of its first 1, 2, 4, ... blocks, which end with
-        it.
+        """Wait for the first requests for a prefix; `keys` are those of its first 1, 2, 4, ... blocks, which end
+        with it.
         """
         self.prefixes.append(prefix)
         self.loaded_tokens[prefix.reason, "computed"] += prefix.computed_tokens
@@ -97,7 +97,9 @@ class PreloadBook:
         loaded_tokens: int,
         prefix: PreloadedPrefix | None = None,
     ) -> None:
-        """Wait for the first request at `target` with `keys`, as in `add`; the last `loaded_tokens` of all are new."""
+        """Wait for the first request at `target` with `keys`, as in `add`; the last `loaded_tokens` of all are
+        new.
+        """
         waiting = self._keys.setdefault(target, {})
         held = tokens - loaded_tokens
         for i, key in enumerate(keys):
@@ -116,8 +118,8 @@ class PreloadBook:
             ticket.record.preloaded_tokens = self.on_answer(ticket.target.id, keys, usage.cached_tokens)
 
     def on_answer(self, target: TargetId, keys: Sequence[int], cached_tokens: int) -> int | None:
-        """Settle what a request at `target` with these prefixes has asked for. Return the tokens that it hit of what
-        was loaded ahead; None: nothing of it was.
+        """Settle what a request at `target` with these prefixes has asked for. Return the tokens that it hit of
+        what was loaded ahead; None: nothing of it was.
         """
         waiting = self._keys.get(target)
         if not waiting or waiting.keys().isdisjoint(keys):

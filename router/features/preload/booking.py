@@ -1,8 +1,8 @@
 """The booking of a prefix that the router itself sends to a target, ahead of the requests that begin with it.
 
-It is booked as a client's request is, so that decisions see the work and expect the blocks, and an answer teaches the
-target's speed and the trust in its events as any other does. It is no attempt: no policy chose the target, and the
-breaker does not hear of it.
+It is booked as a client's request is, so that decisions see the work and expect the blocks, and an answer teaches
+the target's speed and the trust in its events as any other does. It is no attempt: no policy chose the target, and
+the breaker does not hear of it.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def book_preload(
 def settle_preload(
     scheduler: Scheduler, preload: PreloadBooking, usage: Usage | None, now: float, wall_s: float
 ) -> PreloadedPrefix | None:
-    """Release the booking and learn from the answer; `usage` is None where none came. Return what was loaded; None:
-    nothing was.
+    """Release the booking and learn from the answer; `usage` is None where none came. Return the loaded prefix;
+    None: nothing was.
     """
     preload.booking.release()
     scheduler.report_load(preload.target.id)

@@ -1,8 +1,8 @@
-"""How much prefixes may be loaded ahead: a share of the fleet's prefill time, on average.
+"""Budget of preloading: a share of the fleet's prefill time, on average.
 
 An engine has a second of prefill per second. A share of what all engines have is saved up, for a minute at most, so
-that an engine that joins after a calm time gets its prefixes at once. A prefix may be begun while anything is left, and
-is then charged whole: so a prefix may be longer than what is saved, and the next one waits the longer.
+that an engine that joins after a calm time gets its prefixes at once. A prefix may be begun while anything is left,
+and is then charged whole: so a prefix may be longer than what is saved, and the next one waits the longer.
 """
 
 from __future__ import annotations

@@ -3,17 +3,19 @@
     alarm   x / (1 - x) > m / (n - m)     x: share of the model's requests of the last minute that begin with the prefix
                                           m of n targets hold it
 
-that is, as soon as the holders' part of the fleet is smaller than the prefix's part of the requests. The guard is that
-of Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (arXiv 2603.15202),
-which sends requests of the class elsewhere by force until copies match its share, once enough of them have gone to the
-holders in a row. Here the holders must be at least twice as busy as the others, in requests each; then the copy is made
-first, when its new holder has nothing else to compute, and requests go there because it holds the prefix.
+that is, as soon as the holders' part of the fleet is smaller than the prefix's part of the requests. The guard is
+that of Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (arXiv
+2603.15202), which sends requests of the class elsewhere by force until copies match its share, once enough of them
+have gone to the holders in a row. Here the holders must be at least twice as busy as the others, in requests each;
+then the copy is made first, when its new holder has nothing else to compute, and requests go there because it holds
+the prefix.
 
 Of several prefixes in alarm, the one comes first whose missing holders would hold most tokens:
 
     (x n - m) / m x tokens
 
-A copy is unmade by nobody: when the prefix cools, no further one is made, and the engines evict what is not asked for.
+A copy is unmade by nobody: when the prefix cools, no further one is made, and the engines evict what is not asked
+for.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ def find_missing_copy(
     targets: Mapping[TargetId, int],
     holders: Callable[[Key], Collection[TargetId]],
 ) -> MissingCopy | None:
-    """Return the prefix that needs one more holder most among `targets`, which may serve each other's requests; None if
-    none does. `targets` gives the requests in flight at each. A prefix that no target holds is left out, as its next
-    request brings it, and one whose ids are not kept.
+    """Return the prefix that needs one more holder most among `targets`, which may serve each other's requests;
+    None if none does. `targets` gives the requests in flight at each. A prefix that no target holds is left out, as
+    its next request brings it, and one whose ids are not kept.
     """
     found: MissingCopy | None = None
     for prefix in hot:

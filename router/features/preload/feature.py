@@ -46,7 +46,8 @@ class PreloadsShape(OpenShape):
 
 class PreloadFeature(Feature):
     """Loads prefixes into engines that join (`warmup`; None: they get nothing), from engines that are drained
-    (`handoff`; None: they are drained at once), and where many requests have one (`copies`; None: no copies are made).
+    (`handoff`; None: they are drained at once), and where many requests have one (`copies`; None: no copies are
+    made).
     """
 
     def __init__(self, core: Core) -> None:
@@ -118,8 +119,8 @@ class PreloadFeature(Feature):
     def add_routes(self, app: FastAPI, read: list[Any], write: list[Any]) -> None:
         @app.get("/admin/preloads", dependencies=read)
         async def preloads() -> PreloadsShape:
-            """Return what was loaded into engines ahead of the requests for it, the newest first, what the first
-            requests for it hit, and the last warm-up and hand-off of each instance that had one.
+            """Return preloaded prefixes, the newest first, with what their first
+            requests hit, and the last warm-up and hand-off of each instance that had one.
             """
             return PreloadsShape.model_validate(self.describe())
 

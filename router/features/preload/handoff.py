@@ -1,11 +1,12 @@
-"""Hand-off: before an engine is drained, others get the prefixes that only it holds and that several sessions share.
+"""Hand-off: before an engine is drained, others get the prefixes that only it holds and that several sessions
+share.
 
     drain asked -> plan -> load one after the other, while the engine serves -> drained
 
-Without it the next session on each of these prefixes computes it, and all that wait behind it wait longer. The engine
-gets requests meanwhile, as it alone can answer these without computing them. What the shared pool holds is left to the
-pool. A session's own history is not moved: in simulations that gained nothing, as a session has often gone on, or has
-ended, before it is moved. Its next turn goes where the policy finds most of it.
+Without it the next session on each of these prefixes computes it, and all that wait behind it wait longer. The
+engine gets requests meanwhile, as it alone can answer these without computing them. What the shared pool holds is
+left to the pool. A session's own history is not moved: in simulations that gained nothing, as a session has often
+gone on, or has ended, before it is moved. Its next turn goes where the policy finds most of it.
 
 An operator's drain and that of a rollout are handed off; a pod that Kubernetes ends is not, as it goes in any case.
 """
@@ -42,8 +43,8 @@ class HandOffState:
 def plan_handoff(
     hot: Iterable[HotPrefix], prompts: Mapping[Key, RecentPrompt], is_only_there: Callable[[Key], bool]
 ) -> list[RecentPrompt]:
-    """Return the prefixes that would be lost, those of most sessions first, and of these the longest. One whose ids are
-    not kept is left out, and one that an earlier one begins with.
+    """Return the prefixes that would be lost, those of most sessions first, and of these the longest. One whose ids
+    are not kept is left out, and one that an earlier one begins with.
     """
     planned: list[RecentPrompt] = []
     brought: set[Key] = set()
@@ -68,8 +69,8 @@ class HandOff:
         self._clock = core.clock
 
     def begin(self, id: str) -> bool:
-        """Hand off what an instance holds, and drain it then. Return False where the caller drains it at once: it is
-        not ready, no other could answer for it, or its hand-off runs already, which ends with this second call.
+        """Hand off what an instance holds, and drain it then. Return False where the caller drains it at once: it
+        is not ready, no other could answer for it, or its hand-off runs already, which ends with this second call.
         """
         instance = self._scheduler.fleet.get(id)
         if self.stop(id) or instance is None or instance.state is not InstanceState.READY or instance.base is None:

@@ -1,4 +1,4 @@
-"""What was loaded ahead, over the processes of one host: any of them may get the first request for it."""
+"""Preloaded prefixes over the processes of one host: any of them may get the first request for one."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ class SharedPreloads:
                 self._book.settle(TargetId(target), {Key(key): hit for key, hit in found.items()})
 
     def forget(self, run: str) -> None:
-        """What it has loaded is in engines still."""
+        """Do nothing: engines still hold what it loaded."""

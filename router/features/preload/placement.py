@@ -1,4 +1,4 @@
-"""Where a prefix is loaded ahead, where more than one target could get it: there it is cached soonest.
+"""Chooses the target of a preload: the one that caches it soonest.
 
     wait for the prompts that are booked there + prefill of what the target lacks, at its own speed
 

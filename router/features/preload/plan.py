@@ -1,10 +1,10 @@
 """Which prefixes an engine that joins should get: those that its first requests will probably begin with.
 
-Counted are sessions, not requests: the turns of one session share their history with each other, but they go where it
-is. What many sessions share (instructions, tools, documents) is what the next session begins with. It may begin it at
-any target that holds it, and the new one will be one more of these: so of the sessions that begin with a prefix, one in
-`holders + 1` is expected there. Where fewer than one is, in the time in which they were counted, loading the prefix
-would cost more than it saves.
+Counted are sessions, not requests: the turns of one session share their history with each other, but they go where
+it is. What many sessions share (instructions, tools, documents) is what the next session begins with. It may begin
+it at any target that holds it, and the new one will be one more of these: so of the sessions that begin with a
+prefix, one in `holders + 1` is expected there. Where fewer than one is, in the time in which they were counted,
+loading the prefix would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def plan_join(
     budget_tokens: int,
     holders: Callable[[Key], Collection[TargetId]],
 ) -> list[PlannedPrefix]:
-    """Return what to load into `target`, what most sessions are expected to begin with there first, and of these the
+    """Return the prefixes to load into `target`, those with most expected sessions first, and of these the
     longest. A prefix is left out where its ids are not kept, where the target holds it (`holders`), where too few
     sessions are expected, and where it does not fit what is left of the budget.
     """

@@ -1,9 +1,9 @@
 """Sends a prefix to an engine ahead of the requests that begin with it: the one way in which this router does so.
 
 It is a completion of one token, with the prefix as token ids, so that the engine computes it or fetches it from the
-shared pool, as it would for a client's request. By its `user` and `request_id` an engine's log tells it from others. It
-waits until its target computes no other prompt, one prefix per target at a time, and, where the target gets requests,
-until the budget allows it (`budget.py`).
+shared pool, as it would for a client's request. By its `user` and `request_id` an engine's log tells it from
+others. It waits until its target computes no other prompt, one prefix per target at a time, and, where the target
+gets requests, until the budget allows it (`budget.py`).
 
 Which prefix, where and when is the caller's business: an engine that joins (`warmup.py`), one that is drained
 (`handoff.py`).
@@ -38,8 +38,8 @@ POLL_S = 0.05
 USER = "warmroute-preload"
 
 PreloadEnd = Literal["loaded", "failed", "late", "gone"]
-"""loaded: the engine has it now; failed: no answer, or an error; late: it was not sent in time, as the target was busy
-or the budget was spent; gone: the target left, or does not serve the model any more.
+"""loaded: the engine has it now; failed: no answer, or an error; late: it was not sent in time, as the target was
+busy or the budget was spent; gone: the target left, or does not serve the model any more.
 """
 
 
@@ -78,8 +78,8 @@ class Preloader:
         timeout_s: float,
         known: TokenizedPrompt | None = None,
     ) -> PreloadEnd:
-        """Load a prefix into a target, and return how that ended. `known`: the prefix as `tokenize` returned it; None:
-        nobody has asked for that yet. Never raises for failures of the engine.
+        """Load a prefix into a target, and return how that ended. `known`: the prefix as `tokenize` returned it;
+        None: nobody has asked for that yet. Never raises for failures of the engine.
         """
         give_up_at, name = self._clock.now() + timeout_s, prompt.adapter or prompt.model
         known = known or await self.tokenize(prompt)
@@ -149,7 +149,9 @@ class Preloader:
         return tail.read_usage() or NO_USAGE
 
     async def is_pooled(self, prompt: RecentPrompt, known: TokenizedPrompt) -> bool:
-        """Return whether the shared pool holds the prefix, up to the last block, of which engines compute a token."""
+        """Return whether the shared pool holds the prefix, up to the last block, of which engines compute a
+        token.
+        """
         hit = await self._kv_store.lookup(known, self._origin(prompt))
         return hit is not None and len(prompt.ids) - hit.tokens <= max(known.keys)
 

@@ -1,8 +1,10 @@
-"""Token ids of recent prompts, within a byte limit: to send an engine the beginning of a prompt that it has not seen.
+"""Token ids of recent prompts, within a byte limit: to send an engine the beginning of a prompt that it has not
+seen.
 
-A prompt is kept up to its last power of two of blocks, under the key of that prefix: the next turn of a conversation
-replaces nothing until it has twice the length, and prompts that share all of it are kept once. The least recently seen
-is dropped first. Prompts with a salt do not belong here: who does not know the salt must not learn what is cached.
+A prompt is kept up to its last power of two of blocks, under the key of that prefix: the next turn of a
+conversation replaces nothing until it has twice the length, and prompts that share all of it are kept once. The
+least recently seen is dropped first. Prompts with a salt do not belong here: who does not know the salt must not
+learn what is cached.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Warm-up: an engine that becomes ready gets the prefixes that its first requests will probably begin with.
 
-The plan (`plan.py`) is made as soon as the engine's block size is known, for each rank by itself: ranks have caches of
-their own. A drained engine, as in a rollout, gets its prefixes as fast as it computes them; one that gets requests, by
-and by, within the budget of all preloading.
+The plan (`plan.py`) is made as soon as the engine's block size is known, for each rank by itself: ranks have caches
+of their own. A drained engine, as in a rollout, gets its prefixes as fast as it computes them; one that gets
+requests, by and by, within the budget of all preloading.
 
-Where several processes route, one of them warms, from its own records: the worker on duty of the host with the first
-id (`leads`).
+Where several processes route, one of them warms, from its own records: the worker on duty of the host with the
+first id (`leads`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The account of one tenant: what this process charged it, and what its peers report that they did.
 
 What processes report are totals that only rise, since the account began, and present values as a whole (open
-requests, reserved tokens, what was spent today). So a lost message is made up for by the next one. The receiver charges
-the difference to a window of its own for that process, when it receives it: a charge counts there a little longer than
-where it was made, never shorter, once it is known. Pure.
+requests, reserved tokens, what was spent today). So a lost message is made up for by the next one. The receiver
+charges the difference to a window of its own for that process, when it receives it: a charge counts there a little
+longer than where it was made, never shorter, once it is known. Pure.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Account:
         return not count_charged(self.request_windows(), now) and not count_charged(self.token_windows(), now)
 
     def totals(self, owner: str, now: float) -> TenantTotals:
-        """Return what this process reports."""
+        """Return the totals that this process reports."""
         for source, heard in list(self.heard.items()):  # nothing of a silent one counts once its windows are empty
             if heard.silent and not heard.requests.advance(now) and not heard.tokens.advance(now):
                 del self.heard[source]

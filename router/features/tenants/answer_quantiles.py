@@ -1,9 +1,9 @@
 """Quantiles of the lengths of a tenant's answers by a model: as many tokens are reserved for the next one.
 
-An answer weighs as much as it has tokens. If each weighed the same, sixty short answers would hide a few long ones, and
-a tenant could let many long ones begin at once with next to nothing reserved for each. By tokens, those longer than the
-quantile have `1 - SHARE` of all tokens at most, so a long answer hides only behind three times its own tokens. For
-lengths with an exponential distribution it is the 93rd percentile of the answers.
+An answer weighs as much as it has tokens. If each weighed the same, sixty short answers would hide a few long ones,
+and a tenant could let many long ones begin at once with next to nothing reserved for each. By tokens, those longer
+than the quantile have `1 - SHARE` of all tokens at most, so a long answer hides only behind three times its own
+tokens. For lengths with an exponential distribution it is the 93rd percentile of the answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The admin endpoints about tenants: what each used by day and model, as JSON or CSV, and what of its limits now."""
+"""The admin endpoints about tenants: what each used by day and model, as JSON or CSV, and what of its limits
+now.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,9 @@ def add_usage_routes(app: FastAPI, metering: Metering, read: Sequence[Any]) -> N
         last: Annotated[Day | None, Query(alias="to")] = None,
         format: Literal["json", "csv"] = "json",
     ) -> Response:
-        """Return what each tenant used of each model on the days from `from` to `to` (UTC; today where they are left
-        out): requests that ended, tokens by kind, estimated GPU time, and refused requests by reason. `csv` has the sum
-        of the refused ones.
+        """Return the use of each tenant by model on the days from `from` to `to` (UTC; today where they are left
+        out): requests that ended, tokens by kind, estimated GPU time, and refused requests by reason. `csv` has the
+        sum of the refused ones.
         """
         days = [None if day is None else number_day(day.isoformat()) for day in (first, last)]
         rows = await metering.read(*days)
@@ -87,8 +89,8 @@ def add_usage_routes(app: FastAPI, metering: Metering, read: Sequence[Any]) -> N
 
     @app.get("/admin/tenants", dependencies=read, response_model=TenantList)
     async def tenants(limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> Response:
-        """Return what tenants use now of each of their limits, all processes and routers together: those first that are
-        nearest to one of their limits.
+        """Return the present use of each tenant's limits, over all processes and routers, those nearest to a limit
+        first.
         """
         found = await metering.describe_limits(limit)
         described = [

@@ -1,4 +1,6 @@
-"""Limits and usage of tenants: counts what each one sends, refuses what is over its limits, and keeps what it used."""
+"""Limits and usage of tenants: counts what each one sends, refuses what is over its limits, and keeps what it
+used.
+"""
 
 from __future__ import annotations
 

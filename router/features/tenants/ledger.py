@@ -7,11 +7,11 @@
     settle     it has ended, in whatever way: what it used takes the place of the estimate, once
 
 What an estimate has too much is taken off the 60 s in which it was made, and what exceeds it is charged when it is
-known. The budget of a day has what ended in that day and what is reserved; a request that runs over midnight counts for
-the day in which it ends.
+known. The budget of a day has what ended in that day and what is reserved; a request that runs over midnight counts
+for the day in which it ends.
 
-Exact for the requests of one process. What others did is known when they report it (`account.py`), so several together
-may exceed a limit by what they have not reported yet. Pure but for the clock; one thread.
+Exact for the requests of one process. What others did is known when they report it (`account.py`), so several
+together may exceed a limit by what they have not reported yet. Pure but for the clock; one thread.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Ledger:
         return self._open(tenant).limits
 
     def use(self, tenant: str, limits: TenantLimits) -> dict[LimitName, LimitUse]:
-        """Return what a tenant uses now of each limit that it has."""
+        """Return a tenant's present use of each of its limits."""
         account, now = self._open(tenant), self._clock.now()
         used: dict[LimitName, float] = {
             "requests_per_minute": count_charged(account.request_windows(), now),
@@ -153,7 +153,7 @@ class Ledger:
         }
 
     def used_today(self, tenant: str) -> float:
-        """Return what a tenant has spent and reserved today, in the unit of the prices."""
+        """Return the spending and reservations of a tenant today, in the unit of the prices."""
         return self._open(tenant).cost_today(self._prices)
 
     def in_progress(self, tenant: str) -> int:
@@ -222,14 +222,16 @@ class Ledger:
                 heard.forget_open()
 
     def hand_over(self, tenant: str, spent: TokenCounts) -> None:
-        """Leave what a tenant has spent here today to the process that writes it to the file and reports it, too."""
+        """Leave what a tenant has spent here today to the process that writes it to the file and reports it,
+        too.
+        """
         if (account := self._accounts.get(tenant)) is not None:
             account.spent.subtract(spent)
             self._changed.add(tenant)
 
     def adopt(self, owner: str, spent: Mapping[str, TokenCounts]) -> None:
-        """Go on from a file that `owner` has written, with what tenants have spent today by it: report that too from
-        now on, in the place of the process that did.
+        """Go on from a file that `owner` has written, with what tenants have spent today by it: report that too
+        from now on, in the place of the process that did.
         """
         self.owner = owner
         self._changed.update(self._accounts)
@@ -239,7 +241,7 @@ class Ledger:
             self.restore(tenant, tokens)
 
     def totals(self, tenant: str) -> TenantTotals:
-        """Return what this process reports of a tenant."""
+        """Return the totals of a tenant that this process reports."""
         return self._open(tenant).totals(self.owner, self._clock.now())
 
     def tenants(self) -> list[str]:
@@ -289,7 +291,7 @@ def _look(allowed: int | None, windows: list[SlidingWindow], now: float) -> Wind
 
 
 class Reservation:
-    """What is charged for one request. Settled once, whatever ends it: it is a context manager, and idempotent."""
+    """Charge of one request. Settled once, whatever ends it: it is a context manager, and idempotent."""
 
     __slots__ = ("_first", "_ledger", "_requests", "_settled", "account", "charged", "estimate", "if_left", "tenant")
 
@@ -305,8 +307,8 @@ class Reservation:
         self.charged: Slice | None = None  # where its estimate was charged; None: no limit on tokens per minute
 
     def reserve(self, estimate: TokenCounts) -> Refusal | None:
-        """Charge what the request will probably use; or return which limit has no room for that, with no token charged.
-        Called once, before any of the others.
+        """Charge what the request will probably use; or return which limit has no room for that, with no token
+        charged. Called once, before any of the others.
         """
         return self._ledger._reserve(self, estimate)
 
@@ -317,7 +319,9 @@ class Reservation:
         return LimitState(self._requests, tokens)
 
     def correct(self, cached_tokens: int) -> None:
-        """Count so many of the prompt's tokens as found in a cache from now on, not from the end of the request on."""
+        """Count so many of the prompt's tokens as found in a cache from now on, not from the end of the request
+        on.
+        """
         before = self.estimate
         prompt = before.input_tokens + before.cached_tokens
         cached = min(cached_tokens, prompt)

@@ -85,7 +85,9 @@ class Meter:
         return opened
 
     def begin_counting(self, reservation: Reservation, prompt: Prompt) -> None:
-        """Note that a prompt is tokenised: a client that leaves meanwhile is charged as for one that did not fit."""
+        """Note that a prompt is tokenised: a client that leaves meanwhile is charged as for one that did not
+        fit.
+        """
         reservation.if_left = TokenCounts(len(prompt.body) // (BYTES_PER_TOKEN * COUNTED_TOKENS))
 
     def reserve(
@@ -95,8 +97,8 @@ class Meter:
         prompt: Prompt,
         tokens: TokenizedPrompt | UnknownIds,
     ) -> None:
-        """Charge the tenant of `call` what its request will probably use, and let its answer say what is left. Raises
-        `TooBusy` where that would exceed a limit.
+        """Charge the tenant of `call` what its request will probably use, and let its answer say what is left.
+        Raises `TooBusy` where that would exceed a limit.
         """
         tenant = call.tenant
         assert tenant is not None, "it has a reservation"
@@ -149,7 +151,7 @@ class Meter:
         return int(self._clock.wall() // DAY_S), tenant.name, model
 
     def _estimate(self, tenant: Tenant, prompt: Prompt, tokens: TokenizedPrompt | UnknownIds) -> TokenCounts:
-        """Return what a request will probably use, as if nothing of its prompt were cached."""
+        """Return the probable use of a request, as if nothing of its prompt were cached."""
         answer = 0
         if prompt.endpoint is not Endpoint.OTHER:
             seen = self._lengths.read(_answers_of(tenant, prompt.model or "")) or 0
@@ -165,7 +167,7 @@ class Meter:
         return TokenCounts(size if longest is None else min(size, longest), 0, answer)
 
     def _count(self, tenant: Tenant, request: Request, record: Record) -> TokenCounts:
-        """Return what a request used that has ended."""
+        """Return the use of a request that has ended."""
         if (prompt := record.prompt_tokens) is not None:
             cached = min(record.cached_tokens or 0, prompt)
             return TokenCounts(prompt - cached, cached, record.output_tokens or 0)
@@ -193,7 +195,7 @@ def _count_made(request: Request, attempt: Attempt, given: TokenCounts, usual: i
 
 
 def describe_refusal(refusal: Refusal) -> str:
-    """Return what a client is told."""
+    """Return the refusal's message for a client."""
     allowed, used, wanted = (f"{number:,.10g}" for number in (refusal.allowed, refusal.used, refusal.wanted))
     needs = "" if refusal.used >= refusal.allowed else f", and this request needs about {wanted}"
     match refusal.limit:
@@ -224,8 +226,8 @@ def _answers_of(tenant: Tenant, model: str) -> str:
 
 
 def _was_given(record: Record) -> bool:
-    """Return whether an engine took the request and is not at fault that its answer is not whole: it began one that is
-    no refusal, it was left while it worked, or the prefill half of a pair has ended.
+    """Return whether an engine took the request and is not at fault that its answer is not whole: it began one that
+    is no refusal, it was left while it worked, or the prefill half of a pair has ended.
     """
     attempt = record.attempts[-1]
     if record.status is not None and record.status >= 400 and attempt.end not in TAKEN:

@@ -1,8 +1,8 @@
 """The limits and the usage of tenants in one process: their books, and the file that keeps them.
 
-One process of a host has the file, the one on duty; other workers send it what they counted (`peers/tenants.py`), but
-for what is left when they stop. It is written every second and at the end, so that a process that is killed loses at
-most that second. While it cannot be written, what is to be written waits in memory.
+One process of a host has the file, the one on duty; other workers send it what they counted (`peers/tenants.py`),
+but for what is left when they stop. It is written every second and at the end, so that a process that is killed
+loses at most that second. While it cannot be written, what is to be written waits in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TENANTS_PER_TURN = 100  # described in one turn of the event loop
 
 
 class TenantUse(NamedTuple):
-    """What a tenant uses of its limits now; without limits that are not known in this process."""
+    """Present use of a tenant's limits, as far as they are known in this process."""
 
     tenant: str
     limits: dict[LimitName, LimitUse]
@@ -64,16 +64,16 @@ class Metering:
         """Put back into `usage` what no other process has taken over, for the last write; see `SharedTenants`."""
 
     def open_file(self, tasks: Tasks) -> None:
-        """Write the usage from now on, and go on from what was spent today. Raises ConfigError for a usage file that
-        cannot be used.
+        """Write the usage from now on, and go on from what was spent today. Raises ConfigError for a usage file
+        that cannot be used.
         """
         self._store = UsageStore(self._config.usage_file)
         self.ledger.adopt(self._store.owner, self._store.spent(self.ledger.today()))
         tasks.supervise("usage", self._write_always)
 
     async def close(self) -> None:
-        """Write what is left, and close the file. All workers of a host stop at once: each writes what the one on duty
-        has not taken over.
+        """Write what is left, and close the file. All workers of a host stop at once: each writes what the one on
+        duty has not taken over.
         """
         self.reclaim()
         if self._store is None and self._config.usage_file is not None and self.usage:
@@ -107,8 +107,8 @@ class Metering:
                 self._unwritten = ""
 
     async def read(self, first: int | None, last: int | None) -> list[UsageRow]:
-        """Return what tenants used from the day `first` to the day `last`, counted from the epoch, by day, tenant and
-        model; None: today. Raises `RequestRefused` when the file cannot be read.
+        """Return the use of tenants from the day `first` to the day `last`, counted from the epoch, by day, tenant
+        and model; None: today. Raises `RequestRefused` when the file cannot be read.
         """
         await self.write()
         today = self.ledger.today()
@@ -122,7 +122,7 @@ class Metering:
                 raise RequestRefused(f"the usage cannot be read: {error}", code="usage_unreadable") from error
 
     async def describe_limits(self, most: int) -> list[TenantUse]:
-        """Return what tenants use of their limits now, those nearest to one of them first, at most `most`. Tenants of
+        """Return the present use of tenants' limits, those nearest to one of them first, at most `most`. Tenants of
         which nothing counts now may be missing.
         """
         found = []
@@ -134,7 +134,9 @@ class Metering:
         return nlargest(most, found, key=TenantUse.fullest)
 
     def _find_limits(self, tenant: str) -> TenantLimits | None:
-        """Return the limits of a tenant that had no request here; None: it has none, or its tokens say its class."""
+        """Return the limits of a tenant that had no request here; None: it has none, or its tokens say its
+        class.
+        """
         jwt = self._config.jwt
         if jwt is not None and jwt.class_claim is not None:
             return None

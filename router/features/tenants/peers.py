@@ -4,10 +4,10 @@
                published: a limit may be exceeded by what they have not published yet
     usage      the workers of a host send theirs to the one on duty every `USAGE_S`, which writes it to the file
 
-A process that has ended or is silent holds no requests any more; what it charged and spent remains. Where processes do
-not reach each other, each side grants the whole limit. What the worker on duty has taken over of a worker's usage is
-part of what it reports itself: for a moment it may count twice for a budget, but never not at all. What a killed worker
-had not sent is lost.
+A process that has ended or is silent holds no requests any more; what it charged and spent remains. Where processes
+do not reach each other, each side grants the whole limit. What the worker on duty has taken over of a worker's
+usage is part of what it reports itself: for a moment it may count twice for a budget, but never not at all. What a
+killed worker had not sent is lost.
 """
 
 from __future__ import annotations

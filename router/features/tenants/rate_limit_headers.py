@@ -16,7 +16,9 @@ MINUTE_MS: Final = 60_000
 
 
 def render_rate_limits(state: LimitState, path: str, now_wall_s: float) -> bytes:
-    """Return the header lines of an answer to a request for `path`; none for limits that the tenant does not have."""
+    """Return the header lines of an answer to a request for `path`; none for limits that the tenant does not
+    have.
+    """
     render = _render_anthropic if path.startswith(ANTHROPIC_PATHS) else _render_openai
     lines = ""
     if state.requests is not None:

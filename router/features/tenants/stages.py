@@ -29,7 +29,7 @@ from router.tenants.tenant import Tenant
 
 
 class ChargedRequest(Held):
-    """What a request of a tenant is charged. `reservation` None: its tenant has no limits."""
+    """The charge of a tenant's request. `reservation` None: its tenant has no limits."""
 
     def __init__(self, meter: Meter, reservation: Reservation | None) -> None:
         self._meter = meter
@@ -94,8 +94,8 @@ class TenantStages:
 
 
 def cap_priority(prompt: Prompt, tenant: Tenant) -> None:
-    """Make the `priority` in the body, which engines go by, no more urgent than the tenant's may be. One that cannot be
-    read here, but perhaps by an engine, is replaced as well.
+    """Make the `priority` in the body, which engines go by, no more urgent than the tenant's may be. One that
+    cannot be read here, but perhaps by an engine, is replaced as well.
     """
     highest = tenant.service_class.config.highest_priority
     if highest is None or (prompt.priority is not None and prompt.priority >= highest):

@@ -1,7 +1,7 @@
 """Counters of what tenants used and were refused.
 
-Tenants that the settings list have a label of their own, and so have the first `MAX_TENANTS` others; together they have
-at most `MAX_SERIES` pairs of a tenant and a model, then the model becomes `other`.
+Tenants that the settings list have a label of their own, and so have the first `MAX_TENANTS` others; together they
+have at most `MAX_SERIES` pairs of a tenant and a model, then the model becomes `other`.
 """
 
 from __future__ import annotations

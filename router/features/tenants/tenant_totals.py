@@ -1,4 +1,4 @@
-"""What processes report to each other of a tenant."""
+"""Totals of a tenant that processes report to each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from router.features.tenants.token_counts import NO_TOKENS, TokenCounts
 
 
 class TenantTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a process charged a tenant. New fields come at the end with a default."""
+    """Charges of a tenant by one process. New fields come at the end with a default."""
 
     owner: str  # who spent `spent`: another process that goes on from the same file has the same name
     began: int  # number of the account, among those of its process: the next one of the same tenant begins at 0

@@ -14,7 +14,7 @@ class TokenCounts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def computed(self) -> int:
-        """What engines computed: this is what counts per minute."""
+        """Tokens that engines computed, which count per minute."""
         return self.input_tokens + self.output_tokens
 
     def plus(self, other: TokenCounts) -> TokenCounts:

@@ -1,4 +1,4 @@
-"""What a tenant used of a model on a day."""
+"""Use of a model by a tenant on a day."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UsageKey = tuple[int, str, str]  # a named tuple is slow to make, and every requ
 
 
 class UsageRow(msgspec.Struct, frozen=True, array_like=True):
-    """What a tenant used of a model on a day. It travels between the workers of a router."""
+    """Use of a model by a tenant on a day. It travels between the workers of a router."""
 
     day: int
     tenant: str

@@ -1,4 +1,4 @@
-"""What each tenant used, by day and model: sums that are added up here and taken away to be stored."""
+"""Sums of each tenant's use, by day and model, taken away to be stored."""
 
 from __future__ import annotations
 

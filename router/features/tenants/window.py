@@ -1,9 +1,9 @@
 """A sliding window of 60 s over charges, so that no 60 s ever have more of them than was allowed.
 
-Charges are gathered in slices of at most 50 ms, so that a window takes 1,200 entries and not one per request. A slice
-leaves as a whole when its newest charge is 60 s old: a charge counts for 60 to 60.05 s, never for less. (A bucket that
-refills would be cheaper and lets twice the limit pass within a minute.) Pure: the time is an argument, and must not go
-back.
+Charges are gathered in slices of at most 50 ms, so that a window takes 1,200 entries and not one per request. A
+slice leaves as a whole when its newest charge is 60 s old: a charge counts for 60 to 60.05 s, never for less. (A
+bucket that refills would be cheaper and lets twice the limit pass within a minute.) Pure: the time is an argument,
+and must not go back.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class SlidingWindow:
         return newest
 
     def correct(self, charged: Slice, amount: int, now: float) -> bool:
-        """Add `amount`, which may be negative, to what a slice was charged; return False, and change nothing, if it has
-        left the window.
+        """Add `amount`, which may be negative, to what a slice was charged; return False, and change nothing, if it
+        has left the window.
         """
         self.advance(now)
         if charged.left:
@@ -69,8 +69,8 @@ class SlidingWindow:
         return True
 
     def give_back(self, amount: int, now: float) -> None:
-        """Take `amount` off the oldest charges, of which it is not known when they were made: what is left then counts
-        longer than it has to, not shorter.
+        """Take `amount` off the oldest charges, of which it is not known when they were made: what is left then
+        counts longer than it has to, not shorter.
         """
         self.advance(now)
         for one in self._slices:

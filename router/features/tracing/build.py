@@ -30,7 +30,8 @@ def build_tracing(
     continues: bool,
 ) -> Tracing:
     """Build the tracing of the process `instance`. With `continues` off, the `traceparent` of clients is ignored.
-    `address` says where a target is. Raises `ConfigError` when the SDK is not installed, or a setting cannot be used.
+    `address` says where a target is. Raises `ConfigError` when the SDK is not installed, or a setting cannot be
+    used.
     """
     ratio = read_ratio(environment) if config.sample_ratio is None else config.sample_ratio
     headers = None if config.headers_file is None else read_headers(Path(config.headers_file))
@@ -48,8 +49,8 @@ def complete_endpoint(endpoint: str) -> str:
 
 
 def read_ratio(environment: Mapping[str, str]) -> float:
-    """Return the share of new traces that OpenTelemetry's variables say is sampled. Clients decide about theirs with
-    any sampler. Raises `ConfigError` for a name or a number that means nothing.
+    """Return the share of new traces that OpenTelemetry's variables say is sampled. Clients decide about theirs
+    with any sampler. Raises `ConfigError` for a name or a number that means nothing.
     """
     name = environment.get("OTEL_TRACES_SAMPLER", "").strip()
     sampler = name.removeprefix("parentbased_")
@@ -70,8 +71,8 @@ def read_ratio(environment: Mapping[str, str]) -> float:
 
 
 def read_headers(path: Path) -> dict[str, str]:
-    """Read a file of `NAME: VALUE` lines; empty ones and those that begin with # are comments. Raises `ConfigError`; no
-    value is in its message, as it may be a secret.
+    """Read a file of `NAME: VALUE` lines; empty ones and those that begin with # are comments. Raises
+    `ConfigError`; no value is in its message, as it may be a secret.
     """
     headers: dict[str, str] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):

@@ -1,8 +1,8 @@
 """Sends spans by OpenTelemetry's SDK: its resource, its encoding, and its OTLP exporter over HTTP.
 
-The only module that imports the SDK, loaded where tracing is configured (`warmroute[otel]`). Spans have ended when they
-get here, so the SDK's tracer is not needed: its spans take locks and look for samplers, processors and limits, which
-costs as much again as all of this.
+The only module that imports the SDK, loaded where tracing is configured (`warmroute[otel]`). Spans have ended when
+they get here, so the SDK's tracer is not needed: its spans take locks and look for samplers, processors and limits,
+which costs as much again as all of this.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FAILED, UNSET = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
 
 
 class OtlpSender:
-    """Sends spans to `endpoint`, the whole URL; None: where the OTEL_* variables say. `resource`: attributes of this
-    process beside the variables' and those of the service.
+    """Sends spans to `endpoint`, the whole URL; None: where the OTEL_* variables say. `resource`: attributes of
+    this process beside the variables' and those of the service.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class OtlpSender:
         ]
 
     def send(self, spans: Sequence[ReadableSpan]) -> bool:
-        """Post spans; blocks up to the exporter's timeout, its repetitions included. Return whether they were taken."""
+        """Post spans; blocks up to the exporter's timeout, its repetitions included. Return whether they were
+        taken.
+        """
         return self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
@@ -95,7 +97,7 @@ class _FixedResource(Resource):
 
 
 def _detect() -> Resource:
-    """Return what the variables say of this service, and nothing where they do not."""
+    """Return the attributes of this service from the environment variables."""
     found = Resource.create().attributes
     unknown = str(found.get(SERVICE_NAME, "")).startswith("unknown_service")
     return Resource({name: value for name, value in found.items() if name != SERVICE_NAME or not unknown})

@@ -6,8 +6,9 @@
       attempt                  at one engine, whose own spans hang below it; a retry links to the attempt before
         prefill                the half of a pair that another engine computes
 
-Names and attributes are those of the GenAI semantic conventions (https://github.com/open-telemetry/semantic-conventions
--genai) where they have one, else `warmroute.*`. No attribute has anything of a prompt or an answer.
+Names and attributes are those of the GenAI semantic conventions
+(https://github.com/open-telemetry/semantic-conventions -genai) where they have one, else `warmroute.*`. No
+attribute has anything of a prompt or an answer.
 """
 
 from __future__ import annotations

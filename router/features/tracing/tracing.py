@@ -3,8 +3,8 @@
     begin() when a request arrives -> end() with its record -> a bounded queue -> the thread: build spans, post them
 
 A request that is not sampled costs the decision, and a header where it goes to an engine. Spans are built by the
-thread, from records that are complete, in batches with rests between them. A receiver that is away is tried again after
-a pause and named in the log once; meanwhile the queue fills up, and what does not fit is dropped and counted.
+thread, from records that are complete, in batches with rests between them. A receiver that is away is tried again
+after a pause and named in the log once; meanwhile the queue fills up, and what does not fit is dropped and counted.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ class Tracing:
         self.refuse(call.fields, RefusedRequest(endpoint, refusal.status, reason, started_s, now_s))
 
     def end(self, trace: TraceContext, record: Record) -> bool:
-        """Take the record of a request that has ended; it must not change any more. Return whether it is exported."""
+        """Take the record of a request that has ended; it must not change any more. Return whether it is
+        exported.
+        """
         if not trace.sampled and (record.duration_ms or 0.0) <= self._slow_ms:
             reason = failure_reason(record)
             if reason is None or reason in CLIENTS_OWN:
@@ -127,7 +129,9 @@ class Tracing:
         return self._add(trace, record)
 
     def refuse(self, fields: Mapping[bytes, bytes], request: RefusedRequest) -> None:
-        """Take a request that was refused before it had a record. One that is not sampled is exported if it failed."""
+        """Take a request that was refused before it had a record. One that is not sampled is exported if it
+        failed.
+        """
         trace = self.begin(fields)
         if trace.sampled or request.status >= 500:
             self._add(trace, request)

@@ -6,8 +6,8 @@
     closing    after the last
     whole      instead of all these, without streaming
 
-The formats are in openai_shapes.py, responses.py and messages.py; they follow vLLM 0.32's own field by field, checked
-against recorded answers.
+The formats are in openai_shapes.py, responses.py and messages.py; they follow vLLM 0.32's own field by field,
+checked against recorded answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The ASGI application of one emulated engine: routes, authentication, cross-origin requests, and the shape of errors.
+"""The ASGI application of one emulated engine: routes, authentication, cross-origin requests, and the shape of
+errors.
 
 Refusals have the forms of a real engine (vLLM 0.32): `{"detail": ...}` from its web framework (unknown paths, wrong
-methods with `Allow`, unreadable bodies), `{"error": ...}` from its schema and its own code, the latter in Anthropic's
-form under `/v1/messages`. A path with a slash too many is redirected; a WebSocket is refused with 403 on every path.
+methods with `Allow`, unreadable bodies), `{"error": ...}` from its schema and its own code, the latter in
+Anthropic's form under `/v1/messages`. A path with a slash too many is redirected; a WebSocket is refused with 403
+on every path.
 
 Beside vLLM's own endpoints it has these, which need no API key and are not affected by faults:
 

@@ -9,8 +9,8 @@ The bootstrap server of a prefill engine is where decode engines identify it and
     POST /emulate/fetch  {"engine_id", "name", "wait_s"}: hand over and free the blocks held under that name, in place
                          of the RDMA transfer between real engines. 404: another engine's id; 410: not ready in time
 
-A decode engine may ask before the prompt is computed, and waits. Blocks that no engine fetches are freed after a while.
-Facts: protocol 7.1 and 7.2; vllm .../v1/mooncake/mooncake_connector.py and .../v1/nixl/pull_scheduler.py.
+A decode engine may ask before the prompt is computed, and waits. Blocks that no engine fetches are freed after a
+while. Facts: protocol 7.1 and 7.2; vllm .../v1/mooncake/mooncake_connector.py and .../v1/nixl/pull_scheduler.py.
 """
 
 from __future__ import annotations

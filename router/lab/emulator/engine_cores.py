@@ -1,7 +1,7 @@
 """The engine cores of one emulated server, driven in real time: each rank's simulated engine steps when it is due.
 
-A `TokenStream` is what one HTTP request waits on: the tokens of all its sequences (n > 1, several prompts) in the order
-in which they were made. Its holder closes it; closing cancels what still runs, as vLLM's abort does.
+A `TokenStream` is what one HTTP request waits on: the tokens of all its sequences (n > 1, several prompts) in the
+order in which they were made. Its holder closes it; closing cancels what still runs, as vLLM's abort does.
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ class EngineCore:
                 await self._work.wait()
 
     async def _save(self, save: BlockSave) -> None:
-        """Write a computed prompt to the pool, and publish the blocks that are new there as a batch of their own."""
+        """Write a computed prompt to the pool, and publish the blocks that are new there as a batch of their
+        own.
+        """
         assert self._store is not None
         pooled = save.announce(await self._store.put(save.digests))
         await self.may_run.wait()

@@ -1,7 +1,7 @@
 """The four generating endpoints: a request goes to a core, tokens come back, an answer shape turns them into bytes.
 
-Every generating request takes this path, and request faults are injected here: errors, refusals, and connections that
-are cut before the first byte or inside the answer.
+Every generating request takes this path, and request faults are injected here: errors, refusals, and connections
+that are cut before the first byte or inside the answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A small HTTP server: one ASGI application on a real socket of this process, and the exchanges that it handles.
 
-It runs uvicorn's protocol on the event loop's own server, without uvicorn's signal handling and its ten ticks a second,
-so an idle server costs nothing and stops at once. Requests are read whole; answers are sent whole or in pieces. Nothing
-here knows vLLM. `HttpExchange.abort` cuts a connection without finishing the answer, for the faults that need it.
+It runs uvicorn's protocol on the event loop's own server, without uvicorn's signal handling and its ten ticks a
+second, so an idle server costs nothing and stops at once. Requests are read whole; answers are sent whole or in
+pieces. Nothing here knows vLLM. `HttpExchange.abort` cuts a connection without finishing the answer, for the faults
+that need it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class HttpExchange:
         await self.wait_closed()
 
     async def send_json(self, value: object, status: int = 200, *, cut_after_bytes: int | None = None) -> None:
-        """Answer with `value` encoded as JSON. `cut_after_bytes`: the connection is closed after so many of them."""
+        """Answer with `value` encoded as JSON. `cut_after_bytes`: the connection is closed after so many of
+        them.
+        """
         body = _encode(value)
         if cut_after_bytes is None or cut_after_bytes >= len(body):
             await self.send_body(body, "application/json", status)

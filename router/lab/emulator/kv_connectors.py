@@ -35,7 +35,9 @@ REPLY_S = 1.0  # on top of the time for which a peer was asked to wait
 
 
 class KvConnectors:
-    """The bootstrap server, if there is one, listens while entered; entering raises OSError when its port is in use."""
+    """The bootstrap server, if there is one, listens while entered; entering raises OSError when its port is in
+    use.
+    """
 
     def __init__(self, options: EngineOptions, tasks: Tasks) -> None:
         self._options = options

@@ -1,13 +1,14 @@
 """One rank's event publisher: a real ZeroMQ PUB socket, and a ROUTER socket that replays what was published.
 
 Frames of a live message: `[topic][sequence, 8 bytes big-endian][payload]`. A replay request is `[empty][first
-sequence]` from a DEALER; the answer is one message per stored batch from there on, then an end marker whose sequence is
--1. Losses, duplicates and reordering happen here, behind the replay buffer, where a network would cause them.
+sequence]` from a DEALER; the answer is one message per stored batch from there on, then an end marker whose
+sequence is -1. Losses, duplicates and reordering happen here, behind the replay buffer, where a network would cause
+them.
 
-A payload is `[ts, events, rank]` in msgpack, the inverse of `backends/vllm/kv_events.py`. Since vLLM 0.24 an event is a
-map that leaves out fields at their default; before, it was an array with the tag first and every field in place. Both
-are encoded from the same table of fields, so they carry the same facts. Source: vLLM distributed/kv_events.py, checked
-against recordings of 0.32.
+A payload is `[ts, events, rank]` in msgpack, the inverse of `backends/vllm/kv_events.py`. Since vLLM 0.24 an event
+is a map that leaves out fields at their default; before, it was an array with the tag first and every field in
+place. Both are encoded from the same table of fields, so they carry the same facts. Source: vLLM
+distributed/kv_events.py, checked against recordings of 0.32.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class AdapterNumbers(dict[str, int]):
 
 
 class KvPublisher:
-    """Binds when it is made; `publish` never blocks; `serve_replays` runs until cancelled; `close` frees the ports."""
+    """Binds when it is made; `publish` never blocks; `serve_replays` runs until cancelled; `close` frees the
+    ports.
+    """
 
     def __init__(
         self,

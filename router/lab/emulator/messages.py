@@ -1,7 +1,7 @@
 """`/v1/messages`, Anthropic's format, as vLLM answers it (anthropic/serving.py).
 
-vLLM makes these answers from its own chat chunks: prompt tokens are reported at the start, cached tokens only at the
-end, and `input_tokens` there leaves the cached ones out.
+vLLM makes these answers from its own chat chunks: prompt tokens are reported at the start, cached tokens only at
+the end, and `input_tokens` there leaves the cached ones out.
 """
 
 from __future__ import annotations

@@ -171,7 +171,9 @@ async def _not_found(exchange: HttpExchange) -> None:
 
 
 def run_master(options: MasterOptions) -> None:
-    """Serve until SIGTERM or SIGINT; print one JSON line once it accepts requests. Raises OSError for a port in use."""
+    """Serve until SIGTERM or SIGINT; print one JSON line once it accepts requests. Raises OSError for a port in
+    use.
+    """
     run_service(lambda: MooncakeMaster(options), options.parent_pid)
 
 

@@ -1,7 +1,7 @@
 """`/v1/chat/completions` and `/v1/completions`, as vLLM answers them.
 
-Sources: openai/chat_completion/serving.py and openai/completion/serving.py. The two share the end of an answer, usage
-and chunks; they differ in their choices and in the order of fields, which is vLLM's.
+Sources: openai/chat_completion/serving.py and openai/completion/serving.py. The two share the end of an answer,
+usage and chunks; they differ in their choices and in the order of fields, which is vLLM's.
 """
 
 from __future__ import annotations

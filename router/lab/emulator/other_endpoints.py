@@ -1,4 +1,5 @@
-"""vLLM's endpoints beside generation: tokenisation, models, and stand-ins for embeddings, scores and transcriptions.
+"""vLLM's endpoints beside generation: tokenisation, models, and stand-ins for embeddings, scores and
+transcriptions.
 
 What these say has no meaning here; they have the right shape and are the same every time.
 """
@@ -116,7 +117,9 @@ class OtherEndpoints:
         await exchange.send_json(self._listing("embd", body, data) | {"usage": self._usage([*left, *right])})
 
     async def transcribe(self, exchange: HttpExchange) -> None:
-        """Answer with the length of the uploaded file in words. Raises BadRequest for what is no form with a file."""
+        """Answer with the length of the uploaded file in words. Raises BadRequest for what is no form with a
+        file.
+        """
         kind = exchange.headers.get("content-type", "")
         message = message_from_bytes(f"content-type: {kind}\r\n\r\n".encode("latin-1") + exchange.body)
         if not message.is_multipart():

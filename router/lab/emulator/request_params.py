@@ -1,9 +1,9 @@
 """The parameters of a generating request, read from its body as vLLM reads it.
 
-Prompts are read and rendered by the router's own packages (`prompt/api`, `prompt/tokenization/chat_template.py`): this
-project has one implementation of vLLM's conversions, and the tests against real engines check it. This module adds the
-fields that matter only to the engine: token ids that a chat carries, the number of tokens and choices, the tool that
-must be called.
+Prompts are read and rendered by the router's own packages (`prompt/api`, `prompt/tokenization/chat_template.py`):
+this project has one implementation of vLLM's conversions, and the tests against real engines check it. This module
+adds the fields that matter only to the engine: token ids that a chat carries, the number of tokens and choices, the
+tool that must be called.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class RequestParamsReader:
         self._variables = {name: vocabulary.config[name] for name in tokens if name in vocabulary.config}
 
     def read(self, path: str, raw: bytes, body: Body) -> RequestParams:
-        """Read a request; `body` is `raw`, decoded. Raises BadRequest or NotFound where the engine would refuse it."""
+        """Read a request; `body` is `raw`, decoded. Raises BadRequest or NotFound where the engine would refuse
+        it.
+        """
         adapter = self.read_adapter(body["model"])
         check_limits(path, body, self._options.context_tokens)
         prompts = self.read_prompts(path, raw, body, generates=True)
@@ -111,8 +113,8 @@ class RequestParamsReader:
         )
 
     def read_adapter(self, model: object) -> str | None:
-        """Return the LoRA adapter of that name, `None` for the base model, which needs no name. Raises NotFound for any
-        other one.
+        """Return the LoRA adapter of that name, `None` for the base model, which needs no name. Raises NotFound for
+        any other one.
         """
         if not model or model == self._options.model:
             return None
@@ -167,7 +169,9 @@ class RequestParamsReader:
         return [ids[0], *ids] if renders == "other_count" else ids
 
     def _encode_special_as_text(self, chat: Chat) -> list[int]:
-        """Return ids in which only the template's special tokens are special: those in texts are marked meanwhile."""
+        """Return ids in which only the template's special tokens are special: those in texts are marked
+        meanwhile.
+        """
         marked = [_replace_special(message, SPECIAL, MARKS) for message in chat.messages]
         text = self._template.render(chat._replace(messages=marked), self._variables)
         ids: list[int] = []
@@ -236,8 +240,8 @@ class RequestParamsReader:
 
 
 def list_images(messages: list[Any]) -> list[bytes]:
-    """Return what stands for each image of a chat, in order. Raises BadRequest for an image that is an address: nothing
-    is fetched here.
+    """Return the placeholder of each image of a chat, in order. Raises BadRequest for an image that is an address:
+    nothing is fetched here.
     """
     parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
     images = [part["image_url"]["url"] for part in parts if isinstance(part, dict) and part["type"] == "image_url"]
@@ -266,9 +270,9 @@ def _replace_special(value: Any, olds: Sequence[str], news: Sequence[str]) -> An
 def read_prompt_token_ids(options: EngineOptions, faults: EngineFaults, body: Body) -> list[int] | None:
     """Return the prompt's token ids that a chat carries, `None` when its messages have to be rendered.
 
-    As in vLLM's renderers/online_renderer.py (`_reused_prompt_token_ids`): engines before 0.32 do not read them, and
-    none reads them, valid or not, when the messages are needed: to echo them, or for media in them. Raises BadRequest
-    for ids that are not token ids.
+    As in vLLM's renderers/online_renderer.py (`_reused_prompt_token_ids`): engines before 0.32 do not read them,
+    and none reads them, valid or not, when the messages are needed: to echo them, or for media in them. Raises
+    BadRequest for ids that are not token ids.
     """
     params = body.get("kv_transfer_params")
     ids = params.get("prompt_token_ids") if isinstance(params, dict) else None

@@ -1,8 +1,10 @@
-"""Request bodies as vLLM 0.32's web framework reads them: what it decodes, coerces and refuses before vLLM's own code.
+"""Request bodies as vLLM 0.32's web framework reads them: what it decodes, coerces and refuses before vLLM's own
+code.
 
 FastAPI decodes with Python's `json`, so a byte order mark, UTF-16, NaN and repeated keys (the last counts) are no
-errors; pydantic's lax mode makes numbers of strings, and of "yes" or 1 a boolean. The models are vLLM's, reduced to the
-fields that matter here; pydantic itself gives their errors. Errors have three forms (recorded from a real engine):
+errors; pydantic's lax mode makes numbers of strings, and of "yes" or 1 a boolean. The models are vLLM's, reduced to
+the fields that matter here; pydantic itself gives their errors. Errors have three forms (recorded from a real
+engine):
 
     {"error": {..., "type": "Bad Request", "param": "body.stream", "code": 400}}   refused by the schema, every endpoint
     {"detail": "There was an error parsing the body"}                              what `json` fails on but for syntax

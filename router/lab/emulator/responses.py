@@ -172,7 +172,9 @@ class StoredResponses:
         return self._all[id][0]
 
     def expand(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the request with the conversation that it continues in its input. Raises NotFound through `get`."""
+        """Return the request with the conversation that it continues in its input. Raises NotFound through
+        `get`.
+        """
         previous = body.get("previous_response_id")
         if previous is None:
             return body

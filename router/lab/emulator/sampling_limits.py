@@ -1,7 +1,8 @@
-"""What vLLM's own code refuses of a request whose fields have the right types, with its messages and parameter names.
+"""Refusals of vLLM's own code for requests whose fields have the right types, with its messages and parameter
+names.
 
-Most is refused before an answer begins. Values that only the engine core can judge are refused late: a stream has begun
-by then, so the error is its first event, or, at `/v1/responses`, the stream is cut (recorded from vLLM 0.32).
+Most is refused before an answer begins. Values that only the engine core can judge are refused late: a stream has
+begun by then, so the error is its first event, or, at `/v1/responses`, the stream is cut (recorded from vLLM 0.32).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def check_limits(path: str, body: Body, context_tokens: int) -> None:
 
 
 def find_late_refusal(path: str, body: Body, vocabulary: int) -> BadRequest | None:
-    """Return what the engine core refuses of a request; fields that the endpoint does not have are ignored."""
+    """Return the engine core's refusal of a request; fields that the endpoint does not have are ignored."""
     if path == MESSAGES:
         return None
     for name in ("stop_token_ids",) if path == RESPONSES else ("allowed_token_ids", "stop_token_ids"):

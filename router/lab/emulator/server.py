@@ -1,8 +1,8 @@
 """One emulated vLLM server: sockets around simulated engine cores.
 
-`EmulatedServer` is an async context manager, so tests can run several in one event loop. The embedded fleet starts each
-engine in a process of its own, with `python -m router.lab.emulator.server '{"port": 0, ...}'` (`EngineOptions`);
-users call `warmroute engine`, which runs the same server.
+`EmulatedServer` is an async context manager, so tests can run several in one event loop. The embedded fleet starts
+each engine in a process of its own, with `python -m router.lab.emulator.server '{"port": 0, ...}'`
+(`EngineOptions`); users call `warmroute engine`, which runs the same server.
 """
 
 from __future__ import annotations

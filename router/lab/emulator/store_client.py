@@ -1,7 +1,7 @@
 """The shared pool as an emulated engine uses it: the queries and writes of vLLM's MooncakeStoreConnector.
 
-Blocks have the key strings of that connector on one rank (protocol 6.3). A pool that is silent, failing or gone holds
-nothing and accepts nothing; that never fails a request. The pool itself is `mooncake_master.py`.
+Blocks have the key strings of that connector on one rank (protocol 6.3). A pool that is silent, failing or gone
+holds nothing and accepts nothing; that never fails a request. The pool itself is `mooncake_master.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The embedded fleet: emulated engines as child processes, started together, restarted, and ended with their parent.
+"""The embedded fleet: emulated engines as child processes, started together, restarted, and ended with their
+parent.
 
 An engine that dies is started again on the ports that it had, after a pause that grows from death to death, so that
 killing an engine in the embedded fleet looks to the router like a pod that crashes and comes back.

@@ -1,8 +1,9 @@
-"""The tokenizer of emulated engines: text to token ids, one token to its text, and the tokens that answers consist of.
+"""The tokenizer of emulated engines: text to token ids, one token to its text, and the tokens that answers consist
+of.
 
-Answers are drawn from tokens that spell a whole word with its leading space, because those survive the round trip: the
-text of an answer, sent back as history in the next turn, becomes exactly the tokens that were generated, so it hits the
-cache as it mostly does on a real engine.
+Answers are drawn from tokens that spell a whole word with its leading space, because those survive the round trip:
+the text of an answer, sent back as history in the next turn, becomes exactly the tokens that were generated, so it
+hits the cache as it mostly does on a real engine.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Vocabulary:
         self.words = [id for id, text in enumerate(self._texts) if text[:1] == " " and _is_word(text[1:])]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of `text`; `special` adds the post-processor's tokens, like a begin-of-text token."""
+        """Return the token ids of `text`; `special` adds the post-processor's tokens, like a begin-of-text
+        token.
+        """
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 

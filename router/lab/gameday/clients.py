@@ -32,7 +32,7 @@ LONGEST_PATIENCE_S = 0.4  # of a client that hangs up
 
 
 class LoadEndpoint(NamedTuple):
-    """Where clients send."""
+    """The endpoint that clients send to."""
 
     url: str
     model: str
@@ -41,7 +41,9 @@ class LoadEndpoint(NamedTuple):
 
 
 async def examine_endpoint(url: str, model: str | None, api_key: str | None, clock: Clock) -> LoadEndpoint:
-    """Return what to send to somebody's router; `model` None is the first that it lists. Raises EndpointUnavailable."""
+    """Return the endpoint of somebody's router; `model` None is the first that it lists. Raises
+    EndpointUnavailable.
+    """
     base, found = url.rstrip("/").removesuffix("/v1"), model or await find_first_model(url, api_key)
     async with LoadClient(base, found, clock, api_key) as client:
         return LoadEndpoint(base, found, api_key, await measure_tokens_per_word(client, CALIBRATION_SEED))
@@ -59,7 +61,9 @@ async def run_load(
 async def run_flood(
     script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, start_s: float, clients: int, tokens: int, until_s: float
 ) -> list[SentRequest]:
-    """Send one prompt of `tokens` tokens by `clients` at once, again and again until `until_s`; return all requests."""
+    """Send one prompt of `tokens` tokens by `clients` at once, again and again until `until_s`; return all
+    requests.
+    """
     turn = Turn(0, (Span(FLOOD_SOURCE, tokens),), FLOOD_ANSWER_TOKENS, 0.0)
     sessions = tuple(Session(number, 0.0, (turn,)) for number in range(clients * 1000))
     sent: list[SentRequest] = []

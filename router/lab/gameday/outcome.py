@@ -1,7 +1,7 @@
 """What a game day amounts to: each fault's figures, and which of its bounds they break. Pure.
 
-A fault is judged from its begin until the begin of the next one, or the end of the load, by the requests of the load
-that ended in that time (not those of a flood, nor those whose clients hang up):
+A fault is judged from its begin until the begin of the next one, or the end of the load, by the requests of the
+load that ended in that time (not those of a flood, nor those whose clients hang up):
 
     failed       requests without a complete answer
     p99_s        time to first token, 99th percentile of the answers
@@ -30,7 +30,9 @@ SLOW_S = 0.1  # a median this much above the calm one is within what a busy mach
 
 
 class PlayedFault(NamedTuple):
-    """A fault as it was played. Times are seconds since the load began, by the clock that also timed the requests."""
+    """A fault as it was played. Times are seconds since the load began, by the clock that also timed the
+    requests.
+    """
 
     fault: FaultKind
     detail: str  # what was done to whom

@@ -30,7 +30,9 @@ class GamedayRun:
     """One game day, from its start to its end, or as far as it came."""
 
     def __init__(self, script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, stage: Stage | None = None) -> None:
-        """`stage`: what faults are played on; None: the router is somebody else's, so only clients can be the fault."""
+        """`stage`: what faults are played on; None: the router is somebody else's, so only clients can be the
+        fault.
+        """
         self.script = script
         self.endpoint = endpoint
         self.rows: list[SentRequest] = []

@@ -1,7 +1,8 @@
 """A TCP relay in front of a port, which can be cut: a network partition without rights over the network.
 
-Stalled, connections stay open and bytes wait, as behind a switch that drops packets: what was sent meanwhile arrives
-when the relay is healed. Refusing, open connections are reset and new ones refused, as by a host that is gone.
+Stalled, connections stay open and bytes wait, as behind a switch that drops packets: what was sent meanwhile
+arrives when the relay is healed. Refusing, open connections are reset and new ones refused, as by a host that is
+gone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ CHUNK_BYTES = 65536
 
 
 class TcpRelay:
-    """Relays while entered; `port` stays the same from then on. Entering raises OSError when there is no free port."""
+    """Relays while entered; `port` stays the same from then on. Entering raises OSError when there is no free
+    port.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._upstream = host, port

@@ -39,7 +39,7 @@ class Sight(NamedTuple):
 
 
 def read_sight(page: str) -> Sight:
-    """Return what a metrics page shows."""
+    """Return the sight of a metrics page."""
     samples: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in WANTED}
     for name, labels, value in SAMPLE.findall(page):
         if name in WANTED:
@@ -71,7 +71,9 @@ def read_sight(page: str) -> Sight:
 
 
 def is_well(now: Sight, before: Sight, agents: int) -> bool:
-    """Whether nothing shows a fault that did not show `before`, and no more is booked than `agents` can have sent."""
+    """Return whether no fault shows that did not show `before`, and no more is booked than `agents` can have
+    sent.
+    """
     return (
         now.not_ready <= before.not_ready
         and now.tripped <= before.tripped
@@ -101,4 +103,6 @@ NOTICED_BY: dict[FaultKind, Callable[[Sight, Sight], bool]] = {
     "dead_pool": lambda now, before: before.has_pool is True and now.has_pool is False,
     "clock_jump": lambda now, before: now.lag_s > LATE_S > before.lag_s,
 }
-"""By what of the metrics a fault is noticed, compared with the sight before it; the other faults leave no such mark."""
+"""By what of the metrics a fault is noticed, compared with the sight before it; the other faults leave no such
+mark.
+"""

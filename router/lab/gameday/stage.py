@@ -1,7 +1,9 @@
-"""What a game day runs on: simulated engines, a pool, relays between router and engines, and the router, all processes.
+"""What a game day runs on: simulated engines, a pool, relays between router and engines, and the router, all
+processes.
 
-Everything listens on ports of its own on the loopback interface. Nothing outlives the `Stage`: engines, pool and router
-die with the process that started them, however that ends (Linux), and what was stopped (SIGSTOP) is ended all the same.
+Everything listens on ports of its own on the loopback interface. Nothing outlives the `Stage`: engines, pool and
+router die with the process that started them, however that ends (Linux), and what was stopped (SIGSTOP) is ended
+all the same.
 
 The router is `python -m router.cli.gameday.router`, which is the router with a wall clock that can be made to jump.
 """
@@ -130,7 +132,9 @@ class Stage:
             await self._master.stop(STOP_TIMEOUT_S)
 
     def fill_disk(self) -> None:
-        """Let every write of the router to a file fail that would make the file longer (EFBIG), as on a full disk."""
+        """Let every write of the router to a file fail that would make the file longer (EFBIG), as on a full
+        disk.
+        """
         resource.prlimit(self._announcement["pid"], resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
     def free_disk(self) -> None:

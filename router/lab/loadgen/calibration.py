@@ -1,7 +1,8 @@
 """Discovery of a load's endpoint before it begins: the model's name, and how many tokens a word takes.
 
-Two chats of known text, one short and one longer, are sent for one token each: the difference of their prompt tokens by
-the difference of their words is what a word takes with that model's tokenizer, whatever its chat template adds.
+Two chats of known text, one short and one longer, are sent for one token each: the difference of their prompt
+tokens by the difference of their words is what a word takes with that model's tokenizer, whatever its chat template
+adds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class EndpointUnavailable(WarmrouteError):
 
 
 async def find_first_model(url: str, api_key: str | None) -> str:
-    """Return the endpoint's first model. Raises EndpointUnavailable when it is unreachable, refuses or lists none."""
+    """Return the endpoint's first model. Raises EndpointUnavailable when it is unreachable, refuses or lists
+    none.
+    """
     base = url.rstrip("/").removesuffix("/v1")
     try:
         async with httpx.AsyncClient(base_url=base, headers=bearer(api_key), timeout=10.0, trust_env=False) as http:
@@ -37,7 +40,9 @@ async def find_first_model(url: str, api_key: str | None) -> str:
 
 
 async def measure_tokens_per_word(client: LoadClient, text_seed: int) -> float:
-    """Return how many tokens a word takes. Raises EndpointUnavailable when requests fail or usage is implausible."""
+    """Return how many tokens a word takes. Raises EndpointUnavailable when requests fail or usage is
+    implausible.
+    """
     short, long = [await _prompt_tokens(client, text_seed, words) for words in (SHORT_WORDS, LONG_WORDS)]
     if long <= short:
         counts = f"{SHORT_WORDS} words as {short} prompt tokens and {LONG_WORDS} as {long}"

@@ -1,9 +1,9 @@
 """A streaming client of both OpenAI endpoints that measures: time to first token, time per token, cached tokens.
 
-Completions take prompts as token ids, so their length is exact and no tokenizer is involved; the ids of the answer come
-back with it (`return_token_ids`), so a conversation can continue from what was really generated. Chats take messages of
-text, as real clients send them. Answers are greedy and of exactly the requested length (`ignore_eos`, which vLLM and
-others accept beside OpenAI's fields). A failure is a value: the load goes on, and counts it.
+Completions take prompts as token ids, so their length is exact and no tokenizer is involved; the ids of the answer
+come back with it (`return_token_ids`), so a conversation can continue from what was really generated. Chats take
+messages of text, as real clients send them. Answers are greedy and of exactly the requested length (`ignore_eos`,
+which vLLM and others accept beside OpenAI's fields). A failure is a value: the load goes on, and counts it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ EXACT_LENGTH = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_op
 
 
 class ClientAnswer(NamedTuple):
-    """An answer. Times are milliseconds from sending the request; `cached_tokens` is `None` when it is not reported."""
+    """An answer. Times are milliseconds from sending the request; `cached_tokens` is `None` when it is not
+    reported.
+    """
 
     ttft_ms: float
     total_ms: float
@@ -99,7 +101,9 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 class LoadClient:
-    """Sends concurrent requests to one server; used with `async with`. `url` may end in the `/v1` that SDKs expect."""
+    """Sends concurrent requests to one server; used with `async with`. `url` may end in the `/v1` that SDKs
+    expect.
+    """
 
     def __init__(self, url: str, model: str, clock: Clock, api_key: str | None = None) -> None:
         self._model = model

@@ -46,7 +46,9 @@ async def serve() -> None:
 
 
 def _send(message: bytes) -> None:
-    """Write a frame; discard it and all later ones when the parent is gone, which the end of the input will show."""
+    """Write a frame; discard it and all later ones when the parent is gone, which the end of the input will
+    show.
+    """
     try:
         sys.stdout.buffer.write(encode_frame(message))
         sys.stdout.buffer.flush()

@@ -1,15 +1,17 @@
 """The client's side of a conversation, in both forms of a prompt: chats of real text, or token ids.
 
-A conversation prepares a turn, sends it, and appends the answer, because the next turn continues from what was really
-generated. Preparing is a step of its own so that the work is done before the moment at which the request is due.
+A conversation prepares a turn, sends it, and appends the answer, because the next turn continues from what was
+really generated. Preparing is a step of its own so that the work is done before the moment at which the request is
+due.
 
-A chat alternates as usual (system, user, assistant, user ...) and contains the answers as they were given: that is what
-an engine has cached. When a turn keeps less than the whole context, the rest is rendered anew: the message in which the
-kept part ends continues with fresh words, the messages after it stay as they were, and nothing behind the change is
-what the engine has cached. A turn that keeps nothing begins a new conversation.
+A chat alternates as usual (system, user, assistant, user ...) and contains the answers as they were given: that is
+what an engine has cached. When a turn keeps less than the whole context, the rest is rendered anew: the message in
+which the kept part ends continues with fresh words, the messages after it stay as they were, and nothing behind the
+change is what the engine has cached. A turn that keeps nothing begins a new conversation.
 
-Positions are the workload's: a message counts as many tokens as were requested, whatever the model made of it. So sizes
-drift from the plan, by the template's own tokens and by the length of answers as text; the report says by how much.
+Positions are the workload's: a message counts as many tokens as were requested, whatever the model made of it. So
+sizes drift from the plan, by the template's own tokens and by the length of answers as text; the report says by how
+much.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ class TextGenerator:
     """Generates the text of spans for one seed: words of a small vocabulary, the same for the same span every time.
 
     A longer span begins with the words of a shorter one, as `make_token_ids` does for ids, so prompts share text
-    exactly where their spans do. How many tokens a word takes depends on the model: `tokens_per_word` is measured once
-    on the endpoint (`calibration.py`), and then lengths in tokens are near what the workload requests. Every word
-    includes the space before it, so texts can be cut and joined at any word without changing how the words around are
-    tokenised.
+    exactly where their spans do. How many tokens a word takes depends on the model: `tokens_per_word` is measured
+    once on the endpoint (`calibration.py`), and then lengths in tokens are near what the workload requests. Every
+    word includes the space before it, so texts can be cut and joined at any word without changing how the words
+    around are tokenised.
     """
 
     def __init__(self, seed: int, tokens_per_word: float = 1.0) -> None:

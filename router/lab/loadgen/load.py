@@ -1,15 +1,16 @@
-"""The load of one client process: it runs sessions in a closed or an open loop, and reports each request at its end.
+"""The load of one client process: it runs sessions in a closed or an open loop, and reports each request at its
+end.
 
-Closed: a number of agents; an agent that has ended its session begins the next, and a turn waits for the answer before
-it and a pause, so a slow endpoint gets fewer requests. Open: each session begins at its `start_s` whatever happens to
-the others, so an endpoint that cannot keep up visibly falls behind. How late requests were sent, measured from the
-moment they were due, is the client's own delay, and is reported with each. A failure ends its session. Each session has
-an `X-Session-ID`, so a router can tell them apart. Sub-agents begin when the answer that starts them is here, send the
-`X-Parent-Session-ID` of their session too, and its next turn waits for all of them.
+Closed: a number of agents; an agent that has ended its session begins the next, and a turn waits for the answer
+before it and a pause, so a slow endpoint gets fewer requests. Open: each session begins at its `start_s` whatever
+happens to the others, so an endpoint that cannot keep up visibly falls behind. How late requests were sent,
+measured from the moment they were due, is the client's own delay, and is reported with each. A failure ends its
+session. Each session has an `X-Session-ID`, so a router can tell them apart. Sub-agents begin when the answer that
+starts them is here, send the `X-Parent-Session-ID` of their session too, and its next turn waits for all of them.
 
-Jobs and reports travel between processes as msgpack, in frames of four bytes of length and that many bytes. Moments are
-seconds since the load's common start: every process gets that as a moment of the wall clock, converts it once to its
-own monotonic clock, and measures from there, so the rows of all processes share one time axis.
+Jobs and reports travel between processes as msgpack, in frames of four bytes of length and that many bytes. Moments
+are seconds since the load's common start: every process gets that as a moment of the wall clock, converts it once
+to its own monotonic clock, and measures from there, so the rows of all processes share one time axis.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ class _LoadRun:
     async def _run_session(
         self, session: Session, conversation: Conversation, since_s: float, parent: str | None = None
     ) -> bool:
-        """Send all turns of a begun session and of its sub-agents, up to its first failure; return False when the load
-        is over.
+        """Send all turns of a begun session and of its sub-agents, up to its first failure; return False when the
+        load is over.
         """
         name = SessionName(f"{self._job.name}-{session.number}", parent)
         for number, (turn, following) in enumerate(zip(session.turns, [*session.turns[1:], None], strict=True)):

@@ -1,9 +1,10 @@
-"""Several client processes as one load: each gets a share of the sessions, all begin together, their rows are gathered.
+"""Several client processes as one load: each gets a share of the sessions, all begin together, their rows are
+gathered.
 
 A client that streams and measures in one thread is late for other requests long before an engine is busy; therefore
-processes. Which process sends what, and when, is settled before the start: so no process needs to know of another, and
-the same command sends the same requests. Processes are controlled through pipes (`client_process.py`) and do not get
-the terminal's Ctrl-C: on cancellation the parent closes their input, they report what they have, and end.
+processes. Which process sends what, and when, is settled before the start: so no process needs to know of another,
+and the same command sends the same requests. Processes are controlled through pipes (`client_process.py`) and do
+not get the terminal's Ctrl-C: on cancellation the parent closes their input, they report what they have, and end.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def pace_sessions(workload: Workload, rate: float) -> Workload:
 
 
 def split_sessions(sessions: Sequence[Session], concurrency: int | None, processes: int) -> list[ClientShare]:
-    """Deal the sessions out to at most `processes` shares, by agent in a closed loop. Raises ConfigError for none."""
+    """Deal the sessions out to at most `processes` shares, by agent in a closed loop. Raises ConfigError for
+    none.
+    """
     agents = min(len(sessions), concurrency or len(sessions))
     if not agents:
         raise ConfigError("the workload has no session: nothing to send")

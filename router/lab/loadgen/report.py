@@ -1,4 +1,5 @@
-"""The report of a load: its requests as the simulator's columns, so that both have the same figures by the same names.
+"""The report of a load: its requests as the simulator's columns, so that both have the same figures by the same
+names.
 
 A live endpoint reports how many prompt tokens were cached, not in which tier: the shares by source stay empty, and
 `hit_share` replaces them. Beside the figures: how late the client itself was, how far real sizes are from the

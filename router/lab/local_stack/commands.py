@@ -1,12 +1,12 @@
 """Command lines and environments of the stack's programs: Mooncake's master and client, and vLLM's engines.
 
 Pure: a `LocalStackConfig` section and paths in, `Program` values out. Everything listens on loopback, and engines
-publish their KV events at ports that the system chooses and `GET /kv_event_sources` reports. The flags are those that
-vLLM 0.32.0 on a CPU and Mooncake 0.3.13 were found to need.
+publish their KV events at ports that the system chooses and `GET /kv_event_sources` reports. The flags are those
+that vLLM 0.32.0 on a CPU and Mooncake 0.3.13 were found to need.
 
 Engines get a kv-transfer-config for the store alone, or for one side of prefill/decode over Mooncake. vLLM's
-MooncakeConnector asks an accelerator for its number, which a CPU does not have; `inside/cpu_connector.py` is the same
-connector without that call. Engines find it by PYTHONPATH, because the router is not in their environment.
+MooncakeConnector asks an accelerator for its number, which a CPU does not have; `inside/cpu_connector.py` is the
+same connector without that call. Engines find it by PYTHONPATH, because the router is not in their environment.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ def _mooncake(venv: Path, binary: str, flags: Mapping[str, object]) -> list[str]
 
 
 def prefill(bootstrap_port: int, store: bool) -> EngineExtras:
-    """An engine that computes prompts for others, and publishes its address at the bootstrap port (all interfaces)."""
+    """An engine that computes prompts for others, and publishes its address at the bootstrap port (all
+    interfaces).
+    """
     environment = {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port), **ABORT}
     transfer = _peer("kv_producer", store)
     return EngineExtras((), environment, transfer, "prefill", f"http://127.0.0.1:{bootstrap_port}")
@@ -166,10 +168,11 @@ def decode(store: bool) -> EngineExtras:
 
 
 def set_lookup_port(transfer: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """Return the config with the number by which the store connector names its lookup socket; one that is set stays.
+    """Return the config with the number by which the store connector names its lookup socket; one that is set
+    stays.
 
-    Engines of one host with the same number bind the same socket: each then asks whichever worker bound it last, and
-    waits for ever when that one has died.
+    Engines of one host with the same number bind the same socket: each then asks whichever worker bound it last,
+    and waits for ever when that one has died.
     """
     extra = dict(transfer.get("kv_connector_extra_config", {}))
     if "connectors" in extra:

@@ -1,9 +1,10 @@
 """Kills the stack's processes when the process that started them is gone, however it ended.
 
 The guard is a process of its own (standard library only) that reads a pipe: `+PID` for each process group to guard,
-`-PID` for one that has ended. A child writes `+` itself, before it becomes the program that it is to run, and holds the
-pipe open until then. So when the pipe closes, the parent is dead or has finished, and every child is known: the groups
-that are left are killed. prctl(2)'s death signal would not do: it reaches a server, but not the server's workers.
+`-PID` for one that has ended. A child writes `+` itself, before it becomes the program that it is to run, and holds
+the pipe open until then. So when the pipe closes, the parent is dead or has finished, and every child is known: the
+groups that are left are killed. prctl(2)'s death signal would not do: it reaches a server, but not the server's
+workers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class ProcessGuard:
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, start_new_session=True)
 
     def start(self, command: Sequence[str], environment: dict[str, str], out: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Run the command in a process group of its own, whose id is its PID and which is guarded from the start."""
+        """Run the command in a process group of its own, whose id is its PID and which is guarded from the
+        start.
+        """
         return subprocess.Popen(
             ["/bin/sh", "-c", ANNOUNCE, "sh", *command],
             stdin=self._process.stdin,

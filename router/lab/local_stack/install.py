@@ -1,9 +1,9 @@
 """`python -m router.lab.local_stack.install` installs the programs of `warmroute stack` into the cache folder.
 
 A virtual environment is named by a digest of its pinned requirements and of the Python that made it: a changed pin
-makes a new one, an unchanged one is ready at once. Environments cannot be moved after they are made, so one is complete
-when its stamp exists, and is made afresh otherwise; a file lock keeps two runs apart. What pip cannot express is done
-here too: the distribution that `vllm` looks for, and the system's libraries.
+makes a new one, an unchanged one is ready at once. Environments cannot be moved after they are made, so one is
+complete when its stamp exists, and is made afresh otherwise; a file lock keeps two runs apart. What pip cannot
+express is done here too: the distribution that `vllm` looks for, and the system's libraries.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def cached_venv(kind: str, requirements: Path, finish: Callable[[Path], None], r
 
 
 def stack_venv(report: ReportLine = print_line) -> Path:
-    """Return the environment with vLLM's CPU build and Mooncake; the system libraries they need are installed too."""
+    """Return the environment with vLLM's CPU build and Mooncake; the system libraries they need are installed
+    too.
+    """
     venv = cached_venv("stack", REQUIREMENTS, lambda made: _finish_stack(made, report), report)
     install_libraries(venv, report)
     return venv
@@ -127,7 +129,9 @@ def install_libraries(venv: Path, report: ReportLine = print_line) -> None:
 
 
 def missing_libraries(venv: Path) -> list[str]:
-    """Libraries that the dynamic linker does not find for Mooncake's master, client and Python module, by ldd(1)."""
+    """Libraries that the dynamic linker does not find for Mooncake's master, client and Python module, by
+    ldd(1).
+    """
     (mooncake,) = venv.glob("lib/python*/site-packages/mooncake")
     binaries = [str(mooncake / name) for name in ("mooncake_master", "mooncake_client", "store.so", "engine.so")]
     output = subprocess.run(["ldd", *binaries], capture_output=True, text=True).stdout

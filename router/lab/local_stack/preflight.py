@@ -32,8 +32,10 @@ class TooLittleMemory(WarmrouteError):
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different ports that are free now. An engine binds its port only half a minute later, so they lie
-    below the range from which Linux serves connections and binds to port 0; without that range, wherever it chooses."""
+    """Return `count` different ports that are free now. An engine binds its port only half a minute later, so they
+    lie below the range from which Linux serves connections and binds to port 0; without that range, wherever it
+    chooses.
+    """
     try:
         first_ephemeral = int(EPHEMERAL_PORTS.read_text().split()[0])
     except OSError:

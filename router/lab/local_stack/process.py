@@ -92,7 +92,9 @@ class StackProcess:
         return f"{self.name} {how}: {self.last_error()}; full log: {self.log}"
 
     def last_error(self) -> str:
-        """The first error in the last part of the log, Python's before Mooncake's own; without one its last line."""
+        """The first error in the last part of the log, Python's before Mooncake's own; without one its last
+        line.
+        """
         with self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             lines = log.read().decode(errors="replace").strip().splitlines() or ["the log is empty"]

@@ -1,4 +1,6 @@
-"""Progress of a stack's start on a terminal: a line for each step, and below what is waited for, with the seconds."""
+"""Progress of a stack's start on a terminal: a line for each step, and below what is waited for, with the
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from router.lab.local_stack.supervisor import ReportLine
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[tuple[ReportLine, ReportLine]]:
-    """Yield two functions: one prints a line, the other shows what is waited for, which only a terminal displays."""
+    """Yield two functions: one prints a line, the other shows what is waited for, which only a terminal
+    displays.
+    """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("installing", total=None)

@@ -3,8 +3,8 @@
     with RunningStack(settings.stack) as stack:      installed, started, all ready; or StackFailed with one line
         ... stack.engines[0].url, stack.master_url, stack.kill("engine-1"), stack.start("engine-1")
 
-It blocks, so that tests and coroutines can both use it: with an event loop, enter before it runs or from a thread. No
-process outlives it (`guard.py`). It does not start a router; `build_router_config` configures one in front.
+It blocks, so that tests and coroutines can both use it: with an event loop, enter before it runs or from a thread.
+No process outlives it (`guard.py`). It does not start a router; `build_router_config` configures one in front.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class StackServer(NamedTuple):
 class RunningStack:
     """`extras[i]` is what engine i has beyond the section; a port of 0 is chosen by the system.
 
-    `report` gets a line for each step, `report_wait` what is being waited for. `venv` replaces the one of `install.py`.
+    `report` gets a line for each step, `report_wait` what is being waited for. `venv` replaces the one of
+    `install.py`.
     """
 
     def __init__(

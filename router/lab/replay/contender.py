@@ -1,7 +1,7 @@
 """A policy that did not decide in the log, compared with those that did, on the same views.
 
-It makes its own choices and has its own session memory. It learns nothing: the outcomes that its choices would have had
-are unknown.
+It makes its own choices and has its own session memory. It learns nothing: the outcomes that its choices would have
+had are unknown.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ FLOOR = 1e-3
 RATIO = 1.02
 _PER_LOG = 1 / log(RATIO)
 FOLDERS = (Path("configs/policies"), Path())
-"""Where names are looked up first without `--policies-dir`: a replay is of the user's own decision log, so policies in
-the working directory override the shipped ones of the same name."""
+"""Where names are looked up first without `--policies-dir`: a replay is of the user's own decision log, so policies
+in the working directory override the shipped ones of the same name.
+"""
 
 
 def load_contenders(names: Sequence[str], folder: Path | None, registry: Registry) -> list[Policy]:
@@ -44,7 +45,9 @@ def load_contenders(names: Sequence[str], folder: Path | None, registry: Registr
 
 
 class ContenderResult(msgspec.Struct, frozen=True):
-    """Differences are its choices minus those that were made: negative ms are a gain. None: no such choice exists."""
+    """Differences are its choices minus those that were made: negative ms are a gain. None: no such choice
+    exists.
+    """
 
     policy: str
     digest: str
@@ -120,9 +123,10 @@ class Contender:
 class QuantileSketch:
     """Quantiles of differences, in bounded memory: buckets 2 % wide on either side of zero.
 
-    A difference of a millisecond or an hour falls into a bucket of its own order of magnitude (as in DDSketch, Masson,
-    Rim & Lee, VLDB 2019), so a quantile is within 1 % of the true one at any scale. Values below `FLOOR` count as zero;
-    the magnitudes of all floats fit into some 36,000 buckets, those of a million real differences into a few hundred.
+    A difference of a millisecond or an hour falls into a bucket of its own order of magnitude (as in DDSketch,
+    Masson, Rim & Lee, VLDB 2019), so a quantile is within 1 % of the true one at any scale. Values below `FLOOR`
+    count as zero; the magnitudes of all floats fit into some 36,000 buckets, those of a million real differences
+    into a few hundred.
     """
 
     def __init__(self) -> None:
@@ -135,7 +139,9 @@ class QuantileSketch:
         self._count += 1
 
     def at(self, share: float) -> float | None:
-        """Return the least value that at least `share` (0 to 1) of all values do not exceed; None without values."""
+        """Return the least value that at least `share` (0 to 1) of all values do not exceed; None without
+        values.
+        """
         if not self._count:
             return None
         needed, seen = max(1, ceil(share * self._count)), 0

@@ -3,10 +3,10 @@
     every choice of a record (retries and prefill halves too)  ->  the policy that made it: the same target?
     the first choice                                           ->  every contender: which target, at what gain or loss
 
-A choice depends on the view and the policy's definition only, so each must come out as logged. One that does not is a
-bug and is reported: in a plug-in that reads a clock or has a random generator of its own, in a version that decides
-otherwise, or in Warmroute. Only a plug-in that learns from choices and outcomes may differ: what it had learned is in
-no log.
+A choice depends on the view and the policy's definition only, so each must come out as logged. One that does not is
+a bug and is reported: in a plug-in that reads a clock or has a random generator of its own, in a version that
+decides otherwise, or in Warmroute. Only a plug-in that learns from choices and outcomes may differ: what it had
+learned is in no log.
 
 Contenders get only the first choice: a retry exists because the first choice failed, and the candidates for prefill
 depend on the target that answers, so neither would have come up for a policy that chose another target.
@@ -96,8 +96,8 @@ class Reproduction:
 
 
 class InspectedChoice(NamedTuple):
-    """A logged choice, decided again. `decision` has its target as the chosen one, and is None where the policy could
-    not be built or failed; `trouble` says why, or which other target came out.
+    """A logged choice, decided again. `decision` has its target as the chosen one, and is None where the policy
+    could not be built or failed; `trouble` says why, or which other target came out.
     """
 
     choice: LoggedChoice

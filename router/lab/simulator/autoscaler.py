@@ -2,9 +2,9 @@
 
     absent -> starting (`start_s`) -> ready -> draining (until its last request has ended) -> absent
 
-A rule reads the router's fleet every `READ_EVERY_S` and is asked for a count every `SYNC_S`, as Kubernetes' HPA does.
-The count includes what starts. To grow by no more at once than HPA by default; to shrink, instances that still start go
-first, then those that the rule names. An instance is paid for from its start until it is empty.
+A rule reads the router's fleet every `READ_EVERY_S` and is asked for a count every `SYNC_S`, as Kubernetes' HPA
+does. The count includes what starts. To grow by no more at once than HPA by default; to shrink, instances that
+still start go first, then those that the rule names. An instance is paid for from its start until it is empty.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ScalingRule(Protocol):
 
 
 class Autoscaling(NamedTuple):
-    """How a fleet's size follows a rule. The scenario has the largest size."""
+    """A fleet's size by a rule. The scenario has the largest size."""
 
     rule: ScalingRule
     at_first: int = 1

@@ -4,9 +4,9 @@
 
 Idle blocks can be evicted, least recently used first. A request's blocks become idle in reverse, so its tail goes
 before its head and a shared prefix goes last. So a cached block is cached with all blocks before it, and the cached
-prefix of a prompt is found by bisection. Saving or loading a prompt outside uses its tail first, for the same reason.
-The rules are those of `block_pool.py`, which has every physical block and every copy; here a block is its name, and one
-that is computed twice at the same time is cached once.
+prefix of a prompt is found by bisection. Saving or loading a prompt outside uses its tail first, for the same
+reason. The rules are those of `block_pool.py`, which has every physical block and every copy; here a block is its
+name, and one that is computed twice at the same time is cached once.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The KV blocks of one simulated engine: which are in use, which hold a reusable prefix, which is taken next.
 
-A block in use has a reference per request. A free block is in a queue to be taken again, and until then its contents
-can still be hit. That queue is the whole eviction policy:
+A block in use has a reference per request. A free block is in a queue to be taken again, and until then its
+contents can still be hit. That queue is the whole eviction policy:
 
     front: never hashed, reused at once   ...   hashed, oldest release first   ...   back: released last
 
-A request's blocks are released in reverse, so its tail is evicted before its head and a shared prefix goes last. The
-same contents may be in several blocks (copies); a store is announced for each and a removal for each.
-Source of the rules: vLLM v1/core/block_pool.py.
+A request's blocks are released in reverse, so its tail is evicted before its head and a shared prefix goes last.
+The same contents may be in several blocks (copies); a store is announced for each and a removal for each. Source of
+the rules: vLLM v1/core/block_pool.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from router.kvcache.events import BlocksCleared, BlocksRemoved, EngineHash, Even
 
 
 class BlockPool:
-    """A pool of `blocks` physical blocks, all free and empty. `events` collects removals and stores until `drain`."""
+    """A pool of `blocks` physical blocks, all free and empty. `events` collects removals and stores until
+    `drain`.
+    """
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks

@@ -3,8 +3,8 @@
     open loop     a session begins at its `start_s`, independent of the others
     closed loop   a fixed number at once: the next begins when one ends, and a refused request is sent again
 
-In both, a session's next turn is sent a pause after the answer, and after the end of the sub-agents that began with it.
-Clients know nothing of what happens between a request and its end.
+In both, a session's next turn is sent a pause after the answer, and after the end of the sub-agents that began with
+it. Clients know nothing of what happens between a request and its end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClientTurn(NamedTuple):
 
     @property
     def tool_call(self) -> bool | None:
-        """Whether its answer ends in a tool call; None: unknown."""
+        """True if its answer ends in a tool call; None: unknown."""
         return self.session.turns[self.number].tool_call
 
 

@@ -4,8 +4,8 @@
                  |
                  +-- events of its cache, gauges when it is polled, as late as the lags say -> every router
 
-It also has the changes of the fleet: engines that join and leave, die, come back or are slow, events that are lost, a
-pool that is away. It knows nothing of requests and routing.
+It also has the changes of the fleet: engines that join and leave, die, come back or are slow, events that are lost,
+a pool that is away. It knows nothing of requests and routing.
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ class Cluster:
             self._replay(router, number, router.on_stream(number))
 
     def poll_soon(self, number: int) -> None:
-        """Poll at the next tick, because a request goes there. Skipped ticks are added up as if they had occurred."""
+        """Poll at the next tick, because a request goes there. Skipped ticks are added up as if they had
+        occurred.
+        """
         now, every_s = self._event_queue.now_s, self._scenario.lags.metrics_s
         while self._ticks_s[number] < now:
             self._ticks_s[number] += every_s

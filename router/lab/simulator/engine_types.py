@@ -1,8 +1,8 @@
 """Inputs and outputs of a simulated engine: plain values between `step_engine.py` and its driver.
 
 KV from outside comes in two kinds, as with vLLM's connectors. A shared *pool* is queried before the request is
-submitted, and what it holds can be loaded at once. A *peer* (the prefill side of a pair) is still computing: the engine
-makes room, parks the request, and its driver calls `on_peer_ready` or `on_peer_lost`.
+submitted, and what it holds can be loaded at once. A *peer* (the prefill side of a pair) is still computing: the
+engine makes room, parks the request, and its driver calls `on_peer_ready` or `on_peer_lost`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The exchange of several routers in virtual time: the real messages and gathering, over a link with delay and loss.
+"""The exchange of several routers in virtual time: the real messages and gathering, over a link with delay and
+loss.
 
     PeerScheduler -> Outbox, every `GATHER_S` -> frame -> each other router: `HeardPeers`, its scheduler
 

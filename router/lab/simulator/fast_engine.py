@@ -1,17 +1,17 @@
 """A fast engine: the engine of `step_engine.py` with many equal steps as one, blocks by name, and no tokens.
 
-A step that computes part of a prompt is taken by itself. Between those a batch only decodes, and every context grows by
-a token per step: the time of many such steps is one sum, and the engine jumps to the first step at which a request
-ends, the memory is full, or a new request has come.
+A step that computes part of a prompt is taken by itself. Between those a batch only decodes, and every context
+grows by a token per step: the time of many such steps is one sum, and the engine jumps to the first step at which a
+request ends, the memory is full, or a new request has come.
 
     submit -> waiting -> [prefill steps: a chunk each, decodes beside it] -> first token -> [strides] -> done
                  |              ^
                  +-- loading ---+      from host memory, the pool or a peer, beside all computing
 
-The profile gives the time per step. As in `step_engine.py`: first come, first served, a whole prompt must fit before it
-begins, decodes first, the youngest request is preempted when memory runs out. Simpler: an answer's blocks are named
-when it ends, a prompt's can be hit when they are computed (vLLM: when that is planned), and a request that computes
-the same blocks as another one at the same time has no copy of its own. A test compares the two.
+The profile gives the time per step. As in `step_engine.py`: first come, first served, a whole prompt must fit
+before it begins, decodes first, the youngest request is preempted when memory runs out. Simpler: an answer's blocks
+are named when it ends, a prompt's can be hit when they are computed (vLLM: when that is planned), and a request
+that computes the same blocks as another one at the same time has no copy of its own. A test compares the two.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ NOTHING_ENDED = StrideResult([], [])
 
 
 class FastEngine:
-    """One instance. Times are virtual seconds and never run backwards. `slowdown` stretches every following step."""
+    """One instance. Times are virtual seconds and never run backwards. `slowdown` stretches every following
+    step.
+    """
 
     def __init__(
         self,
@@ -236,7 +238,9 @@ class FastEngine:
         return profile.step_s(new, pairs, len(self._decoding), context)
 
     def _lasts_s(self, steps: int) -> float:
-        """Return the duration of `steps` steps that only decode; each reads one token per job more than the last."""
+        """Return the duration of `steps` steps that only decode; each reads one token per job more than the
+        last.
+        """
         profile, count = self.profile, len(self._decoding)
         compute = profile.us_per_decode * count
         memory = profile.weights_ms * 1e3 + profile.ns_per_context_token * self._context_tokens / 1e3

@@ -1,7 +1,7 @@
 """The outcome of a simulation: every request as a row of columns, and the figures for comparisons.
 
-A million requests as objects would not fit into memory, so each fact has one `array` entry per request, in the order in
-which the requests ended. NaN stands for a time that was never reached.
+A million requests as objects would not fit into memory, so each fact has one `array` entry per request, in the
+order in which the requests ended. NaN stands for a time that was never reached.
 """
 
 from __future__ import annotations

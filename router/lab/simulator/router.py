@@ -1,8 +1,9 @@
 """A router in virtual time: drives the live `Scheduler` as `route.py`, the feeds and the health probes do.
 
-Everything that decides is the live router's own: `Scheduler` with its fleet, load books, index, event streams, latency
-models and selector. This module replaces only its surroundings: requests are opened, admitted and settled at the times
-at which the request path does it, event batches are applied when they arrive, metrics when they are polled.
+Everything that decides is the live router's own: `Scheduler` with its fleet, load books, index, event streams,
+latency models and selector. This module replaces only its surroundings: requests are opened, admitted and settled
+at the times at which the request path does it, event batches are applied when they arrive, metrics when they are
+polled.
 """
 
 from __future__ import annotations
@@ -138,7 +139,9 @@ class SimulatedRouter:
             self.scheduler.fleet.record_probe_failure(self._names[number], self._clock.now())
 
     def on_stream(self, number: int) -> int | None:
-        """Connect its event stream. This and the next two return the number from which to replay; None: no replay."""
+        """Connect its event stream. This and the next two return the number from which to replay; None: no
+        replay.
+        """
         return self.scheduler.indexer.on_connected(self._ids[number])
 
     def on_events(self, number: int, batch: EventBatch) -> int | None:

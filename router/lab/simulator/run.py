@@ -1,13 +1,14 @@
-"""A fleet and its routers in virtual time: one scenario, one policy, one workload, one seed -> one `SimulationOutcome`.
+"""A fleet and its routers in virtual time: one scenario, one policy, one workload, one seed -> one
+`SimulationOutcome`.
 
     client      sends a turn ------> router: admission, choice -> cluster: engines
                                         ^   ^                        |
     next turn,  <---- last token -------+   +--- events, metrics ----+
     after its pause                              after the lags
 
-This module takes each request from its sending to its end. `clients.py` sends them, `cluster.py` has the engines and
-their events, `event_queue.py` is time, and the routers are the live scheduler (`router.py`): nothing here decides. The
-same arguments give the same outcome, to the last digit: the seed is the only source of randomness.
+This module takes each request from its sending to its end. `clients.py` sends them, `cluster.py` has the engines
+and their events, `event_queue.py` is time, and the routers are the live scheduler (`router.py`): nothing here
+decides. The same arguments give the same outcome, to the last digit: the seed is the only source of randomness.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ def simulate(
 ) -> SimulationOutcome:
     """Serve `workload` by `policy` and return the outcome.
 
-    `at_once`: concurrent sessions of a closed loop, in which the next begins when one ends; None: each session begins
-    at its `start_s`. `staggered`: the first sessions begin at a random turn, so that they do not all grow long at the
-    same time. `until_s`: virtual time from which nothing is sent; requests under way are finished. `stopwatch` times
-    decisions. `progress` gets virtual seconds and the number of ended requests now and then. `autoscaling`: the fleet's
-    size follows a rule, and `scenario.instances` is its largest.
+    `at_once`: concurrent sessions of a closed loop, in which the next begins when one ends; None: each session
+    begins at its `start_s`. `staggered`: the first sessions begin at a random turn, so that they do not all grow
+    long at the same time. `until_s`: virtual time from which nothing is sent; requests under way are finished.
+    `stopwatch` times decisions. `progress` gets virtual seconds and the number of ended requests now and then.
+    `autoscaling`: the fleet's size follows a rule, and `scenario.instances` is its largest.
     """
     if autoscaling is not None:
         scenario = autoscaling.shrink(scenario)

@@ -59,7 +59,7 @@ class HorizontalPodAutoscaler:
 
 
 class NewestLeaves:
-    """Of equal pods, a Deployment removes the one that became ready last."""
+    """A Deployment: of equal pods, the one that became ready last is removed."""
 
     def choose_leaving(self, ready: Sequence[Instance], now: float) -> Instance:
         return ready[-1]
@@ -96,7 +96,7 @@ class CacheUsage(NewestLeaves):
 
 
 class RouterSignal:
-    """What the router says (`warmroute_desired_instances`, `scale_in`), as an external metric with an AverageValue of
+    """The router's signal (`warmroute_desired_instances`, `scale_in`), as an external metric with an AverageValue of
     1. It holds the count itself, so HPA's own window is 0.
     """
 

@@ -4,8 +4,8 @@ A `Sequence` has its own block hashes and determines its next token; the engine 
 blocks. While its KV is loaded from outside its blocks are taken, and others compute.
 
 Loads from the pool follow each other, as through the one receiving thread of vLLM's store connector
-(VLLM_MOONCAKE_LOAD_RECV_THREADS); each takes a fixed time and a time per token. A load from a peer takes as long, from
-the time at which the peer has the KV, and delays no other.
+(VLLM_MOONCAKE_LOAD_RECV_THREADS); each takes a fixed time and a time per token. A load from a peer takes as long,
+from the time at which the peer has the KV, and delays no other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ GREEDY_TOKENS = 8  # the last ones, of which a greedy request's next token follo
 
 
 class Sequence:
-    """A request. The KV of its first `computed` tokens is in `blocks`; others can hit the first `registered` blocks."""
+    """A request. The KV of its first `computed` tokens is in `blocks`; others can hit the first `registered`
+    blocks.
+    """
 
     __slots__ = (
         "_chain",

@@ -1,9 +1,9 @@
 """Hits and prefill times by pool and fleet size, estimated in one pass over the requests.
 
-Each instance has an LRU cache (`StackDistances`), and the pool is one for all. A request's leading blocks are found in
-its instance's cache, those after them in the pool, and the rest is computed: the profile gives the prefill time, and
-loads take the pool's link. Two placements bound what a router can do: at random, and by prefix, which takes the longest
-match among the instances that have not computed more than their share.
+Each instance has an LRU cache (`StackDistances`), and the pool is one for all. A request's leading blocks are found
+in its instance's cache, those after them in the pool, and the rest is computed: the profile gives the prefill time,
+and loads take the pool's link. Two placements bound what a router can do: at random, and by prefix, which takes the
+longest match among the instances that have not computed more than their share.
 
 The estimate is optimistic: requests do not queue, running requests occupy no cache, and a sent prompt is cached at
 once. A simulation (`run.py`) models these, and takes longer.
@@ -48,15 +48,15 @@ def count_within(runs: Iterable[DistanceRun], capacity: int) -> int:
 class StackDistances:
     """LRU stack distances: one pass over the requests gives the hits of an LRU cache of every size.
 
-    The blocks of a prompt are a path in a tree, from the first block down, and a request touches a whole path, its last
-    block first, so that tails are evicted first; a block's name determines all before it, as chained hashes do. LRU
-    keeps what was touched last, whatever its size (Mattson et al. 1970): a block is still in a cache of C blocks
-    exactly if its stack distance, the number of blocks touched since then, itself included, is at most C.
+    The blocks of a prompt are a path in a tree, from the first block down, and a request touches a whole path, its
+    last block first, so that tails are evicted first; a block's name determines all before it, as chained hashes
+    do. LRU keeps what was touched last, whatever its size (Mattson et al. 1970): a block is still in a cache of C
+    blocks exactly if its stack distance, the number of blocks touched since then, itself included, is at most C.
 
-    Later requests touch an earlier one's path from the top, so the blocks that the earlier one touched last are a tail
-    of it. A path is therefore a few runs of blocks that the same request touched last, and in a run the distance grows
-    by one per block. Blocks are counted per request, in a Fenwick tree (Fenwick 1994): a request costs log(requests)
-    per run instead of log(blocks) per block.
+    Later requests touch an earlier one's path from the top, so the blocks that the earlier one touched last are a
+    tail of it. A path is therefore a few runs of blocks that the same request touched last, and in a run the
+    distance grows by one per block. Blocks are counted per request, in a Fenwick tree (Fenwick 1994): a request
+    costs log(requests) per run instead of log(blocks) per block.
     """
 
     def __init__(self) -> None:

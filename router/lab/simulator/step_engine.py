@@ -6,10 +6,10 @@ One `StepEngine` is one data-parallel rank. It works in steps, as vLLM's schedul
                  |                              ^
                  +-- loading from outside ------+
 
-A step is planned when the one before it has ended; planning takes blocks (evicting, announcing), ending it yields one
-token per request that is fully computed, together with the cache events since then. `step(now)` does what is due and
-returns when to call it again, so the same object serves real sockets (`router/lab/emulator`) and virtual time. It
-has no clock and no I/O, and knows neither the router nor where KV outside is held and saved.
+A step is planned when the one before it has ended; planning takes blocks (evicting, announcing), ending it yields
+one token per request that is fully computed, together with the cache events since then. `step(now)` does what is
+due and returns when to call it again, so the same object serves real sockets (`router/lab/emulator`) and virtual
+time. It has no clock and no I/O, and knows neither the router nor where KV outside is held and saved.
 
 Modelled on vLLM v1: core/sched/scheduler.py, core/kv_cache_manager.py. Not modelled: speculation, media, sliding
 windows, offloading to its own host, priorities.
@@ -60,7 +60,9 @@ class StepEngine:
         self._preemptions = self._stopped = self._truncated = self._cancelled = 0
 
     def submit(self, request: SequenceRequest, now: float) -> RequestId | Refusal:
-        """Queue a request for the next step; if the engine was idle, call `step` next. Return its id or a refusal."""
+        """Queue a request for the next step; if the engine was idle, call `step` next. Return its id or a
+        refusal.
+        """
         if not request.token_ids:
             return "empty prompt"
         if len(request.token_ids) + request.max_tokens > self.shape.capacity_tokens:
@@ -126,12 +128,16 @@ class StepEngine:
         return StepResult(self._wake_s, outputs, events, saves)
 
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes, announced with the next step as in vLLM. Return False while a block is in use."""
+        """Drop all cached prefixes, announced with the next step as in vLLM. Return False while a block is in
+        use.
+        """
         return self._pool.reset()
 
     @property
     def load(self) -> int:
-        """The load that vLLM's balancer compares between ranks: four times the waiting plus the running requests."""
+        """The load that vLLM's balancer compares between ranks: four times the waiting plus the running
+        requests.
+        """
         return 4 * (len(self._waiting) + len(self._loads)) + len(self._running)
 
     @property
@@ -181,7 +187,9 @@ class StepEngine:
         self._step_ends_s = now + self._duration_s() if self._step else None
 
     def _plan_running(self, budget: int) -> tuple[int, bool]:
-        """Plan running requests, oldest first; preempt the youngest for room. Return the budget left, and if it did."""
+        """Plan running requests, oldest first; preempt the youngest for room. Return the budget left, and if it
+        did.
+        """
         preempted = False
         place = 0
         while place < len(self._running) and budget > 0:
@@ -199,7 +207,9 @@ class StepEngine:
         return budget, preempted
 
     def _plan_waiting(self, budget: int, now: float) -> None:
-        """Admit requests, first come, first served, while whole prompts fit: a head that must wait blocks the rest."""
+        """Admit requests, first come, first served, while whole prompts fit: a head that must wait blocks the
+        rest.
+        """
         while self._waiting and budget > 0 and len(self._running) + len(self._loads) < self.shape.max_num_seqs:
             sequence = self._waiting[0]
             if not self._admit(sequence):
@@ -242,7 +252,9 @@ class StepEngine:
             self._external_hits += sequence.cached_tokens - local
 
     def _load(self, sequence: Sequence, tokens: int, now: float) -> None:
-        """Park it, with blocks for the load. That happens once: after a preemption it computes everything itself."""
+        """Park it, with blocks for the load. That happens once: after a preemption it computes everything
+        itself.
+        """
         sequence.external_tokens = 0
         sequence.blocks += self._pool.take(self._missing(sequence, tokens))
         self._loads.begin(sequence, tokens, now)

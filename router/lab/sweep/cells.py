@@ -1,7 +1,7 @@
 """One cell of a comparison: a policy on a fleet under a load with one seed; its result, or why it failed.
 
-These values go to worker processes and come back. A load says what "more" means for a workload: an open one is played
-faster, a closed loop has more concurrent sessions.
+These values go to worker processes and come back. A load says what "more" means for a workload: an open one is
+played faster, a closed loop has more concurrent sessions.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ SHARE = 4  # size of a pool or host memory, if not given, as a multiple of the G
 
 
 class FleetOption(NamedTuple):
-    """A fleet as the text of its options, which names a table, a chart and a cell. Cells with equal ones are compared.
+    """A fleet as the text of its options, which names a table, a chart and a cell. Cells with equal ones are
+    compared.
 
-    A size that `pool` or `host_memory` leaves out grows with the fleet. Fleets of several sizes then have the same text
-    for it, which lets a chart draw hits over the fleet's size.
+    A size that `pool` or `host_memory` leaves out grows with the fleet. Fleets of several sizes then have the same
+    text for it, which lets a chart draw hits over the fleet's size.
     """
 
     instances: int
@@ -166,8 +167,8 @@ def measure_cell(
 ) -> CellResult:
     """Return the result of `cell`; `last_s` is when the last request of an open workload came.
 
-    It ends the window if the cell does not: what ends later would show how long the fleet takes to become empty, not
-    how much it serves.
+    It ends the window if the cell does not: what ends later would show how long the fleet takes to become empty,
+    not how much it serves.
     """
     until_s = last_s if cell.until_s is None else cell.until_s
     return CellResult(

@@ -184,9 +184,9 @@ class SweepResult(NamedTuple):
 def encode_results(spec: SweepSpec, cells: Sequence[SweepCell], done: SweepResult) -> bytes:
     """Return the results of a run as one JSON document; `cells` are all that were requested.
 
-    The same options give the same bytes, on every machine: nothing depends on when it was made, how long that took or
-    how many processes did it. It has the policies' digests, the profile's numbers and the troubles' contents, since
-    names alone say little. A failure that never ends has the end null.
+    The same options give the same bytes, on every machine: nothing depends on when it was made, how long that took
+    or how many processes did it. It has the policies' digests, the profile's numbers and the troubles' contents,
+    since names alone say little. A failure that never ends has the end null.
     """
     document = {
         "warmroute": version("warmroute"),

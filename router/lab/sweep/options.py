@@ -1,7 +1,7 @@
 """Values of command-line options, from text such as `4,8,32` or `50:250`, and from the names of files.
 
-Policies, profiles and troubles are files: a name is that of a file that ships with Warmroute, or of another folder; a
-path with a YAML suffix is a file. Each error names the option, the text found and what is expected.
+Policies, profiles and troubles are files: a name is that of a file that ships with Warmroute, or of another folder;
+a path with a YAML suffix is a file. Each error names the option, the text found and what is expected.
 """
 
 from __future__ import annotations
@@ -101,10 +101,11 @@ def parse_exchange(text: str) -> ReplicaLink | None:
 
 
 def load_policies(names: Sequence[str], folder: Path = POLICIES) -> dict[str, PolicyConfig]:
-    """Return policies by name, in the given order; a text may hold several with commas, `all` means all of `folder`.
+    """Return policies by name, in the given order; a text may hold several with commas, `all` means all of
+    `folder`.
 
-    Each is built once, so that a scorer's wrong parameter fails before the first simulation. Raises ConfigError with
-    one line per problem.
+    Each is built once, so that a scorer's wrong parameter fails before the first simulation. Raises ConfigError
+    with one line per problem.
     """
     parts = [part for text in names for part in text.split(",")]
     found = load_each("policy", list_files(folder) if ALL in parts else parts, read_policy_file, folder)
@@ -113,7 +114,9 @@ def load_policies(names: Sequence[str], folder: Path = POLICIES) -> dict[str, Po
 
 
 def load_profile(name: str, folder: Path = PROFILES) -> EngineProfile:
-    """Return profile `name` of `folder`, or of a YAML file, without the sources of its numbers. Raises ConfigError."""
+    """Return profile `name` of `folder`, or of a YAML file, without the sources of its numbers. Raises
+    ConfigError.
+    """
     file = resolve_file("profile", name, folder)
     read = read_profile_file(file)
     numbers = {field.name: getattr(read, field.name).value for field in fields(EngineProfile) if field.name != "name"}
@@ -121,7 +124,9 @@ def load_profile(name: str, folder: Path = PROFILES) -> EngineProfile:
 
 
 def load_troubles(text: str, folder: Path = TROUBLES) -> dict[str, Trouble]:
-    """Return the troubles of `--trouble` by name: `off` first, then in their order. Raises ConfigError, a line each."""
+    """Return the troubles of `--trouble` by name: `off` first, then in their order. Raises ConfigError, a line
+    each.
+    """
     names = parse_list("--trouble", text)
     found = load_each(
         "trouble", [one for one in names if one != OFF], lambda file: _trouble(read_trouble_file(file)), folder

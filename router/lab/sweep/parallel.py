@@ -1,11 +1,11 @@
 """Cells and searches over processes, with results in the order of the tasks.
 
-Processes are spawned, not forked: they begin as the command did, with none of its memory. A task that fails becomes a
-result with the reason; the others go on.
+Processes are spawned, not forked: they begin as the command did, with none of its memory. A task that fails becomes
+a result with the reason; the others go on.
 
-A worker process holds the last workload that it built, because the next cell is mostly another policy on the same one.
-While a cell runs it adds virtual seconds to a number that the command reads for its progress bar, and checks whether it
-must stop. Ctrl-C reaches every process of a terminal; workers ignore it, and the command decides.
+A worker process holds the last workload that it built, because the next cell is mostly another policy on the same
+one. While a cell runs it adds virtual seconds to a number that the command reads for its progress bar, and checks
+whether it must stop. Ctrl-C reaches every process of a terminal; workers ignore it, and the command decides.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ class SweepSpec:
 def make_cells(spec: SweepSpec, on_unusable: Callable[[str], None]) -> list[SweepCell]:
     """Return the cells, seeds outermost and policies innermost: a worker then reuses its workload for many cells.
 
-    `on_unusable` is called with each line of a trace that cannot be used. Raises ConfigError with a line per problem.
+    `on_unusable` is called with each line of a trace that cannot be used. Raises ConfigError with a line per
+    problem.
     """
     source = WorkloadSource(
         spec.workload, WorkloadSpec(requests=spec.requests, sessions=spec.sessions, tokens=spec.scale, think=spec.think)

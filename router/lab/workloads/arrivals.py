@@ -1,7 +1,7 @@
 """Requests of an open loop as columns: a sequence of sessions of one turn, each made when it is read.
 
-A million requests as objects would take half a gigabyte; as columns they take 50 MB, and iteration makes one session at
-a time. The sequence compares, pickles, slices and counts as a tuple of the same sessions would.
+A million requests as objects would take half a gigabyte; as columns they take 50 MB, and iteration makes one
+session at a time. The sequence compares, pickles, slices and counts as a tuple of the same sessions would.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class OpenArrivals(Sequence[Session]):
 
     @classmethod
     def of(cls, sessions: Iterable[Session]) -> OpenArrivals:
-        """Return these sessions as columns. Raises ValueError for a session with more than one turn, or sub-agents."""
+        """Return these sessions as columns. Raises ValueError for a session with more than one turn, or
+        sub-agents.
+        """
         arrivals = cls()
         for session in sessions:
             if len(session.turns) != 1:
@@ -90,7 +92,9 @@ class OpenArrivals(Sequence[Session]):
 
 
 def speed_up(workload: Workload, factor: float) -> Workload:
-    """Return the same requests `factor` times as fast. Raises ValueError for a closed loop, paced by its answers."""
+    """Return the same requests `factor` times as fast. Raises ValueError for a closed loop, paced by its
+    answers.
+    """
     _demand_open(workload)
     moved = (session._replace(start_s=session.start_s / factor) for session in workload.sessions)
     return workload._replace(sessions=OpenArrivals.of(moved))
@@ -106,8 +110,8 @@ class RatePhase(NamedTuple):
 def vary_rate(workload: Workload, phases: Sequence[RatePhase]) -> Workload:
     """Return the same requests with `phases`, over and over, as their rate; the mean rate stays.
 
-    A gap of the workload in phases of factor f becomes 1 / f times as long; the factors' mean over the time must be 1.
-    Raises ValueError if it is not, for a factor or time that is not above 0, and for a closed loop.
+    A gap of the workload in phases of factor f becomes 1 / f times as long; the factors' mean over the time must be
+    1. Raises ValueError if it is not, for a factor or time that is not above 0, and for a closed loop.
     """
     _demand_open(workload)
     period_s = sum(phase.lasts_s for phase in phases)
@@ -128,7 +132,9 @@ def vary_rate(workload: Workload, phases: Sequence[RatePhase]) -> Workload:
 
 
 def take_window(workload: Workload, from_s: float, until_s: float) -> Workload:
-    """Return the requests of [from_s, until_s), times counted from `from_s`. Raises ValueError for a closed loop."""
+    """Return the requests of [from_s, until_s), times counted from `from_s`. Raises ValueError for a closed
+    loop.
+    """
     _demand_open(workload)
     inside = OpenArrivals.of(session for session in workload.sessions if from_s <= session.start_s < until_s)
     return workload._replace(sessions=inside.since(from_s))

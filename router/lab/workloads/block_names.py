@@ -1,9 +1,9 @@
 """Prompts by the names of their blocks: contexts of 80,000 tokens without a token.
 
-A context is a list of spans (`model.py`). Each of its full blocks gets a name: a hash over the name before it and the
-pieces of spans in the block, so that names are equal exactly where the prefixes' tokens would be. A turn costs only
-what is new in it. The router's index takes such names through its ordinary events: `BlockNameKeyring` finds the keys in
-the event's "tokens" instead of computing them.
+A context is a list of spans (`model.py`). Each of its full blocks gets a name: a hash over the name before it and
+the pieces of spans in the block, so that names are equal exactly where the prefixes' tokens would be. A turn costs
+only what is new in it. The router's index takes such names through its ordinary events: `BlockNameKeyring` finds
+the keys in the event's "tokens" instead of computing them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class SessionContext:
 
 
 class NamedTokens(Sequence[int]):
-    """A placeholder for the ids of some blocks and of `more` tokens after them: a simulation reads its length only."""
+    """A placeholder for the ids of some blocks and of `more` tokens after them: a simulation reads its length
+    only.
+    """
 
     __slots__ = ("_block_tokens", "_more", "names")
 

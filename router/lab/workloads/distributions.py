@@ -1,7 +1,7 @@
 """Distributions that presets draw from.
 
-A draw is a fixed function of one uniform number, so that scaling a quantity changes no other one: the same seed gives
-the same shape at every scale and rate.
+A draw is a fixed function of one uniform number, so that scaling a quantity changes no other one: the same seed
+gives the same shape at every scale and rate.
 """
 
 from __future__ import annotations

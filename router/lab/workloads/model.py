@@ -8,13 +8,13 @@ loop (the next turn waits for the answer and a pause) or an open one (sessions o
     prompt of a turn = the first `context_tokens` of the session's context + `fresh`
     context after it = prompt + answer
 
-A session may start others, its sub-agents: they begin together when one of its answers is complete, and its next turn
-waits for the end of all of them. A workload's sequence holds the sessions that no other starts.
+A session may start others, its sub-agents: they begin together when one of its answers is complete, and its next
+turn waits for the end of all of them. A workload's sequence holds the sessions that no other starts.
 
 `lay_out` yields all requests in the order of their times before they are served. An open loop has its own times. A
-closed one waits for answers, so a time is assumed for those: `at_once` concurrent sessions, `token_s` per output token,
-then the pause; the next session begins when one ends. That gives the order of requests at caches, and the times of a
-trace; how a fleet serves such a load takes a simulation.
+closed one waits for answers, so a time is assumed for those: `at_once` concurrent sessions, `token_s` per output
+token, then the pause; the next session begins when one ends. That gives the order of requests at caches, and the
+times of a trace; how a fleet serves such a load takes a simulation.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Session(NamedTuple):
             yield from one.family()
 
     def answer(self, turn: int) -> Span:
-        """Return the answer to turn `turn`. Answers of a workload all differ: a session has fewer than 2^20 turns."""
+        """Return the answer to turn `turn`. Answers of a workload all differ: a session has fewer than 2^20
+        turns.
+        """
         return Span(-1 - (self.number << 20 | turn), self.turns[turn].output_tokens)
 
 
@@ -179,7 +181,9 @@ def lay_out(workload: Workload, pace: ClosedLoopPace = DEFAULT_PACE) -> Iterator
 
 
 def _timeline(session: Session, start_s: float, pace: ClosedLoopPace) -> tuple[Iterator[TimedRequest], float]:
-    """Return the requests of a session and all that it starts, in the order of their times, and when the last ends."""
+    """Return the requests of a session and all that it starts, in the order of their times, and when the last
+    ends.
+    """
     requests: list[TimedRequest] = []
     end_s = _append_requests(requests, session, start_s, pace)
     if session.sub_agents:
@@ -188,7 +192,9 @@ def _timeline(session: Session, start_s: float, pace: ClosedLoopPace) -> tuple[I
 
 
 def _append_requests(requests: list[TimedRequest], session: Session, at_s: float, pace: ClosedLoopPace) -> float:
-    """Append the requests of a session that begins at `at_s`, and of all that it starts. Return when the last ends."""
+    """Append the requests of a session that begins at `at_s`, and of all that it starts. Return when the last
+    ends.
+    """
     for number, (turn, (prompt, context)) in enumerate(zip(session.turns, session_contexts(session), strict=True)):
         at_s += turn.think_s
         requests.append(TimedRequest(at_s, prompt, context, turn.output_tokens))

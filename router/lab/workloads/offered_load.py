@@ -1,16 +1,17 @@
 """The offered load `rho` of an open workload, and its speed for a given rho; 1 is a fleet's capacity without hits.
 
-The load is the cost of the requests for a fleet that caches nothing: every prompt is computed, every answer decoded. So
-rho depends on no policy, pool or cache, and means the same per instance in a fleet of any size; what a fleet serves
-beyond it is the gain of its caches and its router. A workload with many hits can be served far above 1.
+The load is the cost of the requests for a fleet that caches nothing: every prompt is computed, every answer
+decoded. So rho depends on no policy, pool or cache, and means the same per instance in a fleet of any size; what a
+fleet serves beyond it is the gain of its caches and its router. A workload with many hits can be served far above
+1.
 
     requests per step     k = the most that the step's budget of tokens, the slots and the KV memory allow:
                               k (prompt + out) <= batched_tokens,  k out <= max_seqs,  k out (mean context) <= kv_tokens
     requests per second   instances x k / step_s(k prompt, k pairs, k out, k out (mean context))
     rho                   arriving requests per second / those
 
-The fullest step is the best one: its fixed part and the reading of the weights are shared by most. All are means over
-the requests; bursts and uneven placement come on top.
+The fullest step is the best one: its fixed part and the reading of the weights are shared by most. All are means
+over the requests; bursts and uneven placement come on top.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class SubAgents(NamedTuple):
 class AgentsWorkload:
     """A preset of coding agents in a closed loop: a context that grows by each answer and each tool result.
 
-    The next turn waits for the answer and for what the agent does with it, so a slow fleet gets fewer requests: an open
-    replay of the same requests would pile them up instead.
+    The next turn waits for the answer and for what the agent does with it, so a slow fleet gets fewer requests: an
+    open replay of the same requests would pile them up instead.
 
     Before every later turn the last `rendered_tokens` of the context (mostly the last answer) are rendered anew, so
     they differ from what the engine cached. A session ends early when its context would exceed the cap.
@@ -216,8 +216,8 @@ class SharedPrefixWorkload:
     """A preset of an open loop with shared prompts: system prompts, tools, customers' documents.
 
     Requests arrive as a Poisson process. Each begins with one of `prefixes` shared prompts, drawn by popularity, or
-    with none, and goes on with tokens of its own. Times, choices and lengths have separate random generators: another
-    rate or scale leaves the rest unchanged.
+    with none, and goes on with tokens of its own. Times, choices and lengths have separate random generators:
+    another rate or scale leaves the rest unchanged.
     """
 
     name: str

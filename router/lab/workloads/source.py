@@ -70,7 +70,9 @@ def load_workload(
 
 
 def read_trace(file: str) -> traces.Trace:
-    """Read a trace file or a decision log's folder. Raises ConfigError for its name, WarmrouteError if unreadable."""
+    """Read a trace file or a decision log's folder. Raises ConfigError for its name, WarmrouteError if
+    unreadable.
+    """
     path = Path(file)
     if path.is_dir():
         return _decision_log(path)

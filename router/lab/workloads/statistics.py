@@ -1,9 +1,9 @@
 """Statistics of a workload, counted on the workload itself before it is served, to compare with published ones.
 
-The upper bound of cache hits is counted with an infinite cache that all sessions share. It stores spans, not blocks: a
-tree with nodes "this source, up to here, after that node", so that a context of 80,000 tokens costs a few dozen steps
-and not five thousand. How often single blocks are used decides, more than the mean, how big a cache must be and whether
-hot blocks need several copies.
+The upper bound of cache hits is counted with an infinite cache that all sessions share. It stores spans, not
+blocks: a tree with nodes "this source, up to here, after that node", so that a context of 80,000 tokens costs a few
+dozen steps and not five thousand. How often single blocks are used decides, more than the mean, how big a cache
+must be and whether hot blocks need several copies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class WorkloadStatistics(NamedTuple):
 
 
 def compute_statistics(workload: Workload, block_tokens: int) -> WorkloadStatistics:
-    """Count a workload session by session, in the order of their starts. Raises ValueError for an empty workload."""
+    """Count a workload session by session, in the order of their starts. Raises ValueError for an empty
+    workload.
+    """
     if not len(workload.sessions):
         raise ValueError(f"workload {workload.name}: it has no requests")
     hit, common = _count_hits(workload, block_tokens)

@@ -1,14 +1,14 @@
 """Traces as open-loop workloads: Mooncake's, Azure's and our own decision log; and workloads as Mooncake traces.
 
-Mooncake's traces (https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release) name each block of 512 tokens, the
-last one partial, by a hash of it with everything before it. So ids form a tree, and a prompt is a path in it. A path
-becomes few spans: the first continuation of a block stays in that block's source, and every other one begins a source
-of its own. The decision log names full blocks only; Azure's traces name none. Unusable lines are reported.
+Mooncake's traces (https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release) name each block of 512 tokens,
+the last one partial, by a hash of it with everything before it. So ids form a tree, and a prompt is a path in it. A
+path becomes few spans: the first continuation of a block stays in that block's source, and every other one begins a
+source of its own. The decision log names full blocks only; Azure's traces name none. Unusable lines are reported.
 
-A workload is written with its blocks, full ones and a prompt's last partial one alike, numbered in the order of their
-first occurrence: the same number means the same block after the same blocks. Reading the lines back gives the same
-requests with the same shared prefixes, as an open loop: that a turn waited for an answer is lost, as in every such
-trace. `router/lab/workloads/source.py` opens the files that are read.
+A workload is written with its blocks, full ones and a prompt's last partial one alike, numbered in the order of
+their first occurrence: the same number means the same block after the same blocks. Reading the lines back gives the
+same requests with the same shared prefixes, as an open loop: that a turn waited for an answer is lost, as in every
+such trace. `router/lab/workloads/source.py` opens the files that are read.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class HashIdTree:
         self._lengths: list[int] = []  # per source: blocks
 
     def prompt(self, ids: Sequence[int], tokens: int) -> list[Span]:
-        """Return spans of `tokens`: the blocks of `ids`, then its own. Raises ValueError for ids that form no tree."""
+        """Return spans of `tokens`: the blocks of `ids`, then its own. Raises ValueError for ids that form no
+        tree.
+        """
         here: int | None = None
         spans: list[Span] = []
         left = tokens
@@ -90,7 +92,9 @@ class HashIdTree:
         return spans
 
     def _place(self, hash_id: int, here: int | None) -> int:
-        """Return the place of a block that follows `here`, or raise ValueError if it followed another one earlier."""
+        """Return the place of a block that follows `here`, or raise ValueError if it followed another one
+        earlier.
+        """
         place = self._places.get(hash_id)
         if place is None:
             place = self._places[hash_id] = self._next(here)
@@ -221,8 +225,8 @@ def _names(prompt: Sequence[Span]) -> Sequence[int]:
 def write_lines(file: Path, lines: Iterable[bytes]) -> int:
     """Write `lines` to `file`, compressed if its name ends in .gz, and return their number.
 
-    A file that cannot be written to its end is removed: half a trace looks like a whole one. Raises ConfigError for a
-    name of no known format, WarmrouteError when the system refuses to write.
+    A file that cannot be written to its end is removed: half a trace looks like a whole one. Raises ConfigError for
+    a name of no known format, WarmrouteError when the system refuses to write.
     """
     if not file.name.endswith((".jsonl", ".jsonl.gz")):
         raise ConfigError(f"--out: {file}: the name must end in .jsonl or .jsonl.gz")

@@ -1,8 +1,8 @@
 """The alerts that would fire now: the shipped rules, as far as one metrics page or two can tell.
 
-Of the rules in `configs/prometheus/alerts.yaml` those are evaluated that compare one metric with a number. A rate or an
-increase is taken between two scrapes of this run, so it says what happens right now. Rules over a longer past, or over
-several metrics, need Prometheus, and are counted.
+Of the rules in `configs/prometheus/alerts.yaml` those are evaluated that compare one metric with a number. A rate
+or an increase is taken between two scrapes of this run, so it says what happens right now. Rules over a longer
+past, or over several metrics, need Prometheus, and are counted.
 """
 
 from __future__ import annotations

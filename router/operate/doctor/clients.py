@@ -9,7 +9,9 @@ from router.proxy.upstreams import TlsContexts
 
 
 class HttpClients:
-    """Clients by name, used for one examination. `fetch` is what parts of the router call (`backends.fetch.Fetch`)."""
+    """Clients by name, used for one examination. `fetch` is what parts of the router call
+    (`backends.fetch.Fetch`).
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -17,7 +19,9 @@ class HttpClients:
         self._tls = TlsContexts()
 
     def add(self, name: str, url: str, *, token: str | None = None, ca_file: str | None = None) -> httpx.AsyncClient:
-        """Return the client for `url`; `token` is sent as a bearer token. Raises ConfigError for a bad `ca_file`."""
+        """Return the client for `url`; `token` is sent as a bearer token. Raises ConfigError for a bad
+        `ca_file`.
+        """
         if name not in self._clients:
             self._clients[name] = httpx.AsyncClient(
                 base_url=url,

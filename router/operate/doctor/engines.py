@@ -34,7 +34,7 @@ def check_reachable(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def _describe_refusal(config: InstanceConfig, survey: EngineSurvey) -> tuple[str, str, str]:
-    """Return what is wrong, the key of the instance to look at, and what to write there."""
+    """Return the fault, the key of the instance to look at, and the value to write there."""
     port = urlsplit(config.url).port
     match survey.refusal:
         case "key":

@@ -1,8 +1,8 @@
 """KV events: whether they are on, where, really arrive, belong to the engine that they are taken for, and can be
 replayed.
 
-Nothing fails without them: hits become guesses, and the first sign is a bill. So a prompt is sent to every rank, and
-its announcement must be heard.
+Nothing fails without them: hits become guesses, and the first sign is a bill. So a prompt is sent to every rank,
+and its announcement must be heard.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a check finds: what is wrong, why it matters, and the exact line to change.
+"""A finding of a check: the fault, why it matters, and the exact line to change.
 
-A check yields plain findings, one for each engine or key. `merge` joins those that say the same of several engines, and
-puts them into the order in which they matter: faults before warnings, then the order of the checks.
+A check yields plain findings, one for each engine or key. `merge` joins those that say the same of several engines,
+and puts them into the order in which they matter: faults before warnings, then the order of the checks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class MergedFinding(NamedTuple):
 
 
 def merge(findings: Iterable[FleetFinding], order: Sequence[str]) -> list[MergedFinding]:
-    """Join findings that say the same of several engines, and sort them by severity and by `order` of the checks."""
+    """Join findings that say the same of several engines, and sort them by severity and by `order` of the
+    checks.
+    """
     groups: dict[tuple[str, ...], list[FleetFinding]] = {}
     for one in findings:
         groups.setdefault((one.check, one.severity, one.what, one.why, one.change), []).append(one)

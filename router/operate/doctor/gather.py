@@ -5,8 +5,8 @@
     masters, bootstrap       whether they answer, and who leads
     this machine             its limits
 
-Every question has a time limit of its own, so that the whole takes less than half a minute whatever hangs. What was not
-answered in time is kept as unfinished, and is reported as not examined.
+Every question has a time limit of its own, so that the whole takes less than half a minute whatever hangs. What was
+not answered in time is kept as unfinished, and is reported as not examined.
 """
 
 from __future__ import annotations
@@ -240,7 +240,9 @@ async def _examine(
 async def _prove(
     engine: ExaminedEngine, model: str, tokenization: Tokenization, *, generates: bool
 ) -> TokenizerProof | None:
-    """Compare ids with the engine's; None: no tokenizer is configured for its model, and it may not be sent prompts."""
+    """Compare ids with the engine's; None: no tokenizer is configured for its model, and it may not be sent
+    prompts.
+    """
     local = tokenization.local_tokenizer(model) is not None
     if not local and not generates:
         return None

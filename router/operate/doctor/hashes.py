@@ -1,4 +1,4 @@
-"""How engines hash blocks, found from the first blocks that they announced, and the digests under which these are
+"""Finds how engines hash blocks, from the first blocks that they announced, and the digests under which these are
 stored in a shared pool.
 """
 

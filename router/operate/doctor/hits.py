@@ -1,7 +1,8 @@
-"""Hits: whether what the events promise of a prompt is what the engine delivers, for each kind of request by itself.
+"""Hits: whether what the events promise of a prompt is what the engine delivers, for each kind of request by
+itself.
 
-Two ways to lose them: the engine has something that the router does not know (no request is sent there for it), or the
-router believes in something that is not there (requests are sent for nothing).
+Two ways to lose them: the engine has something that the router does not know (no request is sent there for it), or
+the router believes in something that is not there (requests are sent for nothing).
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ def _kinds(subject: Subject) -> Iterator[tuple[ExaminedEngine, KindProbe]]:
 
 
 def _reports(engine: ExaminedEngine) -> bool:
-    """Return whether the engine reports cached tokens. It leaves them out of answers without any, so one that hit tells
-    it of the others; /v1/messages and /v1/responses may say 0 for not reported.
+    """Return whether the engine reports cached tokens. It leaves them out of answers without any, so one that hit
+    tells it of the others; /v1/messages and /v1/responses may say 0 for not reported.
     """
     kinds = engine.probe.kinds if engine.probe is not None else ()
     return any(one.cached_tokens is not None for one in kinds if one.kind not in ("messages", "responses"))

@@ -1,8 +1,8 @@
 """Listens to the event streams of the examined engines, as the router does, and keeps what they announce.
 
-It subscribes with the router's own parts and files each stored block under the router's own keys, so that what is found
-of a prompt is what the router would promise. It never asks for an engine's whole history, only for the one batch that
-it has just heard, to see whether replay works.
+It subscribes with the router's own parts and files each stored block under the router's own keys, so that what is
+found of a prompt is what the router would promise. It never asks for an engine's whole history, only for the one
+batch that it has just heard, to see whether replay works.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FIRSTS = 4  # first blocks kept of a stream: enough to see how it hashes
 
 
 class ExpectedPrompt(NamedTuple):
-    """A prompt that is about to be sent. The engine may have its beginning from before (a system prompt, what a chat
-    template puts first), and announces hits no more.
+    """A prompt that is about to be sent. The engine may have its beginning from before (a system prompt, what a
+    chat template puts first), and announces hits no more.
     """
 
     ids: array[int]
@@ -38,7 +38,7 @@ class ExpectedPrompt(NamedTuple):
 
 
 class HeardStream:
-    """What one stream said so far."""
+    """Messages of one stream so far."""
 
     def __init__(self, endpoint: EventEndpoint, model: str) -> None:
         self.endpoint = endpoint
@@ -79,7 +79,9 @@ class EventListener:
         await self._tasks.close()
 
     async def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `condition()`, looked at whenever something was heard. Return False when it is not, in time."""
+        """Wait until `condition()`, looked at whenever something was heard. Return False when it is not, in
+        time.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not condition():
@@ -103,7 +105,9 @@ class EventListener:
         return next((target for target, held in found.items() if held.disk >= len(keys)), None)
 
     def describe(self, target: TargetId, rank: int, *, own: bool, found_at: TargetId | None) -> StreamProbe:
-        """Return what was heard; `own`: the prompt of that rank was, `found_at`: on this stream instead."""
+        """Return a description of the received events; `own`: the prompt of that rank was, `found_at`: on this
+        stream instead.
+        """
         heard = self.streams[target]
         replay = None if not heard.replay_asked else "answered" if heard.replay_complete else "silent"
         return StreamProbe(

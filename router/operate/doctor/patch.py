@@ -1,7 +1,7 @@
 """The changes of a configuration as a unified diff: only the values that change, with all comments kept.
 
-A value is replaced where it stands; a missing key is added at the end of the innermost section that exists. What cannot
-be changed in this way, or would not be valid, is left out.
+A value is replaced where it stands; a missing key is added at the end of the innermost section that exists. What
+cannot be changed in this way, or would not be valid, is left out.
 """
 
 from __future__ import annotations

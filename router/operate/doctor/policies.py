@@ -1,7 +1,7 @@
 """Policies: whether what decides can tell targets apart by what it reads, and starts from true speeds.
 
-A policy is asked about made-up requests, of which one of two equal targets holds the prompt, or is idle. If it does not
-matter to its choice which one, it cannot tell them apart.
+A policy is asked about made-up requests, of which one of two equal targets holds the prompt, or is idle. If it does
+not matter to its choice which one, it cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ def _names_in_force(subject: Subject) -> list[str]:
 
 
 def _tells_apart(policy: Policy, views: Sequence[Callable[[int, int], View]]) -> bool:
-    """Return whether it matters to the choice, in any of the made-up cases, which of two targets is the better one."""
+    """Return whether it matters to the choice, in any of the made-up cases, which of two targets is the better
+    one.
+    """
     try:
         return any(
             policy.decide(view(n, 0)).target != policy.decide(view(n, 1)).target

@@ -1,9 +1,9 @@
 """Send small prompts to one engine and listen to its events: what they announce, and what it delivers.
 
-Each kind of request is sent twice, to one rank. In between, the engine's events must announce the prompt's blocks under
-the router's keys (promised); the second answer says what was in the cache (delivered). The two agree on an engine that
-the router understands. Prompts begin with a random number, so they hit nothing that is cached; each has about three
-blocks and is answered with one token.
+Each kind of request is sent twice, to one rank. In between, the engine's events must announce the prompt's blocks
+under the router's keys (promised); the second answer says what was in the cache (delivered). The two agree on an
+engine that the router understands. Prompts begin with a random number, so they hit nothing that is cached; each has
+about three blocks and is answered with one token.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class EngineProber:
     async def probe(
         self, config: InstanceConfig, survey: EngineSurvey, client: httpx.AsyncClient, timeout_s: float
     ) -> EngineProbe:
-        """Send the prompts, and return what came of them within `timeout_s`. The engine's streams are subscribed to."""
+        """Send the prompts, and return what came of them within `timeout_s`. The engine's streams are subscribed
+        to.
+        """
         end_s = self._clock.now() + timeout_s
         model = survey.model or ""
         streams = {t: s for t, s in self._listener.streams.items() if t.rpartition("/")[0] == config.id}
@@ -204,8 +206,8 @@ class EngineProber:
     async def _ask_transfer(
         self, config: InstanceConfig, model: str, size: int, client: httpx.AsyncClient
     ) -> tuple[str | None, bool | None]:
-        """Return the host and the existence of the transfer's parameters in a Nixl prefill engine's answer. The blocks
-        that it holds for nobody are freed when their lease ends, after 30 s.
+        """Return the host and the existence of the transfer's parameters in a Nixl prefill engine's answer. The
+        blocks that it holds for nobody are freed when their lease ends, after 30 s.
         """
         if config.role != "prefill" or config.transfer is None or config.transfer.protocol != "nixl":
             return None, None

@@ -17,8 +17,8 @@ RECORDS = 300  # newest ones; each is some KB
 
 
 async def ask_router(clients: HttpClients, url: str, *, config: Config | None, has_token: bool) -> RouterAnswers:
-    """Return what the router with the admin listener at `url` says. Its clients are those named `url` (with the token)
-    and `URL open`.
+    """Return the state of the router with the admin listener at `url`. Its clients are those named `url` (with the
+    token) and `URL open`.
     """
     client = clients.get(url)
     try:

@@ -1,4 +1,6 @@
-"""What is open to others: the admin listener, secrets in files, and what `serve` warns of at its start."""
+"""Checks of what is open to others: the admin listener, secrets in files, and what `serve` warns of at its
+start.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What is examined: the facts that were gathered of engines, routers, masters and the machine, for the checks to read.
+"""The subject of an examination: facts gathered of engines, routers, masters and the machine, for the checks.
 
-The checks are pure functions of a `Subject`; `gather.py` and `probe.py` fill it. A fact that could not be had is None.
+The checks are pure functions of a `Subject`; `gather.py` and `probe.py` fill it. A fact that could not be had is
+None.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class StreamProbe(NamedTuple):
 
 
 class EngineProbe(NamedTuple):
-    """What an engine did with real prompts."""
+    """Results of real prompts at an engine."""
 
     streams: tuple[StreamProbe, ...]
     kinds: tuple[KindProbe, ...]
@@ -92,7 +93,7 @@ class ExaminedEngine:
 
     @property
     def usable(self) -> EngineSurvey | None:
-        """What it said of itself; None when it cannot be used."""
+        """Facts that the engine reported; None: it cannot be used."""
         return None if self.survey is None or self.survey.error is not None else self.survey
 
     @property

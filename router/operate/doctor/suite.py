@@ -1,4 +1,6 @@
-"""The checks in the order in which they matter, and one examination from the first question to the sorted findings."""
+"""The checks in the order in which they matter, and one examination from the first question to the sorted
+findings.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ UNFINISHED = "unfinished"  # stands for a check: what could not be asked in time
 
 
 class Examination(NamedTuple):
-    """What one run found."""
+    """Findings of one run."""
 
     findings: list[MergedFinding]
     checks: tuple[str, ...]  # the names of those that ran

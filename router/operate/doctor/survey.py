@@ -1,8 +1,8 @@
 """Ask an engine over HTTP what it is: health, models, version, metrics, and where its events are.
 
 `warmroute init` and `warmroute doctor` begin with it. Nothing is sent that an engine would compute, but for
-`reports_cached_tokens`: vLLM reports `cached_tokens` only for a prompt that hit the cache, so that one sends the same
-prompt twice.
+`reports_cached_tokens`: vLLM reports `cached_tokens` only for a prompt that hit the cache, so that one sends the
+same prompt twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ DEFAULT_BLOCK_TOKENS = 16
 METRICS_READS = 4  # on connections of their own: two engines behind one address are missed with a chance of 1 in 8
 
 Refusal = Literal["unreachable", "slow", "tls", "key", "unhealthy", "other"]
-"""Why an engine cannot be used: no connection, no answer in time, its certificate, its API key, or what it answered."""
+"""Why an engine cannot be used: no connection, no answer in time, its certificate, its API key, or what it
+answered.
+"""
 
 
 class EngineSurvey(NamedTuple):
@@ -70,7 +72,7 @@ class EngineSurvey(NamedTuple):
 
 
 async def survey_url(url: str, api_key: str | None = None, timeout_s: float = 5.0) -> EngineSurvey:
-    """Return what the engine at `url` says of itself, and whether it reports cached tokens."""
+    """Return the facts that the engine at `url` reports, and whether it reports cached tokens."""
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s) as client:
         survey = await survey_engine(client, url)
@@ -83,7 +85,7 @@ async def survey_url(url: str, api_key: str | None = None, timeout_s: float = 5.
 
 
 async def survey_engine(client: httpx.AsyncClient, url: str) -> EngineSurvey:
-    """Return what the engine behind `client` says of itself; an engine that does not answer has `error` set."""
+    """Return the facts that the engine behind `client` reports; an engine that does not answer has `error` set."""
     try:
         health = await client.get("/health")
         if health.status_code != 200:

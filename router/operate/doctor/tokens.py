@@ -1,8 +1,9 @@
-"""Token ids: whether the configured tokenizers and chat templates give the ids that engines generate from, proved on
-real texts.
+"""Token ids: whether the configured tokenizers and chat templates give the ids that engines generate from, proved
+on real texts.
 
-A tokenizer that differs in one token makes every block after it another block, and nothing fails: hits are simply not
-found. The router proves its tokenizers too, when an engine joins, and then asks engines instead, which costs time.
+A tokenizer that differs in one token makes every block after it another block, and nothing fails: hits are simply
+not found. The router proves its tokenizers too, when an engine joins, and then asks engines instead, which costs
+time.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class EngineSight(NamedTuple):
 
     @property
     def serves(self) -> bool:
-        """Whether it answers requests, those that it has at least."""
+        """True while it answers requests, at least those that it has."""
         return self.state in ("ready", "draining")
 
     def is_other_process(self, before: EngineSight) -> bool:
@@ -32,15 +32,15 @@ class EngineSight(NamedTuple):
         return (self.joins, self.stream_restarts) != (before.joins, before.stream_restarts)
 
     def may_succeed(self, before: EngineSight) -> bool:
-        """Return whether it may be the engine that takes the place of `before`, which has left: another pod of the same
-        name, or one that serves the same model.
+        """Return whether it may be the engine that takes the place of `before`, which has left: another pod of the
+        same name, or one that serves the same model.
         """
         if self.pod is not None and self.pod == before.pod:
             return True
         return self.serves and self.models[:1] == before.models[:1]
 
     def find_faults(self, before: EngineSight) -> list[str]:
-        """Return what the router sees to be missing of what the engine was before its restart."""
+        """Return the differences that the router sees from the engine before its restart."""
         faults = []
         if before.models and before.models[0] not in self.models:
             faults.append(f"it does not serve {before.models[0]} any more")

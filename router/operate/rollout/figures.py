@@ -1,4 +1,4 @@
-"""What a rollout watches: failed requests, time to first token and hits, from two readings of a metrics page.
+"""Figures of a rollout: failed requests, time to first token and hits, from two readings of a metrics page.
 
 All are counters of the router since its start, of all its workers. What happened in between is their difference.
 """
@@ -26,7 +26,7 @@ class TrafficFigures(NamedTuple):
     ttft_buckets: Mapping[float, float] = {}  # answers that began within so many seconds; cumulative, the last is inf
 
     def since(self, earlier: TrafficFigures) -> TrafficFigures:
-        """Return what was counted after `earlier`."""
+        """Return the counts after `earlier`."""
         buckets = {at: count - earlier.ttft_buckets.get(at, 0.0) for at, count in self.ttft_buckets.items()}
         return TrafficFigures(
             self.requests - earlier.requests,
@@ -48,8 +48,8 @@ class TrafficFigures(NamedTuple):
 
     @property
     def ttft_p90_s(self) -> float | None:
-        """Time to first token that 90 % stay within, linear within a bucket as `histogram_quantile` of Prometheus; the
-        bound below the last bucket where it is in that one. None: no answer began.
+        """Time to first token that 90 % stay within, linear within a bucket as `histogram_quantile` of Prometheus;
+        the bound below the last bucket where it is in that one. None: no answer began.
         """
         bounds = [(0.0, 0.0), *sorted(self.ttft_buckets.items())]
         rank = QUANTILE * bounds[-1][1]

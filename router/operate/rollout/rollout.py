@@ -6,9 +6,9 @@
     prove     by the caller: health, model, events, prompts   -> undrained
     settle    it serves again                                 -> figures of this step against those before
 
-Bounds are compared all the time. Beyond one of them no further engine is touched: an engine that is not restarted yet
-is undrained at once; one that is being restarted is first brought back, since the others need it. What fails in between
-(a command, a proof) leaves that engine drained, so that it gets no requests before somebody has looked.
+Bounds are compared all the time. Beyond one of them no further engine is touched: an engine that is not restarted
+yet is undrained at once; one that is being restarted is first brought back, since the others need it. What fails in
+between (a command, a proof) leaves that engine drained, so that it gets no requests before somebody has looked.
 
 Knows no sockets: the router, the command and the proof are arguments, and the caller sleeps between two steps.
 """
@@ -50,7 +50,7 @@ class RunningCommand(Protocol):
 
 
 class RolloutBounds(NamedTuple):
-    """What one engine's step may cost. Shares and factors compare it with the time before the rollout."""
+    """Bounds on the cost of one engine's step. Shares and factors compare it with the time before the rollout."""
 
     failed_share: float = 0.001  # of the requests, beyond the share before
     p90_factor: float = 2.0
@@ -67,7 +67,7 @@ class RolloutTimes(NamedTuple):
 
 
 class RolloutStep(NamedTuple):
-    """Where a rollout is."""
+    """Progress of a rollout."""
 
     engine: str | None  # None: none is touched
     number: int  # of this engine, from 1
@@ -105,8 +105,8 @@ class Rollout:
         self._number = self._total = 0
 
     def choose(self, names: Collection[str] = ()) -> list[EngineSight]:
-        """Return the engines in the order in which they are restarted; all without `names`. Raises ConfigError for an
-        unknown one, one that is not ready, and one without another that serves its model meanwhile.
+        """Return the engines in the order in which they are restarted; all without `names`. Raises ConfigError for
+        an unknown one, one that is not ready, and one without another that serves its model meanwhile.
         """
         engines = {engine.id: engine for engine in self._router.engines()}
         if unknown := [name for name in names if name not in engines]:
@@ -124,7 +124,9 @@ class Rollout:
         return chosen
 
     def run(self, engines: Sequence[EngineSight]) -> Generator[RolloutStep, None, None]:
-        """Restart them. Yields whenever the caller should wait a moment before it goes on. Raises `RolloutStopped`."""
+        """Restart them. Yields whenever the caller should wait a moment before it goes on. Raises
+        `RolloutStopped`.
+        """
         self._total = len(engines)
         yield from self._look()
         for self._number, engine in enumerate(engines, 1):
@@ -170,8 +172,8 @@ class Rollout:
                 self._set_drained(engine.id, False)
 
     def _restart(self, engine: EngineSight) -> Generator[RolloutStep, None, EngineSight]:
-        """Restart it and wait until another process is ready than `engine`. Return that: in Kubernetes another pod has
-        another id, and is drained as soon as it is seen.
+        """Restart it and wait until another process is ready than `engine`. Return that: in Kubernetes another pod
+        has another id, and is drained as soon as it is seen.
         """
         since_s = self._clock.now()
         others = {one.id for one in self._router.engines()}
@@ -203,7 +205,9 @@ class Rollout:
                 command.terminate()
 
     def _find_successor(self, engine: EngineSight, others: Collection[str]) -> EngineSight | None:
-        """Return the engine as it is now, or another one in its place that is none of `others`; None: it is away."""
+        """Return the engine as it is now, or another one in its place that is none of `others`; None: it is
+        away.
+        """
         engines = self._router.engines()
         found = [one for one in engines if one.id == engine.id]
         return next(iter(found or [one for one in engines if one.id not in others and one.may_succeed(engine)]), None)
@@ -238,8 +242,8 @@ class Rollout:
 
 
 def find_broken(now: TrafficFigures, before: TrafficFigures, bounds: RolloutBounds) -> str | None:
-    """Return which bound the figures `now` left, compared with `before`; None: none. One failed request is one too many
-    where fewer than 1 / `failed_share` have ended.
+    """Return which bound the figures `now` left, compared with `before`; None: none. One failed request is one too
+    many where fewer than 1 / `failed_share` have ended.
     """
     failed, allowed = now.failed_share, bounds.failed_share + (before.failed_share or 0.0)
     if failed is not None and failed > allowed:

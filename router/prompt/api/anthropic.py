@@ -1,10 +1,10 @@
 """`/v1/messages`: converts the request into a chat as the engine does.
 
-Follows vLLM 0.32's anthropic/serving.py: system blocks joined without a separator, `tool_use` blocks as tool calls with
-their input as JSON text, `tool_result` blocks as tool messages *before* the rest of the user's message, thinking as
-reasoning. Two things depend on the template and are done in `prompt/tokenization/chat_template.py` (`Chat.anthropic`):
-templates that accept a system message only at the beginning get later ones merged into it, and `thinking: disabled`
-asks for the effort "none" or, where a template does not know that value, "low".
+Follows vLLM 0.32's anthropic/serving.py: system blocks joined without a separator, `tool_use` blocks as tool calls
+with their input as JSON text, `tool_result` blocks as tool messages *before* the rest of the user's message,
+thinking as reasoning. Two things depend on the template and are done in `prompt/tokenization/chat_template.py`
+(`Chat.anthropic`): templates that accept a system message only at the beginning get later ones merged into it, and
+`thinking: disabled` asks for the effort "none" or, where a template does not know that value, "low".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which streamed chats and completions another engine can carry on when the first one fails in the middle.
 
 The next engine gets the prompt's token ids and those of the answer so far as its prompt
-(`backends/vllm/continuation.py`). So a request is refused where an engine has state of the answer that those ids do not
-rebuild:
+(`backends/vllm/continuation.py`). So a request is refused where an engine has state of the answer that those ids do
+not rebuild:
 
     grammar            guided decoding, structured outputs and forced tools: the grammar would begin anew
     several answers    `n`, `best_of`, beam search: one list of ids describes one answer
@@ -13,8 +13,8 @@ rebuild:
     positions          `logprobs` have offsets into the text; usage in every chunk counts from the seam
     the prompt         media, embeddings, `echo`, `suffix`, truncation: the ids are not the whole prompt
 
-A field that is not known here is refused as well: it may be any of these in an engine newer than this list. Facts: vLLM
-0.32 (sampling_params.py, v1/engine/detokenizer.py, chat_completion/protocol.py). Pure.
+A field that is not known here is refused as well: it may be any of these in an engine newer than this list. Facts:
+vLLM 0.32 (sampling_params.py, v1/engine/detokenizer.py, chat_completion/protocol.py). Pure.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Uncontinuable = Literal[
     "transfer",
     "unknown_field",
 ]
-"""Why an answer cannot be carried on, as known from its request; `off`: no memory is configured for it, its policy has
-`continuation: false`, or it is not a stream.
+"""Why an answer cannot be carried on, as known from its request; `off`: no memory is configured for it, its policy
+has `continuation: false`, or it is not a stream.
 """
 
 PLAIN_FIELDS = (
@@ -114,7 +114,7 @@ def find_refusal(
 
 
 def read_stop(checked: Mapping[str, Any]) -> StopStrings | None:
-    """Return what is to be known of the stop strings of a request; None if it has none."""
+    """Return the facts about the stop strings of a request; None if it has none."""
     strings = _decode(checked.get("stop"))
     strings = [strings] if isinstance(strings, str) else strings
     if not isinstance(strings, list) or not any(strings):
@@ -163,8 +163,9 @@ def _option(field: Raw, name: str) -> Any:
 
 
 def has_media(body: bytes) -> bool:
-    """Return whether a message of a chat may have a part that is no text: such a chat is not carried on (`multimodal`).
-    Looked for only when an engine has failed, as a body may be large. Text that quotes such a type has it escaped.
+    """Return whether a message of a chat may have a part that is no text: such a chat is not carried on
+    (`multimodal`). Looked for only when an engine has failed, as a body may be large. Text that quotes such a type
+    has it escaped.
     """
     return any(kind in body for kind in _MEDIA_TYPES)
 

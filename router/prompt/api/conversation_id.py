@@ -3,18 +3,19 @@
     chats, messages, responses   one for each turn: the system prompt and all content up to its end
     completions                  one: of the first 2,048 characters, or the first 512 token ids
 
-A turn ends where an answer follows, or with the last message; the first one has a user's message. So the last digest of
-a request is among those of the next one, unless the client changed its history. `scheduling/conversations.py` makes one
-conversation of them.
+A turn ends where an answer follows, or with the last message; the first one has a user's message. So the last
+digest of a request is among those of the next one, unless the client changed its history.
+`scheduling/conversations.py` makes one conversation of them.
 
 Differences between turns without meaning are ignored: cache breakpoints, one text or a list with one text in it, a
-billing line, and reasoning, which clients drop from earlier answers. Of answers only the content counts, not the calls
-of tools, whose results follow.
+billing line, and reasoning, which clients drop from earlier answers. Of answers only the content counts, not the
+calls of tools, whose results follow.
 
 Reads the forwarded body, and only on demand: the prompt may never have been read otherwise (`Prompt.source` may be
-unread). Texts are hashed as JSON, and not decoded. Malformed content is left to the engine to refuse. How much is read
-is bounded, as this happens on the event loop: `MAX_MESSAGES`, `MAX_BYTES`. Further turns count as the last one that was
-read. The hash is a fast one: who makes two conversations collide gains no more than who gives both one name.
+unread). Texts are hashed as JSON, and not decoded. Malformed content is left to the engine to refuse. How much is
+read is bounded, as this happens on the event loop: `MAX_MESSAGES`, `MAX_BYTES`. Further turns count as the last one
+that was read. The hash is a fast one: who makes two conversations collide gains no more than who gives both one
+name.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def read_turns(prompt: Prompt) -> list[bytes]:
     """Return a digest (16 bytes) for each turn so far, the present one last; none where a conversation cannot be
     identified.
 
-    That is so before the first user message, where the beginning is stored by the engine (`previous_response_id`), and
-    at endpoints without conversations.
+    That is so before the first user message, where the beginning is stored by the engine (`previous_response_id`),
+    and at endpoints without conversations.
     """
     read = _READERS.get(prompt.endpoint)
     if read is None:
@@ -209,8 +210,8 @@ def _completion(body: bytes) -> list[bytes]:
 
 
 def _first_characters(text: Raw) -> str:
-    """Return the first characters of a JSON string, cut before parsing. A character has at most 12 bytes (two escapes),
-    and may not be cut in two.
+    """Return the first characters of a JSON string, cut before parsing. A character has at most 12 bytes (two
+    escapes), and may not be cut in two.
     """
     raw = _raw(text, 1 + 12 * TEXT_CHARACTERS)
     if len(raw) < len(memoryview(text)):
@@ -221,8 +222,8 @@ def _first_characters(text: Raw) -> str:
 
 
 def _first_ids(ids: Raw) -> bytes:
-    """Return the first ids as JSON, cut before parsing: 80,000 ids take two milliseconds. An id and its comma have at
-    most 12 bytes; if more space between them makes that too short, more is read.
+    """Return the first ids as JSON, cut before parsing: 80,000 ids take two milliseconds. An id and its comma have
+    at most 12 bytes; if more space between them makes that too short, more is read.
     """
     pieces = _raw(ids, 1 + 12 * IDS)[1:].split(b",", IDS)
     if len(pieces) <= IDS:

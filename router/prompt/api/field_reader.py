@@ -1,7 +1,7 @@
 """Reads the fields of a body in one parse, and detects those that clients may not set.
 
-Engines read bodies with pydantic, which converts: 1 and "yes" are true, true and "7" are numbers. So they are here, in
-a second parse of bodies that are refused without it.
+Engines read bodies with pydantic, which converts: 1 and "yes" are true, true and "7" are numbers. So they are here,
+in a second parse of bodies that are refused without it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FIELD_OF = re.compile(r"\$\.(\w+)")
 
 
 class FieldReader(Generic[F]):
-    """Reads one type of fields from a body. `strip`: names of fields that must not be in it. `checked`, `plain`: names
-    of more fields, for `read_checked`.
+    """Reads one type of fields from a body. `strip`: names of fields that must not be in it. `checked`, `plain`:
+    names of more fields, for `read_checked`.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class FieldReader(Generic[F]):
         self._unset = tuple(fields[name].default for name in checked)
 
     def read(self, raw: bytes) -> F:
-        """Parse `raw`. Raises BadRequest for anything but a JSON object, and for a small field of the wrong type."""
+        """Parse `raw`. Raises BadRequest for anything but a JSON object, and for a small field of the wrong
+        type.
+        """
         if (fields := self._read_whole(raw)) is not None:
             return fields
         try:
@@ -71,8 +73,8 @@ class FieldReader(Generic[F]):
             raise not_json(error) from None
 
     def _read_relaxed(self, raw: bytes) -> F | None:
-        """Return the fields of a body in which flags and numbers have a type that engines convert; None if that is not
-        what is wrong with it.
+        """Return the fields of a body in which flags and numbers have a type that engines convert; None if that is
+        not what is wrong with it.
         """
         changes: dict[str, Raw] = {}
         members = open_body(raw, ()).members

@@ -1,7 +1,7 @@
 """Reads the value of a part of the body, which stays bytes until somebody needs it.
 
-Values come out as Python's own `json` reads them, because the engine uses it: numbers, key order and repeated keys are
-the same, and a template that prints a tool's schema prints the same characters.
+Values come out as Python's own `json` reads them, because the engine uses it: numbers, key order and repeated keys
+are the same, and a template that prints a tool's schema prints the same characters.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def value(part: Part, name: str) -> Any:
     """Return the field's value as the engine's parser reads it; `None` if it is missing. Raises BadRequest with its
     name.
 
-    msgspec takes half the time (0.3 ms less for 320 KB) and reads nothing differently, but refuses what Python accepts:
-    infinities and halves of surrogate pairs.
+    msgspec takes half the time (0.3 ms less for 320 KB) and reads nothing differently, but refuses what Python
+    accepts: infinities and halves of surrogate pairs.
     """
     if part is UNSET or not isinstance(part, Raw):
         return None
@@ -57,8 +57,8 @@ def _read_as_python(part: Raw, name: str) -> Any:
 
 
 def short_value(part: Part) -> Any:
-    """Return the value of a field that names or counts something; `None` if it is missing, malformed, or longer than
-    any name: `SHORT_BYTES`.
+    """Return the value of a field that names or counts something; `None` if it is missing, malformed, or longer
+    than any name: `SHORT_BYTES`.
     """
     if not isinstance(part, Raw) or len(memoryview(part)) > SHORT_BYTES:
         return None

@@ -1,8 +1,8 @@
 """Reads the messages of a chat whose earlier turns were read before: only those behind the bytes that are the same.
 
-The body was parsed before (`fields.py`), so the array is valid JSON. A message is an object, which ends with its brace
-whatever follows, so messages within equal bytes have equal values; and each is normalised by itself. What the plain way
-would refuse, and all that is unusual (media, elements that are no messages), is left to the plain way.
+The body was parsed before (`fields.py`), so the array is valid JSON. A message is an object, which ends with its
+brace whatever follows, so messages within equal bytes have equal values; and each is normalised by itself. What the
+plain way would refuse, and all that is unusual (media, elements that are no messages), is left to the plain way.
 """
 
 from __future__ import annotations

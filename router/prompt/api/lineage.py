@@ -1,8 +1,8 @@
-"""Who belongs to whom: the session of a request, the session that started it, and the first one of their family.
+"""Lineage of a request: its session, the session that started it, and the first one of their family.
 
-A session is a chain of turns, in which each prompt continues the one before: a user's agent, or a sub-agent of it. A
-program is an agent with all its sub-agents, named by its first session. The first row of this table whose session a
-request names tells all three; rows are never mixed, so that a gateway's names do not meet a client's.
+A session is a chain of turns, in which each prompt continues the one before: a user's agent, or a sub-agent of it.
+A program is an agent with all its sub-agents, named by its first session. The first row of this table whose session
+a request names tells all three; rows are never mixed, so that a gateway's names do not meet a client's.
 
        session                                       parent                         program
     1  x-session-id                                  x-parent-session-id            the parent
@@ -14,18 +14,18 @@ request names tells all three; rows are never mixed, so that a gateway's names d
        user, metadata.user_id, safety_identifier
 
 Where a row names no program it is the parent, and without a parent the session itself. Rows 1 and 2 name only the
-direct parent: a family with sub-agents of sub-agents counts as several. An agent's id of Claude Code is unique in its
-session only, so both make the name, joined by a character that no name has: a name with it in it is none. Row 6 is of
-the body, and its first name counts: those of conversations come before those of users. `conversation` (a name, or an
-object with an `id`) is of `/v1/responses` only. A `prompt_cache_key` may be a whole family's: Codex gives its sub-
-agents that of their parent, and row 4 tells them apart.
+direct parent: a family with sub-agents of sub-agents counts as several. An agent's id of Claude Code is unique in
+its session only, so both make the name, joined by a character that no name has: a name with it in it is none. Row 6
+is of the body, and its first name counts: those of conversations come before those of users. `conversation` (a
+name, or an object with an `id`) is of `/v1/responses` only. A `prompt_cache_key` may be a whole family's: Codex
+gives its sub- agents that of their parent, and row 4 tells them apart.
 
-Sources: 1 https://github.com/anomalyco/opencode/pull/12932, 2 https://docs.nvidia.com/dynamo/dev/agents/session-i-ds,
-3 https://code.claude.com/docs/en/llm-gateway-protocol and https://github.com/anthropics/claude-code/issues/49205,
-4 https://github.com/ai-dynamo/dynamo/pull/12331 (Codex: threads of one run share its session-id),
-5 https://github.com/vllm-project/router/pull/286, where a "program" is what is called a session here,
-6 https://platform.openai.com/docs/guides/prompt-caching: `prompt_cache_key` takes the place of `user` for caching, and
-`safety_identifier` for telling users apart.
+Sources: 1 https://github.com/anomalyco/opencode/pull/12932, 2
+https://docs.nvidia.com/dynamo/dev/agents/session-i-ds, 3 https://code.claude.com/docs/en/llm-gateway-protocol and
+https://github.com/anthropics/claude-code/issues/49205, 4 https://github.com/ai-dynamo/dynamo/pull/12331 (Codex:
+threads of one run share its session-id), 5 https://github.com/vllm-project/router/pull/286, where a "program" is
+what is called a session here, 6 https://platform.openai.com/docs/guides/prompt-caching: `prompt_cache_key` takes
+the place of `user` for caching, and `safety_identifier` for telling users apart.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A template's output depends on which keys a message has and in which order, so this follows the engine exactly: its
 request models reorder the keys of a tool call, its chat parser keeps only the fields it knows, turns arguments into
 objects (anything else becomes `{}`), gives `reasoning` a second name, and drops a line that one client puts before
-system prompts. Source: vLLM's renderers/chat_utils.py and its chat_completion protocol. Messages that the engine would
-refuse become `None`; its error message reaches the client.
+system prompts. Source: vLLM's renderers/chat_utils.py and its chat_completion protocol. Messages that the engine
+would refuse become `None`; its error message reaches the client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _KNOWN_PART_KEYS = _MEDIA_KEYS - {"input_image"} | _TEXT_KEYS | {"data", "file",
 
 
 def normalise(messages: list[Any], *, validated: bool = True) -> list[Message] | None:
-    """Return the messages as the template sees them, or `None` where the engine would refuse them or use embeddings.
+    """Return the messages as the template sees them, or `None` where the engine would refuse them or use
+    embeddings.
 
     `validated`: the engine passes these through its chat request model, which reorders the keys of tool calls.
     """
@@ -43,12 +44,16 @@ def has_media(messages: list[Message]) -> bool:
 
 
 def find_image(messages: list[Any]) -> int:
-    """Return the number of the first message with media, of messages that were normalised; the last one's if none."""
+    """Return the number of the first message with media, of messages that were normalised; the last one's if
+    none.
+    """
     return next((n for n, message in enumerate(messages) if any(map(_is_media, _parts(message)))), len(messages) - 1)
 
 
 def replace_images(messages: list[Any], part: Message) -> list[Any] | None:
-    """Return messages that were normalised with `part` in the place of each image; `None` if there are other media."""
+    """Return messages that were normalised with `part` in the place of each image; `None` if there are other
+    media.
+    """
     replaced = []
     for message in messages:
         if media := [one for one in _parts(message) if _is_media(one)]:

@@ -1,9 +1,9 @@
 """`/v1/chat/completions` and `/v1/completions`: from body fields to the source of the prompt's token ids.
 
 Follows vLLM 0.32 (chat_completion/protocol.py, completion/protocol.py, renderers/online_renderer.py): which request
-fields become template variables, how tools are dumped before a template sees them, and which requests cannot be matched
-by prefix at all. Beside the source each function returns the fields for the engine's own `/tokenize`, so that it
-renders the same prompt.
+fields become template variables, how tools are dumped before a template sees them, and which requests cannot be
+matched by prefix at all. Beside the source each function returns the fields for the engine's own `/tokenize`, so
+that it renders the same prompt.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def has_several_answers(fields: ChatFields | CompletionFields) -> bool:
 
 
 def count_answers(fields: ChatFields | CompletionFields) -> int:
-    """Return how many answers the engine makes: to each prompt of a list as many as `n` or `best_of` says, or beams. A
-    value that is no number counts as 1: the engine refuses it.
+    """Return how many answers the engine makes: to each prompt of a list as many as `n` or `best_of` says, or
+    beams. A value that is no number counts as 1: the engine refuses it.
     """
     count = 1
     if fields.n is not UNSET or fields.best_of is not UNSET:
@@ -169,7 +169,9 @@ def read_completion(fields: CompletionFields) -> PromptFields:
 
 
 class ChatRequest(NamedTuple):
-    """A requested chat before normalising. `UnknownIds` in place of `tools` or `kwargs`: the engine will refuse it."""
+    """A requested chat before normalising. `UnknownIds` in place of `tools` or `kwargs`: the engine will refuse
+    it.
+    """
 
     messages: list[Any]
     tools: list[dict[str, Any]] | UnknownIds | None
@@ -234,8 +236,9 @@ def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = 
 
 
 def template_tools(tools: Any) -> list[dict[str, Any]] | UnknownIds | None:
-    """Return tools as the template sees them: known fields in a fixed order, `None` for missing ones. No tools are not
-    the same as an empty list, which vLLM takes before some version, passes to the template, and has refused since.
+    """Return tools as the template sees them: known fields in a fixed order, `None` for missing ones. No tools are
+    not the same as an empty list, which vLLM takes before some version, passes to the template, and has refused
+    since.
     """
     if tools is None:
         return None
@@ -272,7 +275,9 @@ def _text(text: str, add_special_tokens: bool) -> PromptFields:
 
 
 def _prompts(part: Part) -> list[Any]:
-    """Return `prompt` as an array of token ids, strings or arrays of token ids. Raises BadRequest for anything else."""
+    """Return `prompt` as an array of token ids, strings or arrays of token ids. Raises BadRequest for anything
+    else.
+    """
     if not isinstance(part, msgspec.Raw):
         return []
     for decoder in (_TOKEN_IDS, _TEXTS, _TOKEN_LISTS):

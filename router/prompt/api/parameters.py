@@ -1,8 +1,9 @@
 """Fields of a body that the router sets for a model's alias: defaults where the client gave none, and caps.
 
-Endpoints call the same thing by different names, and not all have it: a default that an endpoint has no field for is
-left out there. A cap replaces a number that is too large, and stands where there is none. What is no whole number is
-refused and not replaced: an engine might read text as a number, and answer at a length that the cap forbids. Pure.
+Endpoints call the same thing by different names, and not all have it: a default that an endpoint has no field for
+is left out there. A cap replaces a number that is too large, and stands where there is none. What is no whole
+number is refused and not replaced: an engine might read text as a number, and answer at a length that the cap
+forbids. Pure.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class AliasParameters:
         self._defaults = {endpoint: _rename(defaults, names) for endpoint, names in _NAMES.items()}
 
     def find_changes(self, endpoint: Endpoint, members: Mapping[str, Raw]) -> dict[str, Raw]:
-        """Return the fields to set in a body with these members; empty for an endpoint that generates nothing. Raises
-        `BadRequest` for a limit on the answer that is no whole number, where there is a cap.
+        """Return the fields to set in a body with these members; empty for an endpoint that generates nothing.
+        Raises `BadRequest` for a limit on the answer that is no whole number, where there is a cap.
         """
         if (defaults := self._defaults.get(endpoint)) is None:
             return {}

@@ -1,8 +1,8 @@
 """Parses a request's body and headers into a `Prompt`, or refuses it with the name of the field at fault.
 
-The body is parsed once, into its members; the fields that routing needs are then read for the endpoint; messages, tools
-and schemas stay bytes until somebody needs the prompt (`Unread`). Only what the router itself must understand is
-refused here; the rest is left to the engine, whose error message reaches the client.
+The body is parsed once, into its members; the fields that routing needs are then read for the endpoint; messages,
+tools and schemas stay bytes until somebody needs the prompt (`Unread`). Only what the router itself must understand
+is refused here; the rest is left to the engine, whose error message reaches the client.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ NO_HEADERS: Final = RequestHeaders()
 
 
 def read_request_headers(fields: Mapping[bytes, bytes]) -> RequestHeaders:
-    """Read the headers in `fields` (names in lower case). Most requests have none: one set operation finds that out."""
+    """Read the headers in `fields` (names in lower case). Most requests have none: one set operation finds that
+    out.
+    """
     if NAMES.isdisjoint(fields):
         return NO_HEADERS
     return RequestHeaders(
@@ -105,8 +107,9 @@ def _header_text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:
 
 
 class ReadOptions:
-    """Settings for reading bodies. `want_source` False: the prompt's source stays `Unread`; `continues`: the token ids
-    of streamed answers are asked for, so that another engine can carry them on; `uncontinued`: the same without.
+    """Settings for reading bodies. `want_source` False: the prompt's source stays `Unread`; `continues`: the token
+    ids of streamed answers are asked for, so that another engine can carry them on; `uncontinued`: the same
+    without.
     """
 
     def __init__(
@@ -142,8 +145,8 @@ def read_prompt(
 ) -> Prompt:
     """Parse one request; `headers` are those of `read_request_headers`. Raises BadRequest.
 
-    `content_type` only matters outside the four endpoints. Objectives that are no number are ignored. With a `scope`
-    the prompt's salt, and the names in it, are its own.
+    `content_type` only matters outside the four endpoints. Objectives that are no number are ignored. With a
+    `scope` the prompt's salt, and the names in it, are its own.
     """
     format_ = _FORMATS.get(path)
     if format_ is None and is_form(content_type) and body:
@@ -268,7 +271,7 @@ def _find_lineage(fields: BodyFields, named: Lineage | None, scope: CacheScope |
 
 
 def _read_lineage(fields: BodyFields) -> Lineage | None:
-    """Return what the body says of its session; None if it names none."""
+    """Return the lineage that the body names; None if it names none."""
     if fields.vllm_xargs is not UNSET and (lineage := read_context_lineage(fields.vllm_xargs)) is not None:
         return lineage
     name = None if fields.session_id is UNSET else as_name(short_value(fields.session_id))

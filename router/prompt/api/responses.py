@@ -1,10 +1,10 @@
 """`/v1/responses`: converts input items into chat messages; several items may form one message.
 
-Follows vLLM 0.32's openai/responses/utils.py: consecutive reasoning, text and function calls form one assistant message
-as long as its slot is free; of an assistant's content parts only the first counts; a last message marked unfinished is
-continued. Prompts that continue an earlier response are unknown here: their beginning is stored by the engine that made
-it. Unlike chat, this endpoint tokenises with special tokens added, and its messages do not pass through the chat
-request model (`validated=False`: a tool call keeps its keys' order).
+Follows vLLM 0.32's openai/responses/utils.py: consecutive reasoning, text and function calls form one assistant
+message as long as its slot is free; of an assistant's content parts only the first counts; a last message marked
+unfinished is continued. Prompts that continue an earlier response are unknown here: their beginning is stored by
+the engine that made it. Unlike chat, this endpoint tokenises with special tokens added, and its messages do not
+pass through the chat request model (`validated=False`: a tool call keeps its keys' order).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How much a body may hold: bounds that keep one request from stopping the event loop or filling the memory.
+"""Bounds on a body's content, which keep one request from stopping the event loop or filling the memory.
 
 A body's length alone says little. 30 MB of an image are one string, which a parser copies in milliseconds; 30 MB of
-`{"a":1,"b":1,...` are millions of objects in Python, which take seconds, and twenty times their length in memory. So
-what a large body holds is counted before it is parsed (`check_elements`), and text beyond what its model can take is
-never converted (`exceeds`). Both look at bytes and build nothing.
+`{"a":1,"b":1,...` are millions of objects in Python, which take seconds, and twenty times their length in memory.
+So what a large body holds is counted before it is parsed (`check_elements`), and text beyond what its model can
+take is never converted (`exceeds`). Both look at bytes and build nothing.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def check_elements(raw: bytes, *, has_ids: bool) -> None:
 
 
 def exceeds(fields: msgspec.Struct, text_limit_bytes: int) -> bool:
-    """Return whether the large fields of a body are certain to hold more text, in UTF-8, than that. Images and other
-    media do not count: engines do not tokenise them.
+    """Return whether the large fields of a body are certain to hold more text, in UTF-8, than that. Images and
+    other media do not count: engines do not tokenise them.
     """
     parts = {name: getattr(fields, name) for name in fields.__struct_fields__}
     excess = sum(_length(part) for part in parts.values() if isinstance(part, Raw | str)) - text_limit_bytes
@@ -89,7 +89,9 @@ def exceeds(fields: msgspec.Struct, text_limit_bytes: int) -> bool:
 
 
 def _media_bytes(items: Raw, depth: int = 1) -> int:
-    """Return the length of the media in an array of messages, in their parts, and in the parts of a tool's result."""
+    """Return the length of the media in an array of messages, in their parts, and in the parts of a tool's
+    result.
+    """
     if depth > DEEPEST_MEDIA or _length(items) < LARGE_BYTES or memoryview(items)[0] != ord("["):
         return 0
     total = 0

@@ -1,10 +1,10 @@
 """A model's chat template, rendered as Hugging Face's tokenizers and vLLM 0.32 render it.
 
 The environment (sandbox, block trimming, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, loop
-controls, the `generation` tag) is that of transformers; decisions made by inspecting the template are vLLM's: whether
-it iterates over content parts or takes one string, whether it knows the role "developer", whether it accepts system
-messages in the middle. Templates come from the operator's model folder; a client's own template is never rendered.
-Knows nothing of tokens.
+controls, the `generation` tag) is that of transformers; decisions made by inspecting the template are vLLM's:
+whether it iterates over content parts or takes one string, whether it knows the role "developer", whether it
+accepts system messages in the middle. Templates come from the operator's model folder; a client's own template is
+never rendered. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class ChatTemplate:
         return "".join(self.render_chunks(chat, variables))
 
     def render_chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
-        """Return the prompt as the template prints it, in chunks, to be encoded one by one: in one long string a single
-        emoji makes every character four bytes wide, which costs 1 ms for 340 KB. Raises UnrenderableChat.
+        """Return the prompt as the template prints it, in chunks, to be encoded one by one: in one long string a
+        single emoji makes every character four bytes wide, which costs 1 ms for 340 KB. Raises UnrenderableChat.
 
         `variables` are special tokens and the engine's default template kwargs; the request's own take precedence.
         """
@@ -187,7 +187,9 @@ class ChatTemplate:
 
 @lru_cache(maxsize=16)  # the template of a model is the same at each of its engines, and compiling it takes 10 ms
 def _compile(source: str) -> tuple[CodeType, bool]:
-    """Return the code of a template, and whether it iterates over content parts. Raises jinja2.TemplateSyntaxError."""
+    """Return the code of a template, and whether it iterates over content parts. Raises
+    jinja2.TemplateSyntaxError.
+    """
     environment = _environment(lambda: 0.0)
     parsed = environment.parse(source)
     in_parts = iterates_content(parsed)
@@ -218,7 +220,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Escape nothing for HTML, unlike Jinja's own filter, and keep the keys' order. Templates name the parameters."""
+    """Escape nothing for HTML, unlike Jinja's own filter, and keep the keys' order. Templates name the
+    parameters.
+    """
     if indent is not None and indent > 0 and separators is None:
         # Python's encoder indents without its C part: 1.2 ms for an agent's 20 tools, every turn; this takes 0.3 ms.
         with suppress(msgspec.DecodeError):  # NaN and infinities are no JSON
@@ -227,8 +231,8 @@ def _tojson(
 
 
 def _flatten(message: Message, content_format: str) -> Message:
-    """Return content in the form the template takes. Tool results are one string in both, unless they hold more than
-    text.
+    """Return content in the form the template takes. Tool results are one string in both, unless they hold more
+    than text.
 
     vLLM leaves empty parts out only where it builds the string for the template (chat_utils.py).
     """
@@ -245,7 +249,9 @@ def _flatten(message: Message, content_format: str) -> Message:
 
 
 def _cut_at_media(parts: list[Message], content_format: str) -> Any:
-    """Cut content at the first media part. In a string nothing is certain: the engine may put media before all text."""
+    """Cut content at the first media part. In a string nothing is certain: the engine may put media before all
+    text.
+    """
     if content_format == "string":
         return _MEDIA_MARK
     known = parts[: next(i for i, part in enumerate(parts) if part["type"] == MEDIA)]

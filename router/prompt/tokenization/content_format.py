@@ -1,10 +1,10 @@
 """Detects whether a chat template iterates over a message's content parts, by which vLLM decides on parts or one
 string.
 
-The detection looks for a loop over `message.content` (or over a variable named `content`, or over a macro's parameter
-called with it), where `message` is the variable of a loop over `messages` or over something assigned from them. It
-reproduces a heuristic of vLLM 0.32 (renderers/hf.py) exactly: it need not be right about a template, but must agree
-with the engine.
+The detection looks for a loop over `message.content` (or over a variable named `content`, or over a macro's
+parameter called with it), where `message` is the variable of a loop over `messages` or over something assigned from
+them. It reproduces a heuristic of vLLM 0.32 (renderers/hf.py) exactly: it need not be right about a template, but
+must agree with the engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def _over_content(loop: nodes.For, messages: list[str], through_macros: dict[int
 
 
 def _names_of_messages(template: nodes.Template) -> list[str]:
-    """Return the variables that hold one message: targets of loops over `messages` or over what is assigned from it."""
+    """Return the variables that hold one message: targets of loops over `messages` or over what is assigned from
+    it.
+    """
     holders = _assigned_from(template, "messages")
     loops = template.find_all(nodes.For)
     return [_target(loop.target) for loop in loops if any(_reads(loop.iter, holder) for holder in holders)]

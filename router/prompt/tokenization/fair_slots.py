@@ -9,8 +9,8 @@ from router.tenants.fair_share import FairShare
 
 
 class FairSlots:
-    """As many at once as there are `slots`. A client that has its share (`FairShare`) waits until it has less, and
-    clients that wait are next in turn, each for its oldest work.
+    """Runs at most `slots` pieces of work at once. A client that has its share (`FairShare`) waits until it has
+    less, and clients that wait are next in turn, each for its oldest work.
     """
 
     def __init__(self, slots: int) -> None:

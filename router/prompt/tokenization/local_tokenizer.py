@@ -1,14 +1,14 @@
 """Local tokenizers: a model folder's `tokenizer.json` and chat template, as Hugging Face loads them.
 
-The template is, in this order: the operator's file, `chat_template.jinja` (with named ones beside it), or the one in
-`tokenizer_config.json`, which may be one template or several by name; with tools, the one named "tool_use" takes
+The template is, in this order: the operator's file, `chat_template.jinja` (with named ones beside it), or the one
+in `tokenizer_config.json`, which may be one template or several by name; with tools, the one named "tool_use" takes
 precedence.
 
 `tokenize` tokenises a whole prompt: the reference for everything else. Where the tokenizer is verified to allow it
-(segments.py), `segment` splits a prompt, so that only new segments need be tokenised; otherwise the
-whole prompt is one segment. Tokenising costs 1 to 2 us per token, during which the tokenizer releases the interpreter
-lock, except for 25 ns per token when a segment's ids are returned: long prompts belong into a thread, segment by
-segment. Several segments at once (`encode_batch`) would take every core of the machine, which the engines need.
+(segments.py), `segment` splits a prompt, so that only new segments need be tokenised; otherwise the whole prompt is
+one segment. Tokenising costs 1 to 2 us per token, during which the tokenizer releases the interpreter lock, except
+for 25 ns per token when a segment's ids are returned: long prompts belong into a thread, segment by segment.
+Several segments at once (`encode_batch`) would take every core of the machine, which the engines need.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class LocalTokenizer:
         least_bytes: int = LEAST_BYTES,
         renderer: Renderer = JINJA,
     ) -> None:
-        """`templates` by name ("default", "tool_use"; empty: chats cannot be rendered); `variables` are passed to all
-        of them; `least_bytes` is the minimum size of a segment; `renderer`: how the engine renders chats.
+        """`templates` by name ("default", "tool_use"; empty: chats cannot be rendered); `variables` are passed to
+        all of them; `least_bytes` is the minimum size of a segment; `renderer`: how the engine renders chats.
         """
         self.renderer = renderer
         tokenizer.no_truncation()
@@ -104,7 +104,9 @@ class LocalTokenizer:
         return None if self._segmenter is None else len(self._segmenter.delimiter)
 
     def segment(self, text: bytes, source: Chat | Text) -> SegmentedPrompt:
-        """Return the segments of a prompt's `text`, for a chat with media without the last ids, as `tokenize` does."""
+        """Return the segments of a prompt's `text`, for a chat with media without the last ids, as `tokenize`
+        does.
+        """
         if self._segmenter is None:
             return SegmentedPrompt([], [text], [])
         segments = self._segmenter.split(text)

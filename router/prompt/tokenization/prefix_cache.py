@@ -3,13 +3,13 @@
     root | segment 1 | segment 2 | segment 3      a prompt's next turn begins with the same bytes: its first segments
            ^name 1     ^name 2     ^name 3        are found by name, and only what follows them is tokenised
 
-A *name* is a keyed 128-bit BLAKE2b over the root (model, adapter, salt, everything else that changes the ids) and every
-byte of the prompt up to the segment's end. Ids go to engines, and a collision would answer another user's prompt: so
-clients must not be able to construct one, and by accident it takes 2**64 segments. Different salts never share a
-name, so timing tells one tenant nothing about another's prompts.
+A *name* is a keyed 128-bit BLAKE2b over the root (model, adapter, salt, everything else that changes the ids) and
+every byte of the prompt up to the segment's end. Ids go to engines, and a collision would answer another user's
+prompt: so clients must not be able to construct one, and by accident it takes 2**64 segments. Different salts never
+share a name, so timing tells one tenant nothing about another's prompts.
 
-The least recently used segment is evicted. A prompt is touched from its end to its beginning, so a segment is always
-evicted before those in front of it: what is cached of a prompt is a leading run, and shared prefixes stay.
+The least recently used segment is evicted. A prompt is touched from its end to its beginning, so a segment is
+always evicted before those in front of it: what is cached of a prompt is a leading run, and shared prefixes stay.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class PrefixCache:
 class Prefix:
     """A prompt as far as it is tokenised: ids, their JSON text and block keys, growing by one segment at a time.
 
-    Cached and new segments are added in the same way: missing keys are chained behind the present ones and stored in
-    the segment, so the next turn only copies.
+    Cached and new segments are added in the same way: missing keys are chained behind the present ones and stored
+    in the segment, so the next turn only copies.
     """
 
     def __init__(self, keyring: Keyring, root: Key, block_sizes: Iterable[int]) -> None:

@@ -1,14 +1,14 @@
 """Remembers the latest prompts of chats, so that a next turn is read, encoded and named only where it is new.
 
-A prompt is found by digests of its beginnings, one for each 8 KB of its messages: the longest beginning that is known
-wins, so a turn finds the turn before it, and a chat that was cut short, branched or edited finds what it has in common.
-A digest may collide, so whoever finds compares the bytes. Owners (model, adapter, salt) never share a prompt, so timing
-tells one tenant nothing about another's.
+A prompt is found by digests of its beginnings, one for each 8 KB of its messages: the longest beginning that is
+known wins, so a turn finds the turn before it, and a chat that was cut short, branched or edited finds what it has
+in common. A digest may collide, so whoever finds compares the bytes. Owners (model, adapter, salt) never share a
+prompt, so timing tells one tenant nothing about another's.
 
     80,000 tokens: 320 KB of JSON, 320 KB of messages, 320 KB of text
 
-which is as much again as their ids and keys take in the prefix cache. So the memory may take a quarter of the budget
-that it shares with it; the least recently used prompt is dropped.
+which is as much again as their ids and keys take in the prefix cache. So the memory may take a quarter of the
+budget that it shares with it; the least recently used prompt is dropped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class PromptMemory:
         return len(self._prompts)
 
     def find(self, owner: bytes, raw: bytes) -> ReadMessages:
-        """Return `raw`, an array of messages, with the remembered prompt that has the longest beginning in common."""
+        """Return `raw`, an array of messages, with the remembered prompt that has the longest beginning in
+        common.
+        """
         digest = xxh3_64(owner, self._seed)
         view = memoryview(raw)
         digests: list[int] = []

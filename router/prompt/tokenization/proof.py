@@ -1,10 +1,11 @@
-"""The proof of a model's token ids at one instance: the same prompts, as each source and as the engine's generation see
-them.
+"""The proof of a model's token ids at one instance: the same prompts, as each source and as the engine's generation
+see them.
 
-An engine's `/tokenize` need not show what the engine generates from, so the reference is a request that generates: a
-chat with one token of answer and `return_token_ids` (vLLM >= 0.10.2), or its `/render`, which generates nothing, where
-the engine offers it (`--enable-scale-out`). Engines that name no ids leave the count of `usage.prompt_tokens`, and the
-probes are chosen so that counts differ, too. A prompt that the engine refuses proves nothing about ids.
+An engine's `/tokenize` need not show what the engine generates from, so the reference is a request that generates:
+a chat with one token of answer and `return_token_ids` (vLLM >= 0.10.2), or its `/render`, which generates nothing,
+where the engine offers it (`--enable-scale-out`). Engines that name no ids leave the count of
+`usage.prompt_tokens`, and the probes are chosen so that counts differ, too. A prompt that the engine refuses proves
+nothing about ids.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ RemoteFailure = Literal["tokenizer_silent", "tokenizer_refused", "tokenizer_busy
 
 
 class GeneratedPrompt(NamedTuple):
-    """The prompt that an engine generates from: its ids and their number; None for what the engine does not name."""
+    """The prompt that an engine generates from: its ids and their number; None for what the engine does not
+    name.
+    """
 
     ids: array[int] | None
     tokens: int | None
@@ -85,7 +88,9 @@ class ProofRun:
         self.counts_otherwise = False  # an answer's `prompt_tokens` is not the number of its ids
 
     async def run(self, trust: ModelTrust) -> list[Verdict]:
-        """Compare the sources that may be used; of `/tokenize` chats only, and where no local tokenizer is right."""
+        """Compare the sources that may be used; of `/tokenize` chats only, and where no local tokenizer is
+        right.
+        """
         if self._generates and await self._engine.is_asleep(self._instance, TIMEOUT_S):
             self.silent = True
             return []

@@ -1,10 +1,11 @@
 """Token ids of a prompt from an engine's `/tokenize`; of a chat with images those before the first one.
 
-Nobody's image is sent: the engine would fetch it a second time, and its placeholders match no block. Instead two chats
-are tokenised: one with a small picture of the router's own in the place of each image, and one with text in their
-place. The first is rendered as the client's is, whatever the engine and its template do about images (placeholders in
-front of a message's text, another system prompt), and only its images take other tokens. The second has no image. So
-what both begin with is the beginning of the client's prompt, and ends before its first image.
+Nobody's image is sent: the engine would fetch it a second time, and its placeholders match no block. Instead two
+chats are tokenised: one with a small picture of the router's own in the place of each image, and one with text in
+their place. The first is rendered as the client's is, whatever the engine and its template do about images
+(placeholders in front of a message's text, another system prompt), and only its images take other tokens. The
+second has no image. So what both begin with is the beginning of the client's prompt, and ends before its first
+image.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class RemoteTokenizer(ProofEngine, Protocol):
     async def tokenize(
         self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float, client: str = ""
     ) -> array[int] | RemoteFailure:
-        """Return the ids of `fields` (a `Prompt.remote_fields` of `client`) from one of `instances`, in rotation."""
+        """Return the ids of `fields` (a `Prompt.remote_fields` of `client`) from one of `instances`, in
+        rotation.
+        """
 
     async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
         """Return the text of `ids` from one of `instances`; None if it does not answer."""
@@ -73,8 +76,8 @@ async def find_remote_ids(
 
 
 def _replace(fields: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the fields with pictures, and with text up to the first message with an image; None where there is a sound
-    or a film.
+    """Return the fields with pictures, and with text up to the first message with an image; None where there is a
+    sound or a film.
     """
     messages = fields["messages"]
     pictured, marked = replace_images(messages, PICTURE), replace_images(messages[: find_image(messages) + 1], MARK)

@@ -2,16 +2,16 @@
 
 An added token with `normalized: false` is found in the raw text before anything else happens to it, leftmost and
 longest first, and all later steps (normaliser, pre-tokenizer, model) work between such tokens (`tokenizers`,
-added_vocabulary.rs `extract_and_normalize`). So text may be split in front of one, if no other added token can reach
-over the boundary: none overlaps it, and none looks at adjacent characters (`single_word`) or swallows spaces (`lstrip`,
-`rstrip`) across it. Each segment *begins* with its delimiter, so that steps that treat the beginning of the text
-differently (Metaspace `first`) see the same in the segment.
+added_vocabulary.rs `extract_and_normalize`). So text may be split in front of one, if no other added token can
+reach over the boundary: none overlaps it, and none looks at adjacent characters (`single_word`) or swallows spaces
+(`lstrip`, `rstrip`) across it. Each segment *begins* with its delimiter, so that steps that treat the beginning of
+the text differently (Metaspace `first`) see the same in the segment.
 
 This is the theory; `find_difference` checks every tokenizer before segmenting is used. Its texts are those at which
-segmenting could go wrong: characters beside a delimiter, at the beginning and at the end (spaces, line ends, combining
-marks, joiners), characters that a normaliser changes, text that looks like a special token or is another one, two
-delimiters in a row. After the fixed texts come random sequences of the same fragments, the same at every start. After
-one difference the tokenizer's prompts are never segmented.
+segmenting could go wrong: characters beside a delimiter, at the beginning and at the end (spaces, line ends,
+combining marks, joiners), characters that a normaliser changes, text that looks like a special token or is another
+one, two delimiters in a row. After the fixed texts come random sequences of the same fragments, the same at every
+start. After one difference the tokenizer's prompts are never segmented.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def _overlaps(one: str, other: str) -> bool:
 
 
 def find_difference(encode: Encode, segmenter: Segmenter, added: Sequence[str]) -> str | None:
-    """Return a text whose segments have other ids than the whole, else `None`; texts use `added`, all added tokens."""
+    """Return a text whose segments have other ids than the whole, else `None`; texts use `added`, all added
+    tokens.
+    """
     fine = segmenter._replace(min_bytes=1)
     for text in _make_texts(segmenter.delimiter.decode(), added):
         bare: list[int] = []

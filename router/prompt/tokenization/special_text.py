@@ -1,8 +1,8 @@
 """Finds chats whose text spells a special token of the tokenizer, such as `<|im_end|>`.
 
-A tokenizer turns such a spelling into the token itself; engines that render chats by code keep it as text. So unless
-the proof covered it, these chats do not go to engines with token ids: a user could otherwise open a system message.
-A remembered chat's messages are not searched again, so a next turn costs what is new in it.
+A tokenizer turns such a spelling into the token itself; engines that render chats by code keep it as text. So
+unless the proof covered it, these chats do not go to engines with token ids: a user could otherwise open a system
+message. A remembered chat's messages are not searched again, so a next turn costs what is new in it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class SpecialTextFinder:
         self._patterns = [re.compile("|".join(map(re.escape, group))) for group in groups.values()]
 
     def find(self, chat: Chat) -> bool:
-        """Return whether a text of the chat holds a spelling. Texts of one message count as one: a template may print
-        them without anything between.
+        """Return whether a text of the chat holds a spelling. Texts of one message count as one: a template may
+        print them without anything between.
         """
         if not self._patterns:
             return False

@@ -1,9 +1,9 @@
 """Worker threads for what would block the event loop: reading, rendering and tokenising long prompts.
 
-Bounded in number, in time and in bytes, and shared fairly by the clients whose prompts they are: while the `tokenizers`
-library works on a text, it takes 90 to 330 times its size in memory. A caller gets a result or the reason why there is
-none in time. When it stops waiting, because the budget has passed or its client has left, work in the queue is dropped,
-and running work is told so; what that has made by then still reaches the cache.
+Bounded in number, in time and in bytes, and shared fairly by the clients whose prompts they are: while the
+`tokenizers` library works on a text, it takes 90 to 330 times its size in memory. A caller gets a result or the
+reason why there is none in time. When it stops waiting, because the budget has passed or its client has left, work
+in the queue is dropped, and running work is told so; what that has made by then still reaches the cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Abandonment:
 
 
 class _Job(Generic[T]):
-    """Work that can be dropped: the pool keeps a cancelled job until its turn comes, and the job what it works on."""
+    """Work that can be dropped: the pool keeps a cancelled job until its turn comes, and the job what it works
+    on.
+    """
 
     __slots__ = ("work",)
 
@@ -72,8 +74,8 @@ class TokenizerThreads:
         client: str = "",
     ) -> T | UnknownIds:
         """Return the result of `work`, which tokenises `text_bytes` for `client`, or why there is none; `done` gets
-        every result, on the event loop. A client's only prompt is accepted whatever its size: it is bounded by what its
-        model can take.
+        every result, on the event loop. A client's only prompt is accepted whatever its size: it is bounded by what
+        its model can take.
         """
         too_much = self._bytes and self._bytes + text_bytes > self._max_bytes and self._queued.held(client)
         if too_much or self._queued.take(client, 1) is not None:

@@ -4,10 +4,10 @@
     a trusted local tokenizer: incremental.py -----+--> keys for every block size in the fleet
     otherwise: an engine's /tokenize --------------+
 
-Short prompts are tokenised on the event loop, long new text in a thread, since 80,000 tokens take a tenth of a second,
-in which no stream may stall. Failures are values: a prompt whose ids cannot be found is `UnknownIds` and is routed by
-load. `ModelTrust` decides whose ids are used (`trust.py`); every mismatch is logged and counted, and the next source is
-used from then on, or none.
+Short prompts are tokenised on the event loop, long new text in a thread, since 80,000 tokens take a tenth of a
+second, in which no stream may stall. Failures are values: a prompt whose ids cannot be found is `UnknownIds` and is
+routed by load. `ModelTrust` decides whose ids are used (`trust.py`); every mismatch is logged and counted, and the
+next source is used from then on, or none.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ KEPT_BYTES = 16 * 1024  # body size up to which dropping a prompt's text takes m
 
 
 class TokenizationReport(NamedTuple):
-    """State of a model's token ids, for the admin API and metrics: of models with a local tokenizer, and of all others
-    that were proved at an instance or refuted.
+    """State of a model's token ids, for the admin API and metrics: of models with a local tokenizer, and of all
+    others that were proved at an instance or refuted.
     """
 
     source: Literal["local", "remote", "unknown"]  # whose ids are used for chats
@@ -71,7 +71,9 @@ class _ReadPrompt(NamedTuple):
 
 
 class Tokenization:
-    """Tokenises the prompts of all models. `locals_` by base model id; models without an entry ask their engines."""
+    """Tokenises the prompts of all models. `locals_` by base model id; models without an entry ask their
+    engines.
+    """
 
     def __init__(
         self,
@@ -132,12 +134,12 @@ class Tokenization:
         remember: bool = True,
         client: str = "",
     ) -> TokenizedPrompt | UnknownIds:
-        """Return ids and keys of `prompt` for base model `model`, or why there are none; `instances` may be asked for
-        ids. `context_tokens`: the longest prompt that an instance of the model takes; `None`: unknown. `client`: whose
-        share of threads and of requests in flight it takes.
+        """Return ids and keys of `prompt` for base model `model`, or why there are none; `instances` may be asked
+        for ids. `context_tokens`: the longest prompt that an instance of the model takes; `None`: unknown.
+        `client`: whose share of threads and of requests in flight it takes.
 
-        Takes at most `tokens.budget_ms` (beside short prompts on the event loop). Without `remember`, nothing is cached
-        or counted. Raises BadRequest where the prompt was not read yet, and is malformed.
+        Takes at most `tokens.budget_ms` (beside short prompts on the event loop). Without `remember`, nothing is
+        cached or counted. Raises BadRequest where the prompt was not read yet, and is malformed.
         """
         source, begun_s = prompt.source, self._clock.now()
         if isinstance(source, UnknownIds):
@@ -191,8 +193,8 @@ class Tokenization:
         return _ReadPrompt(fields, prepared)
 
     def fit_tools(self, fields: PromptFields, model: str) -> PromptFields:
-        """Return a prompt without the tools that its client declines where engines leave those out; without ids where
-        some engines do.
+        """Return a prompt without the tools that its client declines where engines leave those out; without ids
+        where some engines do.
         """
         source = fields.source
         if not isinstance(source, Chat) or not source.tools_declined or (trust := self._trust.get(model)) is None:
@@ -216,8 +218,8 @@ class Tokenization:
             self._prompt_memory.store(_owner(prompt.chain), source.read, prompt.text)
 
     async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
-        """Return the text of some ids of a base model, which may begin and end inside a character; None if nobody here
-        knows it and no instance answers.
+        """Return the text of some ids of a base model, which may begin and end inside a character; None if nobody
+        here knows it and no instance answers.
         """
         if (local := self._locals.get(model)) is not None and self.source(model, COMPLETIONS) == "local":
             return local.decode(ids)
@@ -231,8 +233,8 @@ class Tokenization:
         prompt_tokens: int | None,
         instance: str,
     ) -> bool:
-        """Compare the `prompt_tokens` of an answer of `instance` with our count; on a difference return False, and stop
-        trusting the ids' source until a new proof there, unless one holds that followed an earlier difference.
+        """Compare the `prompt_tokens` of an answer of `instance` with our count; on a difference return False, and
+        stop trusting the ids' source until a new proof there, unless one holds that followed an earlier difference.
         """
         if prompt_tokens is None or not isinstance(tokens, TokenizedPrompt):
             return True

@@ -4,9 +4,10 @@
     proved     an instance generates from the same ids   placed by its ids, and passed to that instance
     refuted    a proof or an answer had other ids        not used, until that instance proves it or leaves
 
-Chats and plain texts are judged apart: engines tokenise texts as they are, but may render chats in ways that neither
-source shows. A proof compares token ids (`proof.py`); one by counts alone, at engines that name no ids, is enough for
-placing and never for passing ids. After an answer with another count than ours only a new proof restores trust.
+Chats and plain texts are judged apart: engines tokenise texts as they are, but may render chats in ways that
+neither source shows. A proof compares token ids (`proof.py`); one by counts alone, at engines that name no ids, is
+enough for placing and never for passing ids. After an answer with another count than ours only a new proof restores
+trust.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class SourceTrust:
         self.refuted[instance] = probe
 
     def begin(self, instance: str) -> None:
-        """Start anew with an instance that joins, perhaps as another process: nothing is proved, and what was refuted
-        stays so until its proof.
+        """Start anew with an instance that joins, perhaps as another process: nothing is proved, and what was
+        refuted stays so until its proof.
         """
         self._drop_proof(instance)
 
@@ -115,7 +116,9 @@ class ModelTrust:
         return None if len(found) > 1 else True in found
 
     def passes(self, instance: str, *, special_text: bool) -> bool:
-        """Return whether chats may go to `instance` with local ids. `special_text`: one may spell a special token."""
+        """Return whether chats may go to `instance` with local ids. `special_text`: one may spell a special
+        token.
+        """
         proved = self.local_chats.proved.get(instance)
         return proved is not None and proved.by_ids and (proved.special_text or not special_text)
 

@@ -1,9 +1,9 @@
 """Metrics of one arm so far: counts, latency histograms, and an estimate with its interval of each metric.
 
-All units have the same weight, whatever number of requests they made: times are weighted quantiles, shares are the mean
-of the units' own. Histogram buckets are 1 % wide, from 0.1 ms to most of a day; the last one holds failed and hanging
-requests. A client that left counts with the time that it stayed, which is the least that it would have waited. The
-intervals are confidence sequences (`confidence_sequences.py`). Takes about 60 KB.
+All units have the same weight, whatever number of requests they made: times are weighted quantiles, shares are the
+mean of the units' own. Histogram buckets are 1 % wide, from 0.1 ms to most of a day; the last one holds failed and
+hanging requests. A client that left counts with the time that it stayed, which is the least that it would have
+waited. The intervals are confidence sequences (`confidence_sequences.py`). Takes about 60 KB.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class LatencyHistogram:
         self.units = 0
 
     def add(self, waits_ms: Sequence[float]) -> None:
-        """Add one unit's waits in ms, at least one: infinite without an answer, negative if the client left then."""
+        """Add one unit's waits in ms, at least one: infinite without an answer, negative if the client left
+        then.
+        """
         weight = 1 / len(waits_ms)
         for wait_ms in waits_ms:
             bucket = _bucket(abs(wait_ms))
@@ -69,7 +71,9 @@ class LatencyHistogram:
                 self._lowest = min(self._lowest, bucket)
 
     def quantile(self, share: float) -> float | None:
-        """Return the ms within which at least `share` of the weight was; infinite for failures; None without units."""
+        """Return the ms within which at least `share` of the weight was; infinite for failures; None without
+        units.
+        """
         if not self.units:
             return None
         target = share * self.units - 1e-9
@@ -87,9 +91,9 @@ def _bucket(wait_ms: float) -> int:
 
 
 class Imbalance:
-    """Request counts by target, including how uneven they are among all targets that could have been chosen. A policy
-    that sends everything to one of eight is eight times as uneven as possible, though no other target appears in its
-    choices.
+    """Request counts by target, including how uneven they are among all targets that could have been chosen. A
+    policy that sends everything to one of eight is eight times as uneven as possible, though no other target
+    appears in its choices.
     """
 
     def __init__(self) -> None:
@@ -211,7 +215,9 @@ class ArmMetrics:
         return None if share is None else self._histogram(metric).quantile(share)
 
     def estimate(self, metric: ReportedMetric, alpha: float) -> Estimate:
-        """Return the estimate, with an interval that ever misses the truth with a probability of at most `alpha`."""
+        """Return the estimate, with an interval that ever misses the truth with a probability of at most
+        `alpha`.
+        """
         if metric in QUANTILES:
             return _estimate_quantile(self._histogram(metric), QUANTILES[metric], alpha)
         mean = self.hits if metric == "hit_share" else self.errors

@@ -1,13 +1,13 @@
 """Comparison of one arm with the first one: in which metrics it is better or worse, and whether the guard must act.
 
 Each unit of the two arms contributes one value in [0, 1] per metric (`Values`). Each metric has evidence in both
-directions; the guard's metric has a third one, that the arm is worse by more than allowed: for times, its requests are
-compared with (1 + worse_by) times the first arm's quantile; failures may be (1 + worse_by) times the first arm's; its
-hit share may be the first arm's divided by (1 + worse_by).
+directions; the guard's metric has a third one, that the arm is worse by more than allowed: for times, its requests
+are compared with (1 + worse_by) times the first arm's quantile; failures may be (1 + worse_by) times the first
+arm's; its hit share may be the first arm's divided by (1 + worse_by).
 
 A verdict rejects that the arm was *at no time* expected to be worse (or better), given the past. Under two equal
-policies that is exact, whatever load, sessions and caches do. Arms that differ also change each other's load: then a
-verdict is about the arms as they run here, side by side.
+policies that is exact, whatever load, sessions and caches do. Arms that differ also change each other's load: then
+a verdict is about the arms as they run here, side by side.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LATEST_UNITS = 50  # in the mean that bets use as centre
 
 Values = tuple[float | None, ...]
 """Per metric, in the order of `METRICS` or `MODEL_METRICS`: the share of the unit's requests slower than the first
-arm's quantile so far, the hit share, the failed share; of answers' lengths the mean of L / (L + m), m being the first
-arm's median so far, which moves with lengths in both directions. None if the unit has no value.
+arm's quantile so far, the hit share, the failed share; of answers' lengths the mean of L / (L + m), m being the
+first arm's median so far, which moves with lengths in both directions. None if the unit has no value.
 """
 
 
@@ -60,8 +60,8 @@ def find_verdicts(metric: ReportedMetric) -> tuple[Verdict, Verdict]:
 
 
 class MetricComparison:
-    """One metric of the arm and the first one. `chance` is the arm's share of their units; `verdicts` are those on an
-    arm whose values are higher, and lower.
+    """One metric of the arm and the first one. `chance` is the arm's share of their units; `verdicts` are those on
+    an arm whose values are higher, and lower.
     """
 
     __slots__ = ("_mean", "_units", "_verdicts", "higher", "lower", "verdict")
@@ -88,7 +88,7 @@ class MetricComparison:
         self._mean += (value - self._mean) / min(self._units, LATEST_UNITS)
 
     def counts(self) -> tuple[EvidenceCounts, EvidenceCounts]:
-        """Return what was seen here."""
+        """Return the counts of this router."""
         return self.higher.counts(), self.lower.counts()
 
     def set_others(self, others: Sequence[tuple[EvidenceCounts, EvidenceCounts]]) -> None:
@@ -137,7 +137,9 @@ class ArmComparison:
         self.guard_evidence = EProcess(1 - chance if higher_is_better else chance, ratio)
 
     def observe(self, on_arm: bool, values: Values, guarded: float | None) -> None:
-        """Add a unit. `guarded` is its value of the guard's metric; for the arm's units the margin is in its limit."""
+        """Add a unit. `guarded` is its value of the guard's metric; for the arm's units the margin is in its
+        limit.
+        """
         if guarded is not None:
             self.guard_evidence.observe(on_arm == self._against_arm, guarded, self.metrics[self._guarded].centre)
         for each, value in zip(self.metrics, values, strict=True):
@@ -158,7 +160,7 @@ class ArmComparison:
         return self._units + sum(each.units for each in self._others)
 
     def counts(self) -> ComparisonCounts:
-        """Return what was seen here."""
+        """Return the counts of this router."""
         evidence = [each.counts() for each in self.metrics]
         return ComparisonCounts(self._units, self._both, self.guard_evidence.counts(), evidence)
 

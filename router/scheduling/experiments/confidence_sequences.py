@@ -1,14 +1,15 @@
-"""Confidence sequences: intervals that hold at all times at once, however often they are read and whenever one stops.
+"""Confidence sequences: intervals that hold at all times at once, however often they are read and whenever one
+stops.
 
-For values in [0, 1] with mean m, `total` their sum and `count` their number, the beta-binomial mixture (Robbins 1970;
-Howard, Ramdas, McAuliffe and Sekhon 2021)
+For values in [0, 1] with mean m, `total` their sum and `count` their number, the beta-binomial mixture (Robbins
+1970; Howard, Ramdas, McAuliffe and Sekhon 2021)
 
     M(m) = integral of p^total (1 - p)^(count - total) dp / (m^total (1 - m)^(count - total))
 
-begins at 1 and is not expected to grow: y -> (p/m)^y ((1-p)/(1-m))^(1-y) is convex, so a value between 0 and 1 moves it
-no more than a coin of that mean does. By Ville's inequality it ever reaches 1/alpha with a probability of at most
-alpha; the means for which it has not are the interval. A quantile is the point that a known share is above, so its
-interval consists of the points that may have that share above them (Howard and Ramdas 2022).
+begins at 1 and is not expected to grow: y -> (p/m)^y ((1-p)/(1-m))^(1-y) is convex, so a value between 0 and 1
+moves it no more than a coin of that mean does. By Ville's inequality it ever reaches 1/alpha with a probability of
+at most alpha; the means for which it has not are the interval. A quantile is the point that a known share is above,
+so its interval consists of the points that may have that share above them (Howard and Ramdas 2022).
 
 The mean must be constant: these intervals describe an arm. Verdicts (`e_process.py`) need no such assumption.
 """
@@ -22,7 +23,9 @@ HALVINGS = 40
 
 
 def surprise(total: float, count: float, mean: float) -> float:
-    """Return log M(mean): how much better a mixture of all coins explains the values than one of `mean`, in (0, 1)."""
+    """Return log M(mean): how much better a mixture of all coins explains the values than one of `mean`, in (0,
+    1).
+    """
     mixture = lgamma(total + 1) + lgamma(count - total + 1) - lgamma(count + 2)
     return mixture - total * log(mean) - (count - total) * log(1 - mean)
 
@@ -35,8 +38,8 @@ def mean_bounds(total: float, count: int, alpha: float) -> tuple[float, float]:
 
 
 def share_bounds(share: float, count: int, alpha: float) -> tuple[float, float]:
-    """Return the interval of the observed mean of `count` values whose true mean is `share` (in (0, 1)). Points that
-    such a share of the observations is above may be the quantile that `share` is really above.
+    """Return the interval of the observed mean of `count` values whose true mean is `share` (in (0, 1)). Points
+    that such a share of the observations is above may be the quantile that `share` is really above.
     """
     if count == 0:
         return 0.0, 1.0

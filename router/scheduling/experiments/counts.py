@@ -1,8 +1,8 @@
-"""What one router has counted of an experiment, for the other routers in front of the same engines.
+"""Counts of an experiment at one router, for the other routers in front of the same engines.
 
-Each router counts units of its own, and all of them are summed where a figure is read: times, shares and requests by
-addition, evidence bet by bet by multiplication (`e_process.py`). So nobody counts twice, in whatever order counts
-arrive, and the counts of a router that is gone stay.
+Each router counts units of its own, and all of them are summed where a figure is read: times, shares and requests
+by addition, evidence bet by bet by multiplication (`e_process.py`). So nobody counts twice, in whatever order
+counts arrive, and the counts of a router that is gone stay.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class EvidenceCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Of an `EProcess`."""
+    """Counts of an `EProcess`."""
 
     won: list[float]  # of a stake of 1 on each bet
     units: int
@@ -20,21 +20,21 @@ class EvidenceCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Of a `LatencyHistogram`: weights by bucket, those that have any."""
+    """Counts of a `LatencyHistogram`: weights by bucket, those that have any."""
 
     units: int
     weights: dict[int, float]
 
 
 class MeanCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Of a `UnitMean`."""
+    """Counts of a `UnitMean`."""
 
     units: int
     total: float
 
 
 class MetricCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Of an `ArmMetrics`."""
+    """Counts of an `ArmMetrics`."""
 
     units: int
     requests: int
@@ -48,7 +48,7 @@ class MetricCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ComparisonCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Of an `ArmComparison`."""
+    """Counts of an `ArmComparison`."""
 
     units: int  # of the arm
     both: int  # of the arm and the first one
@@ -57,7 +57,7 @@ class ComparisonCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LimitCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Of an `ArmLimit`."""
+    """Counts of an `ArmLimit`."""
 
     evidence: float
     requests: int

@@ -1,13 +1,13 @@
 """Dry run of a policy set: recent choices, made again before a switch, to report what would change.
 
 Each is made from the recorded facts, by the policy that would decide for that request now. A session that the new
-policy set would have sent elsewhere is taken to be there from then on (`ShadowPolicy`), or a policy that keeps sessions
-together would seem to move each one at every request. What engines held and did stays as it was: a dry run reports
-where requests would begin to go, not what that would lead to.
+policy set would have sent elsewhere is taken to be there from then on (`ShadowPolicy`), or a policy that keeps
+sessions together would seem to move each one at every request. What engines held and did stays as it was: a dry run
+reports where requests would begin to go, not what that would lead to.
 
-Of a pair only the answering half is tried, since the choice of prefill targets depends on it. Retries are ignored, and
-nothing is learned. A unit that was not recorded (there was no experiment) is replaced by the session, key or time in
-the record: its arm may differ in the end, the shares are right.
+Of a pair only the answering half is tried, since the choice of prefill targets depends on it. Retries are ignored,
+and nothing is learned. A unit that was not recorded (there was no experiment) is replaced by the session, key or
+time in the record: its arm may differ in the end, the shares are right.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class DryRunReport(msgspec.Struct, frozen=True):
 
 
 class DryRun:
-    """Takes records one by one, oldest first, so that the caller can pause between them: each costs one decision."""
+    """Takes records one by one, oldest first, so that the caller can pause between them: each costs one
+    decision.
+    """
 
     def __init__(self, policy_set: PolicySet) -> None:
         self._policy_set = policy_set
@@ -179,7 +181,9 @@ def _stand_in(experiment: ExperimentConfig, record: Record, view: View) -> bytes
 
 
 def lacks_cache_facts(policy: Policy, view: View) -> bool:
-    """Return whether the policy reads caches and the view has no facts on any, because no policy needed them then."""
+    """Return whether the policy reads caches and the view has no facts on any, because no policy needed them
+    then.
+    """
     if Needs.CACHE not in policy.needs or view.prompt_tokens is not None or view.prefix is not None:
         return False
     return all(row.overlap is None for row in view.rows)

@@ -1,23 +1,24 @@
 """Evidence that one arm's values are higher than another's: the winnings of bets on it, one bet per unit.
 
-Only the assignment is random: given the past, a unit of the two arms falls on X with the known probability p, else on
-Y. For a value v in [0, 1] and a centre c fixed before the unit was seen,
+Only the assignment is random: given the past, a unit of the two arms falls on X with the known probability p, else
+on Y. For a value v in [0, 1] and a centre c fixed before the unit was seen,
 
     D = (v - c) / p         if the unit fell on X
     D = (c - r v) / (1 - p) if it fell on Y             is expected to be  E[v on X] - r E[v on Y],
 
-whatever the load did, however units depend on each other or on time. Scaled by its lower bound max(c/p, (r-c)/(1-p)), D
-is at least -1, so a bet of a share b < 1 of the money on X multiplies it by 1 + b D > 0. If at no unit X was expected
-above r times Y, the money is not expected to grow, and it ever reaches 1/alpha times the stake with a probability of at
-most alpha (Ville 1939): it may be read at any time. It is an e-process, betting as in Waudby-Smith and Ramdas 2023.
+whatever the load did, however units depend on each other or on time. Scaled by its lower bound max(c/p,
+(r-c)/(1-p)), D is at least -1, so a bet of a share b < 1 of the money on X multiplies it by 1 + b D > 0. If at no
+unit X was expected above r times Y, the money is not expected to grow, and it ever reaches 1/alpha times the stake
+with a probability of at most alpha (Ville 1939): it may be read at any time. It is an e-process, betting as in
+Waudby-Smith and Ramdas 2023.
 
 The best bet is unknown, so the stake is divided among several b. The time of a change is unknown too: a part 1/(n
-(n+1)) of the stake waits until unit n, so that an arm that was good for a year and breaks is found out after about 2
-log n nats, not after another year (mixing over starting times: Shin, Ramdas and Rinaldo 2024).
+(n+1)) of the stake waits until unit n, so that an arm that was good for a year and breaks is found out after about
+2 log n nats, not after another year (mixing over starting times: Shin, Ramdas and Rinaldo 2024).
 
-Several routers that count different units each bet for themselves, and what a bet won is multiplied over them: whoever
-stakes on the next unit what all have won plays the same game, so the product is an e-process as well. Against one that
-sees all units it costs the mixing over starting times once more per router, about 0.7 nats.
+Several routers that count different units each bet for themselves, and what a bet won is multiplied over them:
+whoever stakes on the next unit what all have won plays the same game, so the product is an e-process as well.
+Against one that sees all units it costs the mixing over starting times once more per router, about 0.7 nats.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ CAP = 1e15  # winnings beyond it are dropped, which is valid, so that later chan
 
 
 class EProcess:
-    """Evidence that X's mean is above `ratio` (at least 1) times Y's. `chance` is X's share of the units of both."""
+    """Evidence that X's mean is above `ratio` (at least 1) times Y's. `chance` is X's share of the units of
+    both.
+    """
 
     __slots__ = ("_chance", "_factors", "_others", "_ratio", "_squares", "_stakes", "_sum", "peak", "units", "value")
 
@@ -66,7 +69,7 @@ class EProcess:
         self.peak = max(self.peak, self.value)
 
     def counts(self) -> EvidenceCounts:
-        """Return what was seen here, without the units of other routers."""
+        """Return the counts of this router, without the units of others."""
         return EvidenceCounts(self._won(), self.units, self._sum, self._squares)
 
     def set_others(self, others: Sequence[EvidenceCounts]) -> None:
@@ -77,7 +80,7 @@ class EProcess:
         self.peak = max(self.peak, self.value)
 
     def _won(self) -> list[float]:
-        """Return what a stake of 1 on each bet has become."""
+        """Return the present value of a stake of 1 on each bet."""
         waiting = 1 / (self.units + 1)
         return [len(BETS) * stake + waiting for stake in self._stakes]
 
@@ -85,9 +88,9 @@ class EProcess:
         return min(sum(won * factor for won, factor in zip(self._won(), factors, strict=True)) / len(BETS), CAP)
 
     def units_needed(self, bar: float) -> int | None:
-        """Return about how many more units it takes until `value` reaches `bar` at the present rate; None if unclear.
-        The best bet wins about E[D]^2 / (2 E[D^2]) nats per unit (Kelly 1956). A mean within one standard error of 0
-        cannot be extrapolated.
+        """Return about how many more units it takes until `value` reaches `bar` at the present rate; None if
+        unclear. The best bet wins about E[D]^2 / (2 E[D^2]) nats per unit (Kelly 1956). A mean within one standard
+        error of 0 cannot be extrapolated.
         """
         if self.value >= bar:
             return 0

@@ -1,8 +1,9 @@
 """Enrolment: the open units of an experiment in order of arrival, and the names of closed ones.
 
-A unit counts once. If it returned after it was closed, it would fall on the same arm again, which is no new evidence,
-so names are remembered; the one not seen for longest is forgotten first. Bounded: `OPEN_UNITS` units of about 800 bytes
-and 24 per request, `CLOSED_UNITS` names of about 250. Units beyond that are not enrolled, but counted as rejected.
+A unit counts once. If it returned after it was closed, it would fall on the same arm again, which is no new
+evidence, so names are remembered; the one not seen for longest is forgotten first. Bounded: `OPEN_UNITS` units of
+about 800 bytes and 24 per request, `CLOSED_UNITS` names of about 250. Units beyond that are not enrolled, but
+counted as rejected.
 """
 
 from __future__ import annotations

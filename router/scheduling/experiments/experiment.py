@@ -4,11 +4,11 @@
     poll                          about once a second: closes finished units, bets on each, checks limits
     report                        for people
 
-A unit counts with its requests of the first `observe_s` seconds (a unit of kind `time`: of its whole window), and once:
-what returns later would fall on the same arm, which is no new evidence. Units are taken in order of arrival, so that
-everything a bet depends on was known before its unit's arm was drawn. The first of them is finished when its time is
-over and each of its requests has ended or is hopelessly late (`LATE` times the first arm's P90), so a hanging one does
-not delay the rest for long.
+A unit counts with its requests of the first `observe_s` seconds (a unit of kind `time`: of its whole window), and
+once: what returns later would fall on the same arm, which is no new evidence. Units are taken in order of arrival,
+so that everything a bet depends on was known before its unit's arm was drawn. The first of them is finished when
+its time is over and each of its requests has ended or is hopelessly late (`LATE` times the first arm's P90), so a
+hanging one does not delay the rest for long.
 
 Of several processes in front of the same engines, each counts units of its own
 (`control/peers/partitioned_experiment.py`); `set_others` adds theirs to every figure, the guard's included.
@@ -63,7 +63,7 @@ class ArmState:
         return self.metrics.plus([each.metrics for each in self.others])
 
     def counts(self, open_units: int) -> ArmCounts:
-        """Return what was counted here."""
+        """Return the counts of this router."""
         comparison = None if self.comparison is None else self.comparison.counts()
         limits = {key: limit.counts() for key, limit in self.limits.items()}
         return ArmCounts(open_units, self.metrics.counts(), comparison, limits)
@@ -119,9 +119,9 @@ class RunningExperiment:
         return len(self._enrolment)
 
     def begin_request(self, arm: str, unit: bytes, record: Record) -> None:
-        """Add a request that `arm` places because its unit (a short digest) was *drawn* for it. Not for requests that
-        are on an arm for another reason (an override, a rollback), which chance did not put there. Raises ValueError
-        when `arm` is not in this experiment.
+        """Add a request that `arm` places because its unit (a short digest) was *drawn* for it. Not for requests
+        that are on an arm for another reason (an override, a rollback), which chance did not put there. Raises
+        ValueError when `arm` is not in this experiment.
         """
         number = self._numbers.get(arm)
         if number is None:
@@ -172,7 +172,7 @@ class RunningExperiment:
         return findings
 
     def counts(self) -> ExperimentCounts:
-        """Return what was counted here, for other routers."""
+        """Return the counts of this router, for others."""
         opened = self._enrolment.open
         return ExperimentCounts([arm.counts(opened[number]) for number, arm in enumerate(self._arms)])
 

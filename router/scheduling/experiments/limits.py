@@ -1,18 +1,18 @@
 """Limits: absolute bounds on an arm's requests, acted on at once.
 
-Unlike the comparison with the first arm, limits judge every request and do not wait for units to end: a bad arm harms
-the others too, through shared queues. Requests are judged in order of arrival, else quick failures would be counted
-before the good answers beside them that take their time; no request is waited for longer than the limit itself, or
-`GRACE_S`. The requests that arrived in one second are one value y, the share of bad ones among them: requests that fail
-together (an engine that dies with forty of them) are one piece of evidence. Against the bound q,
+Unlike the comparison with the first arm, limits judge every request and do not wait for units to end: a bad arm
+harms the others too, through shared queues. Requests are judged in order of arrival, else quick failures would be
+counted before the good answers beside them that take their time; no request is waited for longer than the limit
+itself, or `GRACE_S`. The requests that arrived in one second are one value y, the share of bad ones among them:
+requests that fail together (an engine that dies with forty of them) are one piece of evidence. Against the bound q,
 
     R <- (R + 1) (1 + b D),   D = (y - q) / q,   averaged over several b
 
-is the Shiryaev-Roberts detector in its form for bounded values (Shin, Ramdas and Rinaldo 2024): while y is expected to
-be at most q, R grows by no more than 1 a second on average, so the first false alarm comes after no less than `ALARM`
-seconds with requests, on average (11 days right at the bound, far longer below it). If all are bad: after 8 s at a
-bound of 10 %, 6 s at 5 %, 4 s at 1 %. With several routers, each of which judges requests of its own, R is the mean of
-theirs: so there are no more false alarms than at one.
+is the Shiryaev-Roberts detector in its form for bounded values (Shin, Ramdas and Rinaldo 2024): while y is expected
+to be at most q, R grows by no more than 1 a second on average, so the first false alarm comes after no less than
+`ALARM` seconds with requests, on average (11 days right at the bound, far longer below it). If all are bad: after 8
+s at a bound of 10 %, 6 s at 5 %, 4 s at 1 %. With several routers, each of which judges requests of its own, R is
+the mean of theirs: so there are no more false alarms than at one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ArmLimit:
         self._others: Sequence[LimitCounts] = ()
 
     def counts(self) -> LimitCounts:
-        """Return what was judged here."""
+        """Return the counts of this router."""
         return LimitCounts(self.evidence, self.requests, self.bad)
 
     def set_others(self, others: Sequence[LimitCounts]) -> None:
@@ -112,7 +112,7 @@ class ArmLimit:
 
     @property
     def total(self) -> LimitCounts:
-        """What was judged at all routers, and their mean evidence."""
+        """Counts of all routers, and their mean evidence."""
         of_all = (self.counts(), *self._others)
         evidence = sum(each.evidence for each in of_all) / len(of_all)
         return LimitCounts(evidence, sum(each.requests for each in of_all), sum(each.bad for each in of_all))

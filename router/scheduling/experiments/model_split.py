@@ -1,9 +1,9 @@
 """Splits of an alias: several models, or revisions of one, that share its requests, compared like policies.
 
 Units are drawn as those of an experiment are (`policy_set.draw_arm`), so that a session stays with one model over
-restarts and on every replica. The alias's name is part of what is drawn by: two splits with the same arms and seed, or
-a split and an experiment, put a session on arms that say nothing of each other. The statistics and the guard are those
-of `experiment.py`.
+restarts and on every replica. The alias's name is part of what is drawn by: two splits with the same arms and seed,
+or a split and an experiment, put a session on arms that say nothing of each other. The statistics and the guard are
+those of `experiment.py`.
 
 An arm that was rolled back stays in the draw, and its units go to the first arm: no other unit moves. The first arm
 itself stays in whatever happens: there is nothing that is known to be better.

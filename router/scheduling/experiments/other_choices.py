@@ -1,7 +1,8 @@
-"""What other policies would have chosen for a request, decided on the view that its record has.
+"""Choices that other policies would have made for a request, on the view that its record has.
 
-Each decides once, as it is now: one that learns, by what it has learned since. Nothing is booked, counted or learned.
-A policy that keeps sessions together sees where the session really was, not where it would have sent it itself.
+Each decides once, as it is now: one that learns, by what it has learned since. Nothing is booked, counted or
+learned. A policy that keeps sessions together sees where the session really was, not where it would have sent it
+itself.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ PARTIAL = "it might have taken a candidate of a large fleet that the record leav
 
 
 class OtherChoice(NamedTuple):
-    """The choice of one policy. Costs are its own, in its unit; `actual_cost` is that of the target that was chosen,
-    None where its filters drop that one. All is None but for `fault` where it failed.
+    """The choice of one policy. Costs are its own, in its unit; `actual_cost` is that of the target that was
+    chosen, None where its filters drop that one. All is None but for `fault` where it failed.
     """
 
     policy: str
@@ -37,7 +38,7 @@ class OtherChoice(NamedTuple):
 
 
 def decide_with(policy: Policy, actual: Decision, shown_for: Policy | None) -> OtherChoice:
-    """Return what `policy` would have chosen instead of `actual`. `shown_for` is the policy for which the view is
+    """Return the choice of `policy` instead of `actual`. `shown_for` is the policy for which the view is
     complete, None if that is unknown.
     """
     view = actual.view

@@ -1,14 +1,14 @@
 """The active policies: one policy, or the arms of an experiment with their shares of the units, and shadows.
 
-A unit (a session, say) belongs to an arm by a hash, so it stays there across restarts and on every replica, and nothing
-needs to be stored. Each arm draws a number that looks exponentially distributed with its share as the rate, and the
-least one wins:
+A unit (a session, say) belongs to an arm by a hash, so it stays there across restarts and on every replica, and
+nothing needs to be stored. Each arm draws a number that looks exponentially distributed with its share as the rate,
+and the least one wins:
 
     arm(unit) = argmin over arms of  -ln(u(seed, arm, unit)) / share
 
-(weighted rendezvous hashing; P(arm) is its share.) When one arm's share grows at the cost of another's, units move from
-that one to this one only. With more than two arms some pass between the others too, at most 2 d / (1 + d) of all in
-total, d being the share that changes hands, which is the least that any stateless rule can guarantee.
+(weighted rendezvous hashing; P(arm) is its share.) When one arm's share grows at the cost of another's, units move
+from that one to this one only. With more than two arms some pass between the others too, at most 2 d / (1 + d) of
+all in total, d being the share that changes hands, which is the least that any stateless rule can guarantee.
 
 An arm that was rolled back stays in the draw, but its units go to the first arm: no other unit moves.
 """
@@ -100,8 +100,8 @@ class PolicySet:
         return Assignment(arm, self.policies[self.experiment.policies[self._heir(arm)]])
 
     def admission_of(self, unit: bytes | None) -> AdmissionConfig:
-        """Return what admits requests, with the rule of the arm that `unit` (a window of time) belongs to, if it names
-        one. `unit` is None outside of an experiment.
+        """Return the admission section in force, with the rule of the arm that `unit` (a window of time) belongs
+        to, if it names one. `unit` is None outside of an experiment.
         """
         if self.experiment is None or unit is None or not self.experiment.compares_admission:
             return self.admission
@@ -137,9 +137,9 @@ def draw_arm(seed: int, shares: Mapping[str, float], unit: bytes) -> str:
 
 @lru_cache(maxsize=16)
 def slice_instances(seed: int, shares: tuple[tuple[str, float], ...], instances: tuple[str, ...]) -> dict[str, str]:
-    """Return which isolated arm each instance serves. In an order by hash, runs of the length that the shares say, at
-    least one instance each. With fewer instances than arms, the last arms get none. When an instance joins or leaves,
-    at most one per arm changes hands.
+    """Return which isolated arm each instance serves. In an order by hash, runs of the length that the shares say,
+    at least one instance each. With fewer instances than arms, the last arms get none. When an instance joins or
+    leaves, at most one per arm changes hands.
     """
     order = sorted(instances, key=lambda name: _draw(seed, "", name.encode()))
     runs = _runs([share for _, share in shares], len(order))
@@ -148,7 +148,9 @@ def slice_instances(seed: int, shares: tuple[tuple[str, float], ...], instances:
 
 
 def _runs(shares: Sequence[float], places: int) -> list[int]:
-    """Return whole numbers that sum to `places`, at least 1 if there are enough, as close to the shares as possible."""
+    """Return whole numbers that sum to `places`, at least 1 if there are enough, as close to the shares as
+    possible.
+    """
     runs = [1 if i < places else 0 for i in range(len(shares))]
     while sum(runs) < places:
         short = max(range(len(shares)), key=lambda i: shares[i] / (runs[i] + 1))

@@ -1,8 +1,8 @@
 """Regret: two choices for one view compared, for shadows, dry runs and replays.
 
-The outcome of the other choice is unknown, so both are priced by one yardstick: the predicted time to first token of
-the chosen row (`scorers/expected_ttft.py`), whatever the policies themselves minimise. It is a prediction from the
-view's own facts; where live answers are possible, an experiment is better evidence.
+The outcome of the other choice is unknown, so both are priced by one yardstick: the predicted time to first token
+of the chosen row (`scorers/expected_ttft.py`), whatever the policies themselves minimise. It is a prediction from
+the view's own facts; where live answers are possible, an experiment is better evidence.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SAME = Regret(0.0, 0)
 
 
 def compute_regret(view: View, actual: Row, other: Row) -> Regret:
-    """Return the regret of the choice `actual` compared with `other`. Priced with these two rows alone, which takes a
-    tenth of pricing all: what one of them does not report is taken from the other, not from the fleet's mean.
+    """Return the regret of the choice `actual` compared with `other`. Priced with these two rows alone, which takes
+    a tenth of pricing all: what one of them does not report is taken from the other, not from the fleet's mean.
     """
     if actual.target == other.target:
         return SAME
@@ -36,7 +36,9 @@ def compute_regret(view: View, actual: Row, other: Row) -> Regret:
 
 
 class ChoiceComparison(NamedTuple):
-    """A comparison over many decisions. Means are over all of them, equal choices included; None without decisions."""
+    """A comparison over many decisions. Means are over all of them, equal choices included; None without
+    decisions.
+    """
 
     decisions: int
     agreed: int

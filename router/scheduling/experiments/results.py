@@ -1,6 +1,7 @@
 """Results of an experiment: findings, which are acted on, and the report for people.
 
-Plain frozen values. Infinite is a valid figure (an arm of which a tenth fails has an infinite P90); None is unknown.
+Plain frozen values. Infinite is a valid figure (an arm of which a tenth fails has an infinite P90); None is
+unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Finding(NamedTuple):
 
 
 class MetricResult(NamedTuple):
-    """One arm's metric: ms, tokens, or a share. Its interval holds together with all others of the report, always."""
+    """One arm's metric: ms, tokens, or a share. Its interval holds together with all others of the report,
+    always.
+    """
 
     metric: ReportedMetric
     estimate: float | None

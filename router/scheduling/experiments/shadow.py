@@ -1,7 +1,7 @@
 """Shadows: policies that decide on the views of live requests, without booking or learning anything.
 
-A shadow remembers where it would have sent a session, so that a policy that keeps sessions together is judged by its
-own history. A shadow that fails is disabled: it would fail at every request, and no request needs it.
+A shadow remembers where it would have sent a session, so that a policy that keeps sessions together is judged by
+its own history. A shadow that fails is disabled: it would fail at every request, and no request needs it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SESSIONS = 20_000
 
 
 class ShadowPolicy:
-    """Decides on recorded views with a session memory of its own. Used by shadows, dry runs and replays. It remembers
-    only sessions that it would have sent elsewhere. Where both agree, what happened next (retries, say) happened to
-    both.
+    """Decides on recorded views with a session memory of its own. Used by shadows, dry runs and replays. It
+    remembers only sessions that it would have sent elsewhere. Where both agree, what happened next (retries, say)
+    happened to both.
     """
 
     def __init__(self, sessions: int = SESSIONS) -> None:
@@ -55,7 +55,7 @@ class Shadow:
         self._policy_with_memory = ShadowPolicy()
 
     def evaluate(self, actual: Decision) -> ShadowChoice | None:
-        """Return what it would have chosen instead; None if it is disabled."""
+        """Return the shadow's own choice; None if it is disabled."""
         if self.fault is not None:
             return None
         try:

@@ -1,7 +1,7 @@
 """Experiment units: the requests that fall on an arm together, and count as one observation.
 
-A unit is a session, a user, a key, a request or a window of time. Its requests depend on each other; the assignment, on
-which all inference rests, was drawn once for all of them. Outcomes of a request:
+A unit is a session, a user, a key, a request or a window of time. Its requests depend on each other; the
+assignment, on which all inference rests, was drawn once for all of them. Outcomes of a request:
 
     failed      infinitely slow: no answer, a broken one, status >= 500, or 429. Else a failing arm would look fast
     4xx         does not count: the client's own fault, on any arm alike
@@ -9,7 +9,8 @@ which all inference rests, was drawn once for all of them. Outcomes of a request
     hanging     still running when its unit is closed: infinitely slow, in time to the first byte or in duration
     other       its measured times
 
-Times are stored as bare numbers: a unit takes about 800 bytes and 24 more per request, and keeps no finished record.
+Times are stored as bare numbers: a unit takes about 800 bytes and 24 more per request, and keeps no finished
+record.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def duration_ms(record: Record) -> float:
 
 
 def mean_relative_length(lengths: Iterable[float], median: float) -> float | None:
-    """Return the mean of L / (L + `median`) over lengths in tokens: 0.5 for answers of the median's length, and between
-    0 and 1 for any. None without lengths.
+    """Return the mean of L / (L + `median`) over lengths in tokens: 0.5 for answers of the median's length, and
+    between 0 and 1 for any. None without lengths.
     """
     relative = [length / (length + median) for length in lengths]
     return sum(relative) / len(relative) if relative else None
@@ -125,7 +126,9 @@ class ExperimentUnit:
             self._cached += min(record.cached_tokens, record.prompt_tokens)
 
     def is_hanging(self, now_s: float, first_byte_s: float, last_byte_s: float) -> bool:
-        """Return whether all running requests waited longer than these times for the first byte, or else the last."""
+        """Return whether all running requests waited longer than these times for the first byte, or else the
+        last.
+        """
         return all(
             now_s - record.arrived_s > (first_byte_s if record.ttft_ms is None else last_byte_s)
             for record in self.running.values()

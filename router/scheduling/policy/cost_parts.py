@@ -1,8 +1,8 @@
 """The named parts of a decision's costs (`Scorer.parts`), computed from its view when somebody reads it.
 
-Nothing of this runs for a request, and nothing is stored: a decision has its view, and a record the policy that made
-it. A scorer that learns may by now price the same view otherwise than it did. So parts count only where they add up to
-the costs of the decision; elsewhere a reason takes their place.
+Nothing of this runs for a request, and nothing is stored: a decision has its view, and a record the policy that
+made it. A scorer that learns may by now price the same view otherwise than it did. So parts count only where they
+add up to the costs of the decision; elsewhere a reason takes their place.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NO_PARTS = CostParts({}, {})
 
 
 def split_costs(decision: Decision, policy: Policy | None) -> CostParts:
-    """Return the parts of every term. None of them is known without the policy that made the decision, and a fallback's
-    have none.
+    """Return the parts of every term. None of them is known without the policy that made the decision, and a
+    fallback's have none.
     """
     decider = None if policy is None else policy.profile(decision.part)
     if decider is None or decider.name != decision.policy:

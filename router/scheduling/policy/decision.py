@@ -27,7 +27,9 @@ class Term(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The result of a policy: `costs`, the terms' costs and `chosen` refer to `rows`, those that the filters kept."""
+    """The result of a policy: `costs`, the terms' costs and `chosen` refer to `rows`, those that the filters
+    kept.
+    """
 
     policy: str
     view: View  # with every candidate except those that a large fleet leaves out
@@ -56,8 +58,8 @@ class Decision(NamedTuple):
 
     @property
     def margin(self) -> float | None:
-        """Cost of the next best row minus that of the chosen one; None if there is no other row. Negative if the picker
-        chose a more expensive row. An upper bound: a candidate without a row may come closer.
+        """Cost of the next best row minus that of the chosen one; None if there is no other row. Negative if the
+        picker chose a more expensive row. An upper bound: a candidate without a row may come closer.
         """
         others = self.costs[: self.chosen] + self.costs[self.chosen + 1 :]
         return min(others) - self.costs[self.chosen] if others else None

@@ -1,8 +1,8 @@
 """A policy: filters, then weighted scorers, then a picker, built from a policy file.
 
 Deciding is a function of the view. This is the router's side of the plug-in contract: every result of a plug-in is
-checked (length, finite, POINTS within [0, 1]), and any failure inside one becomes a `PolicyFault` that names it. Knows
-nothing of sessions, experiments or what happens after the choice (selector.py).
+checked (length, finite, POINTS within [0, 1]), and any failure inside one becomes a `PolicyFault` that names it.
+Knows nothing of sessions, experiments or what happens after the choice (selector.py).
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class Policy:
         return Decision(self.name, view, left.rows, tuple(terms), costs, chosen, tuple(skipped), self._learners, part)
 
     def might_choose_omitted(self, view: View, shown_for: Policy | None) -> bool:
-        """Return whether this policy might have chosen a candidate that `view` leaves out. `shown_for` is the policy
-        that was active when the view was made; None if it is unknown.
+        """Return whether this policy might have chosen a candidate that `view` leaves out. `shown_for` is the
+        policy that was active when the view was made; None if it is unknown.
         """
         if not view.others:
             return False
@@ -182,8 +182,8 @@ class Policy:
 
 
 def compute_digest(spec: schema.PolicyConfig | None) -> str:
-    """Return a short digest of a policy file, equal for equal files in every process; `by hand` without a file. A field
-    that a later version adds does not change it, unless it is set.
+    """Return a short digest of a policy file, equal for equal files in every process; `by hand` without a file. A
+    field that a later version adds does not change it, unless it is set.
     """
     if spec is None:
         return "by hand"
@@ -193,8 +193,8 @@ def compute_digest(spec: schema.PolicyConfig | None) -> str:
 def build_policy(
     name: str, spec: schema.PolicyConfig, registry: Registry | None = None, *, before: Policy | None = None
 ) -> Policy:
-    """Return the policy that a file describes. Plug-ins that are unchanged from `before` keep what they have learned.
-    Raises ConfigError with every problem found, one per line.
+    """Return the policy that a file describes. Plug-ins that are unchanged from `before` keep what they have
+    learned. Raises ConfigError with every problem found, one per line.
     """
     registry = registry or _load_registry_for(name)
     problems = (
@@ -245,7 +245,9 @@ class _PluginSet(NamedTuple):
 def _build_parts(
     spec: schema.SchedulingProfileConfig, where: str, registry: Registry, problems: list[str]
 ) -> _PluginSet | None:
-    """Return the plug-ins of one profile; appends what is wrong to `problems`. `where` is the prefix of its keys."""
+    """Return the plug-ins of one profile; appends what is wrong to `problems`. `where` is the prefix of its
+    keys.
+    """
 
     def build(kind: type[K], at: str, config: PluginConfig) -> K | None:
         try:
@@ -279,7 +281,9 @@ def merge_orders(one: Orders | None, other: Orders | None) -> Orders | None:
 
 
 def fallback_policy() -> Policy:
-    """Return the policy that decides when another failed: the fewest requests of this router. It cannot fail itself."""
+    """Return the policy that decides when another failed: the fewest requests of this router. It cannot fail
+    itself.
+    """
     return Policy(FALLBACK, [], [WeightedScorer("least_requests", 1.0, LeastRequests())], NamedPicker("best", Best()))
 
 
@@ -323,8 +327,8 @@ def _pick(picker: Picker, view: View, costs: tuple[float, ...]) -> int:
 
 
 def _orders(filters: Sequence[NamedFilter], scorers: Sequence[WeightedScorer], picker: Picker) -> Orders | None:
-    """Return the measures that decide among rows that hold the same; None if the choice depends on all rows. The least
-    measure of the price decides, or the least price among rows with the least measure of a filter.
+    """Return the measures that decide among rows that hold the same; None if the choice depends on all rows. The
+    least measure of the price decides, or the least price among rows with the least measure of a filter.
     """
     prices = {s.scorer.settled_by() for s in scorers}
     firsts = {f.filter.settled_by() for f in filters}

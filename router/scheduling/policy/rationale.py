@@ -1,10 +1,10 @@
 """The reason for a decision in one sentence, read off the decision: nothing is decided again.
 
-    engine-2/0: prefix_overlap costs 1.20 points less than at engine-0/0 (the runner-up, dearer by 0.85 points in all)
+engine-2/0: prefix_overlap costs 1.20 points less than at engine-0/0 (the runner-up, dearer by 0.85 points in all)
 
-The runner-up is the cheapest of the other rows, and the term named is the one that favours the chosen row most against
-it: there is always one, since a sum is only smaller where some part of it is. Where costs do not explain the choice
-(one candidate, equals, a picker that does not take the cheapest) the sentence says that instead.
+The runner-up is the cheapest of the other rows, and the term named is the one that favours the chosen row most
+against it: there is always one, since a sum is only smaller where some part of it is. Where costs do not explain
+the choice (one candidate, equals, a picker that does not take the cheapest) the sentence says that instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The record of a request: everything about its decisions and their outcome.
 
-Written once while the request is served, read by metrics, the decision log, the admin API and replays. A record keeps
-references (the view, the decision), not copies: the readable form is made on demand.
+Written once while the request is served, read by metrics, the decision log, the admin API and replays. A record
+keeps references (the view, the decision), not copies: the readable form is made on demand.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ AttemptEnd = Literal[
 LegEnd = Literal[
     "running", "ok", "connect", "busy", "died", "failed", "client_gone", "deadline", "rejected", "cancelled"
 ]
-"""How the prefill half of a pair ended: as in `AttemptEnd`, `failed` for a 5xx or KV that was dropped, and `cancelled`
-when the pair ended first.
+"""How the prefill half of a pair ended: as in `AttemptEnd`, `failed` for a 5xx or KV that was dropped, and
+`cancelled` when the pair ended first.
 """
 
 

@@ -79,9 +79,9 @@ def _describe_choice(choice: Attempt | PrefillRecord, policy: Policy | None) -> 
 
 
 def describe_decision(decision: Decision, policy: Policy | None = None) -> dict[str, Any]:
-    """Return one choice as plain JSON types: `why` in a sentence, and every candidate that the filters kept with its
-    terms. Candidates without a row (`left_out`) are only counted. With the `policy` that made it, each term has its
-    parts, or None where its scorer names none; `parts_missing` says of which terms they are not known, and why.
+    """Return one choice as plain JSON types: `why` in a sentence, and every candidate that the filters kept with
+    its terms. Candidates without a row (`left_out`) are only counted. With the `policy` that made it, each term has
+    its parts, or None where its scorer names none; `parts_missing` says of which terms they are not known, and why.
     """
     split = None if policy is None else split_costs(decision, policy)
     view: dict[str, Any] = to_plain(decision.view._replace(rows=()))
@@ -117,7 +117,7 @@ def _describe_term(term: Term, split: CostParts | None, i: int) -> dict[str, Any
 
 
 def weighted_parts(terms: Mapping[str, Any]) -> dict[str, float]:
-    """Return what adds up to the cost of a described candidate: its weighted terms, or their parts where they have
+    """Return the summands of the cost of a described candidate: its weighted terms, or their parts where they have
     some.
     """
     found: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """The last target of each session, per part of a request.
 
-The selector has one memory, fed by the actual choices; every shadow and every replayed policy has its own, fed by its
-own choices, or it would be judged by another policy's history.
+The selector has one memory, fed by the actual choices; every shadow and every replayed policy has its own, fed by
+its own choices, or it would be judged by another policy's history.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The progress of sessions: how many answers each got, when the last one ended, and whether it ended in a tool call.
+"""The progress of sessions: how many answers each got, when the last one ended, and whether it ended in a tool
+call.
 
-An agent that has called a tool sends its next request as soon as the tool returns; any other answer is first read by a
-person. Policies that keep a session's cache, or room for it, need to tell these apart.
+An agent that has called a tool sends its next request as soon as the tool returns; any other answer is first read
+by a person. Policies that keep a session's cache, or room for it, need to tell these apart.
 """
 
 from __future__ import annotations

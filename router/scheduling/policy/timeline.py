@@ -1,11 +1,11 @@
-"""Where the time of a request went: its stages in order, each with its begin and its length.
+"""Timeline of a request: its stages in order, each with its begin and its length.
 
     body  parse  wake  tokens  admission  pool | match  decide  prefill  connect  first_token  stream | match  ...
                                                  one attempt                                             the next one
 
-Records have lengths, the moment at which all was ready for a choice, and that of each choice. What is before a choice
-ran one after the other, so the begins follow; only the wait for token ids has no length of its own, as it may end
-without ids: it is what lies between parsing and admission.
+Records have lengths, the moment at which all was ready for a choice, and that of each choice. What is before a
+choice ran one after the other, so the begins follow; only the wait for token ids has no length of its own, as it
+may end without ids: it is what lies between parsing and admission.
 """
 
 from __future__ import annotations

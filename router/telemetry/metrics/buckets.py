@@ -21,7 +21,9 @@ NO_EXEMPLARS: dict[int, Exemplar] = {}  # never written to
 
 
 class HistogramBuckets:
-    """One series of a histogram: counts per bucket, the last bound being infinity, and the newest exemplar of each."""
+    """One series of a histogram: counts per bucket, the last bound being infinity, and the newest exemplar of
+    each.
+    """
 
     __slots__ = ("_bounds", "counts", "exemplars", "total")
 

@@ -11,7 +11,9 @@ Samples = Iterable[tuple[Sequence[str], float | None]]
 
 
 def build_family(name: str, meaning: str, labels: Sequence[str], samples: Samples) -> Metric:
-    """Return `warmroute_NAME` with the help text `meaning`: a counter if its name ends with `_total`, else a gauge."""
+    """Return `warmroute_NAME` with the help text `meaning`: a counter if its name ends with `_total`, else a
+    gauge.
+    """
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     family = kind(f"warmroute_{name}", meaning, labels=labels)
     for values, value in samples:

@@ -17,7 +17,9 @@ from scorers.build import is_compiled
 
 
 class MetricsPage(Collector):
-    """One scrape: what `metrics` counted and the state `now`, fixed when this is built, on the event loop's thread."""
+    """One scrape: what `metrics` counted and the state `now`, fixed when this is built, on the event loop's
+    thread.
+    """
 
     def __init__(self, metrics: Metrics, now: RouterSnapshot) -> None:
         self._tables = [table.freeze() for table in metrics.tables]

@@ -1,8 +1,8 @@
 """One rendering of the metrics page at a time, for all who ask for it meanwhile.
 
-A page of a large fleet takes a third of a second of CPU time, and whoever reaches the port may ask for it as often as
-he likes. So requests that come while a page is rendered wait for the next one, and share it; and between two pages the
-router rests at least as long as the first one took: pages take half of a core at most, whoever asks.
+A page of a large fleet takes a third of a second of CPU time, and whoever reaches the port may ask for it as often
+as he likes. So requests that come while a page is rendered wait for the next one, and share it; and between two
+pages the router rests at least as long as the first one took: pages take half of a core at most, whoever asks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from router.telemetry.metrics.exposition import PageForm
 
 
 class SharedScrape:
-    """Call it for a page whose values are not older than the call. `render` makes one; pages of different forms wait
-    for each other, too.
+    """Call it for a page whose values are not older than the call. `render` makes one; pages of different forms
+    wait for each other, too.
     """
 
     def __init__(self, render: Callable[[PageForm], Awaitable[bytes]], tasks: Tasks, clock: Clock) -> None:

@@ -1,7 +1,7 @@
 """The state of the router at the moment of a scrape, as plain values.
 
-The composition root takes the snapshot; neither this file nor `state.py`, which turns it into metrics, knows where its
-values come from. `None` means unknown, and then there is no sample.
+The composition root takes the snapshot; neither this file nor `state.py`, which turns it into metrics, knows where
+its values come from. `None` means unknown, and then there is no sample.
 """
 
 from __future__ import annotations

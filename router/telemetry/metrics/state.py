@@ -1,7 +1,7 @@
 """The state metrics: turns a snapshot into Prometheus metric families when scraped.
 
-Nothing is kept between scrapes, so the series of an instance that left disappear by themselves, and no gauge must be
-reset. Counters of other parts (event streams, tokenizers) come the same way. Names of policies are a closed set:
+Nothing is kept between scrapes, so the series of an instance that left disappear by themselves, and no gauge must
+be reset. Counters of other parts (event streams, tokenizers) come the same way. Names of policies are a closed set:
 anyone who may add one may also read this.
 """
 
@@ -103,7 +103,9 @@ HELP = {
     "replica_same_instances": "1 while it knows instances of the same names; no sample while it is not up",
     "replica_unsent_frames_total": "frames for which there was no connection to it, or no room",
 }
-"""Help texts by name, without the prefix `warmroute_`. What ends with `_total` is a counter, the rest are gauges."""
+"""Help texts by name, without the prefix `warmroute_`. What ends with `_total` is a counter, the rest are
+gauges.
+"""
 
 TARGET_VALUES: dict[str, Callable[[TargetState], float | None]] = {
     "target_requests": lambda t: t.requests,

@@ -141,12 +141,13 @@ class KubernetesApi:
 
 
 def describe_failure(error: httpx.HTTPError) -> str:
-    """Return what went wrong; httpx leaves the text of most timeouts empty."""
+    """Return a description of the failure; httpx leaves the text of most timeouts empty."""
     return str(error) or type(error).__name__
 
 
 def _close_with(opened: AsyncExitStack) -> Callable[[str, Any], Awaitable[None]]:
-    """Return httpx's trace extension that has `opened` close the TCP connection of a request, whatever becomes of it.
+    """Return httpx's trace extension that has `opened` close the TCP connection of a request, whatever becomes of
+    it.
 
     httpcore 1.0.9 loses, still open, the connection of a request that is cancelled during the TLS handshake: its
     `start_tls` closes it after an `Exception` only. To close a connection twice does no harm.

@@ -41,7 +41,8 @@ class PodScope(NamedTuple):
 
 class KubernetesDiscovery:
     """The engines of one namespace. `jitter` spreads the retries of several routers; `environment` is that of the
-    process, where a pod finds the API server. Raises ConfigError outside of a cluster unless `config` says where it is.
+    process, where a pod finds the API server. Raises ConfigError outside of a cluster unless `config` says where it
+    is.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""What a pod means: which instances it is, where they listen, and whether they get requests.
+"""Interprets pods: the instances of each, their addresses, and whether they get requests.
 
-A pod is usable when it is Ready, is not being deleted, and has an address, as for llm-d and the Gateway API inference
-extension. It becomes instances when it is usable for the first time. Later it may stop being usable: then it gets no
-new requests, and stays known until it is gone, so that open answers end well and one that was not ready for a moment
-comes back with its index. A pod whose containers have ended is gone, even while its object is there.
+A pod is usable when it is Ready, is not being deleted, and has an address, as for llm-d and the Gateway API
+inference extension. It becomes instances when it is usable for the first time. Later it may stop being usable: then
+it gets no new requests, and stays known until it is gone, so that open answers end well and one that was not ready
+for a moment comes back with its index. A pod whose containers have ended is gone, even while its object is there.
 
-An instance is called by the pod and the first digits of its uid, so that nothing that is remembered by name (a snapshot
-of the index, sessions, stored responses) passes to another pod of that name. Pure.
+An instance is called by the pod and the first digits of its uid, so that nothing that is remembered by name (a
+snapshot of the index, sessions, stored responses) passes to another pod of that name. Pure.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class PodInstances:
         self._readings: dict[str, PodReading] = {}  # by uid; of pods that were usable
 
     def update(self, pods: Mapping[str, Pod], ports: Sequence[int]) -> list[DiscoveredInstance]:
-        """Return the instances of all pods, by uid, each of which listens at `ports`. Where two pods have one address,
-        the usable one has it: the other is being deleted.
+        """Return the instances of all pods, by uid, each of which listens at `ports`. Where two pods have one
+        address, the usable one has it: the other is being deleted.
         """
         readings: dict[str, PodReading] = {}
         for uid, pod in pods.items():
@@ -82,7 +82,9 @@ class PodInstances:
         return list(by_url.values())
 
     def _read(self, known: PodReading | None, pod: Pod, ports: Sequence[int]) -> PodReading | None:
-        """Read a pod; None if it is no instance, or not yet. What did not change is kept from the reading before."""
+        """Read a pod; None if it is no instance, or not yet. What did not change is kept from the reading
+        before.
+        """
         if pod.status.phase in ENDED:
             return None
         if known is None:
@@ -136,7 +138,9 @@ class PodInstances:
         return {"protocol": protocol}
 
     def _role(self, pod: Pod) -> str | None:
-        """Return the role by the labels of the configuration, else by llm-d's label; None for one that only encodes."""
+        """Return the role by the labels of the configuration, else by llm-d's label; None for one that only
+        encodes.
+        """
         labels = pod.metadata.labels or {}
         for role, wanted in (("prefill", self._config.prefill_labels), ("decode", self._config.decode_labels)):
             if wanted and wanted.items() <= labels.items():

@@ -5,8 +5,8 @@
     IsActive         whether any is: KEDA scales to and from zero by it
     StreamIsActive   the same, now and whenever it changes: at once when a first request waits for a model that sleeps
 
-What is unknown is an error, never 0: KEDA then keeps the count that is there, or uses its `fallback`. So a stream says
-nothing while nothing is known. A model that sleeps is not unknown: nobody uses it, so no instance is wanted.
+What is unknown is an error, never 0: KEDA then keeps the count that is there, or uses its `fallback`. So a stream
+says nothing while nothing is known. A model that sleeps is not unknown: nobody uses it, so no instance is wanted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ExternalScaler:
         scaling.on_change.append(self._tell)
 
     def services(self) -> Services:
-        """Return what makes the handlers of its methods, by path."""
+        """Return the factories of its methods' handlers, by path."""
         return {
             f"/{SERVICE}/GetMetricSpec".encode(): lambda stream: _Question(stream, self.describe_metric),
             f"/{SERVICE}/GetMetrics".encode(): lambda stream: _Question(stream, self.measure),
