@@ -83,7 +83,7 @@ class InstanceConfig(Section):
         Annotated[Literal["auto", "off"], Tag("mode")] | Annotated[list[EventSource], Tag("sources")],
         Discriminator(lambda value: "sources" if isinstance(value, list) else "mode"),
     ] = "auto"
-    """where the KV events come from; auto: ask the engine (GET /kv_event_sources); off: no events, the index is
+    """where the KV events come from; auto: query the engine (GET /kv_event_sources); off: no events, the index is
     estimated from routed prompts; or a list of sources by rank"""
     cpu_medium: Literal["pool", "host"] = "pool"
     """meaning of the medium `cpu` (lower case) in this instance's events; pool: the shared pool
@@ -206,7 +206,7 @@ class FleetConfig(Section):
 
 class TokenizerSource(Section):
     path: PathName | None = None
-    """local model folder with tokenizer.json and a chat template; null: ask the engine's tokenizer"""
+    """local model folder with tokenizer.json and a chat template; null: query the engine's tokenizer"""
     chat_template: PathName | None = None
     """file with the Jinja chat template; null: the model's own"""
     template_kwargs: dict[str, Any] = {}
@@ -353,8 +353,9 @@ class Config(Section):
     """LoRA adapters by name that are loaded when a request for one comes that no instance has; empty: none are"""
     adapter_loading: AdapterLoadingConfig = AdapterLoadingConfig()
     tokenizers: dict[str, TokenizerSource] = {}
-    """tokenizers by base model name as the engines serve it; for a model without an entry the engine's tokenizer is
-    asked"""
+    """tokenizers by base model name as the engines serve it; a model without an entry uses the engine's
+    tokenizer
+    """
     tokens: TokensConfig = TokensConfig()
     index: IndexConfig = IndexConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -364,8 +365,8 @@ class Config(Section):
     """let requests for a model without an instance wait while one is started; null: they are refused"""
     edge: EdgeConfig = EdgeConfig()
     usage: Literal["inject", "observe"] = "inject"
-    """inject: ask the engine for token usage on every stream and hide it from clients that did not ask; observe:
-    use what the client asked for
+    """inject: request token usage on every stream and hide it from clients that did not; observe: use what the
+    client requested
     """
     records: RecordsConfig = RecordsConfig()
     tracing: TracingConfig | None = None

@@ -134,7 +134,7 @@ class Explain:
             self._note_on_panic(decision),
             self._note_on_pool(policy.needs),
             self._note_on_pairs(prompt, only),
-            None if only is None else f"only {only} knows the response that it goes on from",
+            None if only is None else f"only {only} has the response that it continues",
             _note_on_ties(decision, policy),
         ]
         return {
@@ -232,7 +232,7 @@ class Explain:
     def _note_on_pool(self, needs: Needs) -> str | None:
         if self.config.pool is None or Needs.POOL not in needs:
             return None
-        return "the shared pool was not asked, so what it holds is unknown here; a request would ask it"
+        return "the shared pool was not queried, so its content is unknown here; a request would query it"
 
     def _note_on_pairs(self, prompt: Prompt, only: TargetId | None) -> str | None:
         if only is not None or not self.scheduler.peers or not can_split(prompt.endpoint, prompt.body):

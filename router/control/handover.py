@@ -82,10 +82,10 @@ class SocketGiver:
             socket.send_fds(connection, [GREETING], [listening.fileno() for listening in self._sockets.all])
             log.info("a new process has the listening sockets, and takes over when it is ready")
             if await loop.sock_recv(connection, len(RELEASE)) != RELEASE:
-                log.warning("the new process ended before it was ready: this one goes on")
+                log.warning("the new process ended before it was ready: this one continues")
                 return
         except OSError as error:
-            log.warning("the new process did not take over, this one goes on: %s", error)
+            log.warning("the new process did not take over, this one continues: %s", error)
             return
         await self._release()
         self.released.set()

@@ -50,4 +50,4 @@ def notify_service_manager(state: str) -> None:
             manager.connect("\0" + address[1:] if address.startswith("@") else address)
             manager.sendall(state.encode())
     except OSError as error:
-        log.warning("the service manager was not told %s: %s", state, error)
+        log.warning("could not notify the service manager of %s: %s", state, error)

@@ -111,7 +111,7 @@ class PickerPath:
         with offered or nullcontext(), watch:
             endpoint = self._endpoint(ticket.target)
             if endpoint is None:
-                end: RelayEnd = RelayNotStarted("connect", "a gateway cannot be told a host name")
+                end: RelayEnd = RelayNotStarted("connect", "a gateway takes an IP address, not a host name")
             else:
                 choice = self._build_choice(call, request, ticket, endpoint, offered)
                 labels = label_answer(request, ticket.record, ticket.target)

@@ -180,7 +180,7 @@ async def test_a_process_that_does_not_become_ready_changes_nothing(router_proce
                     await eventually(lambda: load.answers.total() > before + 50)
                     new.send_signal(signal.SIGTERM)
                     assert await ended(new, STOP_S) == 1
-                    assert b"the running router goes on" in await new.stderr.read()
+                    assert b"the running router continues" in await new.stderr.read()
                 before = load.answers.total()
                 await eventually(lambda: load.answers.total() > before + 50)
             assert old.process.returncode is None

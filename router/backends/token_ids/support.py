@@ -105,7 +105,7 @@ def read_support(status: int, answer: bytes, ids: int) -> InstanceSupport:
         return InstanceSupport(False, f"it refuses token ids ({status})")
     count = read_count(answer)
     if count is None:
-        return InstanceSupport(False, "its answer tells no prompt_tokens")
+        return InstanceSupport(False, "its answer has no prompt_tokens")
     if count != ids:
         return InstanceSupport(False, "it does not look at token ids")
     return InstanceSupport(True, "it takes token ids")

@@ -148,7 +148,7 @@ async def _open_when_ready(
             raise ConfigError(
                 f"the service manager passed a socket on {unused[0]}, which no listener of the configuration has"
             )
-        log.warning("the running router also listens on %s: nobody does when it ends", ", ".join(unused))
+        log.warning("the running router also listens on %s: no process will when it ends", ", ".join(unused))
     hold_s = HOLD_S if predecessor is None else TAKE_OVER_S
     log.info("accepting connections when an engine is ready, for which there are %g s", hold_s)
     with suppress(TimeoutError):
@@ -162,7 +162,7 @@ async def _open_when_ready(
     if reason is not None:
         predecessor.leave()
         await app.stop()
-        raise WarmrouteError(f"--take-over: not ready within {hold_s:g} s: {reason}; the running router goes on")
+        raise WarmrouteError(f"--take-over: not ready within {hold_s:g} s: {reason}; the running router continues")
     await app.open()
     await predecessor.release()
     await app.join_replicas()  # the port is free now

@@ -118,7 +118,7 @@ class ClientsConfig(Section):
     """accept signed tokens; null: none"""
     tenant_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
     """header in which a proxy of `listen.trusted_proxies` (or a gateway, for `picker`) names the tenant of a
-    request; from anybody else it is ignored; null: none
+    request; from others it is ignored; null: none
     """
     tenants: dict[ClientName, TenantConfig] = {}
     """settings of tenants by name; one that is not listed has the class `default`"""
@@ -129,7 +129,7 @@ class ClientsConfig(Section):
     with the deployment's secret (`index.key_secret_env`)"""
     prices: PricesConfig = PricesConfig()
     usage_file: PathName | None = None
-    """SQLite file with the usage of each tenant by day, from which the budgets of the day go on after a restart;
+    """SQLite file with the usage of each tenant by day, from which budgets of the day continue after a restart;
     each router needs one of its own; null: both are kept in memory only and begin anew at a restart
     """
 
@@ -147,5 +147,5 @@ class ClientsConfig(Section):
                 raise ValueError(f"tenants.{name}.service_class: there is no {tenant.service_class}; known: {listed}")
         settings = (self.tenants, self.service_classes, self.isolation != "off", self.usage_file)
         if not self.identifies and any(settings):
-            raise ValueError("tenants cannot be told apart: give keys_file, jwt or tenant_header")
+            raise ValueError("tenants cannot be identified: give keys_file, jwt or tenant_header")
         return self

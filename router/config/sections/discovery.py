@@ -1,4 +1,4 @@
-"""Sources of instances that are asked while the router runs: DNS and the Kubernetes API."""
+"""Sources of instances that are queried while the router runs: DNS and the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DnsConfig(DiscoveredEngines):
     addresses are used where there is no other. With `port: null`, the name of SRV records
     (_http._tcp.vllm.llm.svc.cluster.local)"""
     port: TcpPort | None = None
-    """port of the engines; null: the SRV records of `name` tell addresses and ports"""
+    """port of the engines; null: the SRV records of `name` give addresses and ports"""
     interval_s: Seconds = 5.0
     """pause between two lookups, seconds"""
 
@@ -60,9 +60,9 @@ class KubernetesConfig(DiscoveredEngines):
     """name of an InferencePool (inference.networking.k8s.io/v1) whose selector and ports are used instead, and
     followed when they change; null: `selector` and `ports`"""
     prefill_labels: dict[str, str] = {}
-    """labels of the pods with role prefill; without, the label llm-d.ai/role tells roles"""
+    """labels of the pods with role prefill; without, the label llm-d.ai/role decides"""
     decode_labels: dict[str, str] = {}
-    """labels of the pods with role decode; without, the label llm-d.ai/role tells roles"""
+    """labels of the pods with role decode; without, the label llm-d.ai/role decides"""
     transfer: Literal["nixl", "mooncake"] = "nixl"
     """how KV moves from pods with role prefill to those with role decode, as `transfer.protocol` of an instance"""
     bootstrap_port: TcpPort = 8998

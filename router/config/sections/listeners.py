@@ -89,7 +89,7 @@ class AdminConfig(Section):
     port: Port = 8001
     """port of the admin listener; 0: the system chooses one"""
     tokens: list[AdminTokenConfig] = []
-    """bearer tokens; empty: no token is asked for, allowed only on a loopback host"""
+    """bearer tokens; empty: no token is needed, allowed only on a loopback host"""
     audit_file: PathName | None = None
     """JSON lines file of every policy switch (who, when, what, the plan), from which rollbacks are restored after a
     restart; null: the last 1,000 entries in memory"""
@@ -112,7 +112,7 @@ class MetricsConfig(Section):
     """address of that listener"""
     token_hash: str | None = Field(default=None, pattern="^[0-9a-fA-F]{64}$")
     """sha256 in hex of the bearer token that a scrape must have (`printf %s TOKEN | sha256sum`); null: none is
-    asked for
+    needed
     """
 
 
@@ -144,9 +144,8 @@ class LimitsConfig(Section):
     grace_s: Seconds = 30.0
     """time that requests in progress have to finish after SIGTERM, seconds"""
     continuation_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
-    """memory for the token ids of streamed answers, bytes (about 6 per token of prompt and answer), or for the text
-    of those without ids, with which another engine carries an answer on when its own fails in the middle; what does
-    not fit breaks off as without; 0: no answer is carried on
+    """memory for continuing streamed answers on another engine, bytes: their token ids (about 6 per token of prompt
+    and answer), or their text without ids; what does not fit is not continued; 0: none is
     """
     responses_kept: int = Field(default=10_000, ge=0)
     """stored response ids whose target is remembered, of all tenants; beyond it the oldest of the tenant that holds

@@ -21,8 +21,7 @@ class PreloadConfig(Section):
     join_s: Seconds = 60.0
     """longest time after an engine has joined in which it gets them, seconds"""
     drain: bool = False
-    """an engine that is drained goes on serving until others have the prefixes that only it holds and that several
-    sessions share"""
+    """a drained engine serves until others have the prefixes that only it holds and several sessions share"""
     drain_s: Seconds = 60.0
     """longest time for that, seconds; then it is drained in any case"""
     copies: bool = False

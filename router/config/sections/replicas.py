@@ -28,7 +28,7 @@ class ReplicasConfig(Section):
     """
     secret_env: str
     """environment variable with the secret that all replicas share, of at least 16 characters
-    (`openssl rand -hex 32`); nobody can listen or report without it"""
+    (`openssl rand -hex 32`); without it no process can listen or report"""
     host: str = "0.0.0.0"
     """address on which this router receives from the others: an IP address, 0.0.0.0 or [::]"""
     port: Port = 9004

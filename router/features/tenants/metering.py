@@ -80,7 +80,7 @@ class Metering:
             try:
                 self._store = await asyncio.to_thread(UsageStore, self._config.usage_file)
             except ConfigError as error:
-                log.error("the usage that nobody has taken over is lost: %s", error)
+                log.error("usage that no process has taken over is lost: %s", error)
         if self._store is None:
             return
         await self.write()

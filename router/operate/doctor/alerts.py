@@ -68,7 +68,7 @@ def check_alerts(subject: Subject) -> Iterator[FleetFinding]:
                 "unchecked",
                 "its metrics page is not known, or needs a token",
                 "no alert was evaluated",
-                "give its configuration beside --url, which tells the port; or look at Prometheus",
+                "give its configuration beside --url, which names the port; or look at Prometheus",
                 (router.url,),
             )
             continue

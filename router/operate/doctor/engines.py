@@ -271,7 +271,7 @@ CHECKS = (
     Check("engines.one_each", "one engine per address, and each engine once", "engines", check_one_each),
     Check("engines.models", "one name per model, one model per name", "engines", check_models),
     Check("engines.prefix_caching", "prefix caching is on", "engines", check_prefix_caching),
-    Check("engines.metrics", "/metrics says load and cache size", "engines", check_metrics),
+    Check("engines.metrics", "/metrics reports load and cache size", "engines", check_metrics),
     Check("engines.answers", "a small prompt is answered", "prompts", check_answers),
     Check("engines.prompt_token_details", "answers say `cached_tokens`", "prompts", check_prompt_token_details),
     Check("engines.versions", "one version of vLLM per model", "engines", check_versions),

@@ -18,7 +18,7 @@ from router.scheduling.policy.timeline import is_blind
 
 COSTS_HITS = "chats are placed by their session and by load: later turns of chats without a session hit by chance only"
 NAME_SESSIONS = "clients: name the session of each chat (docs/features/agents.md); nothing else makes its ids known"
-COSTS_TIME = "the router asks engines for the ids of every prompt: a round trip each, and none when they are slow"
+COSTS_TIME = "the router queries engines for the ids of every prompt: a round trip each, and none when they are slow"
 LATE_SHARE = 0.02
 BLIND_SHARE = 0.05
 MIN_RECORDS = 50

@@ -151,7 +151,7 @@ def test_paths_come_back_absolute(folder: Path) -> None:
         (
             "fleet: {instances: [{url: http://a, kv_events: on}]}",
             "1: fleet.instances[0].kv_events: found the text \"on\", wanted 'auto' or 'off' "
-            "(where the KV events come from; auto: ask the engine "
+            "(where the KV events come from; auto: query the engine "
             "(GET /kv_event_sources); off: no events, the index is estimated from routed "
             "prompts; or a list of sources by rank)",
         ),

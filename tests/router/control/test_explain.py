@@ -259,7 +259,7 @@ async def test_the_pool_is_not_asked_and_the_answer_says_so() -> None:
     pool = PoolConfig(masters=["http://master:9003"])
     told = await House(active="pooled", pool=pool).explain.explain(about())
     assert (told["pool"], told["decision"]["view"]["pool"]) == ("not asked", None)
-    assert told["notes"] == ["the shared pool was not asked, so what it holds is unknown here; a request would ask it"]
+    assert told["notes"] == ["the shared pool was not queried, so its content is unknown here; a request would query it"]
     assert (await House(active="turns", pool=pool).explain.explain(about()))["notes"] == []
 
 
@@ -310,7 +310,7 @@ async def test_what_goes_on_from_a_response_goes_to_who_made_it() -> None:
     asked = about(path="/v1/responses", body={"input": "more", "previous_response_id": "resp_1"})
     told = await house.explain.explain(asked)
     assert (told["target"], told["why"]) == (made_by, f"{made_by}: the only candidate")
-    assert told["notes"] == [f"only {made_by} knows the response that it goes on from"]
+    assert told["notes"] == [f"only {made_by} has the response that it continues"]
     house.core.fleet.drain(made_by[0])
     with pytest.raises(NoTarget):
         await house.explain.explain(asked)

@@ -128,7 +128,7 @@ def test_groups_share_a_scope() -> None:
     ("clients", "wrong"),
     [
         ({"tenants": {"a": {"service_class": "gold"}}}, "there is no gold; known: default"),
-        ({"keys_file": None, "isolation": "tenant"}, "tenants cannot be told apart"),
+        ({"keys_file": None, "isolation": "tenant"}, "tenants cannot be identified"),
         ({"jwt": {"issuer": "i", "audience": "a"}}, "give one of jwks_file and jwks_url"),
         ({"tenant_header": "a b"}, "should match pattern"),
     ],

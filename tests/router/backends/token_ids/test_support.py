@@ -148,7 +148,7 @@ async def test_without_a_tokenizer_here_nobody_is_asked(scene: Any) -> None:
     [
         (400, b"{}", "it refuses token ids (400)"),
         (404, b"", "it refuses token ids (404)"),
-        (200, b'{"choices":[]}', "its answer tells no prompt_tokens"),
+        (200, b'{"choices":[]}', "its answer has no prompt_tokens"),
         (200, b'{"usage":{"prompt_tokens":3}}', "it does not look at token ids"),
     ],
 )

@@ -80,7 +80,7 @@ async def test_a_file_that_cannot_be_used_when_a_worker_stops_is_logged(
     worker = a_metering(ManualClock(0.0, DAY * DAY_S), usage_file=str(tmp_path))  # a folder
     worker.usage.add_request(KEY, TokenCounts(100, 0, 25), 0.5)
     await worker.close()
-    assert "nobody has taken over is lost: clients.usage_file" in caplog.text
+    assert "no process has taken over is lost: clients.usage_file" in caplog.text
 
 
 async def test_what_cannot_be_written_waits_until_it_can(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
