@@ -295,7 +295,7 @@ class AdmissionController:
         program.waiting += 1
         self._queues[admission.queue].join(admission)
         if self.fair is not None:
-            self.fair.join(admission, arrival.homes, arrival.prefill)
+            self.fair.join(admission, arrival.holders, arrival.prefill)
         if admission.queue == "live":  # it keeps the place that it could have begun with
             program.kept += 1
             program.context_tokens = max(program.context_tokens, admission.prompt_tokens)

@@ -5,15 +5,15 @@ one.
     in a tenant by priority, deadline and session (`tenant_lane.py`)
 
 Requests wait in lanes: `live` or not (a rule may hold the others for memory), and by the engines that hold most of
-their prompts, their `homes`. Where no home of who is next has room and another engine does, it stays if its prompt
-has its first token sooner that way: if a home will have room before the other engine had computed what the home
-holds. Then others take the room that it does not want. So no cached prompt is computed again elsewhere only because
-its engine was busy for a moment; when the engine has room, it is still next. It waits for that no longer than it
-would save, all told.
+their prompts, their `holders`. If no holder has room for the next request but another engine has, the request waits
+only if that gives an earlier first token: a holder will have room before the other engine could compute what the
+holder has cached. Meanwhile others take the room. So a cached prompt is not computed again elsewhere because its
+engine was busy for a moment, and the request is still next when its engine has room. It waits for that no longer
+than it would save in all.
 
-A charge is an estimate when a request begins; it is corrected when it is sent to an engine and when it ends. Books
-are exact: what was opened is closed once. Time per operation is logarithmic in the number of requests, and linear
-in the number of lanes for `first`.
+A charge is an estimate when a request begins, corrected when the request is sent to an engine and when it ends.
+Every opened request is closed once. Time per operation is logarithmic in the number of requests, and linear in the
+number of lanes for `first`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WaitOf = Callable[[tuple[str, ...], Admission], float]
 
 class _LaneKey(NamedTuple):
     live: bool
-    homes: tuple[str, ...]  # empty: no engine holds anything of the prompt, or that is unknown
+    holders: tuple[str, ...]  # empty: no engine holds anything of the prompt, or that is unknown
 
 
 class TenantFlow(Flow[TenantName]):
@@ -54,8 +54,8 @@ class TenantFlow(Flow[TenantName]):
 
 class _Place:
     """A request from its arrival to its end. `lane` None: it does not wait. `charge` in tokens, while it runs.
-    `saves_s`: how much sooner a home has computed its prompt than another engine; `leaves_s`: when it has waited
-    for a home that long; None: it has not yet waited for one.
+    `saves_s`: how much sooner a holder has computed its prompt than another engine; `leaves_s`: when it has
+    waited for a holder that long; None: it has not yet waited for one.
     """
 
     __slots__ = ("charge", "lane", "leaves_s", "saves_s", "session", "tenant")
@@ -103,8 +103,8 @@ class FairOrder:
         tenant.weight = admission.claim.weight
         self._places[admission] = _Place(tenant, tenant.sessions.open(admission.program))
 
-    def join(self, admission: Admission, homes: tuple[str, ...] = (), saves_s: float = 0.0) -> None:
-        """Let a request wait. `homes`: the engines that hold most of its prompt, as far as known; `saves_s`: how
+    def join(self, admission: Admission, holders: tuple[str, ...] = (), saves_s: float = 0.0) -> None:
+        """Let a request wait. `holders`: the engines that hold most of its prompt, as far as known; `saves_s`: how
         much sooner these have computed it than another one.
         """
         place = self._places[admission]
@@ -112,7 +112,7 @@ class FairOrder:
         tenant, session = place.tenant, place.session
         self._lift(tenant, session, admission.since_s)
         tenant.waiting += 1
-        key = place.lane = _LaneKey(admission.queue == "live", homes)
+        key = place.lane = _LaneKey(admission.queue == "live", holders)
         if (lane := tenant.lanes.get(key)) is None:
             lane = tenant.lanes[key] = TenantLane()
         lane.join(admission, session)
@@ -210,16 +210,16 @@ class FairOrder:
         return min(firsts, key=self._urgency)[0]
 
     def _goes_elsewhere(self, key: _LaneKey, wait_s: WaitOf, now: float) -> bool | None:
-        """Return whether the next request of a lane begins away from its homes, as none has room soon enough; None:
-        it waits for one.
+        """Return whether the next request of a lane begins away from its holders, as none has room soon enough;
+        None: it waits for one.
         """
-        if not key.homes:
+        if not key.holders:
             return False
         tenant = self._lanes[key].first()
         first = None if tenant is None else self._first(cast(TenantFlow, tenant), key)
         if first is None:
             return None
-        if (soonest_s := wait_s(key.homes, first)) <= 0:
+        if (soonest_s := wait_s(key.holders, first)) <= 0:
             return False
         place = self._places[first]
         if place.leaves_s is None:

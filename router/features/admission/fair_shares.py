@@ -82,9 +82,9 @@ class FairShares:
         """Count a request that has arrived."""
         self.order.open(admission)
 
-    def join(self, admission: Admission, homes: tuple[str, ...] = (), prefill: PrefillTimes | None = None) -> None:
-        """Let a request wait. `homes`: the engines that hold most of its prompt. `prefill` None: unknown."""
-        self.order.join(admission, homes, 0.0 if prefill is None else prefill.cold_s - prefill.held_s)
+    def join(self, admission: Admission, holders: tuple[str, ...] = (), prefill: PrefillTimes | None = None) -> None:
+        """Let a request wait. `holders`: the engines that hold most of its prompt. `prefill` None: unknown."""
+        self.order.join(admission, holders, 0.0 if prefill is None else prefill.cold_s - prefill.held_s)
         if prefill is not None and admission.claim.deadline_s is not None:
             self.deadlines.join(admission, prefill.held_s)
 
@@ -128,9 +128,11 @@ class FairShares:
             return None
         loads = {load.target: load for load in fleet.loads}
 
-        def wait_s(homes: tuple[str, ...], admission: Admission) -> float:
+        def wait_s(holders: tuple[str, ...], admission: Admission) -> float:
             needs = self.needs(admission, fleet)
-            soonest_s = min([rule.engine_wait(loads[home], needs) for home in homes if home in loads], default=inf)
+            soonest_s = min(
+                [rule.engine_wait(loads[holder], needs) for holder in holders if holder in loads], default=inf
+            )
             if soonest_s > 0:
                 self._look_again(now, soonest_s)
             return soonest_s

@@ -34,7 +34,7 @@ from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, Ta
 
 HOLDS_AS_MUCH = 0.9  # of the longest prefix: such a target will do as well, as in filter `near_longest`
 NEWEST_ANSWER = 0.05  # weight of the newest answer in their mean duration
-MOST_HOMES = 4  # that are looked at for room: what more targets hold is found at some of these soon enough
+MOST_HOLDERS = 4  # that are looked at for room: what more targets hold is found at some of these soon enough
 MEASURE_INTERVAL_S = 1.0  # instances join, leave and report their sizes far less often
 
 
@@ -61,9 +61,9 @@ class ModelAdmission:
         held = self.find_held(pending)
         now = self._clock.now()
         self._update_capacity(now)
-        local_tokens, homes = (None, ()) if held is None else held
+        local_tokens, holders = (None, ()) if held is None else held
         times = self._estimate_prefill(prompt_tokens, local_tokens or 0, now)
-        return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens, claim, homes, times), now)
+        return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens, claim, holders, times), now)
 
     def find_held(self, pending: PendingRequest) -> HeldPrefix | None:
         """Return the longest part of a request's prompt that a target holds; None: unknown, or the rule does not
@@ -240,5 +240,5 @@ def find_held(scheduler: Scheduler, model: str, tokens: TokenizedPrompt, now: fl
             return None
         held[target.id] = max(estimate.overlap.expected_tokens, estimate.overlap.disk_tokens)
     best = max(held.values(), default=0)
-    homes = (id for id, held_tokens in held.items() if best and held_tokens >= HOLDS_AS_MUCH * best)
-    return HeldPrefix(best, tuple(islice(homes, MOST_HOMES)))
+    holders = (id for id, held_tokens in held.items() if best and held_tokens >= HOLDS_AS_MUCH * best)
+    return HeldPrefix(best, tuple(islice(holders, MOST_HOLDERS)))

@@ -22,7 +22,7 @@ class HeldPrefix(NamedTuple):
     """The longest leading part of a prompt that some target holds in a tier of its own, or soon will."""
 
     tokens: int
-    homes: tuple[str, ...]  # the targets that hold it, or nearly; a few at most
+    holders: tuple[str, ...]  # the targets that hold it, or nearly; a few at most
 
 
 class PendingRequest(NamedTuple):

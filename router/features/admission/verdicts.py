@@ -22,7 +22,7 @@ class Arrival(NamedTuple):
     prompt_tokens: int | None  # None: unknown
     local_tokens: int | None = None  # leading ones that some instance holds; None: unknown
     claim: Claim = NO_CLAIM
-    homes: tuple[str, ...] = ()  # the targets that hold those
+    holders: tuple[str, ...] = ()  # the targets that hold those
     prefill: PrefillTimes | None = None  # None: unknown
 
 

@@ -15,7 +15,7 @@ from router.features.tenants.token_sums import Prices, TokenSums
 from router.features.tenants.window import SlidingWindow, count_charged
 
 
-class HeardAccount:
+class ReportedAccount:
     """The account of the same tenant at another process."""
 
     __slots__ = ("last", "open", "requests", "reserved", "silent", "tokens")
@@ -54,7 +54,7 @@ class Account:
     """One tenant's account. `number` is its own among those of this process."""
 
     __slots__ = (
-        *("budget_per_day", "concurrent", "day", "heard", "limits", "number", "open", "requests"),
+        *("budget_per_day", "concurrent", "day", "reported", "limits", "number", "open", "requests"),
         *("requests_charged", "requests_per_minute", "reserved", "returned_tokens", "spending", "spent", "tokens"),
         *("tokens_charged", "tokens_per_minute"),
     )
@@ -75,7 +75,7 @@ class Account:
         self.open = 0
         self.spent = TokenSums()  # today, by requests that ended here
         self.reserved = TokenSums()  # for those that are open here
-        self.heard: dict[str, HeardAccount] = {}  # by source
+        self.reported: dict[str, ReportedAccount] = {}  # by source
         self.spending: dict[str, TokenCounts] = {}  # of others, today, by owner
 
     def follow(self, limits: TenantLimits) -> None:
@@ -96,11 +96,13 @@ class Account:
 
     def hear(self, source: str, totals: TenantTotals, now: float) -> None:
         """Take over what another process reports."""
-        if (heard := self.heard.get(source)) is None:
-            heard = self.heard[source] = HeardAccount()
-        if heard.last is not None and heard.last.owner != totals.owner:
-            self.spending.pop(heard.last.owner, None)  # it goes on from another's file now, where this is written, too
-        heard.apply(totals, now)
+        if (reported := self.reported.get(source)) is None:
+            reported = self.reported[source] = ReportedAccount()
+        if reported.last is not None and reported.last.owner != totals.owner:
+            self.spending.pop(
+                reported.last.owner, None
+            )  # it goes on from another's file now, where this is written, too
+        reported.apply(totals, now)
         self.turn_to(totals.day)
         if totals.day == self.day:
             self.spending[totals.owner] = totals.spent
@@ -108,18 +110,18 @@ class Account:
     def request_windows(self) -> list[SlidingWindow]:
         """Return the windows of all processes."""
         own = [self.requests]
-        return own + [heard.requests for heard in self.heard.values()] if self.heard else own
+        return own + [reported.requests for reported in self.reported.values()] if self.reported else own
 
     def token_windows(self) -> list[SlidingWindow]:
         """Return the windows of all processes."""
         own = [self.tokens]
-        return own + [heard.tokens for heard in self.heard.values()] if self.heard else own
+        return own + [reported.tokens for reported in self.reported.values()] if self.reported else own
 
     def all_open(self) -> int:
         """Return the requests in progress at all processes."""
         found = self.open
-        for heard in self.heard.values():
-            found += heard.open
+        for reported in self.reported.values():
+            found += reported.open
         return found
 
     def cost_today(self, prices: Prices) -> float:
@@ -127,8 +129,8 @@ class Account:
         cost = prices.cost(self.spent) + prices.cost(self.reserved)
         for spending in self.spending.values():
             cost += prices.cost(spending)
-        for heard in self.heard.values():
-            cost += prices.cost(heard.reserved)
+        for reported in self.reported.values():
+            cost += prices.cost(reported.reserved)
         return cost
 
     def is_idle(self, day: int, now: float) -> bool:
@@ -140,9 +142,11 @@ class Account:
 
     def totals(self, owner: str, now: float) -> TenantTotals:
         """Return the totals that this process reports."""
-        for source, heard in list(self.heard.items()):  # nothing of a silent one counts once its windows are empty
-            if heard.silent and not heard.requests.advance(now) and not heard.tokens.advance(now):
-                del self.heard[source]
+        for source, reported in list(
+            self.reported.items()
+        ):  # nothing of a silent one counts once its windows are empty
+            if reported.silent and not reported.requests.advance(now) and not reported.tokens.advance(now):
+                del self.reported[source]
         charged = self.requests_charged, self.tokens_charged, self.returned_tokens
         windows = self.requests.advance(now), self.tokens.advance(now)
         return TenantTotals(

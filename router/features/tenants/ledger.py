@@ -218,8 +218,8 @@ class Ledger:
     def forget(self, source: str) -> None:
         """End the open requests of a process that is gone or silent. What it charged and spent remains."""
         for account in self._accounts.values():
-            if (heard := account.heard.get(source)) is not None:
-                heard.forget_open()
+            if (reported := account.reported.get(source)) is not None:
+                reported.forget_open()
 
     def hand_over(self, tenant: str, spent: TokenCounts) -> None:
         """Leave what a tenant has spent here today to the process that writes it to the file and reports it,

@@ -259,7 +259,9 @@ async def test_the_pool_is_not_asked_and_the_answer_says_so() -> None:
     pool = PoolConfig(masters=["http://master:9003"])
     told = await House(active="pooled", pool=pool).explain.explain(about())
     assert (told["pool"], told["decision"]["view"]["pool"]) == ("not asked", None)
-    assert told["notes"] == ["the shared pool was not queried, so its content is unknown here; a request would query it"]
+    assert told["notes"] == [
+        "the shared pool was not queried, so its content is unknown here; a request would query it"
+    ]
     assert (await House(active="turns", pool=pool).explain.explain(about()))["notes"] == []
 
 

@@ -222,7 +222,7 @@ def test_of_a_process_that_is_gone_nothing_is_kept_when_its_minute_is_over() -> 
     }
     clock.advance(61)
     here.totals("t")
-    assert here._open("t").heard == {}
+    assert here._open("t").reported == {}
 
 
 def test_a_process_that_goes_on_from_the_file_of_another_one_does_not_count_twice_for_others() -> None:
