@@ -33,7 +33,7 @@ run: $(VENV)/.installed  ## start four simulated engines and the router in front
 stack: $(VENV)/.installed  ## start two real vLLM engines over a real Mooncake Store, and the router
 	$(BIN)/warmroute stack --config configs/stack-cpu.yaml
 
-test: $(VENV)/.installed-test  ## run `check` and the tests of the router, beside each other (5 minutes on two cores)
+test: $(VENV)/.installed-test  ## run `check` and the tests of the router, beside each other (4 to 7 minutes on two cores)
 	@$(MAKE) --no-print-directory -j 2 check test-router
 
 test-router: $(VENV)/.installed-test  ## run the tests of the router: every module, and whole routers before emulated engines
