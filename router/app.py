@@ -199,7 +199,7 @@ class App:
         self._readiness.started = True
 
     def _take_duties(self) -> None:
-        """Do from now on what one process of a host does (`Duty`). Raises ConfigError for a bad usage file."""
+        """Take over the duties of this host (`Duty`). Raises ConfigError for a bad usage file."""
         for feature in self.features.values():
             feature.take_duties()
         self.core.take_duties()

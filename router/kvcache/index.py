@@ -135,8 +135,8 @@ class BlockIndex:
             self._retire(blocks)
 
     def forget(self, target: TargetId) -> None:
-        """Drop all blocks of `target` (joined: KeyError otherwise). Its block size stays until an event changes
-        it.
+        """Drop all blocks of `target`, and keep its block size until an event changes it. Raises KeyError if it has
+        not joined.
         """
         before = self._blocks[target]
         self.leave(target)

@@ -50,7 +50,7 @@ class InstanceBounds:
         self._set_bytes(target, 0)
 
     def _measure(self, target: TargetId, state: TargetCacheState) -> None:
-        """Compare what the target and its instance take with their bounds."""
+        """Check the memory of the target and of its instance against their bounds."""
         state.unmeasured_blocks = 0
         size = self._index.size(target)
         total = self._set_bytes(target, size.bytes)

@@ -127,8 +127,8 @@ class RelayDeadline(NamedTuple):
 
 
 class RelayRejected(NamedTuple):
-    """A prefill half found fault with the request (4xx), before anything was sent to the client; or the engine that
-    should carry an answer on did not (any status), and nothing of its answer was used.
+    """A prefill half rejected the request (4xx) before anything was sent to the client; or the next engine of a
+    broken stream did not continue it (any status), and nothing of its answer was used.
     """
 
     refusal: EngineRefusal

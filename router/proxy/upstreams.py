@@ -250,8 +250,8 @@ class UpstreamExchange:
         return self._connection.pipe(sink)
 
     async def hold(self, limit_bytes: int) -> bytes:
-        """Return the body up to its end (`drained`, or `failure` says why not), or the beginning of one that is
-        larger than `limit_bytes`.
+        """Return the whole body, or the beginning of one that is larger than `limit_bytes`. Afterwards `drained` is
+        True, or `failure` has the reason why the body broke off.
         """
         pieces: list[bytes] = []
         size = 0

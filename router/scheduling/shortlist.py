@@ -114,7 +114,7 @@ class _GroupColumns:
         return column
 
     def least(self, measure: Measure) -> list[int]:
-        """Return the places with the least of the measure."""
+        """Return the places with the lowest value of the measure."""
         if measure not in self._least:
             self._least[measure] = places_of_least(self.column(measure))
         return self._least[measure]

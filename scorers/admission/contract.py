@@ -207,8 +207,8 @@ class AdmissionRule(Plugin):
         return True
 
     def next_to_begin(self, queues: Queues, fleet: FleetMemory, now: float) -> Admission | None:
-        """Return a waiting request that begins now; None: none does. Called again, after `began`, until it is
-        None.
+        """Return a waiting request that may begin now, or None. The controller calls this again, after `began`,
+        until it returns None.
         """
         return next((queue.first for queue in queues.values() if queue.first is not None), None)
 

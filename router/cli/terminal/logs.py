@@ -28,7 +28,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON; what is not ASCII is escaped, so that no terminal obeys it."""
+    """Formats a record as one line of JSON in ASCII: escapes keep control characters from a terminal."""
 
     def __init__(self, worker: int | None) -> None:
         super().__init__()

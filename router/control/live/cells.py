@@ -69,7 +69,9 @@ def describe_cell(scheduler: Scheduler, target: Target, trouble: str | None, now
 
 
 def _is_pairable(target: Target, peers: Any) -> bool | None:
-    """Return whether a prefill target can be given to a decode target now; None for targets that answer."""
+    """Return whether a prefill target can be paired with a decode target now; None if the target is no prefill
+    target.
+    """
     config = target.instance.config
     if config.role != "prefill":
         return None

@@ -1,4 +1,4 @@
-"""Messages about experiments and splits of models: requests of units that another process counts, and counts."""
+"""Messages about experiments and splits of models: requests of units that another process counts, and sums."""
 
 from __future__ import annotations
 

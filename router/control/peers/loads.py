@@ -12,7 +12,7 @@ from router.kvcache.events import TargetId
 
 
 class ReportedLoads:
-    """Bookings that others reported, by the run id of who has them."""
+    """Bookings reported by other processes, by the run id of the process that has them."""
 
     def __init__(self) -> None:
         self._shares: dict[TargetId, dict[str, WorkerShare]] = {}

@@ -40,7 +40,7 @@ class SharedPart(Protocol):
         """Apply a message of the peer with this run id."""
 
     def forget(self, run: str) -> None:
-        """The peer with this run id has ended, or is silent."""
+        """Handle that the peer with this run id has ended, or is silent."""
 
 
 class Peers(Protocol):

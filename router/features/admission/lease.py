@@ -83,7 +83,7 @@ def count_local_tokens(record: Record) -> int | None:
 
 
 def measure_decode_s(record: Record) -> float | None:
-    """Return the seconds from the first token to the last, which no client's reading is faster than; `None` when
+    """Return the seconds from the first token to the last, or longer if the client read slowly; `None` when
     the answer has not ended.
     """
     if record.duration_ms is None or record.ttft_ms is None:

@@ -159,7 +159,9 @@ class ModelAdmission:
         self.controller.set_fleet(self._fleet._replace(busy=self._scheduler.fleet.occupancy.busy, loads=self._loads))
 
     def _measure(self, now: float) -> FleetMemory:
-        """Add up the healthy instances. One that has not reported its size counts as empty until its first poll."""
+        """Return the KV memory of the healthy instances. An instance counts as empty until its first poll reports
+        its size.
+        """
         peers, candidates = self._scheduler.peers, self._scheduler.fleet.candidates(self.model, (), now)
         answering = [target for target in candidates if not peers.is_prefill_only(target)]
         sizes = [target.capacity_tokens for target in answering if target.capacity_tokens is not None]

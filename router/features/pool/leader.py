@@ -38,7 +38,9 @@ class _Health(msgspec.Struct):
 
 
 class MasterLeader:
-    """Polls `masters`, names to `fetch` in the configured order. Calls `changed` whenever one begins to lead."""
+    """Polls `masters`, which are names known to `fetch`, in the configured order. Calls `changed` whenever one
+    begins to lead.
+    """
 
     def __init__(
         self,

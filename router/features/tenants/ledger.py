@@ -50,7 +50,9 @@ class Refusal(NamedTuple):
 
 
 class WindowState:
-    """A limit per minute: what it allows, what is left of that, and in how many seconds all of it is."""
+    """State of a limit per minute: the allowed number, the remaining one, and the seconds until all of it is
+    available again.
+    """
 
     __slots__ = ("allowed", "remaining", "reset_s")
 

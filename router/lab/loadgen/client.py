@@ -82,7 +82,9 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class SessionName(NamedTuple):
-    """Names that a request sends along: of its session, and of the one that started it; None: none."""
+    """Session names in a request: its own, and that of the session that started it. None: the request has no such
+    name.
+    """
 
     session: str | None = None
     parent: str | None = None

@@ -84,7 +84,7 @@ class Autoscaler:
         self._sync_at_s = SYNC_S
 
     def begin(self, router: SimulatedRouter) -> None:
-        """Follow the rule from now on, by what `router` knows."""
+        """Follow the rule from now on, with the state of `router`."""
         self._scheduler = router.scheduler
         router.on_record = self._rule.on_record
         self._note()

@@ -147,7 +147,7 @@ class SimulatedClients:
             self._stop(turn.session)
 
     def _stop(self, session: Session) -> None:
-        """End a session before its last turn; so does each one that waits for it, when nothing else holds it up."""
+        """End a session before its last turn, and each session that waits for this one alone."""
         self.at_work -= 1
         waiting = self._waiting.pop(session.number, None)
         if waiting is not None:

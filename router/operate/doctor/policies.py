@@ -180,7 +180,9 @@ def _with_history(number: int, holder: int) -> View:
 
 
 def _with_prefix(number: int, other: int) -> View:
-    """Return one of two requests that differ in how their prompts begin: hashing policies place them by that."""
+    """Return one of two requests whose prompts begin differently; hashing policies place requests by this
+    beginning.
+    """
     prefix = 2 * number + other
     rows = (_row(i, NOTHING, IDLE) for i in range(2))
     return _view(0, *rows)._replace(prefix=prefix, prefixes=(prefix,))

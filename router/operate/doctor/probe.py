@@ -247,7 +247,7 @@ async def _post(client: httpx.AsyncClient, path: str, body: bytes, headers: Mapp
 
 
 def _text(block_tokens: int) -> str:
-    """Return a text of at least two blocks, of three where blocks are short: a word has a token or more."""
+    """Return a text of at least two blocks, or three if blocks are short. Every word has at least one token."""
     blocks = 2 if block_tokens >= LONG_BLOCKS else 3
     words = islice(cycle(WORDS.split()), blocks * block_tokens + 8)
     return f"Entry {secrets.randbits(64)}. " + " ".join(words)

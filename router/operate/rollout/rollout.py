@@ -124,8 +124,8 @@ class Rollout:
         return chosen
 
     def run(self, engines: Sequence[EngineSight]) -> Generator[RolloutStep, None, None]:
-        """Restart them. Yields whenever the caller should wait a moment before it goes on. Raises
-        `RolloutStopped`.
+        """Restart `engines`. Yields whenever the caller should wait a moment before it resumes the generator.
+        Raises `RolloutStopped`.
         """
         self._total = len(engines)
         yield from self._look()
