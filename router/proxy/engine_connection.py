@@ -14,6 +14,7 @@ had enough, so a client that stops reading stops its engine, and does not fill t
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable
 from enum import Enum
 from typing import Final
@@ -48,6 +49,8 @@ class EngineConnection(asyncio.Protocol):
 
     _timer: DeadlineTimer  # this and the parser exist while the connection does, since both refer to it
     _parser: httptools.HttpResponseParser
+
+    _arrivals: select.poll
 
     __deletable__ = ("_parser",)
 
@@ -177,6 +180,12 @@ class EngineConnection(asyncio.Protocol):
         self.connect_s = 0.0
         self._timer.set(seconds)
 
+    def readable(self) -> bool:
+        """Return whether something has arrived that was not read yet. On an idle connection that is the engine's
+        close, or bytes that answer no request (urllib3 `is_connection_dropped`).
+        """
+        return bool(self._arrivals.poll(0))
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -185,6 +194,8 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self._arrivals = select.poll()
+        self._arrivals.register(transport.get_extra_info("socket"), select.POLLIN)
         self._timer = DeadlineTimer(self._loop, self._on_deadline)
         self._parser = httptools.HttpResponseParser(self)
 

@@ -1,10 +1,11 @@
 """The engines as the data path sees them: addresses, credentials, and a pool of connections to each.
 
 Idle connections are reused last in, first out, so that few stay warm and the rest age out before the engine closes
-them (vLLM's uvicorn does after 5 s). An engine that closes a connection just as a request goes out has not failed:
-when a *reused* connection ends at once and without a single byte of answer, the request goes out once more on a
-fresh one, as every HTTP client does (RFC 9112 9.3.1). One that ends later had been working on it, and may have died
-of it: that, as every other failure, is a value for the caller, who knows what may be tried again.
+them (vLLM's uvicorn does after 5 s). A busy router may not have read such a close yet, so an idle connection with
+unread bytes is not used. An engine that closes a connection just as a request goes out has not failed: when a
+*reused* connection ends at once and without a single byte of answer, the request goes out once more on a fresh one,
+as every HTTP client does (RFC 9112 9.3.1). One that ends later had been working on it, and may have died of it: that,
+as every other failure, is a value for the caller, who knows what may be tried again.
 """
 
 from __future__ import annotations
@@ -308,8 +309,7 @@ class _Engine:
             len(request.body),
         )
         answer = None
-        if self.idle:
-            connection = self.idle.pop()
+        if (connection := self._take_idle()) is not None:
             answer = await self._exchange(connection, request, head, first_byte_s, idle_s)
             if not connection.stale or connection.sent_since_s() > CROSSED_WITHIN_S:
                 return answer
@@ -318,6 +318,15 @@ class _Engine:
         if isinstance(fresh, UpstreamUnanswered):
             return answer or fresh  # the engine took the request and is gone now: perhaps it died of it
         return await self._exchange(fresh, request, head, first_byte_s, idle_s)
+
+    def _take_idle(self) -> EngineConnection | None:
+        """Return the idle connection that was used last; None if there is none."""
+        while self.idle:
+            connection = self.idle.pop()
+            if not connection.readable():
+                return connection
+            connection.close()
+        return None
 
     async def _exchange(
         self, connection: EngineConnection, request: UpstreamRequest, head: bytes, first_byte_s: float, idle_s: float

@@ -180,7 +180,10 @@ async def test_refusals_are_those_of_the_proxy(picker: Any) -> None:
             refusal = await p.refused(path, body)
             assert (refusal.status, refusal.json) == (proxied.status_code, proxied.json()) == (status, refusal.json)
         listed, proxied = await p.refused("/v1/models"), await p.router.http.get("/v1/models")
-        assert (listed.status, listed.json["data"]) == (200, proxied.json()["data"])
+        assert listed.status == 200
+        assert [card | {"created": 0} for card in listed.json["data"]] == [
+            card | {"created": 0} for card in proxied.json()["data"]
+        ]
         for path in ("/health", "/metrics", "/load"):
             assert (await p.refused(path)).status == 404
 

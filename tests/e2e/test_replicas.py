@@ -61,7 +61,7 @@ async def test_two_routers_decide_on_the_same_load_sessions_and_drains(router, s
             await eventually(lambda: one.booked == other.booked == 0)
         (await one.admin.post("/admin/activate", json={"policy": "homes"})).raise_for_status()
         await eventually(lambda: other.core.selector.policy_set.active == "homes")
-        homes = {f"agent {n}": (await say(one.http, "begin", session=f"agent {n}")).target for n in range(8)}
+        homes = {f"agent {n}": (await say(one.http, "begin", session=f"agent {n}")).target for n in range(20)}
         assert len(set(homes.values())) == 2
         made = await one.http.post("/v1/responses", json={"model": MODEL, "input": "remember", "store": True})
         stored = made.json()["id"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 
 import pytest
@@ -138,6 +139,23 @@ async def test_the_last_used_connection_is_used_first(house, upstreams):
     for _ in range(5):
         await upstreams.fetch("e", "GET", "/", timeout_s=5)
     assert engine.connections == 3
+
+
+async def test_a_connection_whose_close_is_still_unread_is_not_used(house, upstreams, monkeypatch):
+    """Else the close would be read after the request went out: with some delay, a death of the engine."""
+    monkeypatch.setattr("router.proxy.upstreams.CROSSED_WITHIN_S", -1.0)
+    sockets: list[socket.socket] = []
+
+    async def script(peer):
+        sockets.append(peer.writer.get_extra_info("socket"))
+        await answer_ok(peer)
+
+    upstreams.add("e", url(await house.engine(script)))
+    assert await upstreams.fetch("e", "GET", "/first", timeout_s=5) == HttpAnswer(200, b"GET /first HTTP/1.1|")
+    with socket.socket(fileno=os.dup(sockets[0].fileno())) as same:
+        same.shutdown(socket.SHUT_WR)
+    assert await upstreams.fetch("e", "GET", "/second", timeout_s=5) == HttpAnswer(200, b"GET /second HTTP/1.1|")
+    assert len(sockets) == 2
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
