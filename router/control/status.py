@@ -233,32 +233,32 @@ class Status:
         )
 
     def _snapshot_target(self, instance: Instance, target: Target) -> TargetState:
-        now, books = self.clock.now(), target.load_book
+        now, load_book = self.clock.now(), target.load_book
         away = NO_SHARE if self.peers is None else self.peers.share_of_far(target.id)
         stream = self.scheduler.indexer.describe_stream(target.id)
-        book = stream.sequencer if stream is not None else None
+        sequencer = stream.sequencer if stream is not None else None
         return TargetState(
             target=target.id,
             instance=instance.id,
             state=instance.state.value,
             breaker=target.breaker.state(now),
-            requests=books.requests - away.requests,
-            prefilling=books.prefilling - away.prefilling,
-            live_tokens=books.live_tokens,
-            gauges=books.gauges,
+            requests=load_book.requests - away.requests,
+            prefilling=load_book.prefilling - away.prefilling,
+            live_tokens=load_book.live_tokens,
+            gauges=load_book.gauges,
             speed=target.latency_model.speed(now),
             index_stats=stream.stats if stream is not None else NO_BLOCKS,
             recalled_blocks=stream.recalled_blocks if stream is not None else 0,
-            stream_state=book.state if book is not None else "off",
-            trusted=book is not None and book.trusted and target.overlap_accuracy.trusted,
-            lag_s=book.lag_s if book is not None else None,
+            stream_state=sequencer.state if sequencer is not None else "off",
+            trusted=sequencer is not None and sequencer.trusted and target.overlap_accuracy.trusted,
+            lag_s=sequencer.lag_s if sequencer is not None else None,
             batches=stream.batches if stream is not None else 0,
-            events=book.events if book is not None else 0,
-            gaps=book.gaps if book is not None else 0,
-            replays=book.replays if book is not None else 0,
-            restarts=book.restarts if book is not None else 0,
+            events=sequencer.events if sequencer is not None else 0,
+            gaps=sequencer.gaps if sequencer is not None else 0,
+            replays=sequencer.replays if sequencer is not None else 0,
+            restarts=sequencer.restarts if sequencer is not None else 0,
             overfull=stream.overfull if stream is not None else 0,
-            replay_silent=book is not None and book.replay_silent,
+            replay_silent=sequencer is not None and sequencer.replay_silent,
             malformed=stream.malformed if stream is not None else 0,
             skipped=stream.skipped if stream is not None else {},
         )
@@ -267,8 +267,8 @@ class Status:
         now = self.clock.now()
         speed = target.latency_model.speed(now)
         stream = self.scheduler.indexer.describe_stream(target.id)
-        book = stream.sequencer if stream is not None else None
-        listening = book is not None and book.trusted and not book.joined_late
+        sequencer = stream.sequencer if stream is not None else None
+        listening = sequencer is not None and sequencer.trusted and not sequencer.joined_late
         return {
             "id": target.id,
             "rank": target.rank,
@@ -313,22 +313,22 @@ def sort_records(records: list[bytes], limit: int) -> list[bytes]:
 
 def describe_stream(stream: EventStream | None, source: EventEndpoint | None, now: float) -> dict[str, Any] | None:
     """Describe a target's event stream, followed at `source`; None when it has none."""
-    if stream is None or (book := stream.sequencer) is None:
+    if stream is None or (sequencer := stream.sequencer) is None:
         return None
     return {
-        "state": book.state,
-        "joined_late": book.joined_late,
+        "state": sequencer.state,
+        "joined_late": sequencer.joined_late,
         "turned_over": stream.turned_over,
-        "last_seq": book.last_seq,
-        "silent_s": None if book.last_heard_s is None else now - book.last_heard_s,
-        "lag_s": book.lag_s,
-        "events": book.events,
-        "gaps": book.gaps,
-        "replays": book.replays,
+        "last_seq": sequencer.last_seq,
+        "silent_s": None if sequencer.last_heard_s is None else now - sequencer.last_heard_s,
+        "lag_s": sequencer.lag_s,
+        "events": sequencer.events,
+        "gaps": sequencer.gaps,
+        "replays": sequencer.replays,
         "replay_endpoint": None if source is None else source.replay_endpoint,
-        "replay_silent": book.replay_silent,
-        "restarts": book.restarts,
-        "duplicates": book.duplicates,
+        "replay_silent": sequencer.replay_silent,
+        "restarts": sequencer.restarts,
+        "duplicates": sequencer.duplicates,
         "malformed": stream.malformed,
         "overfull": stream.overfull,
         "skipped": dict(stream.skipped),

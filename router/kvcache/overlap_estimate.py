@@ -141,9 +141,9 @@ class OverlapEstimator:
         state = self._states.get(target)
         sequencer = state.sequencer if state is not None else None
         indexed = None if sequencer is None else held.disk * size
-        heard_s = None if sequencer is None else sequencer.last_heard_s
+        received_s = None if sequencer is None else sequencer.last_heard_s
         # to the millisecond, as logged views have it; a third of the cost of `round`
-        age_s = None if heard_s is None else ((now - heard_s) * 1e3 + 0.5) // 1 / 1e3
+        age_s = None if received_s is None else ((now - received_s) * 1e3 + 0.5) // 1 / 1e3
         if state is None or sequencer is None or not sequencer.trusted or not trusted:
             likely = self._approximate.leading_blocks(target, keys, now)
             if trusted:  # before a replay the index is behind, not wrong

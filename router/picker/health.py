@@ -74,7 +74,7 @@ class _HealthCall:
         self._stream = stream
         self._watches = watches
         self.service = ""
-        self._told: int | None = None
+        self._last_sent: int | None = None
 
     def on_message(self, data: bytes) -> None:
         try:
@@ -95,8 +95,8 @@ class _HealthCall:
 
     def tell(self, status: int) -> None:
         """Say the status of the service unless it was said last."""
-        if status != self._told:
-            self._told = status
+        if status != self._last_sent:
+            self._last_sent = status
             self._stream.send(_encode(status))
 
     def on_half_close(self) -> None:

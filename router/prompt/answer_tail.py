@@ -57,8 +57,8 @@ class AnswerTail:
         begin and end inside a character.
         """
         sent = "".join(event.text for event in self._read())
-        said = text.rstrip(BROKEN_CHARACTER)
-        return sent == said or (bool(core := said.lstrip(BROKEN_CHARACTER + " ")) and sent.endswith(core))
+        stripped = text.rstrip(BROKEN_CHARACTER)
+        return sent == stripped or (bool(core := stripped.lstrip(BROKEN_CHARACTER + " ")) and sent.endswith(core))
 
     def drop_unsent(self) -> int:
         """Drop the last events, which have no text; return how many tokens they have, 0 if there are none."""

@@ -113,11 +113,11 @@ class AnswerText(AnswerMemory):
         self._blank = 0 if solid else self._blank + 1
 
     def _without_again(self, text: bytes) -> bytes:
-        said, common = decode_text(text), 0
-        while common < min(len(said), len(self._again)) and said[common] == self._again[common]:
+        decoded, common = decode_text(text), 0
+        while common < min(len(decoded), len(self._again)) and decoded[common] == self._again[common]:
             common += 1
-        self._again = self._again[common:] if common == len(said) else ""
-        return encode_text(said[common:])
+        self._again = self._again[common:] if common == len(decoded) else ""
+        return encode_text(decoded[common:])
 
 
 def decode_text(text: bytes) -> str:

@@ -94,7 +94,7 @@ def as_flag(value: object) -> bool | None:
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
-class Asked(NamedTuple):
+class AnswerAdditions(NamedTuple):
     """The router's own wishes about an answer."""
 
     usage: bool
@@ -109,7 +109,7 @@ class AnswerRequest(NamedTuple):
     hide_ids: bool = False  # send null in place of the ids
 
 
-def asks_usage(raw: bytes) -> bool:
+def requests_usage(raw: bytes) -> bool:
     """Return whether the body of a streamed chat or completion, which was read before, asks for the usage chunk."""
     members = open_body(raw, ()).members
     try:
@@ -119,8 +119,10 @@ def asks_usage(raw: bytes) -> bool:
         return False  # no engine takes them
 
 
-def ask_engine(raw: bytes, stream_options: Raw | None, return_token_ids: Raw | None, asked: Asked) -> AnswerRequest:
-    """Ask for what `asked` says in the answer to `raw`, a streamed chat or completion with at least one member. The
+def ask_engine(
+    raw: bytes, stream_options: Raw | None, return_token_ids: Raw | None, additions: AnswerAdditions
+) -> AnswerRequest:
+    """Ask for what `additions` says in the answer to `raw`, a streamed chat or completion with at least one member. The
     other two are its fields of these names; None: it has none. Raises BadRequest for `stream_options` that are no
     object.
 
@@ -130,14 +132,14 @@ def ask_engine(raw: bytes, stream_options: Raw | None, return_token_ids: Raw | N
     """
     added: list[bytes] = []
     changed: dict[str, Raw] = {}
-    if asked.usage and stream_options is None:
+    if additions.usage and stream_options is None:
         added.append(_USAGE)
-    elif asked.usage and stream_options is not None and (options := _add_usage(stream_options)) is not None:
+    elif additions.usage and stream_options is not None and (options := _add_usage(stream_options)) is not None:
         changed["stream_options"] = options
     hide_usage = bool(added or changed)
-    if asked.token_ids and return_token_ids is None:
+    if additions.token_ids and return_token_ids is None:
         added.append(_IDS)
-    elif asked.token_ids and return_token_ids is not None and _read_flag(return_token_ids) is False:
+    elif additions.token_ids and return_token_ids is not None and _read_flag(return_token_ids) is False:
         changed["return_token_ids"] = Raw(b"true")
     hide_ids = len(added) + len(changed) > hide_usage
     if changed:

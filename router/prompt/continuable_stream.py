@@ -161,7 +161,7 @@ class ContinuableStream:
         self._ids.close()
         self._text.add(encode_text(text))
 
-    def seam_ids(self) -> list[int] | None:
+    def resume_ids(self) -> list[int] | None:
         """Return the last ids, of which it is not known whether all text was sent; None: it was, or `rewind`
         knows.
         """
@@ -170,7 +170,7 @@ class ContinuableStream:
         return self._tail.ids()
 
     def is_all_sent(self, text: str) -> bool:
-        """Return whether the client has all of `text`, which is that of `seam_ids`."""
+        """Return whether the client has all of `text`, which is that of `resume_ids`."""
         return self._tail is None or self._tail.is_all(text)
 
     def drop_unsent(self) -> bool:
@@ -185,9 +185,9 @@ class ContinuableStream:
         if self._again_left:  # not even what the part was to begin with has come
             self._ids.drop(self.tokens - self._joined)
         elif self._tail is not None and self._tail.stop is not None:
-            if (seam := self._tail.rewind()) is None:
+            if (rewound := self._tail.rewind()) is None:
                 return False
-            tokens, self._again = seam
+            tokens, self._again = rewound
             self._ids.drop(tokens)
         return True
 

@@ -117,8 +117,8 @@ async def relay_after(
     watch.on_prefill_end(result)
     if result.end != "ok":
         return pair_end(result)
-    if (handed_over := read_kv_params(result.body)) is not None:
-        outgoing = outgoing.with_body(decode_body(outgoing.request.body, handed_over))
+    if (kv_transfer_params := read_kv_params(result.body)) is not None:
+        outgoing = outgoing.with_body(decode_body(outgoing.request.body, kv_transfer_params))
     return await relay(call, upstreams, outgoing, limits, watch)
 
 

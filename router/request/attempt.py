@@ -9,7 +9,7 @@ from router.kvcache.events import TargetId
 from router.proxy.engine_connection import ExchangeFailure
 from router.proxy.relay import RelayCut, RelayEnd, RelayNotStarted
 from router.request.request import Request
-from router.request.response_observer import HandedOverKv, ResponseObserver
+from router.request.response_observer import PrefilledKv, ResponseObserver
 from router.request.services import Services
 from router.scheduling.ticket import Ticket
 
@@ -19,11 +19,11 @@ class EarlierAttempts:
     targets that the request cannot go to.
     """
 
-    __slots__ = ("failed", "handed_over", "moved_to")
+    __slots__ = ("failed", "moved_to", "prefilled")
 
     def __init__(self, failed: set[str]) -> None:
         self.failed = failed
-        self.handed_over: HandedOverKv | None = None
+        self.prefilled: PrefilledKv | None = None
         self.moved_to: TargetId | None = None  # that answers in place of the chosen one
 
 
@@ -31,9 +31,9 @@ async def attempt(request: Request, ticket: Ticket, earlier: EarlierAttempts, se
     """Carry out the attempt of `ticket`. The booking is given back whatever happens."""
     call = request.call
     observer = ResponseObserver(ticket, request, services)
-    handed = None if earlier.handed_over is None else earlier.handed_over.params
+    kv_transfer_params = None if earlier.prefilled is None else earlier.prefilled.params
     try:
-        end = await services.data_path.run(request, ticket, handed, observer)
+        end = await services.data_path.run(request, ticket, kv_transfer_params, observer)
     finally:
         if call.expired and ticket.end == "client_gone":
             ticket.end, ticket.record.error = "cut", ExchangeFailure.STOPPED.value
@@ -41,7 +41,7 @@ async def attempt(request: Request, ticket: Ticket, earlier: EarlierAttempts, se
                 ticket.record.status = NoTarget.status
         services.scheduler.settle(ticket)
     if isinstance(end, RelayNotStarted):
-        earlier.handed_over = keep_handed_over(observer.handed_over or earlier.handed_over, end, services.clock.now())
+        earlier.prefilled = keep_prefilled(observer.prefilled or earlier.prefilled, end, services.clock.now())
         culprit = ticket.prefill.target if end.prefill and ticket.prefill is not None else ticket.target
         earlier.failed.add(culprit.id)
         earlier.moved_to = end.moved_to
@@ -52,8 +52,8 @@ async def attempt(request: Request, ticket: Ticket, earlier: EarlierAttempts, se
     return end
 
 
-def keep_handed_over(handed_over: HandedOverKv | None, end: RelayNotStarted, now: float) -> HandedOverKv | None:
+def keep_prefilled(prefilled: PrefilledKv | None, end: RelayNotStarted, now: float) -> PrefilledKv | None:
     """Return handed-over KV that another engine may still fetch. An engine that took the request may have fetched
     and so freed it; one that turned the request away drops it.
     """
-    return handed_over if handed_over is not None and end.reason == "connect" and now < handed_over.until_s else None
+    return prefilled if prefilled is not None and end.reason == "connect" and now < prefilled.until_s else None

@@ -52,9 +52,11 @@ class DataPath(Protocol):
         can.
         """
 
-    async def run(self, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch) -> RelayEnd:
-        """Carry out the attempt of `ticket` and return how it ended, as `watch` was told. `handed`: where KV is
-        that an earlier attempt's prefill half has handed over.
+    async def run(
+        self, request: Request, ticket: Ticket, kv_transfer_params: bytes | None, watch: AttemptWatch
+    ) -> RelayEnd:
+        """Carry out the attempt of `ticket` and return how it ended, as `watch` was notified.
+        `kv_transfer_params`: those of an earlier attempt's prefill half, whose KV can still be fetched; None: none.
         """
 
 

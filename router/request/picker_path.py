@@ -104,7 +104,9 @@ class PickerPath:
             or (endpoint not in allowed and endpoint.rpartition(":")[0].strip("[]") not in allowed)
         }
 
-    async def run(self, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch) -> RelayEnd:
+    async def run(
+        self, request: Request, ticket: Ticket, kv_transfer_params: bytes | None, watch: AttemptWatch
+    ) -> RelayEnd:
         call = request.call
         assert isinstance(call, PickerExchange)
         offered = None if call.started else offer_token_ids(request, ticket, self._passthrough)
@@ -117,9 +119,9 @@ class PickerPath:
                 labels = label_answer(request, ticket.record, ticket.target)
                 headers = [(name.decode(), value) for name, value in labels.headers]
                 with self._log.open(choice.key, call.gateway) as answer:
-                    told = await call.choose(choice, headers, _PairedWatch(ticket, watch))
-                    end = await self._judge(told, call, ticket, answer)
-                if told.status == 400 and offered is not None and ticket.attempt.token_id_passthrough:
+                    reported = await call.choose(choice, headers, _PairedWatch(ticket, watch))
+                    end = await self._judge(reported, call, ticket, answer)
+                if reported.status == 400 and offered is not None and ticket.attempt.token_id_passthrough:
                     offered.on_refusal(ticket.target.instance.id, call.first_piece)
             watch.on_end(end)
         return end

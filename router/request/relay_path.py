@@ -79,8 +79,10 @@ class RelayPath:
             hide_usage=prompt.hide_usage,
         )
 
-    async def run(self, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch) -> RelayEnd:
-        outgoing, prefill = self._prepare(request, ticket, handed)
+    async def run(
+        self, request: Request, ticket: Ticket, kv_transfer_params: bytes | None, watch: AttemptWatch
+    ) -> RelayEnd:
+        outgoing, prefill = self._prepare(request, ticket, kv_transfer_params)
         offered = offer_token_ids(request, ticket, self._passthrough)
         upstreams: Upstream = self._upstreams
         if offered is not None and offered.instances:
@@ -98,14 +100,14 @@ class RelayPath:
         return end
 
     def _prepare(
-        self, request: Request, ticket: Ticket, handed: bytes | None
+        self, request: Request, ticket: Ticket, kv_transfer_params: bytes | None
     ) -> tuple[OutgoingRequest, PrefillLeg | None]:
         """Return the request for the engine that answers, and the one for the engine that computes the prompt;
         None: the engine that answers does.
         """
         headers, prompt, half = self._build_headers(request, ticket), request.prompt, ticket.prefill
         if half is None:
-            body = prompt.body if handed is None else decode_body(prompt.body, handed)
+            body = prompt.body if kv_transfer_params is None else decode_body(prompt.body, kv_transfer_params)
             return build_outgoing(request, ticket, ticket.target, headers.answer, body), None
         if (peer := self._peers.mooncake_peer(half.target)) is None:
             body, params = prompt.body, NIXL_PREFILL

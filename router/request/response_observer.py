@@ -48,7 +48,7 @@ RESPONSES: Final = Endpoint.RESPONSES
 ENGINE_ERROR: Final = 500  # status of an error in a stream that names none
 
 
-class HandedOverKv(NamedTuple):
+class PrefilledKv(NamedTuple):
     """KV that a Nixl prefill half holds under a lease, not fetched yet."""
 
     params: bytes
@@ -91,7 +91,7 @@ class ResponseObserver:
         self._half_end = False  # the last piece ended with the first line break of an event's end
         self._answering: Instance | None = None  # delivers the answer that passes
         self._wants_id = prompt.endpoint is RESPONSES  # until the answer's id has passed
-        self.handed_over: HandedOverKv | None = None
+        self.prefilled: PrefilledKv | None = None
 
     def on_prefill_end(self, result: PrefillResult) -> None:
         """The prefill half has ended; its answer says what it cost if it ended well."""
@@ -102,7 +102,7 @@ class ResponseObserver:
             usage = tail.read_usage() or NO_USAGE
             params = read_kv_params(result.body)
             if params is not None and self._ticket.attempt.prefill is not None:
-                self.handed_over = HandedOverKv(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)
+                self.prefilled = PrefilledKv(params, self._clock.now() + LEASE_S, self._ticket.attempt.prefill)
         self._scheduler.settle_prefill(self._ticket, result.end, result.status, usage)
 
     def on_first_byte(self, status: int) -> None:

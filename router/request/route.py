@@ -100,7 +100,7 @@ async def place(request: Request, record: Record, services: Services) -> RelayEn
             excluding=earlier.failed | avoid if avoid else earlier.failed,
             only=earlier.moved_to or only,
             splits=splits and record.failed_prefills < PREFILLS_ALLOWED,
-            handed=earlier.handed_over.leg if earlier.handed_over is not None else None,
+            prefilled=earlier.prefilled.leg if earlier.prefilled is not None else None,
         )
         if ticket is None and avoid:
             avoid = frozenset()  # no other engine takes it

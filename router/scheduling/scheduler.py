@@ -179,10 +179,10 @@ class Scheduler:
         excluding: Collection[str] = (),
         only: TargetId | None = None,
         splits: bool = False,
-        handed: PrefillRecord | None = None,
+        prefilled: PrefillRecord | None = None,
     ) -> Ticket | None:
         """Choose a target by the policy of the request's record and book it; a pair of them where the request
-        `splits` and that pays. None if no target can serve the request now. `handed` is an earlier prefill half
+        `splits` and that pays. None if no target can serve the request now. `prefilled` is an earlier prefill half
         whose KV still waits to be fetched.
         """
         record, prompt, known = request.record, request.prompt, request.known
@@ -193,7 +193,7 @@ class Scheduler:
         answering, feeding = candidates, list[Target]()
         if self.peers:
             answering = [target for target in candidates if not self.peers.is_prefill_only(target)]
-            if splits and handed is None:
+            if splits and prefilled is None:
                 feeding = [target for target in candidates if self.peers.is_prefill_only(target)]
         if not answering:
             return None
@@ -212,7 +212,7 @@ class Scheduler:
             if not feeding
             else choose_pair(self.selector, policy, view, lambda id: rows(self.view_builder.peers_for(id, feeding)))
         )
-        ticket = self._book(request, choice, estimates, handed, now)
+        ticket = self._book(request, choice, estimates, prefilled, now)
         if blind:
             ticket.conversation = self.conversations.identify(prompt)
         ticket.attempt.down = ticket.target.instance.is_slow
@@ -357,7 +357,7 @@ class Scheduler:
         request: SchedulingRequest,
         choice: PairChoice,
         estimates: Mapping[TargetId, OverlapEstimate],
-        handed: PrefillRecord | None,
+        prefilled: PrefillRecord | None,
         now: float,
     ) -> Ticket:
         """Book the choice. Where KV is handed over, the answering target has the context but no prefill work."""
@@ -366,16 +366,16 @@ class Scheduler:
         half = None
         if choice.prefill is not None:
             estimate = estimates.get(TargetId(choice.prefill.target))
-            handed = PrefillRecord(choice.prefill, *predicted_tokens(estimate))
+            prefilled = PrefillRecord(choice.prefill, *predicted_tokens(estimate))
             uncached = uncached_tokens(tokens, estimate, pool_hit)
-            half = PrefillBooking(*self._take(choice.prefill, known, estimate, tokens, uncached, now), leg=handed)
+            half = PrefillBooking(*self._take(choice.prefill, known, estimate, tokens, uncached, now), leg=prefilled)
         estimate = estimates.get(TargetId(choice.answer.target))
         predicted, expected = predicted_tokens(estimate)
         pool_tokens = None if pool_hit is None or expected is None else max(0, pool_hit.tokens - expected)
-        attempt = Attempt(choice.answer, predicted, expected, pool_tokens, prefill=handed)
+        attempt = Attempt(choice.answer, predicted, expected, pool_tokens, prefill=prefilled)
         attempt.start_ms = (now - record.arrived_s) * 1e3
         record.attempts.append(attempt)
-        uncached = 0 if handed is not None else uncached_tokens(tokens, estimate, pool_hit)
+        uncached = 0 if prefilled is not None else uncached_tokens(tokens, estimate, pool_hit)
         share = self._take(choice.answer, known, estimate, tokens, uncached, now)
         return Ticket(*share, record=record, attempt=attempt, sent_at=now, pool_hit=pool_hit, prefill=half)
 

@@ -92,7 +92,7 @@ async def exchange(number: int, ports: list[int], requests_per_s: int, seconds: 
         "received_bytes_per_s": sum(report.bytes_received for report in reports) / (seconds + WARM_UP_S),
         "sent_bytes_per_s": sum(report.bytes_sent for report in reports) / (seconds + WARM_UP_S),
         "lag_ms": max((report.lag_s or 0.0) for report in reports) * 1e3,
-        "gaps": replica.exchange._heard.gaps,
+        "gaps": replica.exchange._peer_runs.gaps,
     }
     if number:  # until the first router has measured
         await load(replica, requests_per_s, WARM_UP_S)

@@ -140,7 +140,7 @@ class _Connection(asyncio.Protocol):
         self._greeted = False
         self._paused = False
         self._closed = False
-        self._heard_s = loop.time()
+        self._received_s = loop.time()
         self._heartbeat: asyncio.TimerHandle | None = None
         self.opened: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
@@ -176,7 +176,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         self._buffer += data
         self._intake.held_bytes += len(data)
         if self._intake.held_bytes > INTAKE_BYTES:
@@ -290,7 +290,7 @@ class _Connection(asyncio.Protocol):
         """Send a heartbeat, and close a connection that is silent in spite of it."""
         if self._closed or self._transport is None:
             return
-        if self._loop.time() - self._heard_s > SILENT_S and not self._paused:
+        if self._loop.time() - self._received_s > SILENT_S and not self._paused:
             self._abort()
             return
         self._send_command(PING)
@@ -304,7 +304,7 @@ class _Connection(asyncio.Protocol):
     def _resume(self, *, whatever_waits: bool = False) -> None:
         if self._paused and self._transport is not None and (whatever_waits or len(self._buffer) <= HIGH_WATER_BYTES):
             self._paused = False
-            self._heard_s = self._loop.time()
+            self._received_s = self._loop.time()
             self._transport.resume_reading()
 
     def _abort(self) -> None:

@@ -13,7 +13,7 @@ from router.cli.terminal import output
 from router.config.sections.gameday import GamedayBounds
 from router.lab.gameday.outcome import FaultOutcome
 from router.lab.gameday.play import GamedayRun
-from router.lab.gameday.sight import NOTICED_BY
+from router.lab.gameday.reading import NOTICED_BY
 
 HEADS = (
     "fault",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imported where it is needed: commands start faster
     from router.cli.admin.client import AdminClient
     from router.cli.rollout.report import RolloutReport
     from router.clock import Clock
-    from router.operate.rollout.engine import EngineSight
+    from router.operate.rollout.engine import EngineReading
     from router.operate.rollout.figures import TrafficFigures
     from router.operate.rollout.rollout import RolloutStep
 
@@ -131,7 +131,7 @@ class AdminRouter:
         self._patience_s = patience_s
         self._has_answered = False
 
-    def engines(self) -> list[EngineSight]:
+    def engines(self) -> list[EngineReading]:
         from router.operate.rollout.engine import read_engine
 
         answer = self._ask(lambda: self._client.get("instances"))
@@ -175,7 +175,7 @@ class AdminRouter:
             raise WarmrouteError(f"--metrics: {self._metrics_url}: {reason}") from failure
 
 
-def command_starter(command: str) -> Callable[[EngineSight], subprocess.Popen[bytes]]:
+def command_starter(command: str) -> Callable[[EngineReading], subprocess.Popen[bytes]]:
     """Return a function that starts the command for an engine. Raises ConfigError for one that cannot be split."""
     try:
         words = shlex.split(command)
@@ -184,7 +184,7 @@ def command_starter(command: str) -> Callable[[EngineSight], subprocess.Popen[by
     if not words:
         raise ConfigError("--command: it is empty")
 
-    def start(engine: EngineSight) -> subprocess.Popen[bytes]:
+    def start(engine: EngineReading) -> subprocess.Popen[bytes]:
         filled = [_fill(word, engine) for word in words]
         names = {"WARMROUTE_INSTANCE": engine.id, "WARMROUTE_URL": engine.url}
         try:
@@ -195,7 +195,7 @@ def command_starter(command: str) -> Callable[[EngineSight], subprocess.Popen[by
     return start
 
 
-def _fill(word: str, engine: EngineSight) -> str:
+def _fill(word: str, engine: EngineReading) -> str:
     """Return a word of the command for this engine. Raises ConfigError for the pod of one that is none."""
     if "{pod}" in word and engine.pod is None:
         raise ConfigError(f"--command: {engine.id} is no pod, so {{pod}} has no meaning")

@@ -10,7 +10,7 @@ from rich.status import Status
 
 from router.cli.terminal.output import MISSING
 from router.clock import Clock
-from router.operate.rollout.engine import EngineSight
+from router.operate.rollout.engine import EngineReading
 from router.operate.rollout.figures import TrafficFigures
 from router.operate.rollout.rollout import RolloutStep, Stage
 
@@ -24,7 +24,7 @@ WORDS: dict[Stage, str] = {
 }
 
 
-def print_plan(console: Console, engines: Sequence[EngineSight], command: str | None) -> None:
+def print_plan(console: Console, engines: Sequence[EngineReading], command: str | None) -> None:
     """Print which engines will be restarted, in which order, and how."""
     how = "somebody else restarts each of them" if command is None else f"command: {command}"
     console.print(f"{len(engines)} engines, one after the other; {how}", markup=False, soft_wrap=True)

@@ -30,13 +30,13 @@ from router.clock import Clock
 from router.config.sections.replicas import ReplicasConfig
 from router.control.peers import frames
 from router.control.peers.frames import PROTOCOL, BeatAck, MessageCodec, PeerFrame, Sender
-from router.control.peers.heard import BEAT_S, SILENT_S, HeardPeer, HeardPeers
 from router.control.peers.learned_state import LearnedState
 from router.control.peers.links import Link
 from router.control.peers.loads import SharedLoads
 from router.control.peers.messages import AllLoads, LoadMessage, SessionAnswered, SessionMoved
 from router.control.peers.network import FAR_GATHER_S, NEAR_GATHER_S, PeerNetwork
 from router.control.peers.parts import Message, SharedPart
+from router.control.peers.peer_runs import BEAT_S, SILENT_S, PeerRun, PeerRuns
 from router.control.peers.scheduler import PeerScheduler
 from router.control.peers.sockets import PeerSocket
 from router.control.peers.state_transfer import StateDonor, StateTransfer
@@ -90,7 +90,7 @@ class PeerExchange:
         self._transfer: StateTransfer
         self._donor: StateDonor
         self._codec: MessageCodec
-        self._heard = HeardPeers(sender.host, self.run)
+        self._peer_runs = PeerRuns(sender.host, self.run)
         self._foreign: dict[str, float] = {}  # when peers of other versions were received from last, by run
         self.members: frozenset[str] = frozenset()  # runs of the other workers of this host that live
         self._parts: list[SharedPart] = []
@@ -163,7 +163,7 @@ class PeerExchange:
         may have overtaken it: so the peer is asked for its state once more.
         """
         if (donor := await self._transfer.run(network)) is not None:
-            self._heard.doubt(donor)
+            self._peer_runs.doubt(donor)
 
     async def listen(self) -> None:
         """Receive from other hosts from now on: the worker that did has ended, and its port becomes free."""
@@ -245,16 +245,16 @@ class PeerExchange:
         """These other workers of this host live: forget those that have ended."""
         gone, self.members = self.members.difference(runs), frozenset(runs)
         for run in gone:
-            self._heard.end(run)
+            self._peer_runs.end(run)
             self._forget(run)
 
     def is_first_host(self) -> bool:
         """Return whether this host is the first, by its id, of all that are received from."""
-        return all(self._host <= peer.host for peer in self._heard if peer.run in self._runs)
+        return all(self._host <= peer.host for peer in self._peer_runs if peer.run in self._runs)
 
     def share_of_far(self, target: TargetId) -> WorkerShare:
         """Return the bookings of `target` by the routers of other hosts."""
-        near = {peer.run for peer in self._heard if peer.host == self._host}
+        near = {peer.run for peer in self._peer_runs if peer.host == self._host}
         return NO_SHARE if self._far is None else self._loads.total(target, excluding=near)
 
     def describe(self) -> list[ReplicaReport]:
@@ -262,22 +262,22 @@ class PeerExchange:
         if self._far is None:
             return []
         listed = {run for link in self._far.links for run in link.runs}
-        far = [peer for peer in self._heard if peer.host != self._host and peer.run not in listed]
-        reports = [self._report(link, self._heard.find(link.run)) for link in self._far.links]
+        far = [peer for peer in self._peer_runs if peer.host != self._host and peer.run not in listed]
+        reports = [self._report(link, self._peer_runs.find(link.run)) for link in self._far.links]
         reports += [self._report(None, peer) for peer in far]
         reports += [ReplicaReport(None, run, False, False, None, None, 0, 0, 0) for run in self._foreign]
         return [self.compare(report) for report in reports]
 
-    def _report(self, link: Link | None, peer: HeardPeer | None) -> ReplicaReport:
+    def _report(self, link: Link | None, peer: PeerRun | None) -> ReplicaReport:
         run = peer.run if peer is not None else None if link is None else link.run
-        silent_s = None if peer is None else self._clock.now() - peer.heard_at
+        silent_s = None if peer is None else self._clock.now() - peer.received_at
         if link is None:
             return ReplicaReport(None, run, False, False, silent_s, None, 0, 0 if peer is None else peer.bytes, 0)
-        received = sum(one.bytes for one in self._heard if one.run in link.runs)
+        received = sum(one.bytes for one in self._peer_runs if one.run in link.runs)
         up = peer is not None and self._is_up(link, peer)
         return ReplicaReport(link.address, run, link.own, up, silent_s, link.lag_s, link.bytes, received, link.unsent)
 
-    def _is_up(self, link: Link, peer: HeardPeer) -> bool:
+    def _is_up(self, link: Link, peer: PeerRun) -> bool:
         acked = link.acked_at is not None and self._clock.now() - link.acked_at < SILENT_S
         return acked and peer.number is not None
 
@@ -285,7 +285,7 @@ class PeerExchange:
         """Find out who is received from and acknowledges what it gets."""
         links = (link for network in self._networks for link in network.links if not link.own)
         ways = {run: link for link in links for run in link.runs}
-        up = [peer for peer in self._heard if (link := ways.get(peer.run)) is not None and self._is_up(link, peer)]
+        up = [peer for peer in self._peer_runs if (link := ways.get(peer.run)) is not None and self._is_up(link, peer)]
         self._runs = sorted(peer.run for peer in up)
         self._near_runs = sorted(peer.run for peer in up if peer.host == self._host)
 
@@ -307,7 +307,7 @@ class PeerExchange:
             await asyncio.sleep(BEAT_S if self.members.issubset(self._near_runs) else FIRST_BEAT_S)
             now = self._clock.now()
             if now - began_at < 2 * BEAT_S:  # else this process was stopped, and their frames wait to be read
-                for run in self._heard.forget_silent(now):
+                for run in self._peer_runs.forget_silent(now):
                     log.warning("peer %s is silent: its bookings are forgotten", run)
                     self._forget(run)
                 self._foreign = {run: at for run, at in self._foreign.items() if now - at < SILENT_S}
@@ -451,12 +451,12 @@ class PeerExchange:
         self._tasks.spawn(f"answer to {frame.run}", self._donor.answer(ask, network, send))
 
     def _apply_frame(self, frame: PeerFrame, size: int) -> None:
-        peer = self._heard.on_frame(frame, size, self._clock.now())
+        peer = self._peer_runs.on_frame(frame, size, self._clock.now())
         if peer is None:
             return
         if frame.kind == "leave":
             log.info("peer %s stops", peer.run)
-            self._heard.end(peer.run)
+            self._peer_runs.end(peer.run)
             self._forget(peer.run)
             return
         if frame.kind == "beat":
@@ -470,7 +470,7 @@ class PeerExchange:
             if isinstance(message, LoadMessage):
                 loads.append(message)
             elif isinstance(message, AllLoads):
-                self._heard.on_state(peer, frame.number)
+                self._peer_runs.on_state(peer, frame.number)
                 self._loads.replace(peer.run, message.loads)
                 self._refresh()
             else:

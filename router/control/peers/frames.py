@@ -168,8 +168,8 @@ def decode_ack(payload: bytes) -> BeatAck | None:
 def decode_ask(frame: PeerFrame) -> StateAsk | None:
     """Return the question in a frame of kind "ask"; None when there is none."""
     try:
-        asked = _decode_list(frame.messages)
-        return _decode_ask(asked[0]) if asked else None
+        requests = _decode_list(frame.messages)
+        return _decode_ask(requests[0]) if requests else None
     except msgspec.DecodeError:
         return None
 

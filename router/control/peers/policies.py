@@ -98,10 +98,10 @@ class SharedPolicies:
         self._wake = asyncio.Event()
         self._entries: deque[AuditShared] = deque(maxlen=SHARED_ENTRIES)
         self._entered = 0  # entries of this run so far
-        self._heard: dict[str, int] = {}  # number of the last entry, by run
+        self._last_numbers: dict[str, int] = {}  # number of the last entry, by run
         for entry in reversed(control.audit.latest()):
             if entry.replica is not None and entry.number is not None:
-                self._heard[entry.replica] = entry.number
+                self._last_numbers[entry.replica] = entry.number
         control.report_to(self)
 
     def start(self, tasks: Tasks) -> None:
@@ -157,8 +157,8 @@ class SharedPolicies:
             case ArmRolledBack():
                 self._control.follow_rollback(message.experiment, message.arm, near=run in self._peers.near_runs())
             case AuditShared():
-                if message.number > self._heard.get(run, 0):
-                    self._heard[run] = message.number
+                if message.number > self._last_numbers.get(run, 0):
+                    self._last_numbers[run] = message.number
                     entry = msgspec.structs.replace(message.entry, replica=run, number=message.number)
                     self._control.audit.add(entry)
 

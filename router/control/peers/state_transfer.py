@@ -89,16 +89,16 @@ class StateTransfer:
 
     async def _find_donor(self, network: PeerNetwork) -> _Donor | None:
         """Ask all others at once. Return the first that is ready; None when none is, or none answers in time."""
-        links, asked = network.links, dict[Link, int]()
+        links, pending = network.links, dict[Link, int]()
         answered: set[Link] = set()
         give_up_at = self._clock.now() + FIRST_ANSWER_S
         try:
             while self._clock.now() < give_up_at:
                 for link in links:
-                    if link not in asked and (number := self._send(network, link, "outline")) is not None:
-                        asked[link] = number
+                    if link not in pending and (number := self._send(network, link, "outline")) is not None:
+                        pending[link] = number
                 await asyncio.sleep(POLL_S)
-                for link, number in asked.items():
+                for link, number in pending.items():
                     with suppress(asyncio.QueueEmpty):
                         head, payload = self._replies[number].get_nowait()
                         answered.add(link)
@@ -109,7 +109,7 @@ class StateTransfer:
                     return None
             return None
         finally:
-            for number in asked.values():
+            for number in pending.values():
                 del self._replies[number]
 
     async def _take_index(self, network: PeerNetwork, donor: _Donor) -> int:

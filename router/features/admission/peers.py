@@ -147,10 +147,10 @@ class SharedAdmission:
         `TooBusy`.
         """
         while (decider := self._duty.holder) is not None and not self._duty.held:
-            asked = self._describe(queue.model_admission, pending)
-            verdict = await self._ask(decider, asked)
+            query = self._describe(queue.model_admission, pending)
+            verdict = await self._ask(decider, query)
             if verdict is not None:
-                return None if verdict.rule is None else PeerLease(self, queue, asked, verdict)
+                return None if verdict.rule is None else PeerLease(self, queue, query, verdict)
         return await queue.acquire(pending)
 
     def _describe(self, admission: ModelAdmission, pending: PendingRequest) -> AdmissionAsked:
@@ -170,18 +170,18 @@ class SharedAdmission:
             None if claim.deadline_s is None else claim.deadline_s - self._clock.now(),
         )
 
-    async def _ask(self, decider: str, asked: AdmissionAsked) -> AdmissionVerdict | None:
+    async def _ask(self, decider: str, query: AdmissionAsked) -> AdmissionVerdict | None:
         """Return the verdict of the worker on duty; None when that has ended. Raises `TooBusy` when it refuses."""
         verdict_of = asyncio.get_running_loop().create_future()
-        question = self._asking[asked.number] = _Question(decider, asked, self._clock.now(), verdict_of)
-        self._peers.send_to(decider, asked)
+        question = self._asking[query.number] = _Question(decider, query, self._clock.now(), verdict_of)
+        self._peers.send_to(decider, query)
         try:
             verdict = await question.verdict
         except asyncio.CancelledError:
-            self._peers.send_to(decider, AdmissionEnded(asked.number, None))
+            self._peers.send_to(decider, AdmissionEnded(query.number, None))
             raise
         finally:
-            del self._asking[asked.number]
+            del self._asking[query.number]
         if verdict is not None and (refusal := verdict.refusal) is not None:
             raise TooBusy(refusal.message, code=refusal.code, retry_after_s=refusal.retry_after_s)
         return verdict
@@ -194,10 +194,10 @@ class SharedAdmission:
     def ask_again(self) -> None:
         """Repeat the queries that have waited for a while."""
         now = self._clock.now()
-        for decider, asked, asked_s, _ in self._asking.values():
-            if (waited_s := now - asked_s) >= AGAIN_S:
-                left_s = None if asked.left_s is None else asked.left_s - waited_s
-                self._peers.send_to(decider, msgspec.structs.replace(asked, left_s=left_s))
+        for decider, query, sent_s, _ in self._asking.values():
+            if (waited_s := now - sent_s) >= AGAIN_S:
+                left_s = None if query.left_s is None else query.left_s - waited_s
+                self._peers.send_to(decider, msgspec.structs.replace(query, left_s=left_s))
 
     # admitted here
 
@@ -289,15 +289,15 @@ class SharedAdmission:
         if (lease := self._held[run].pop(number, None)) is not None:
             lease.end(computed)
 
-    async def _decide(self, run: str, asked: AdmissionAsked) -> None:
+    async def _decide(self, run: str, query: AdmissionAsked) -> None:
         """Wait for a place for a request of another worker, hold it, and send the verdict."""
-        number = asked.number
-        if (queue := self._queues.queue_of(asked.model)) is None:
+        number = query.number
+        if (queue := self._queues.queue_of(query.model)) is None:
             verdict = AdmissionVerdict(number, None, None)
         else:
-            deadline_s = None if asked.left_s is None else self._clock.now() + asked.left_s
-            claim = Claim(asked.tenant, asked.weight, asked.priority, deadline_s)
-            pending = PendingRequest(asked.session, asked.prompt_tokens, None, asked.held, asked.prefix, claim)
+            deadline_s = None if query.left_s is None else self._clock.now() + query.left_s
+            claim = Claim(query.tenant, query.weight, query.priority, deadline_s)
+            pending = PendingRequest(query.session, query.prompt_tokens, None, query.held, query.prefix, claim)
             try:
                 lease = await queue.acquire(pending, listened=False)
             except TooBusy as error:
@@ -317,8 +317,8 @@ class _Question(NamedTuple):
     """A request of this process that waits for the verdict of another one; None: that has ended."""
 
     decider: str
-    asked: AdmissionAsked
-    asked_s: float
+    query: AdmissionAsked
+    sent_s: float
     verdict: asyncio.Future[AdmissionVerdict | None]
 
 
@@ -328,15 +328,15 @@ class PeerLease(AdmissionLease):
     __slots__ = ("_held", "_number", "_shared")
 
     def __init__(
-        self, shared: SharedAdmission, queue: AdmissionQueue, asked: AdmissionAsked, verdict: AdmissionVerdict
+        self, shared: SharedAdmission, queue: AdmissionQueue, query: AdmissionAsked, verdict: AdmissionVerdict
     ) -> None:
-        super().__init__(asked.prompt_tokens or 0, verdict.waited_s, verdict.rule or "", frozenset(verdict.full))
+        super().__init__(query.prompt_tokens or 0, verdict.waited_s, verdict.rule or "", frozenset(verdict.full))
         self._shared = shared
-        self._number = asked.number
-        session, prompt_tokens, prefix = asked.session, asked.prompt_tokens or 0, asked.prefix
-        claim = Claim(asked.tenant, asked.weight)
+        self._number = query.number
+        session, prompt_tokens, prefix = query.session, query.prompt_tokens or 0, query.prefix
+        claim = Claim(query.tenant, query.weight)
         self._held = queue.hold(PendingRequest(session, prompt_tokens, prefix=prefix, claim=claim))
-        began = AdmissionBegan(asked.number, asked.model, session, prompt_tokens, prefix, claim.tenant, claim.weight)
+        began = AdmissionBegan(query.number, query.model, session, prompt_tokens, prefix, claim.tenant, claim.weight)
         shared.publish_begin(began)
 
     def place(self, target: str, held_tokens: int | None) -> None:

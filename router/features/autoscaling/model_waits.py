@@ -88,7 +88,7 @@ class ModelWaits:
         self._bodies = FairShare(config.body_bytes)
         self._queues: dict[str, _Queue] = {}  # by model; those in which requests wait
         self._timer: asyncio.TimerHandle | None = None
-        self._asked_s: float | None = None
+        self._requested_s: float | None = None
         self._woken = False  # a turn of the event loop is to release some
         fleet.on_change.append(self._on_fleet_change)
 
@@ -164,7 +164,7 @@ class ModelWaits:
         """Release whom an instance can serve, refuse who has waited too long, and ask again. The timer calls it."""
         self._disarm()
         now = self._clock.now()
-        asks = self._asked_s is None or now - self._asked_s >= ASK_AGAIN_S
+        due = self._requested_s is None or now - self._requested_s >= ASK_AGAIN_S
         for model, queue in list(self._queues.items()):
             if self._fleet.can_answer(model):
                 self._release(model, queue)
@@ -174,10 +174,10 @@ class ModelWaits:
                     break
                 self._remove(model, queue, future)
                 _set(future, False)
-            if queue.waiting and asks:
+            if queue.waiting and due:
                 self._ask(model, len(queue.waiting))
-        if asks:
-            self._asked_s = now
+        if due:
+            self._requested_s = now
         self._arm()
 
     def _take(self, model: str, sender: str, body_bytes: int) -> None:
@@ -230,7 +230,7 @@ class ModelWaits:
             del self._queues[model]
             if not self._queues:
                 self._disarm()
-                self._asked_s = None
+                self._requested_s = None
 
     def _disarm(self) -> None:
         if self._timer is not None:

@@ -3,7 +3,7 @@
 The load books are those of all workers and replicas, so each process knows it for all; the one on duty is asked.
 
 The cache of an instance is worth the prompt tokens that it alone had, of the requests that it answered in the last
-`WORTH_S`: what the chosen target held minus what the best other candidate held. Another one would compute them
+`VALUE_WINDOW_S`: what the chosen target held minus what the best other candidate held. Another one would compute them
 again.
 """
 
@@ -26,7 +26,7 @@ from router.tasks import Tasks
 from router.telemetry.recent_records import RecentRecords
 
 READ_EVERY_S = 0.5
-WORTH_S = 600.0
+VALUE_WINDOW_S = 600.0
 RECORDS_AT_ONCE = 200
 MOST_ASLEEP = 256  # models and roles without an instance that are followed
 
@@ -34,7 +34,7 @@ RoleKey = tuple[str, str]
 """Base model and role."""
 
 
-class LeastWorth(NamedTuple):
+class LeastValuable(NamedTuple):
     """The instance of a model and role whose cache is worth least."""
 
     instance: str
@@ -131,11 +131,11 @@ class Scaling:
 
     async def describe(self) -> list[dict[str, Any]]:
         """Describe what is wanted by model and role, with the reason, and whom a scale-in should take."""
-        worth = await measure_worth(self._records, self._clock.wall())
+        value = await measure_cache_value(self._records, self._clock.wall())
         described = []
         for (model, role), instances in self._group().items():
             wanted = self.wanted.get((model, role))
-            least = find_least_worth(instances, worth)
+            least = find_least_valuable(instances, value)
             described.append(
                 {
                     "model": model,
@@ -188,18 +188,18 @@ def read_role(instances: Iterable[Instance], reused_tokens: int | None, now: flo
     return RoleReading(ready, busy, queued_ms, queues, live_tokens, reused_tokens, capacity)
 
 
-async def measure_worth(records: RecentRecords, now_wall_s: float) -> dict[str, int]:
-    """Return by instance the tokens that it alone had, of requests of the last `WORTH_S`. Requests go on
+async def measure_cache_value(records: RecentRecords, now_wall_s: float) -> dict[str, int]:
+    """Return by instance the tokens that it alone had, of requests of the last `VALUE_WINDOW_S`. Requests go on
     meanwhile.
     """
-    worth: dict[str, int] = {}
+    value: dict[str, int] = {}
     for number, record in enumerate(records.latest(len(records))):
         if number % RECORDS_AT_ONCE == RECORDS_AT_ONCE - 1:
             await asyncio.sleep(0)
-        if record.at_wall_s >= now_wall_s - WORTH_S and (found := find_own_tokens(record)) is not None:
+        if record.at_wall_s >= now_wall_s - VALUE_WINDOW_S and (found := find_own_tokens(record)) is not None:
             instance, tokens = found
-            worth[instance] = worth.get(instance, 0) + tokens
-    return worth
+            value[instance] = value.get(instance, 0) + tokens
+    return value
 
 
 def find_own_tokens(record: Record) -> tuple[str, int] | None:
@@ -217,12 +217,12 @@ def find_own_tokens(record: Record) -> tuple[str, int] | None:
     return row.instance, max(0, max(row.overlap[:3]) - best)
 
 
-def find_least_worth(instances: Iterable[Instance], worth: Mapping[str, int]) -> LeastWorth | None:
+def find_least_valuable(instances: Iterable[Instance], value: Mapping[str, int]) -> LeastValuable | None:
     """Return the ready instance whose cache is worth least, of equal ones that with the fewest requests; None where
     there are not two.
     """
     ready = [one for one in instances if one.state is InstanceState.READY]
     if len(ready) < 2:
         return None
-    least = min(ready, key=lambda one: (worth.get(one.id, 0), one.requests, one.id))
-    return LeastWorth(least.id, worth.get(least.id, 0), least.requests)
+    least = min(ready, key=lambda one: (value.get(one.id, 0), one.requests, one.id))
+    return LeastValuable(least.id, value.get(least.id, 0), least.requests)

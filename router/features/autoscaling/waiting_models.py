@@ -24,7 +24,7 @@ class WaitingModels:
         self.share: Callable[[str, int], None] = lambda model, waiting: None
         self.on_begin: list[Callable[[], None]] = []
         self._clock = clock
-        self._asked_s: dict[str, float] = {}  # last ask by model, the oldest first
+        self._requested_s: dict[str, float] = {}  # last ask by model, the oldest first
 
     def report(self, model: str, waiting: int) -> None:
         """Note that requests wait for a model in this process, and publish it."""
@@ -34,14 +34,14 @@ class WaitingModels:
     def note(self, model: str) -> None:
         """Note that requests wait for a model, here or at another process."""
         now, begins = self._clock.now(), not self.waits(model)
-        self._asked_s.pop(model, None)
-        self._asked_s[model] = now
-        for late in list(takewhile(lambda name: now - self._asked_s[name] >= FORGET_S, self._asked_s)):
-            del self._asked_s[late]
+        self._requested_s.pop(model, None)
+        self._requested_s[model] = now
+        for late in list(takewhile(lambda name: now - self._requested_s[name] >= FORGET_S, self._requested_s)):
+            del self._requested_s[late]
         for call in self.on_begin if begins else ():
             call()
 
     def waits(self, model: str) -> bool:
         """Return whether requests wait for the model."""
-        asked_s = self._asked_s.get(model)
-        return asked_s is not None and self._clock.now() - asked_s < FORGET_S
+        requested_s = self._requested_s.get(model)
+        return requested_s is not None and self._clock.now() - requested_s < FORGET_S

@@ -19,7 +19,7 @@ from router.kvcache.events import TargetId
 from router.prompt.answer_tail import BROKEN_CHARACTER
 from router.prompt.answer_text import encode_text
 from router.prompt.api.continuable import has_media
-from router.prompt.body_rewrite import asks_usage
+from router.prompt.body_rewrite import requests_usage
 from router.prompt.broken_stream import BrokenReason, end_broken_stream
 from router.prompt.continuable_stream import ContinuableStream
 from router.prompt.event_bytes import DONE
@@ -94,7 +94,7 @@ async def carry_on(request: Request, record: Record, broken: RelayBroken, servic
             _close(request, stream, record)
             return
         if isinstance(end, RelayBroken):
-            at.refusal = await _find_seam(request, stream, earlier, services)
+            at.refusal = await _find_resume_point(request, stream, earlier, services)
         rest = _prepare(request, record, at, end, earlier, services)
         if not isinstance(rest, _Rest):
             record.uncontinued = rest
@@ -142,13 +142,13 @@ def _prepare(
     return _Rest(rest, ticket)
 
 
-async def _find_seam(
+async def _find_resume_point(
     request: Request, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
 ) -> NotCarriedOn | None:
     """Go back in the answer to where the next engine can begin; return why there is no such place."""
     if (refusal := stream.find_refusal()) is not None:
         return refusal
-    while (ids := stream.seam_ids()) is not None:
+    while (ids := stream.resume_ids()) is not None:
         text = await _detokenize(ids, request, earlier, services) if ids else None
         if text is None:
             return "parser"
@@ -221,7 +221,7 @@ def _close(request: Request, stream: ContinuableStream, record: Record) -> None:
     usage, record.error = stream.count(), None
     record.prompt_tokens, record.output_tokens = usage.prompt_tokens, usage.output_tokens
     prompt = request.prompt
-    last = stream.closing(with_usage=not prompt.hide_usage and asks_usage(prompt.body))
+    last = stream.closing(with_usage=not prompt.hide_usage and requests_usage(prompt.body))
     _finish(request, last)
 
 

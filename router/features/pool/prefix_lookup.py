@@ -90,7 +90,7 @@ class PrefixLookup:
         return list(dict.fromkeys(self._running[hashes[block]] for block in blocks))
 
     async def _query(self, hashes: Sequence[int], digests: Sequence[Digest]) -> _QueryResult:
-        asked_at = self._clock.now()
+        sent_at = self._clock.now()
         try:
             presence = await self._client.query_blocks(self._form, digests)
         finally:
@@ -99,7 +99,7 @@ class PrefixLookup:
         if not isinstance(presence, list):
             return presence
         result = dict(zip(hashes, presence, strict=True))
-        self._answers.record(result.items(), asked_at)
+        self._answers.record(result.items(), sent_at)
         return result
 
 

@@ -134,15 +134,19 @@ class HandOff:
         """Return whether the instance holds a block that no target holds which stays."""
         gpu, slower = self._scheduler.indexer.holders(key)
         holders = [target for id in (*gpu, *slower) if (target := self._scheduler.fleet.target(id)) is not None]
-        staying = [target for target in holders if self._stays(target, leaving)]
+        staying = [target for target in holders if self._keeps_serving(target, leaving)]
         return not staying and any(target.instance is leaving for target in holders)
 
     def _find_others(self, leaving: Instance, model: str) -> list[Target]:
         """Return the targets that stay and may get what this instance holds."""
         serving = self._scheduler.fleet.targets_serving(model)
-        return [one for one in serving if self._stays(one, leaving) and one.instance.config.role == leaving.config.role]
+        return [
+            one
+            for one in serving
+            if self._keeps_serving(one, leaving) and one.instance.config.role == leaving.config.role
+        ]
 
-    def _stays(self, target: Target, leaving: Instance) -> bool:
+    def _keeps_serving(self, target: Target, leaving: Instance) -> bool:
         instance = target.instance
         ready = instance.state is InstanceState.READY and not self.is_running(instance.id)
         return ready and instance is not leaving

@@ -200,17 +200,17 @@ def describe_refusal(refusal: Refusal) -> str:
     needs = "" if refusal.used >= refusal.allowed else f", and this request needs about {wanted}"
     match refusal.limit:
         case "requests_per_minute":
-            said = f"{used} of {allowed} requests were made in the last 60 s"
+            usage = f"{used} of {allowed} requests were made in the last 60 s"
         case "tokens_per_minute":
-            said = f"{used} of {allowed} tokens were used in the last 60 s{needs}"
+            usage = f"{used} of {allowed} tokens were used in the last 60 s{needs}"
         case "concurrent":
-            said = f"{used} of {allowed} requests are in progress"
+            usage = f"{used} of {allowed} requests are in progress"
         case "budget_per_day":
-            said = f"{used} of the day's budget of {allowed} are spent or reserved{needs}"
+            usage = f"{used} of the day's budget of {allowed} are spent or reserved{needs}"
     again = (
         "it can never fit" if refusal.retry_after_s is None else f"try again in {max(1, ceil(refusal.retry_after_s))} s"
     )
-    return f"the limit `{refusal.limit}` is reached: {said}; {again}"
+    return f"the limit `{refusal.limit}` is reached: {usage}; {again}"
 
 
 def _fit(estimate: TokenCounts, allowed: int, *, known: bool) -> TokenCounts:

@@ -45,8 +45,8 @@ class CorsPolicy:
             answer["access-control-allow-origin"] = value
         if headers["access-control-request-method"] not in METHODS:
             faults.append("method")
-        if asked := headers.get("access-control-request-headers"):
-            answer["access-control-allow-headers"] = asked
+        if requested := headers.get("access-control-request-headers"):
+            answer["access-control-allow-headers"] = requested
         if headers.get("access-control-request-private-network") == "true":
             faults.append("private-network")
         body = f"Disallowed CORS {', '.join(faults)}" if faults else "OK"

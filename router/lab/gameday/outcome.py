@@ -20,7 +20,7 @@ from statistics import median
 from typing import NamedTuple
 
 from router.config.sections.gameday import FaultKind, GamedayBounds
-from router.lab.gameday.sight import NOTICED_BY, Sight, is_well
+from router.lab.gameday.reading import NOTICED_BY, MetricsReading, is_well
 from router.lab.loadgen.load import SentRequest
 from router.lab.loadgen.report import compute_hit_share
 from router.lab.simulator.outcome import quantile
@@ -46,7 +46,7 @@ class Look(NamedTuple):
     """The router's metrics at a moment; None: it did not answer."""
 
     at_s: float
-    sight: Sight | None
+    reading: MetricsReading | None
 
 
 class FaultOutcome(NamedTuple):
@@ -79,19 +79,21 @@ def judge(
     """Return the figures of a fault that is judged until `until_s`; `calm` is that of `judge_calm`."""
     own = [one for one in rows if played.began_s <= end_of(one) < until_s]
     seen = [one for one in looks if played.began_s <= one.at_s < until_s]
-    before = next((one.sight for one in reversed(looks) if one.at_s < played.began_s and one.sight is not None), None)
+    before = next(
+        (one.reading for one in reversed(looks) if one.at_s < played.began_s and one.reading is not None), None
+    )
     notice_s = None if before is None else find_notice(played, seen, before)
     recover_s = find_recovery(played, until_s, own, seen, before, calm.p50_s)
     spans = played.began_s, played.ended_s
     return _outcome(played.fault, played.detail, *spans, own, notice_s, recover_s, played.bounds)
 
 
-def find_notice(played: PlayedFault, looks: Sequence[Look], before: Sight) -> float | None:
+def find_notice(played: PlayedFault, looks: Sequence[Look], before: MetricsReading) -> float | None:
     """Return how long it took until a look shows the fault; None when none does, or no metric could."""
     shows = NOTICED_BY.get(played.fault)
     if shows is None:
         return None
-    found = (one.at_s - played.began_s for one in looks if one.sight is not None and shows(one.sight, before))
+    found = (one.at_s - played.began_s for one in looks if one.reading is not None and shows(one.reading, before))
     return next(found, None)
 
 
@@ -100,14 +102,14 @@ def find_recovery(
     until_s: float,
     rows: Sequence[SentRequest],
     looks: Sequence[Look],
-    before: Sight | None,
+    before: MetricsReading | None,
     calm_p50_s: float | None,
 ) -> float | None:
     """Return how long after the fault's end the last sign of it was seen; None when there was one until the end."""
     ill = [
         one.at_s
         for one in looks
-        if before is not None and (one.sight is None or not is_well(one.sight, before, played.agents))
+        if before is not None and (one.reading is None or not is_well(one.reading, before, played.agents))
     ]
     slow_s = None if calm_p50_s is None else calm_p50_s * SLOW_FACTOR + SLOW_S
     last_s = max([*ill, *_bad_seconds(rows, slow_s)], default=played.ended_s)

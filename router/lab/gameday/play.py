@@ -12,7 +12,7 @@ from router.clock import Clock
 from router.config.sections.gameday import TRAITS, GamedayFault, GamedayFile
 from router.lab.gameday.clients import LoadEndpoint, run_flood, run_hang_ups, run_load
 from router.lab.gameday.outcome import FaultOutcome, Look, PlayedFault, judge, judge_calm
-from router.lab.gameday.sight import read_sight
+from router.lab.gameday.reading import read_metrics
 from router.lab.gameday.stage import Stage
 from router.lab.loadgen.load import SentRequest
 from router.lab.rng import Rng
@@ -115,11 +115,11 @@ class GamedayRun:
         """Look at the metrics again and again, until cancelled."""
         async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S, trust_env=False) as http:
             while True:
-                at_s, sight = self.now_s, None
+                at_s, reading = self.now_s, None
                 with suppress(httpx.HTTPError):
                     answer = await http.get(f"{self.endpoint.url}/metrics")
-                    sight = read_sight(answer.text) if answer.status_code == 200 else None
-                self.looks.append(Look(self.now_s, sight))
+                    reading = read_metrics(answer.text) if answer.status_code == 200 else None
+                self.looks.append(Look(self.now_s, reading))
                 progress(self)
                 await asyncio.sleep(max(0.0, at_s + LOOK_S - self.now_s))
 

@@ -1,7 +1,7 @@
 """The exchange of several routers in virtual time: the real messages and gathering, over a link with delay and
 loss.
 
-    PeerScheduler -> Outbox, every `GATHER_S` -> frame -> each other router: `HeardPeers`, its scheduler
+    PeerScheduler -> Outbox, every `GATHER_S` -> frame -> each other router: `PeerRuns`, its scheduler
 
 This stands for `control/peers/exchange.py`, which does the same on sockets: it sends what changed, numbered, and a
 beat at a fixed interval. A frame that is lost is noticed by its number with the next one; the router that misses it
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from router.clock import Clock
 from router.control.peers import messages
 from router.control.peers.frames import PROTOCOL, FrameKind, PeerFrame
-from router.control.peers.heard import BEAT_S, HeardPeer, HeardPeers
 from router.control.peers.loads import SharedLoads
 from router.control.peers.network import FAR_GATHER_S as GATHER_S
 from router.control.peers.outbox import Outbox
 from router.control.peers.parts import Message
+from router.control.peers.peer_runs import BEAT_S, PeerRun, PeerRuns
 from router.control.peers.scheduler import PeerScheduler
 from router.fleet.fleet import Fleet
 from router.fleet.worker_share import WorkerShare
@@ -47,7 +47,7 @@ class SimulatedExchange:
         self._event_queue = event_queue
         self._rng = rng
         self._outbox = Outbox(self._share_of, self._wake)
-        self._heard = HeardPeers(run, run)
+        self._peer_runs = PeerRuns(run, run)
         self._loads: SharedLoads
         self._number = 0  # of the last news
         self._sent_s = -GATHER_S
@@ -95,7 +95,7 @@ class SimulatedExchange:
     def _beat(self) -> None:
         self._send_to_all("beat", ())
         now = self._event_queue.now_s
-        for run in self._heard.forget_silent(now):
+        for run in self._peer_runs.forget_silent(now):
             self._loads.replace(run, {})
         self._loads.apply()
         self._event_queue.at(now + BEAT_S, self._beat)
@@ -116,7 +116,7 @@ class SimulatedExchange:
     # what others send
 
     def _on_frame(self, sender: SimulatedExchange, frame: PeerFrame, sent: Sequence[Message]) -> None:
-        peer = self._heard.on_frame(frame, 0, self._event_queue.now_s)
+        peer = self._peer_runs.on_frame(frame, 0, self._event_queue.now_s)
         assert peer is not None, "no router sends to itself"
         for message in sent:
             self._apply(message, frame, peer)
@@ -130,12 +130,12 @@ class SimulatedExchange:
             self.flush()  # so that the state is that of the last news
             self._send_frame(peer, "direct", [messages.AllLoads(self._loads.own())])
 
-    def _apply(self, message: Message, frame: PeerFrame, peer: HeardPeer) -> None:
+    def _apply(self, message: Message, frame: PeerFrame, peer: PeerRun) -> None:
         match message:
             case messages.LoadMessage():
                 self._loads.put(peer.run, [message])
             case messages.AllLoads(loads):
-                self._heard.on_state(peer, frame.number)
+                self._peer_runs.on_state(peer, frame.number)
                 self._loads.replace(peer.run, loads)
             case messages.ResponseStored():
                 pass  # no request continues one

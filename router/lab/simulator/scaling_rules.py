@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from router.features.autoscaling.scaling import WORTH_S, find_least_worth, find_own_tokens, read_role
+from router.features.autoscaling.scaling import VALUE_WINDOW_S, find_least_valuable, find_own_tokens, read_role
 from router.fleet.desired_instances import DesiredInstances
 from router.fleet.engine_facts import Gauges
 from router.fleet.fleet import Fleet
@@ -104,7 +104,7 @@ class RouterSignal:
         self._desired = DesiredInstances()
         self._wanted: int | None = None
         self._hpa = HorizontalPodAutoscaler(0.0)
-        self._worth: deque[tuple[float, str, int]] = deque()  # when, the instance, tokens that it alone had
+        self._values: deque[tuple[float, str, int]] = deque()  # when, the instance, tokens that it alone had
         self.reasons: dict[str, int] = {}  # how often each one was the largest, for who wants to know
 
     def observe(self, scheduler: Scheduler, now: float) -> None:
@@ -117,18 +117,18 @@ class RouterSignal:
 
     def on_record(self, record: Record) -> None:
         if (found := find_own_tokens(record)) is not None:
-            self._worth.append((record.at_wall_s, *found))
+            self._values.append((record.at_wall_s, *found))
 
     def find_desired(self, fleet: Fleet, current: int, now: float) -> int:
         return current if self._wanted is None else self._hpa.by_value(self._wanted, 1.0, current, now)
 
     def choose_leaving(self, ready: Sequence[Instance], now: float) -> Instance:
-        while self._worth and self._worth[0][0] < now - WORTH_S:
-            self._worth.popleft()
-        worth: dict[str, int] = {}
-        for _, instance, tokens in self._worth:
-            worth[instance] = worth.get(instance, 0) + tokens
-        least = find_least_worth(ready, worth)
+        while self._values and self._values[0][0] < now - VALUE_WINDOW_S:
+            self._values.popleft()
+        value: dict[str, int] = {}
+        for _, instance, tokens in self._values:
+            value[instance] = value.get(instance, 0) + tokens
+        least = find_least_valuable(ready, value)
         return ready[-1] if least is None else next(one for one in ready if one.id == least.instance)
 
 

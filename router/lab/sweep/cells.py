@@ -92,11 +92,11 @@ def _describe(what: str, text: str) -> str:
 def _describe_routers(routers: int, exchange: str, sticky: bool) -> str:
     if routers == 1:
         return ""
-    told = "share nothing"
+    sharing = "share nothing"
     if (link := parse_exchange(exchange)) is not None:
         lost = f", {link.lost * 100:g} % lost" if link.lost else ""
-        told = f"share all in {link.delay_s * 1e3:g} ms{lost}"
-    return f"{routers} routers ({told}{', sticky' if sticky else ''})"
+        sharing = f"share all in {link.delay_s * 1e3:g} ms{lost}"
+    return f"{routers} routers ({sharing}{', sticky' if sticky else ''})"
 
 
 class WorkloadSource(NamedTuple):

@@ -244,8 +244,8 @@ def check_blocks(subject: Subject) -> Iterator[FleetFinding]:
 
 def block_tokens_of(engine: ExaminedEngine) -> int | None:
     """Return its block size as its events have it, else as its metrics page says."""
-    heard = () if engine.probe is None else engine.probe.streams
-    found = next((stream.block_tokens for stream in heard if stream.own and stream.block_tokens), None)
+    observed = () if engine.probe is None else engine.probe.streams
+    found = next((stream.block_tokens for stream in observed if stream.own and stream.block_tokens), None)
     return found or (None if engine.usable is None else engine.usable.block_tokens)
 
 

@@ -52,7 +52,7 @@ def check_cached(subject: Subject) -> Iterator[FleetFinding]:
 def check_agree(subject: Subject) -> Iterator[FleetFinding]:
     """What events promise of a prompt is what the engine delivers."""
     for engine, kind in _kinds(subject):
-        if kind.promised_tokens is None or not _is_heard(engine) or not _reports(engine):
+        if kind.promised_tokens is None or not _has_events(engine) or not _reports(engine):
             continue
         block = block_tokens_of(engine) or DEFAULT_BLOCK_TOKENS
         delivered = min(kind.cached_tokens or 0, kind.known_tokens)
@@ -145,7 +145,7 @@ def _reports(engine: ExaminedEngine) -> bool:
     return any(one.cached_tokens is not None for one in kinds if one.kind not in ("messages", "responses"))
 
 
-def _is_heard(engine: ExaminedEngine) -> bool:
+def _has_events(engine: ExaminedEngine) -> bool:
     return engine.probe is not None and bool(engine.probe.streams) and engine.probe.streams[0].own
 
 

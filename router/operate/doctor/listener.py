@@ -37,7 +37,7 @@ class ExpectedPrompt(NamedTuple):
     adapter: str | None
 
 
-class HeardStream:
+class ObservedStream:
     """Messages of one stream so far."""
 
     def __init__(self, endpoint: EventEndpoint, model: str) -> None:
@@ -47,12 +47,16 @@ class HeardStream:
         self.batches = 0
         self.malformed = 0
         self.replay_complete: bool | None = None
-        self.replay_asked = False
+        self.replay_requested = False
         self.block_tokens: int | None = None
         self.ahead_s: list[float] = []  # of each batch: its time stamp against our clock
         self.firsts: list[BlocksStored] = []  # first blocks of prompts without adapter and salt
         self.hashes: set[EngineHash] = set()  # of all announced blocks
         self.expected: list[ExpectedPrompt] = []
+
+    def is_replayed(self) -> bool:
+        """Return whether the replay that was requested has ended."""
+        return self.replay_complete is not None
 
 
 class EventListener:
@@ -60,7 +64,7 @@ class EventListener:
 
     def __init__(self, clock: Clock, secret: int) -> None:
         self.keyring = Keyring(secret)
-        self.streams: dict[TargetId, HeardStream] = {}
+        self.streams: dict[TargetId, ObservedStream] = {}
         self._clock = clock
         self._index = BlockIndex(self.keyring)
         self._tasks = Tasks("doctor")
@@ -69,7 +73,7 @@ class EventListener:
 
     def subscribe(self, target: TargetId, model: str, endpoint: EventEndpoint) -> None:
         """Listen to the stream of `target`."""
-        self.streams[target] = HeardStream(endpoint, model)
+        self.streams[target] = ObservedStream(endpoint, model)
         self._index.join(target, model)
         self._subscriber.subscribe(target, endpoint)
 
@@ -91,8 +95,8 @@ class EventListener:
 
     def expect(self, target: TargetId, prompt: ExpectedPrompt) -> None:
         """Recognise `prompt` on the stream of `target`, if there is one, even where its first blocks are cached."""
-        if (heard := self.streams.get(target)) is not None:
-            heard.expected.append(prompt)
+        if (observed := self.streams.get(target)) is not None:
+            observed.expected.append(prompt)
 
     def held_blocks(self, target: TargetId, keys: Sequence[Key]) -> int:
         """Return how many leading blocks of a prompt the stream of `target` announced."""
@@ -108,22 +112,22 @@ class EventListener:
         """Return a description of the received events; `own`: the prompt of that rank was, `found_at`: on this
         stream instead.
         """
-        heard = self.streams[target]
-        replay = None if not heard.replay_asked else "answered" if heard.replay_complete else "silent"
+        observed = self.streams[target]
+        replay = None if not observed.replay_requested else "answered" if observed.replay_complete else "silent"
         return StreamProbe(
             rank,
-            heard.endpoint.endpoint,
-            heard.endpoint.replay_endpoint,
-            heard.endpoint.topic,
-            heard.opened,
-            heard.batches,
+            observed.endpoint.endpoint,
+            observed.endpoint.replay_endpoint,
+            observed.endpoint.topic,
+            observed.opened,
+            observed.batches,
             own,
             found_at,
-            heard.malformed,
+            observed.malformed,
             replay,  # type: ignore[arg-type]
-            heard.block_tokens,
-            max(heard.ahead_s, default=None),
-            tuple(heard.firsts[:FIRSTS]),
+            observed.block_tokens,
+            max(observed.ahead_s, default=None),
+            tuple(observed.firsts[:FIRSTS]),
         )
 
     # EventHandler
@@ -136,37 +140,37 @@ class EventListener:
 
     def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
         """File the blocks of a live batch. The first one is asked for again."""
-        heard = self.streams[target]
-        heard.batches += 1
-        heard.ahead_s.append(batch.wall_s - self._clock.wall())
+        observed = self.streams[target]
+        observed.batches += 1
+        observed.ahead_s.append(batch.wall_s - self._clock.wall())
         for event in batch.events:
             if isinstance(event, BlocksPooled):
                 continue
             if isinstance(event, BlocksStored):
-                self._supply_parents(target, heard, event)
-                heard.hashes.update(event.hashes)
-                heard.block_tokens = event.block_tokens
+                self._supply_parents(target, observed, event)
+                observed.hashes.update(event.hashes)
+                observed.block_tokens = event.block_tokens
                 if _is_plain(event):
-                    heard.firsts.append(event)
+                    observed.firsts.append(event)
             self._index.apply(target, event)
         self._changed.set()
-        if heard.replay_asked or heard.endpoint.replay_endpoint is None:
+        if observed.replay_requested or observed.endpoint.replay_endpoint is None:
             return None
-        heard.replay_asked = True
+        observed.replay_requested = True
         return batch.seq
 
-    def _supply_parents(self, target: TargetId, heard: HeardStream, event: BlocksStored) -> None:
+    def _supply_parents(self, target: TargetId, observed: ObservedStream, event: BlocksStored) -> None:
         """File what precedes `event` in an expected prompt, where that was announced before we listened."""
-        if event.parent is None or event.parent in heard.hashes:
+        if event.parent is None or event.parent in observed.hashes:
             return
         size, first = event.block_tokens, array("I", event.token_ids[: event.block_tokens])
-        for ids, adapter in heard.expected:
+        for ids, adapter in observed.expected:
             starts = (at for at in range(size, len(ids) - size + 1, size) if ids[at : at + size] == first)
             if adapter == event.adapter and (start := next(starts, None)) is not None:
                 hashes = [*(EngineHash(-n) for n in range(1, start // size)), event.parent]
                 earlier = event._replace(hashes=hashes, parent=None, token_ids=ids[:start], extras=None)
                 self._index.apply(target, earlier)
-                heard.hashes.add(event.parent)
+                observed.hashes.add(event.parent)
                 return
 
     def on_replayed(self, target: TargetId, batch: EventBatch) -> int | None:

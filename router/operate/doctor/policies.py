@@ -34,7 +34,7 @@ NOTHING, HELD = (Overlap(n, n, n, n, "events", 0.1) for n in (0, PROMPT_TOKENS -
 def check_tell_apart(subject: Subject) -> Iterator[FleetFinding]:
     """A policy that reads caches or load chooses by them."""
     for name, policy in _in_force(subject).items():
-        blind = [word for word, need, views in WAYS if need in policy.needs and not _tells_apart(policy, views)]
+        blind = [word for word, need, views in WAYS if need in policy.needs and not _distinguishes(policy, views)]
         if not blind:
             continue
         inline = subject.config is not None and name in subject.config.policies
@@ -155,7 +155,7 @@ def _names_in_force(subject: Subject) -> list[str]:
     return [name for name in dict.fromkeys((config.active, *arms)) if name in subject.policies]
 
 
-def _tells_apart(policy: Policy, views: Sequence[Callable[[int, int], View]]) -> bool:
+def _distinguishes(policy: Policy, views: Sequence[Callable[[int, int], View]]) -> bool:
     """Return whether it matters to the choice, in any of the made-up cases, which of two targets is the better
     one.
     """

@@ -104,9 +104,9 @@ class EngineProber:
         kinds = [answered[rank].result if rank in answered else NO_ANSWER for rank in ranks]
         unfinished: list[str] = []
         if kinds[0].error is None:
-            heard = next((stream for stream in described if stream.rank == ranks[0]), None)
-            size = (heard.block_tokens if heard else None) or size
-            waits = heard is not None and heard.own
+            observed = next((stream for stream in described if stream.rank == ranks[0]), None)
+            size = (observed.block_tokens if observed else None) or size
+            waits = observed is not None and observed.own
             others = _other_kinds(model, survey.adapters, size)
             more = await self._run(
                 {kind.name: send(kind, size, rank=ranks[0], waits=waits) for kind in others}, end_s - LAST_S
@@ -135,10 +135,10 @@ class EngineProber:
         described = []
         for rank, (keys, _) in results.items():
             target = TargetId(f"{config.id}/{rank}")
-            if (heard := self._listener.streams.get(target)) is None:
+            if (observed := self._listener.streams.get(target)) is None:
                 continue
-            if heard.replay_asked:
-                await self._listener.wait(lambda heard=heard: heard.replay_complete is not None, OPEN_TIMEOUT_S)  # type: ignore[misc]
+            if observed.replay_requested:
+                await self._listener.wait(observed.is_replayed, OPEN_TIMEOUT_S)
             own = self._listener.held_blocks(target, keys) > 0
             found_at = None if own else self._listener.find(keys)
             described.append(self._listener.describe(target, rank, own=own, found_at=found_at))
@@ -171,15 +171,15 @@ class EngineProber:
         counted, wanted = None, 0
         if isinstance(known, TokenizedPrompt):
             counted = len(known.ids) if known.complete else None
-            heard = self._listener.streams.get(target)
+            observed = self._listener.streams.get(target)
             keys = self._keys(known, model, kind, block_tokens)
             wanted = max(0, len(known.ids) - known.complete) // block_tokens
-            if heard is not None and heard.opened:
+            if observed is not None and observed.opened:
                 await self._listener.wait(
                     lambda: self._listener.held_blocks(target, keys) >= wanted, EVENTS_TIMEOUT_S if waits else 0.0
                 )
-                if heard.block_tokens not in (None, block_tokens):
-                    block_tokens = heard.block_tokens or block_tokens
+                if observed.block_tokens not in (None, block_tokens):
+                    block_tokens = observed.block_tokens or block_tokens
                     keys = self._keys(known, model, kind, block_tokens)
                     wanted = max(0, len(known.ids) - known.complete) // block_tokens
                 promised = min(self._listener.held_blocks(target, keys), wanted) * block_tokens

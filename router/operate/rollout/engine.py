@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class EngineSight(NamedTuple):
+class EngineReading(NamedTuple):
     """An entry of `GET /admin/instances`."""
 
     id: str
@@ -27,11 +27,11 @@ class EngineSight(NamedTuple):
         """True while it answers requests, at least those that it has."""
         return self.state in ("ready", "draining")
 
-    def is_other_process(self, before: EngineSight) -> bool:
+    def is_other_process(self, before: EngineReading) -> bool:
         """Return whether it joined or its events began anew after `before`."""
         return (self.joins, self.stream_restarts) != (before.joins, before.stream_restarts)
 
-    def may_succeed(self, before: EngineSight) -> bool:
+    def may_succeed(self, before: EngineReading) -> bool:
         """Return whether it may be the engine that takes the place of `before`, which has left: another pod of the
         same name, or one that serves the same model.
         """
@@ -39,7 +39,7 @@ class EngineSight(NamedTuple):
             return True
         return self.serves and self.models[:1] == before.models[:1]
 
-    def find_faults(self, before: EngineSight) -> list[str]:
+    def find_faults(self, before: EngineReading) -> list[str]:
         """Return the differences that the router sees from the engine before its restart."""
         faults = []
         if before.models and before.models[0] not in self.models:
@@ -53,11 +53,11 @@ class EngineSight(NamedTuple):
         return faults
 
 
-def read_engine(entry: Mapping[str, Any]) -> EngineSight:
+def read_engine(entry: Mapping[str, Any]) -> EngineReading:
     """Return one entry of the list."""
     targets = entry["targets"]
     streams = {target["id"]: target["stream"] for target in targets if target["stream"] is not None}
-    return EngineSight(
+    return EngineReading(
         id=entry["id"],
         url=entry["url"],
         state=entry["state"],

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from router.clock import Clock
 from router.errors import ConfigError, WarmrouteError, list_names
-from router.operate.rollout.engine import EngineSight
+from router.operate.rollout.engine import EngineReading
 from router.operate.rollout.figures import TrafficFigures
 
 MIN_REQUESTS = 20  # of which p90 and hits are compared
@@ -35,7 +35,7 @@ class RolloutStopped(WarmrouteError):
 class RolloutRouter(Protocol):
     """The router, through its admin API and metrics. Its methods raise WarmrouteError when it does not answer."""
 
-    def engines(self) -> list[EngineSight]: ...
+    def engines(self) -> list[EngineReading]: ...
 
     def drain(self, engine: str, on: bool) -> None: ...
 
@@ -86,7 +86,7 @@ class Rollout:
     def __init__(
         self,
         router: RolloutRouter,
-        start_command: Callable[[EngineSight], RunningCommand] | None,
+        start_command: Callable[[EngineReading], RunningCommand] | None,
         prove: Callable[[str], Mapping[str, str]],
         clock: Clock,
         bounds: RolloutBounds,
@@ -104,7 +104,7 @@ class Rollout:
         self._broken: str | None = None  # the bound that this step left
         self._number = self._total = 0
 
-    def choose(self, names: Collection[str] = ()) -> list[EngineSight]:
+    def choose(self, names: Collection[str] = ()) -> list[EngineReading]:
         """Return the engines in the order in which they are restarted; all without `names`. Raises ConfigError for
         an unknown one, one that is not ready, and one without another that serves its model meanwhile.
         """
@@ -123,7 +123,7 @@ class Rollout:
                 raise ConfigError(f"{engine.id} is the only engine that serves {', '.join(engine.models[:1])}")
         return chosen
 
-    def run(self, engines: Sequence[EngineSight]) -> Generator[RolloutStep, None, None]:
+    def run(self, engines: Sequence[EngineReading]) -> Generator[RolloutStep, None, None]:
         """Restart `engines`. Yields whenever the caller should wait a moment before it resumes the generator.
         Raises `RolloutStopped`.
         """
@@ -149,7 +149,7 @@ class Rollout:
             yield self._step(None, "look", since_s)
             self._before = self._router.figures().since(begin)
 
-    def _drain(self, engine: EngineSight) -> Iterator[RolloutStep]:
+    def _drain(self, engine: EngineReading) -> Iterator[RolloutStep]:
         """Drain it and wait until it has no requests; whatever ends that early undrains it."""
         others = _find_substitutes(engine, self._router.engines())
         if not others:
@@ -171,7 +171,7 @@ class Rollout:
             if not drained:
                 self._set_drained(engine.id, False)
 
-    def _restart(self, engine: EngineSight) -> Generator[RolloutStep, None, EngineSight]:
+    def _restart(self, engine: EngineReading) -> Generator[RolloutStep, None, EngineReading]:
         """Restart it and wait until another process is ready than `engine`. Return that: in Kubernetes another pod
         has another id, and is drained as soon as it is seen.
         """
@@ -204,7 +204,7 @@ class Rollout:
             if command is not None and not ended:
                 command.terminate()
 
-    def _find_successor(self, engine: EngineSight, others: Collection[str]) -> EngineSight | None:
+    def _find_successor(self, engine: EngineReading, others: Collection[str]) -> EngineReading | None:
         """Return the engine as it is now, or another one in its place that is none of `others`; None: it is
         away.
         """
@@ -212,7 +212,7 @@ class Rollout:
         found = [one for one in engines if one.id == engine.id]
         return next(iter(found or [one for one in engines if one.id not in others and one.may_succeed(engine)]), None)
 
-    def _settle(self, engine: EngineSight) -> Iterator[RolloutStep]:
+    def _settle(self, engine: EngineReading) -> Iterator[RolloutStep]:
         since_s = self._clock.now()
         while self._clock.now() < since_s + self._times.settle_s:
             yield self._step(engine.id, "settle", since_s)
@@ -227,7 +227,7 @@ class Rollout:
         if not on:
             self.drained = None
 
-    def _see(self, id: str, last: EngineSight) -> EngineSight:
+    def _see(self, id: str, last: EngineReading) -> EngineReading:
         """Return the engine as it is now; one that is not listed has no requests."""
         found = next((one for one in self._router.engines() if one.id == id), None)
         return found if found is not None else last._replace(requests=0)
@@ -259,7 +259,7 @@ def find_broken(now: TrafficFigures, before: TrafficFigures, bounds: RolloutBoun
     return None
 
 
-def _find_substitutes(engine: EngineSight, all_: Collection[EngineSight]) -> list[str]:
+def _find_substitutes(engine: EngineReading, all_: Collection[EngineReading]) -> list[str]:
     """Return the other ready engines that serve its model."""
     return [
         one.id

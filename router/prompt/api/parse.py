@@ -41,7 +41,7 @@ from router.prompt.api.openai import (
 )
 from router.prompt.api.responses import ResponsesFields, check_responses, read_responses
 from router.prompt.api.size_limits import LARGE_BODY_BYTES, check_elements, exceeds
-from router.prompt.body_rewrite import SALT, AnswerRequest, Asked, ask_engine, open_body, set_salt
+from router.prompt.body_rewrite import SALT, AnswerAdditions, AnswerRequest, ask_engine, open_body, set_salt
 from router.prompt.form_data import edit_fields, is_form, open_form, read_delimiter, read_text
 from router.prompt.known_prompt import FindKnown
 from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
@@ -164,8 +164,8 @@ def read_prompt(
     format_.check(fields)
     uncontinuable, stop = _read_continuation(format_.endpoint, reader, fields, options, headers)
     salt = _find_salt(fields, scope)
-    asked = Asked(options.inject_usage, token_ids=uncontinuable is None)
-    asking = _forward(body, fields, asked, None if scope is None else salt)
+    additions = AnswerAdditions(options.inject_usage, token_ids=uncontinuable is None)
+    asking = _forward(body, fields, additions, None if scope is None else salt)
     unread = Unread(partial(_read_source, format_, fields, len(body)))
     session, parent, program = lineage if lineage is not None else (None, None, None)
     prompt_fields = unread.read(None) if options.want_source else None
@@ -197,11 +197,11 @@ def read_prompt(
     )
 
 
-def _forward(body: bytes, fields: BodyFields, asked: Asked, salt: str | None) -> AnswerRequest:
-    """Return the body for the engine: a stream asks for what `asked` says; `salt`, if any, replaces its own."""
+def _forward(body: bytes, fields: BodyFields, additions: AnswerAdditions, salt: str | None) -> AnswerRequest:
+    """Return the body for the engine: a stream asks for what `additions` says; `salt`, if any, replaces its own."""
     asking = AnswerRequest(body)
     if fields.stream and isinstance(fields, ChatFields | CompletionFields):
-        asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), asked)
+        asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), additions)
     if salt is None:
         return asking
     salted = set_salt(asking.raw, salt, present=fields.cache_salt is not UNSET)

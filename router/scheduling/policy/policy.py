@@ -41,8 +41,8 @@ class PolicyFault(WarmrouteError):
 
     def __init__(self, policy: str, plugin: str, reason: Exception | str) -> None:
         self.failure = reason if isinstance(reason, Exception) else None
-        told = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
-        super().__init__(f"policy {policy}: {plugin}: {told}")
+        detail = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
+        super().__init__(f"policy {policy}: {plugin}: {detail}")
         self.policy = policy
         self.plugin = plugin
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.errors import BadRequest
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.body_rewrite import AnswerRequest, Asked, as_flag, ask_engine, open_body
+from router.prompt.body_rewrite import AnswerAdditions, AnswerRequest, as_flag, ask_engine, open_body
 
 NAMES = frozenset(("kv_transfer_params", "vllm_xargs"))
 SKIMMING = ReadOptions(NAMES, want_source=False)
@@ -61,7 +61,9 @@ def test_stripped_keys_are_gone_for_the_engines_parser_and_nothing_else_is(body:
 
 def ask(body: bytes, *, usage: bool = True, token_ids: bool = False) -> AnswerRequest:
     members = open_body(body, ()).members
-    return ask_engine(body, members.get("stream_options"), members.get("return_token_ids"), Asked(usage, token_ids))
+    return ask_engine(
+        body, members.get("stream_options"), members.get("return_token_ids"), AnswerAdditions(usage, token_ids)
+    )
 
 
 @pytest.mark.parametrize("usage", [None, {"include_usage": True}, {"include_usage": False}])
@@ -155,11 +157,11 @@ def test_stream_options_of_the_wrong_type_are_refused() -> None:
 def test_the_one_reading_strips_the_same(body: bytes) -> None:
     """`read_prompt` opens a body only when its parse saw something to strip: it must see it in every spelling."""
     end = body.rindex(b"}")
-    asked = body[:end] + (b"," if json.loads(body) else b"") + b'"model":"m","messages":[],"stream":false}'
-    expected = {key: value for key, value in json.loads(asked).items() if key not in NAMES}
-    prompt = read_prompt("/v1/chat/completions", None, asked, SKIMMING)
+    additions = body[:end] + (b"," if json.loads(body) else b"") + b'"model":"m","messages":[],"stream":false}'
+    expected = {key: value for key, value in json.loads(additions).items() if key not in NAMES}
+    prompt = read_prompt("/v1/chat/completions", None, additions, SKIMMING)
     assert json.loads(prompt.body) == expected
-    assert (prompt.body is asked) == (expected == json.loads(asked))
+    assert (prompt.body is additions) == (expected == json.loads(additions))
 
 
 def test_a_field_that_is_read_can_be_stripped_too() -> None:

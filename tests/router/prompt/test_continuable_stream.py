@@ -214,17 +214,17 @@ def test_where_a_parser_may_hold_text_back_the_last_ids_are_to_be_looked_at() ->
     stream = a_stream()
     stream.feed(answer(PROMPT, 5, id="one", chat=True, asks_ids=True)[0])
     stream.feed(with_delta(content="a").replace(b"[1]", b"[7]"))
-    assert stream.seam_ids() is None
+    assert stream.resume_ids() is None
     stream.feed(with_delta().replace(b"[1]", b"[8]"))
     stream.feed(with_delta(content="<b").replace(b"[1]", b"[9,10]"))
     stream.feed(with_delta().replace(b"[1]", b"[11]"))
-    assert stream.seam_ids() == [8, 9, 10, 11]
+    assert stream.resume_ids() == [8, 9, 10, 11]
     assert not stream.is_all_sent("<b<")
     assert stream.drop_unsent()
-    assert (stream.seam_ids(), stream.is_all_sent("<b")) == ([8, 9, 10], True)
+    assert (stream.resume_ids(), stream.is_all_sent("<b")) == ([8, 9, 10], True)
     assert not stream.drop_unsent()
     assert stream.begin_rest() == b"5,17,9000,3,7,8,9,10"
-    assert stream.seam_ids() is None, "nothing has been said since"
+    assert stream.resume_ids() is None, "nothing has been said since"
 
 
 STOPS: list[tuple[list[str], bool]] = [([], False), ([" d"], False), (["cab", "bb"], False), (["cab", "bb"], True)]

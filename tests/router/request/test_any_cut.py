@@ -170,7 +170,7 @@ def through_stream(pieces: list[bytes], options: dict[str, Any]) -> Passed:
         seen += stream.flush()
     refusal = stream.find_refusal()
     state = stream.stopped, stream.finished and refusal is None, refusal, stream.tokens, stream.by, stream.begun
-    return Passed(seen, (*state, stream.seam_ids() if refusal is None else None, stream.closing(with_usage=True)))
+    return Passed(seen, (*state, stream.resume_ids() if refusal is None else None, stream.closing(with_usage=True)))
 
 
 def through_hide(pieces: list[bytes]) -> Passed:

@@ -80,7 +80,7 @@ class House:
         excluding: Collection[str] = (),
         only: str | None = None,
         splits: bool = True,
-        handed: Any = None,
+        prefilled: Any = None,
     ) -> Ticket | None:
         prompt = Prompt(Endpoint.COMPLETIONS, "/v1/completions", "m", b"x" * 400, Text("", True), True)
         return self.core.admit(
@@ -88,7 +88,7 @@ class House:
             excluding=excluding,
             only=TargetId(only) if only is not None else None,
             splits=splits,
-            handed=handed,
+            prefilled=prefilled,
         )
 
     def admit(self, *args: Any, **asked: Any) -> Ticket:
@@ -230,7 +230,7 @@ def test_handed_over_kv_is_fetched_by_another_one() -> None:
     house.core.settle_prefill(first, "ok", 200, Usage(40, 0, 1))
     house.end(first, "connect")
     leg = first.attempt.prefill
-    second = house.admit(record=record, excluding={first.target.id}, handed=leg)
+    second = house.admit(record=record, excluding={first.target.id}, prefilled=leg)
     assert second.target.id != first.target.id
     assert second.prefill is None
     assert second.attempt.prefill is leg

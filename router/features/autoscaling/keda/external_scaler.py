@@ -148,7 +148,7 @@ class _ActivityStream:
         self._scaler = scaler
         self._open = open
         self._key: RoleKey = "", ""
-        self._told: bool | None = None
+        self._last_sent: bool | None = None
 
     def on_message(self, data: bytes) -> None:
         try:
@@ -165,8 +165,8 @@ class _ActivityStream:
     def tell(self) -> None:
         """Say whether the model is active, unless that is unknown or was said last."""
         active = self._scaler.is_active(self._key)
-        if active is not None and active != self._told:
-            self._told = active
+        if active is not None and active != self._last_sent:
+            self._last_sent = active
             self._stream.send(encode_activity(active))
 
     def on_half_close(self) -> None:

@@ -13,7 +13,7 @@ from router.config.sections.gameday import GamedayBounds, GamedayFile
 from router.lab.gameday.clients import LoadEndpoint
 from router.lab.gameday.outcome import Look, PlayedFault
 from router.lab.gameday.play import GamedayRun, describe
-from router.lab.gameday.sight import Sight
+from router.lab.gameday.reading import MetricsReading
 from router.lab.loadgen.load import SentRequest
 
 DAY = GamedayFile.model_validate(
@@ -43,7 +43,7 @@ def run() -> GamedayRun:
     """Two faults; a request failed at the first, which the metrics showed after half a second."""
     played = GamedayRun(DAY, LoadEndpoint("http://r", "m"), ManualClock())
     played.rows += [row(2), row(3), row(5.5, "no engine"), row(7), row(11), row(14)]
-    played.looks += [Look(at_s / 2, Sight(restarts=at_s > 10)) for at_s in range(40)]
+    played.looks += [Look(at_s / 2, MetricsReading(restarts=at_s > 10)) for at_s in range(40)]
     kill, flood = DAY.faults
     played.played += [
         PlayedFault("kill", describe(kill), 5.0, 5.0, kill.must, 8),

@@ -10,7 +10,7 @@ from router.cli.rollout import command
 from router.cli.rollout.command import AdminRouter, command_starter
 from router.clock import ManualClock
 from router.errors import ConfigError, WarmrouteError
-from router.operate.rollout.engine import EngineSight
+from router.operate.rollout.engine import EngineReading
 
 
 class Client:
@@ -62,7 +62,7 @@ def test_one_that_never_answered_or_knows_no_such_engine_is_not_asked_again(cloc
 
 
 def test_the_command_gets_the_engine_in_words_and_environment(tmp_path: Any) -> None:
-    engine = EngineSight("e1", "http://e1:8000", "ready", 1, ("m",), 0, {}, 0, None)
+    engine = EngineReading("e1", "http://e1:8000", "ready", 1, ("m",), 0, {}, 0, None)
     written = tmp_path / "out"
     start = command_starter(f"sh -c 'echo {{id}} {{url}} $WARMROUTE_INSTANCE $WARMROUTE_URL > {written}'")
     assert start(engine).wait() == 0

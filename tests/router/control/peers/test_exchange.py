@@ -16,9 +16,9 @@ from router.config import schema
 from router.control.peers import exchange
 from router.control.peers.experiments import COUNTS_S
 from router.control.peers.frames import PROTOCOL
-from router.control.peers.heard import SILENT_S
 from router.control.peers.messages import BreakerMoved, SessionAnswered, SessionMoved
 from router.control.peers.partitioned_experiment import PartitionedExperiment
+from router.control.peers.peer_runs import SILENT_S
 from router.control.peers.sockets import LINK_OPTIONS, PeerSockets, derive_curve_keys
 from router.errors import ConfigError
 from router.lab.gameday.relay import TcpRelay
@@ -115,7 +115,7 @@ async def test_without_the_secret_nothing_is_sent_or_received() -> None:
         await eventually(lambda: a.report("a") and stranger.report("x"))  # both have met themselves
         refused = lambda one: max(report.unsent for report in one.exchange.describe()) >= 4  # noqa: E731  a second
         await eventually(lambda: refused(a) and refused(stranger))
-        assert (len(a.exchange._heard), a.requests) == (0, 0)
+        assert (len(a.exchange._peer_runs), a.requests) == (0, 0)
         assert sum(report.bytes_sent for report in a.exchange.describe() if not report.own) == 0
 
 
@@ -255,7 +255,7 @@ async def test_a_frame_of_the_first_version_is_named_once_shown_and_left_out(cap
         report = a.report("old-run")
         assert report is not None
         assert (report.address, report.own, report.up) == (None, False, False)
-        assert (a.requests, a.exchange.runs(), len(a.exchange._heard)) == (0, [], 0)
+        assert (a.requests, a.exchange.runs(), len(a.exchange._peer_runs)) == (0, [], 0)
         assert link.receive_now() is None, "it gets no acknowledgement and no answer"
         named = [record.getMessage() for record in caplog.records if "old-run" in record.getMessage()]
         assert len(named) == 1

@@ -13,10 +13,10 @@ import zmq
 
 from router.control.peers import state_transfer
 from router.control.peers.frames import encode_frame
-from router.control.peers.heard import SILENT_S
 from router.control.peers.messages import LoadMessage
 from router.control.peers.network import PeerNetwork
 from router.control.peers.parts import Message
+from router.control.peers.peer_runs import SILENT_S
 from router.fleet.worker_share import NO_SHARE, WorkerShare
 from router.lab.local_stack.preflight import free_ports
 from router.tasks import Tasks
@@ -195,7 +195,7 @@ async def test_news_arrive_before_what_is_sent_to_one_afterwards() -> None:
         numbers = [number for _, number in two.counter.received]
         assert [n for n in numbers if n % 2 == 0] == [*range(0, 40, 2)]
         assert all(numbers.index(n) < numbers.index(n + 1) for n in range(0, 40, 2))
-        assert two.exchange._heard.gaps == 0
+        assert two.exchange._peer_runs.gaps == 0
 
 
 async def test_a_busy_worker_sends_the_latest_load_in_few_frames() -> None:
@@ -225,7 +225,7 @@ async def test_a_worker_that_has_ended_is_forgotten_as_soon_as_its_host_knows_an
             other.exchange._on_near_frame(None, [b"", late])  # type: ignore[arg-type]
             other.exchange._loads.apply()
             assert (other.replica.requests, other.counter.received) == (0, [])
-            assert other.exchange._heard.find("w1") is None
+            assert other.exchange._peer_runs.find("w1") is None
 
 
 async def test_the_next_worker_of_a_number_takes_over_what_the_others_have_learned(
@@ -296,7 +296,7 @@ async def test_a_gap_is_made_up_for_by_state() -> None:
         near._number += 1  # news that nobody got
         one.counter.kept = 5
         await eventually(lambda: two.counter.known == {"w0": 5})
-        assert two.exchange._heard.gaps == 1
+        assert two.exchange._peer_runs.gaps == 1
         assert two.counter.forgotten == []
         await eventually(lambda: all_know(one, two))
 

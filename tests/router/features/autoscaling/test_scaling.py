@@ -9,10 +9,10 @@ from router.features.autoscaling.scaling import (
     MOST_ASLEEP,
     READ_EVERY_S,
     Scaling,
-    find_least_worth,
+    find_least_valuable,
     find_own_tokens,
     group_instances,
-    measure_worth,
+    measure_cache_value,
     read_role,
 )
 from router.features.autoscaling.waiting_models import FORGET_S
@@ -92,12 +92,12 @@ async def test_the_cache_that_is_worth_least() -> None:
     ):
         records.add(record)
         assert len(records) == number + 1
-    worth = await measure_worth(records, 1100.0)
+    worth = await measure_cache_value(records, 1100.0)
     assert worth == {"a": 640, "b": 160}  # the third is too old
     fleet = fleet_of("a", "b")
-    assert find_least_worth(fleet, worth) == ("b", 160, 0)
+    assert find_least_valuable(fleet, worth) == ("b", 160, 0)
     fleet.drain("a")
-    assert find_least_worth(fleet, worth) is None
+    assert find_least_valuable(fleet, worth) is None
 
 
 async def test_what_is_wanted_is_described_with_its_reason() -> None:

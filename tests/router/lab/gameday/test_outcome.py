@@ -8,11 +8,11 @@ import pytest
 
 from router.config.sections.gameday import GamedayBounds
 from router.lab.gameday.outcome import FaultOutcome, Look, PlayedFault, judge, judge_calm, list_broken
-from router.lab.gameday.sight import Sight
+from router.lab.gameday.reading import MetricsReading
 from router.lab.loadgen.load import SentRequest
 
-WELL = Sight()
-DOWN = Sight(not_ready=frozenset({"engine-0"}))
+WELL = MetricsReading()
+DOWN = MetricsReading(not_ready=frozenset({"engine-0"}))
 NOTHING = GamedayBounds()
 
 
@@ -73,7 +73,7 @@ def test_what_is_ill_until_the_end_has_not_recovered() -> None:
     own = judge(played(recover_s=5), 20.0, [row(12.0)], looks(20, ill=(10.0, 20.0)), CALM)
     assert own.recover_s is None
     assert own.broken == ("recover_s",)
-    silent = [Look(one.at_s, one.sight if one.at_s < 12 else None) for one in looks(20)]
+    silent = [Look(one.at_s, one.reading if one.at_s < 12 else None) for one in looks(20)]
     assert judge(played(), 20.0, [row(12.0)], silent, CALM).recover_s is None
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.control.peers.heard import BEAT_S
 from router.control.peers.messages import BreakerMoved
 from router.control.peers.network import FAR_GATHER_S as GATHER_S
+from router.control.peers.peer_runs import BEAT_S
 from router.fleet.load import Booking, LoadBook
 from router.kvcache.events import TargetId
 from router.lab.rng import Rng

@@ -8,7 +8,7 @@ import pytest
 
 from router.clock import ManualClock
 from router.errors import ConfigError, WarmrouteError
-from router.operate.rollout.engine import EngineSight
+from router.operate.rollout.engine import EngineReading
 from router.operate.rollout.figures import TrafficFigures
 from router.operate.rollout.rollout import (
     Rollout,
@@ -24,21 +24,21 @@ CALM = TrafficFigures(100, 0, 1000, 800, FAST)
 TIMES = RolloutTimes(look_s=2, drain_s=20, restart_s=60, settle_s=5)
 
 
-def sight(id: str, state: str = "ready", joins: int = 1, requests: int = 0, model: str = "m") -> EngineSight:
-    return EngineSight(id, f"http://{id}", state, joins, (model,), requests, {f"{id}/0": "live"}, 0, None)
+def sight(id: str, state: str = "ready", joins: int = 1, requests: int = 0, model: str = "m") -> EngineReading:
+    return EngineReading(id, f"http://{id}", state, joins, (model,), requests, {f"{id}/0": "live"}, 0, None)
 
 
 class Fleet:
     """A `RolloutRouter`. `script` is called with every second that passes, and changes `engines` and `now`."""
 
-    def __init__(self, *engines: EngineSight) -> None:
+    def __init__(self, *engines: EngineReading) -> None:
         self.clock = ManualClock(100.0)
         self.by_id = {engine.id: engine for engine in engines}
         self.now = CALM
         self.done: list[str] = []
         self.wrong: dict[str, str] = {}
 
-    def engines(self) -> list[EngineSight]:
+    def engines(self) -> list[EngineReading]:
         return list(self.by_id.values())
 
     def change(self, id: str, **changes: object) -> None:
@@ -55,7 +55,7 @@ class Fleet:
         self.done.append(f"prove {engine}")
         return dict(self.wrong)
 
-    def restart(self, engine: EngineSight) -> Command:
+    def restart(self, engine: EngineReading) -> Command:
         self.done.append(f"restart {engine.id}")
         return Command(self, engine.id)
 
@@ -237,7 +237,7 @@ def test_an_engine_is_warmed_before_it_serves() -> None:
 def test_a_router_that_does_not_answer_ends_it_and_the_drained_engine_is_named() -> None:
     fleet = Fleet(sight("a"), sight("b"))
 
-    def fail() -> list[EngineSight]:
+    def fail() -> list[EngineReading]:
         raise WarmrouteError("no answer")
 
     running = Rollout(fleet, fleet.restart, fleet.prove, fleet.clock, RolloutBounds(), TIMES._replace(look_s=0))
@@ -306,7 +306,7 @@ def test_the_last_engine_of_a_model_is_not_touched() -> None:
         ([], (), "no engines"),
     ],
 )
-def test_what_cannot_be_rolled(engines: list[EngineSight], names: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_rolled(engines: list[EngineReading], names: tuple[str, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Fleet(*engines).roll(lambda step: None, *names)
 

@@ -10,7 +10,7 @@ import pytest
 from router.prompt.answer_tail import StopStrings
 from router.prompt.api.continuable import Uncontinuable, find_refusal, has_media
 from router.prompt.api.parse import ReadOptions, RequestHeaders, read_prompt
-from router.prompt.body_rewrite import asks_usage
+from router.prompt.body_rewrite import requests_usage
 from router.prompt.prompt import Endpoint, Prompt
 
 TEXT = [{"role": "user", "content": 'What is an "image_url"?'}]
@@ -132,7 +132,7 @@ def test_only_a_stream_that_can_be_carried_on_asks_for_ids() -> None:
     asking = read({"stream": True})
     assert (asking.uncontinuable, asking.hide_ids, asking.hide_usage) == (None, True, True)
     assert json.loads(asking.body)["return_token_ids"] is True
-    assert asks_usage(asking.body)
+    assert requests_usage(asking.body)
     for given, hidden in ((True, False), (False, True), (None, True)):
         own = read({"stream": True, "return_token_ids": given})
         assert (own.hide_ids, json.loads(own.body)["return_token_ids"]) == (hidden, True)
@@ -149,5 +149,5 @@ def test_only_a_stream_that_can_be_carried_on_asks_for_ids() -> None:
 
 @pytest.mark.parametrize(("options", "asked"), [(None, False), ({"include_usage": False}, False), ({}, False)])
 def test_whether_the_client_asks_for_usage(options: Any, asked: bool) -> None:
-    assert asks_usage(json.dumps({"stream_options": options}).encode()) == asked
-    assert not asks_usage(b"{}")
+    assert requests_usage(json.dumps({"stream_options": options}).encode()) == asked
+    assert not requests_usage(b"{}")

@@ -23,7 +23,7 @@ from router.prompt.api import known_messages
 from router.prompt.api.conversation_id import read_turns
 from router.prompt.api.parameters import AliasParameters
 from router.prompt.api.parse import ReadOptions, read_prompt
-from router.prompt.body_rewrite import UNREADABLE, asks_usage, open_body, set_members
+from router.prompt.body_rewrite import UNREADABLE, open_body, requests_usage, set_members
 from router.prompt.prompt import Endpoint, Prompt, UnknownIds, Unread
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.tokenization import Tokenization
@@ -71,7 +71,7 @@ def use(prompt: Prompt) -> None:
         GIVEN.decode(prefill_body(prompt.endpoint, prompt.body, b"{}"))
         GIVEN.decode(decode_body(prompt.body, b"{}"))
     if prompt.uncontinuable is None:
-        asks_usage(prompt.body)
+        requests_usage(prompt.body)
         continuation_body(prompt.endpoint, prompt.body, b"1", 1)
         text_continuation_body(prompt.endpoint, prompt.body, b"hi", 1)
 

@@ -8,14 +8,14 @@ from prometheus_client.registry import CollectorRegistry
 
 from docs.tools.whole_router import list_families
 from router.config.sections.gameday import FaultKind
-from router.lab.gameday.sight import NOTICED_BY, WANTED, Sight, is_well, read_sight
+from router.lab.gameday.reading import NOTICED_BY, WANTED, MetricsReading, is_well, read_metrics
 from router.telemetry.metrics.family import build_family, by_label
 from router.telemetry.metrics.page import MetricsPage
 from router.telemetry.metrics.prometheus import Metrics
 from router.telemetry.metrics.snapshot import RouterSnapshot
 from tests.router.telemetry.metrics.test_state import READY, SILENT
 
-CALM = Sight(prefill_us={"a": 100.0}, has_pool=True, policies=frozenset({"warm"}), booked=3.0)
+CALM = MetricsReading(prefill_us={"a": 100.0}, has_pool=True, policies=frozenset({"warm"}), booked=3.0)
 
 
 def page(now: RouterSnapshot) -> str:
@@ -24,7 +24,7 @@ def page(now: RouterSnapshot) -> str:
 
 def test_it_reads_what_the_router_writes() -> None:
     closed = READY._replace(breaker="closed")
-    now = read_sight(page(RouterSnapshot([closed, SILENT])))
+    now = read_metrics(page(RouterSnapshot([closed, SILENT])))
     assert now.not_ready == {"b"}
     assert now.tripped == {"b/0"}
     assert now.untrusted == {"b/0"}
@@ -39,7 +39,10 @@ def test_every_metric_that_it_reads_exists() -> None:
 
 
 def test_another_pages_names_are_left_alone() -> None:
-    assert read_sight(generate_latest(CollectorRegistry()).decode() + "warmroute_target_requests_x 5\n") == Sight()
+    assert (
+        read_metrics(generate_latest(CollectorRegistry()).decode() + "warmroute_target_requests_x 5\n")
+        == MetricsReading()
+    )
 
 
 SIGNS: dict[FaultKind, dict[str, object]] = {
@@ -81,4 +84,4 @@ def test_what_is_not_well(sign: dict[str, object]) -> None:
 def test_a_pool_that_leads() -> None:
     for second, has_pool in ((True, True), (False, False)):
         leads = build_family("pool_master_leads", "leads", ("master",), by_label({"m": False, "n": second}))
-        assert read_sight(page(RouterSnapshot(features=[leads]))).has_pool is has_pool
+        assert read_metrics(page(RouterSnapshot(features=[leads]))).has_pool is has_pool

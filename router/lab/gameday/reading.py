@@ -22,7 +22,7 @@ WANTED = frozenset({
 })  # fmt: skip
 
 
-class Sight(NamedTuple):
+class MetricsReading(NamedTuple):
     """The state of the router by its metrics page. Instances and targets by name."""
 
     not_ready: frozenset[str] = frozenset()
@@ -38,7 +38,7 @@ class Sight(NamedTuple):
     booked: float = 0.0  # requests in the books of all targets
 
 
-def read_sight(page: str) -> Sight:
+def read_metrics(page: str) -> MetricsReading:
     """Return the sight of a metrics page."""
     samples: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in WANTED}
     for name, labels, value in SAMPLE.findall(page):
@@ -55,7 +55,7 @@ def read_sight(page: str) -> Sight:
 
     doubted = frozenset(labels["target"] for labels, value in samples["stream_trusted"] if value != 1)
     leads = samples["pool_master_leads"]
-    return Sight(
+    return MetricsReading(
         not_ready=where("instance_state", "instance", "ready"),
         tripped=where("breaker_state", "target", "closed"),
         untrusted=doubted | where("stream_state", "target", "live"),
@@ -70,7 +70,7 @@ def read_sight(page: str) -> Sight:
     )
 
 
-def is_well(now: Sight, before: Sight, agents: int) -> bool:
+def is_well(now: MetricsReading, before: MetricsReading, agents: int) -> bool:
     """Return whether no fault shows that did not show `before`, and no more is booked than `agents` can have
     sent.
     """
@@ -84,15 +84,15 @@ def is_well(now: Sight, before: Sight, agents: int) -> bool:
     )
 
 
-def _engine_failed(now: Sight, before: Sight) -> bool:
+def _engine_failed(now: MetricsReading, before: MetricsReading) -> bool:
     return bool(now.not_ready - before.not_ready or now.tripped - before.tripped or now.restarts > before.restarts)
 
 
-def _engine_is_slow(now: Sight, before: Sight) -> bool:
+def _engine_is_slow(now: MetricsReading, before: MetricsReading) -> bool:
     return any(us > SLOWER * before.prefill_us.get(name, us) for name, us in now.prefill_us.items())
 
 
-NOTICED_BY: dict[FaultKind, Callable[[Sight, Sight], bool]] = {
+NOTICED_BY: dict[FaultKind, Callable[[MetricsReading, MetricsReading], bool]] = {
     "kill": _engine_failed,
     "freeze": _engine_failed,
     "partition": _engine_failed,

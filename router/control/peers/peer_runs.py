@@ -20,49 +20,49 @@ ENDED_KEPT = 100  # runs that have ended, whose last frames may still come
 
 
 @dataclass
-class HeardPeer:
+class PeerRun:
     """One run of another process, on the host with this id."""
 
     run: str
     host: str
-    heard_at: float  # monotonic, here
+    received_at: float  # monotonic, here
     offset_s: float  # of this machine's clock from its own, as the fastest frame showed it; 0 on this host
     number: int | None = None  # of its last news, as far as they were followed; None: its state is not known
     bytes: int = 0
     skipped: int = 0  # messages that this build does not know
 
 
-class HeardPeers:
+class PeerRuns:
     """`host` and `run` are the ids of this process."""
 
     def __init__(self, host: str, run: str) -> None:
         self._host = host
         self._run = run
-        self._heard: dict[str, HeardPeer] = {}
+        self._runs: dict[str, PeerRun] = {}
         self._ended: deque[str] = deque(maxlen=ENDED_KEPT)
         self.gaps = 0  # news that did not arrive, by how often state was asked for again
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return len(self._runs)
 
-    def find(self, run: str | None) -> HeardPeer | None:
-        return None if run is None else self._heard.get(run)
+    def find(self, run: str | None) -> PeerRun | None:
+        return None if run is None else self._runs.get(run)
 
-    def __iter__(self) -> Iterator[HeardPeer]:
-        return iter(self._heard.values())
+    def __iter__(self) -> Iterator[PeerRun]:
+        return iter(self._runs.values())
 
-    def on_frame(self, frame: PeerFrame, size: int, now: float) -> HeardPeer | None:
+    def on_frame(self, frame: PeerFrame, size: int, now: float) -> PeerRun | None:
         """Note a frame of `size` bytes. Return its sender; None for a frame of this process itself, and for a late
         one of a run that has ended.
         """
         if frame.run == self._run or frame.run in self._ended:
             return None
-        peer = self._heard.get(frame.run)
+        peer = self._runs.get(frame.run)
         offset_s = 0.0 if frame.host == self._host else now - frame.stamp_s
         if peer is None:
-            peer = self._heard[frame.run] = HeardPeer(frame.run, frame.host, now, offset_s)
-        peer.offset_s = min(peer.offset_s + (now - peer.heard_at) * MOST_DRIFT, offset_s)
-        peer.heard_at = now
+            peer = self._runs[frame.run] = PeerRun(frame.run, frame.host, now, offset_s)
+        peer.offset_s = min(peer.offset_s + (now - peer.received_at) * MOST_DRIFT, offset_s)
+        peer.received_at = now
         peer.bytes += size
         if peer.number is not None:
             expected = peer.number + 1 if frame.kind == "news" else peer.number
@@ -70,23 +70,23 @@ class HeardPeers:
             self.gaps += peer.number is None
         return peer
 
-    def on_state(self, peer: HeardPeer, number: int) -> None:
+    def on_state(self, peer: PeerRun, number: int) -> None:
         """Note that all bookings of a peer are known as of its news of this number."""
         peer.number = number
 
     def doubt(self, run: str) -> None:
         """Note that the state of a peer has to be known again."""
-        if (peer := self._heard.get(run)) is not None:
+        if (peer := self._runs.get(run)) is not None:
             peer.number = None
 
     def end(self, run: str) -> bool:
         """Forget a peer that has ended, for good. Return whether it was known."""
         self._ended.append(run)
-        return self._heard.pop(run, None) is not None
+        return self._runs.pop(run, None) is not None
 
     def forget_silent(self, now: float) -> list[str]:
         """Forget the peers that have been silent for too long, and return their runs."""
-        silent = [peer.run for peer in self._heard.values() if now - peer.heard_at >= SILENT_S]
+        silent = [peer.run for peer in self._runs.values() if now - peer.received_at >= SILENT_S]
         for run in silent:
-            del self._heard[run]
+            del self._runs[run]
         return silent

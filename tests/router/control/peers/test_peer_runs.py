@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from router.control.peers.frames import PROTOCOL, FrameKind, PeerFrame
-from router.control.peers.heard import ENDED_KEPT, SILENT_S, HeardPeer, HeardPeers
+from router.control.peers.peer_runs import ENDED_KEPT, SILENT_S, PeerRun, PeerRuns
 
 
 def frame(kind: FrameKind, number: int, run: str = "b", host: str = "host", stamp_s: float = 0.0) -> PeerFrame:
     return PeerFrame(PROTOCOL, kind, host, run, number, stamp_s)
 
 
-def receive(heard: HeardPeers, kind: FrameKind, number: int, run: str = "b", now: float = 0.0) -> HeardPeer:
+def receive(heard: PeerRuns, kind: FrameKind, number: int, run: str = "b", now: float = 0.0) -> PeerRun:
     peer = heard.on_frame(frame(kind, number, run), 100, now)
     assert peer is not None
     return peer
 
 
-def following(number: int = 5) -> tuple[HeardPeers, HeardPeer]:
+def following(number: int = 5) -> tuple[PeerRuns, PeerRun]:
     """A peer whose news up to `number` are known."""
-    heard = HeardPeers("host", "a")
+    heard = PeerRuns("host", "a")
     peer = receive(heard, "beat", number)
     assert peer.number is None
     heard.on_state(peer, number)
@@ -48,7 +48,7 @@ def test_lost_news_are_noticed_by_the_next_frame_of_any_kind(kind: FrameKind, nu
 
 
 def test_its_own_frames_are_not_those_of_a_peer() -> None:
-    heard = HeardPeers("host", "a")
+    heard = PeerRuns("host", "a")
     assert heard.on_frame(frame("beat", 1, "a"), 10, 0.0) is None
     assert len(heard) == 0
 
@@ -75,7 +75,7 @@ def test_late_frames_of_a_peer_that_has_ended_are_ignored() -> None:
 
 
 def test_the_clock_of_another_host_is_as_its_fastest_frames_show_and_follows_its_drift() -> None:
-    heard = HeardPeers("host", "a")
+    heard = PeerRuns("host", "a")
     now, there, drift = 5000.0, 100.0, 50e-6
     for n in range(4 * 3600):  # hours, in which its clock loses 0.7 s
         lag_s = 0.001 if n % 10 == 0 else 0.05
