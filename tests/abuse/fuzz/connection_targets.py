@@ -29,7 +29,8 @@ Request = tuple[str, bytes, bytes]
 
 class RecordingTransport(asyncio.Transport):
     def __init__(self) -> None:
-        super().__init__({"peername": ("192.0.2.1", 4711), "sockname": ("192.0.2.2", 80)})
+        extra = {"peername": ("192.0.2.1", 4711), "sockname": ("192.0.2.2", 80), "socket": 0}  # never polled
+        super().__init__(extra)
         self.written = bytearray()
         self.closing = self.reading_paused = False
 
