@@ -1,9 +1,9 @@
 """The composition root: builds all parts from the configuration, connects them, starts and stops them in order.
 
-    start   listeners -> feeds -> discovery, whose instances are probed, asked what they serve, and followed
+    start   listeners -> feeds -> discovery, whose instances are probed, queried for their models, and followed
     stop    no longer ready -> open requests finish within the grace time -> feeds end, connections close
 
-The only module that knows all parts. It decides nothing; a reader of the request path does not need it.
+Only this module depends on all parts. It makes no decisions; a reader of the request path does not need it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ POLL_S = 0.02
 class App:
     """One router process: built from its configuration, running between `start` and `stop`.
 
-    `file` is where the configuration was read, to be watched for changes. `role` is that of a worker among several;
-    without one, this process is the only one. With `only_picker` the public listener serves health and metrics and
-    no prompts. `sockets`: with those that were handed over to this process.
+    `file` is the path that the configuration was read from, to be watched for changes. `role` describes this worker
+    among several; None if this process is the only one. With `only_picker` the public listener serves health and
+    metrics but no prompts. `sockets` includes the sockets that were handed over to this process.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class App:
         )
 
     def _build_status(self) -> None:
-        """Connect the core with its peers, and build what reports the state of this process."""
+        """Connect the core to its peers, and build `status`, which reports the state of this process."""
         core, role = self.core, self.core.role
-        self._answers = AnswerLog(core.clock.now)  # that gateways log
+        self._answers = AnswerLog(core.clock.now)  # the answers whose ends gateways log
         shared: list[SharedPart] = [part for feature in self.features.values() for part in feature.shared]
         if core.config.picker is not None and core.peers is not None:
             shared.append(SharedAnswers(self._answers, core.peers))
@@ -105,7 +105,7 @@ class App:
         )
 
     def _build_public_api(self, *, only_picker: bool) -> None:
-        """Build what clients, gateways and scrapes call."""
+        """Build the services and listeners that clients, gateways and metrics scrapers call."""
         core, config, limits = self.core, self.core.config, self.core.config.limits
         self.services = services = wiring.build_services(core, self.features.values())
         metrics = wiring.build_metrics_access(core, self._scrape)
@@ -118,7 +118,7 @@ class App:
         self._picker = wiring.build_picker(core, services, self._readiness, self._answers)
 
     def _build_admin_api(self) -> None:
-        """Build what operators call."""
+        """Build the admin API and the live page, which operators use."""
         core, config = self.core, self.core.config
         reading = EngineTokenizer(core.upstreams.fetch), build_read_options(config, want_source=True)
         names = next(iter(given(feature.resolve_name for feature in self.features.values())), None)
@@ -147,7 +147,7 @@ class App:
 
     @property
     def picker_port(self) -> int | None:
-        """The port on which gateways ask; None: there is no picker."""
+        """The port on which gateways query the picker; None if there is no picker."""
         return None if self._picker is None else self._picker.port
 
     @property
@@ -156,7 +156,7 @@ class App:
         return self.port if self._metrics_listener is None else self._metrics_listener.port
 
     def unready_reason(self) -> str | None:
-        """Return why this process should get no requests now; None when it should."""
+        """Return why this process should receive no requests now; None if it is ready."""
         return self._readiness.unready_reason()
 
     def metrics_page(self) -> MetricsPage:
@@ -165,13 +165,14 @@ class App:
         return MetricsPage(self.core.metrics, self.status.snapshot()._replace(connections=connections))
 
     async def _scrape(self, form: PageForm) -> bytes:
-        """Return the metrics page of all workers, or of this one where the supervisor does not answer."""
+        """Return the metrics page of all workers, or of this process if no supervisor replies."""
         page = None if self.core.role is None else await self.core.role.link.scrape(form)
         return await asyncio.to_thread(self.metrics_page().render, form) if page is None else page
 
     async def start(self, *, hold: bool = False, join: bool = True) -> None:
-        """Start listeners, feeds and discovery. With `hold` connections are accepted from `open` on; without `join`
-        other hosts are joined by `join_replicas`. Raises `ConfigError` when a port is not available.
+        """Start listeners, feeds and discovery. With `hold`, connections are accepted only after `open`; without
+        `join`, this host connects to other hosts only in `join_replicas`. Raises `ConfigError` when a port is not
+        available.
         """
         core, role = self.core, self.core.role
         await self._listeners.bind()
@@ -180,7 +181,7 @@ class App:
         if role is not None:
             self._follow_members(role.link.members)
             role.link.on_members = self._follow_members
-        if core.peers is not None:  # what is taken over counts for engines that join later
+        if core.peers is not None:  # the state taken over applies to engines that join later
             await core.peers.start(learn=role is not None and role.start.learn)
             if join:
                 await self.join_replicas()
@@ -188,7 +189,7 @@ class App:
             self._take_duties()
             core.control.log_start()
             if core.peers is not None:
-                await core.peers.listen()  # the duties may have come while this host was joined
+                await core.peers.listen()  # this process may have taken the duties while it was joining
         else:
             core.duty.when_taken(lambda: core.tasks.spawn("duties", self._take_over_duties()))
         if not hold:
@@ -205,7 +206,7 @@ class App:
         self.core.take_duties()
 
     async def _take_over_duties(self) -> None:
-        """Take the duties of a worker that has ended, or stops."""
+        """Take over the duties of a worker that has ended or is stopping."""
         core = self.core
         if self._readiness.stopping:
             return
@@ -219,11 +220,13 @@ class App:
             await core.peers.listen()
 
     def _follow_members(self, members: Members) -> None:
-        """Follow which workers live: their peers, who has the duties, and for whom to accept connections."""
+        """Apply a new list of living workers: update the peers and the holder of the duties and, if on duty, accept
+        connections for workers that are down.
+        """
         core = self.core
         runs, held = {member.number: member.run for member in members.living}, core.duty.held
         core.duty.follow(runs.get(members.on_duty))
-        if held and not core.duty.held:  # this worker stops
+        if held and not core.duty.held:  # this worker is stopping
             for name, feature in self.features.items():
                 core.tasks.spawn(f"duties of {name}", feature.leave_duties())
         if core.peers is not None:
@@ -243,17 +246,17 @@ class App:
             await self.core.peers.join(listen=self.core.duty.held)
 
     def knows_engines(self) -> bool:
-        """Return whether no engine is still joining, and one is ready."""
+        """Return whether no engine is still joining and at least one is ready."""
         states = [instance.state for instance in self.core.scheduler.fleet]
         return bool(states) and InstanceState.JOINING not in states and self.unready_reason() is None
 
     def knows_peers(self) -> bool:
-        """Return whether this process exchanges what it knows with all other workers of its host."""
+        """Return whether this process exchanges state with all other workers of its host."""
         peers = self.core.peers
         return peers is None or peers.members <= set(peers.near_runs())
 
     def reload(self) -> None:
-        """Apply what changed in the configuration files, as far as that needs no restart."""
+        """Apply the changes of the configuration files that need no restart."""
         if not self.core.control.watched_paths():
             log.info("there is no configuration file to read again")
         elif not self._readiness.stopping:
@@ -261,28 +264,30 @@ class App:
             self.core.tasks.spawn("reload", self.core.control.reload_files())
 
     async def save_index(self) -> None:
-        """Write the index snapshot, if there is one."""
+        """Write the index snapshot, if one is configured."""
         await self.core.save_index()
 
     def release(self) -> None:
-        """Accept no new connections from here on: other processes do, or nobody should."""
+        """Stop accepting new connections: other processes accept them, or none should."""
         self._listeners.stop_accepting()
 
     async def hand_over(self) -> None:
-        """Leave all ports to a process that has the sockets, the one of replicas too."""
+        """Leave all ports, including the replicas port, to the process that now has the sockets."""
         self.release()
         if self.core.peers is not None:
             await self.core.peers.leave()
 
     async def leave_host(self) -> None:
-        """Leave the ports to the next router: the supervisor is gone, and nobody gets the duties any more."""
+        """Leave the ports to the next router, because the supervisor is gone; no worker receives the duties any
+        more.
+        """
         await self.hand_over()
         self.core.duty.follow(None)
 
     async def stop(self, idle_s: float = 0.0) -> None:
-        """Stop within the grace time, in which requests in progress, and those that arrive all the same, may
-        finish. `/ready` answers 503 at once, so that load balancers send no new requests. Each answer says that it
-        is its connection's last; a client that is between two requests gets `idle_s` to send one more.
+        """Stop within the grace time, in which requests in flight, and requests that still arrive, may finish.
+        `/ready` returns 503 at once, so that load balancers send no new requests. Each response announces that it
+        is the last one on its connection; a client that is between two requests has `idle_s` to send one more.
         """
         core, now = self.core, self.core.clock.now
         self._readiness.stopping = True

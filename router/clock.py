@@ -1,6 +1,6 @@
-"""Time as an argument: beside the composition root, the only module that reads the machine's clocks.
+"""Clocks, passed as arguments. Apart from the composition root, only this module reads the machine's clocks.
 
-Everything that decides takes a `Clock`, so that tests and the simulator control time.
+Every part that makes decisions takes a `Clock`, so that tests and the simulator control time.
 """
 
 from __future__ import annotations

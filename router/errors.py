@@ -1,9 +1,9 @@
-"""All exceptions that leave a package. Expected trouble (an event gap, a silent engine, a retry) is a value
-instead.
+"""All exceptions that leave a package. Expected trouble (an event gap, a silent engine, a retry) is returned as a
+value instead.
 
     WarmrouteError
-    +-- ConfigError          a file of the operator is wrong: path, line, what, nearest known name
-        +-- ExtraMissing     it needs a package that is not installed, and the extra that brings it
+    +-- ConfigError          an operator's file is wrong: path, line, problem, nearest known name
+        +-- ExtraMissing     a required package is not installed: names the extra that contains it
     +-- RequestRefused       a request gets an error answer: status, OpenAI error type, code, param, Retry-After
         +-- BadRequest       400
         +-- Unauthorized     401
@@ -16,14 +16,14 @@ instead.
         +-- TooBusy          429  with Retry-After
         +-- InternalError    500  a bug of the router's own
         +-- BadGateway       502  an engine took the request and died, or answered with nonsense
-        +-- NoTarget         503  no engine can serve it now
+        +-- NoTarget         503  no engine can serve the request now
         +-- DeadlineExceeded 504
 
 Exceptions of libraries (zmq, httpx, OS) are translated where they arise.
 
-Messages contain names that strangers chose: model names, paths, keys of a file, texts of engines. `quote_name` cuts
-and escapes such a name where it is put into a message; what was forgotten is cut and escaped here, where each
-message ends up, and once more where log lines are written (`router/cli/terminal/logs.py`).
+Messages contain names from outside: model names, paths, keys of a file, texts of engines. `quote_name` truncates
+and escapes such a name where it is put into a message. A name that was missed is truncated and escaped by the
+exception classes here, and once more where log lines are written (`router/cli/terminal/logs.py`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def quote_name(name: str, limit: int = MAX_NAME_CHARS) -> str:
 
 
 def quote_lines(text: str, lines: int = MAX_COMPLAINTS + 1, limit: int = MAX_LINE_CHARS) -> str:
-    """Return a text from outside as printable lines: at most `lines` of `limit` characters, and the count of
-    further ones.
+    """Return a text from outside as printable lines: at most `lines` lines of `limit` characters, then the number
+    of further lines.
     """
     total = text.count("\n") + 1
     kept = [quote_name(line, limit) for line in text.split("\n", lines)[:lines]]
@@ -61,7 +61,9 @@ def quote_lines(text: str, lines: int = MAX_COMPLAINTS + 1, limit: int = MAX_LIN
 
 
 def list_names(names: Iterable[str]) -> str:
-    """Return the first names in alphabetical order, with commas between them, and how many there are beyond."""
+    """Return the first `MAX_NAMES` names in alphabetical order, separated by commas, and the number of further
+    names.
+    """
     ordered = sorted(names)
     text = ", ".join(quote_name(name) for name in islice(ordered, MAX_NAMES))
     return text if len(ordered) <= MAX_NAMES else f"{text} and {len(ordered) - MAX_NAMES:,} more"
@@ -72,10 +74,11 @@ class WarmrouteError(Exception):
 
 
 class ConfigError(WarmrouteError):
-    """A file of the operator is wrong. `str()` is one or more lines of `file:line: key.path: what and what to do`.
+    """An operator's file is wrong. `str()` is one or more lines of `file:line: key.path: problem and remedy`.
 
     Built from lines and from other errors of this kind. The first `MAX_COMPLAINTS` lines are kept as `complaints`,
-    the others are counted: `omitted` of them were not even built.
+    and the attribute `omitted` counts the others. The argument `omitted` is the number of lines that were never
+    built.
     """
 
     complaints: list[str]
@@ -97,8 +100,8 @@ class ExtraMissing(ConfigError):
 
 @contextmanager
 def needs_extra(extra: str, wanted_by: str) -> Iterator[None]:
-    """Import the packages of an extra inside the block. Raises ExtraMissing, with the command that installs them,
-    when one is missing. `wanted_by`: the section, command or option.
+    """Guard a block that imports the packages of an extra. Raises ExtraMissing, with the command that installs
+    them, when one is missing. `wanted_by` names the section, command or option that needs the extra.
     """
     try:
         yield
@@ -155,7 +158,7 @@ class NotFound(RequestRefused):
 
 
 class MethodNotAllowed(RequestRefused):
-    """The path takes other methods: `allowed`."""
+    """The path accepts only the methods in `allowed`."""
 
     status, kind = 405, "invalid_request_error"
 
@@ -183,7 +186,7 @@ class UnsupportedCoding(RequestRefused):
 
 
 class UpgradeRequired(RequestRefused):
-    """RFC 9110 15.5.22: the answer names the protocol that is spoken here instead."""
+    """RFC 9110 15.5.22: the answer names the protocol that the router supports instead."""
 
     status, kind = 426, "invalid_request_error"
 

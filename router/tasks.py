@@ -1,7 +1,7 @@
 """Background tasks with an owner and a name. All tasks of the router are started here.
 
-`spawn` runs a coroutine once. `supervise` runs one that should never end, and starts it again after growing pauses
-when it fails, so that a broken feed neither takes the router down nor stops without a log line.
+`spawn` runs a coroutine once. `supervise` runs a coroutine that should never end, and restarts it after growing
+pauses when it fails, so that a broken feed neither takes the router down nor stops without a log line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ log = logging.getLogger("warmroute.tasks")
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-CANCEL_AGAIN_S = 15.0  # longer than what tasks do at their end
+CANCEL_AGAIN_S = 15.0  # longer than any task needs for its cleanup
 
 
 class Tasks:
@@ -61,8 +61,8 @@ class Tasks:
         await self.close()
 
     async def close(self, again_s: float = CANCEL_AGAIN_S) -> None:
-        """Cancel all tasks and wait until they have ended. Those that have not after `again_s` are cancelled again:
-        libraries that use asyncio.wait_for lose a cancellation now and then (Python 3.11).
+        """Cancel all tasks and wait until they have ended. Tasks that still run after `again_s` are cancelled
+        again: libraries that use asyncio.wait_for occasionally lose a cancellation (Python 3.11).
         """
         running = set(self._running)
         while running:

@@ -1,6 +1,6 @@
-"""Which features there are, and constructors of what serves the core: APIs, data paths and listeners.
+"""The list of features, and constructors of the parts that serve the core: APIs, data paths and listeners.
 
-`app.py` decides how the parts are connected; this module knows what it takes to build one. Nothing is started here.
+`app.py` decides how the parts are connected; this module builds each of them. Nothing is started here.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ FEATURES: Sequence[tuple[str, Callable[[schema.Config], object]]] = (
     ("tracing.feature:TracingFeature", lambda config: config.tracing),
     ("decision_log.feature:DecisionLogFeature", lambda config: config.records.decision_log),
 )
-"""All features, each with where it is configured; only then it is loaded. Where several have a stage at one place
-of a request's path (`request/stages.py`), they run in this order.
+"""All features, each with a function that returns whether it is configured; only configured features are loaded.
+Stages of several features at one point of a request's path (`request/stages.py`) run in this order.
 """
 
 
@@ -60,7 +60,7 @@ def build_features(core: Core) -> dict[str, Feature]:
 
 
 def build_services(core: Core, features: Iterable[Feature]) -> Services:
-    """Build the services that requests of a proxy pass through."""
+    """Build the services that proxied requests pass through."""
     config, limits = core.config, core.config.limits
     timeouts = UpstreamTimeouts(limits.first_byte_timeout_s, limits.idle_timeout_s)
     relay = RelayPath(
@@ -93,7 +93,7 @@ def build_services(core: Core, features: Iterable[Feature]) -> Services:
 
 
 def build_identify(core: Core) -> Identify | None:
-    """Return the callable that identifies clients; None: they are anonymous."""
+    """Return the callable that identifies clients; None if clients are anonymous."""
     if core.client_keys is None:
         return None
     directory, wall = core.client_keys.directory, core.clock.wall
@@ -101,8 +101,8 @@ def build_identify(core: Core) -> Identify | None:
 
 
 def build_picker(core: Core, services: Services, readiness: Readiness, answers: AnswerLog) -> Listener | None:
-    """Build the endpoint picker of `picker`, over the services of the proxy but for the data path. Raises
-    `ConfigError` for certificate files that cannot be used.
+    """Build the endpoint picker configured in `picker`, on the services of the proxy except for the data path; None
+    if there is none. Raises `ConfigError` for certificate files that cannot be used.
     """
     config = core.config
     if config.picker is None:
@@ -134,12 +134,12 @@ def build_metrics_access(core: Core, render: Callable[[PageForm], Awaitable[byte
 
 
 def build_metrics_listener(core: Core, metrics: MetricsAccess) -> HttpListener | None:
-    """Build the listener of the metrics; None where they are on the public one."""
+    """Build the listener of the metrics; None if the public listener serves them."""
     where = core.config.metrics
     return None if where.port is None else build_listener(metrics_app(metrics), where.host, where.port, core.sockets)
 
 
 def build_listener(app: FastAPI, host: str, port: int, sockets: ListeningSockets) -> HttpListener:
-    """Build a listener of the process on duty."""
+    """Build a listener that only the process on duty serves."""
     server = configure_server(AsgiHandler(app), ListenConfig(host=host, port=port))
     return HttpListener(server, share=SocketShare(sockets))

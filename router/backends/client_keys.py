@@ -1,9 +1,9 @@
-"""Keeps the keys of clients up to date: the file of API keys, and the public keys that signed tokens are verified
-with.
+"""Keeps the keys of clients up to date: the file of API keys, and the public keys by which signed tokens are
+verified.
 
-Files are read, not only stat-ed, every `POLL_S`, and count as changed when their bytes differ: times and sizes miss
-quick rewrites and symlink swaps. What cannot be read or parsed changes nothing but the log, so that a slip in an
-editor locks nobody out.
+Files are read, not only stat-ed, every `POLL_S`, and count as changed when their bytes differ, because times and
+sizes miss quick rewrites and symlink swaps. A file that cannot be read or parsed changes nothing and is only
+logged, so that a slip in an editor locks nobody out.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.clients")
 
 POLL_S = 5.0
-AGAIN_S = 10.0  # earliest new fetch after one that failed, or that lacked the key of a token
+AGAIN_S = 10.0  # before a new fetch after one that failed, or that lacked the key of a token
 FETCH_TIMEOUT_S = 10.0
 MAX_JWKS_BYTES = 1024 * 1024
 
 
 class WatchedFile:
-    """A file whose content goes to `use` at first and whenever it changes. `name`: of its setting."""
+    """A file whose content is passed to `use` at first and whenever it changes. `name`: the name of its setting."""
 
     def __init__(self, name: str, path: str, use: Callable[[bytes, str], None]) -> None:
         self._name = name
@@ -48,7 +48,7 @@ class WatchedFile:
         self._trouble = ""
 
     def load(self) -> bool:
-        """Read it; return whether it has changed. Raises ConfigError."""
+        """Read the file; return whether it has changed. Raises ConfigError."""
         content = read_bytes(self._path, MAX_KEYS_BYTES)
         if self._refused is not None and content == self._refused[0]:
             raise self._refused[1]
@@ -63,7 +63,7 @@ class WatchedFile:
         return True
 
     def refresh(self) -> None:
-        """Read it again; log a change, or once what is wrong with it."""
+        """Read the file again; log a change, and log each error once."""
         try:
             changed = self.load()
         except ConfigError as error:
@@ -74,19 +74,19 @@ class WatchedFile:
         if changed:
             log.info("%s: the changed keys are in use", self._name)
         elif self._trouble:
-            log.info("%s: it can be read again, and has not changed", self._name)
+            log.info("%s: readable again, and unchanged", self._name)
         self._trouble = ""
 
 
 class ClientKeys:
-    """Builds the `directory` of tenants, and follows their keys once started. `salt_key` is that of
+    """Builds the `directory` of tenants, and keeps their keys up to date once started. `salt_key` is the one from
     `derive_salt_key`. Raises ConfigError for files that cannot be used.
     """
 
     def __init__(self, config: ClientsConfig, salt_key: bytes) -> None:
         self._verifier = verifier = None if config.jwt is None else build_verifier(config.jwt)
         self._fetched = config.jwt if config.jwt is not None and config.jwt.jwks_url is not None else None
-        self._wanted = asyncio.Event()  # a token is signed with a key that is not known
+        self._wanted = asyncio.Event()  # set when a token is signed with an unknown key
         self._files: list[WatchedFile] = []
         isolates = config.isolation == "tenant"
         self.directory = directory = TenantDirectory(config, verifier, salt_key if isolates else None)
@@ -100,7 +100,7 @@ class ClientKeys:
             file.load()
 
     def start(self, tasks: Tasks) -> None:
-        """Follow all of them from now on."""
+        """Keep all keys up to date from now on."""
         if self._files:
             tasks.supervise("client keys", self._follow_files)
         if self._verifier is not None and self._fetched is not None:
@@ -110,7 +110,7 @@ class ClientKeys:
         while True:
             await asyncio.sleep(POLL_S)
             for file in self._files:
-                await asyncio.to_thread(file.refresh)  # it may be on a slow disk
+                await asyncio.to_thread(file.refresh)  # the file may be on a slow disk
 
     async def _follow_url(self, config: JwtConfig, verifier: TokenVerifier) -> None:
         url = config.jwks_url or ""
@@ -126,7 +126,7 @@ class ClientKeys:
                 await asyncio.sleep(AGAIN_S)
                 continue
             if trouble is not None:
-                log.info("clients.jwt.jwks_url: the keys of the issuer are here")
+                log.info("clients.jwt.jwks_url: the issuer's keys are loaded")
                 trouble = None
             await asyncio.sleep(min(AGAIN_S, config.refresh_s))
             with suppress(TimeoutError):
@@ -135,7 +135,7 @@ class ClientKeys:
 
 
 def build_verifier(config: JwtConfig) -> TokenVerifier:
-    """Build what verifies tokens. PyJWT is loaded only here."""
+    """Build the verifier of tokens. PyJWT is loaded only here."""
     from router.tenants.tokens import TokenVerifier
 
     return TokenVerifier(config)

@@ -1,8 +1,8 @@
 """The small HTTP call to an engine or store that other parts of `backends` depend on.
 
 `proxy/upstreams.py` implements it (one place for credentials, TLS and connection reuse) and `app.py` passes it in.
-A probe through an ordinary HTTP client costs a millisecond of CPU, a fifth of a core for 200 idle engines; this one
-costs as much as a routed request.
+A probe through an ordinary HTTP client costs a millisecond of CPU, a fifth of a core for 200 idle engines; this
+call costs as much as a routed request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ANSWER_BYTES = 1024 * 1024  # of most answers; vLLM's largest has 1,000 adapters
 
 
 class HttpAnswer(NamedTuple):
-    """Status and body of an answer. `oversized`: it is larger than the caller takes, and `body` is empty."""
+    """Status and body of an answer. `oversized`: the answer exceeds the caller's limit, and `body` is empty."""
 
     status: int
     body: bytes
@@ -38,13 +38,13 @@ class Fetch(Protocol):
         limit_bytes: int = ANSWER_BYTES,
         rank: int | None = None,
     ) -> HttpAnswer | None:
-        """Return the whole answer of `instance`, of up to `limit_bytes`; `None` when none came in time. Never
-        raises for failures there. `rank`: the one that is to answer, of an instance with several.
+        """Return the whole answer of `instance`, of up to `limit_bytes`; None when no answer arrived in time. Never
+        raises for failures of the instance. `rank`: the rank that is to answer, of an instance with several.
         """
 
 
 class ProbeFetch(Protocol):
-    """Sends a GET as `Fetch` does, and tells an instance that is slow from one that is gone."""
+    """Sends a GET like `Fetch`, and distinguishes an instance that is slow from one that is gone."""
 
     async def __call__(self, instance: str, path: str, *, timeout_s: float) -> HttpAnswer | NoAnswer:
-        """Return the whole answer of `instance`, or why there is none. Never raises for failures there."""
+        """Return the whole answer of `instance`, or why there is none. Never raises for its failures."""

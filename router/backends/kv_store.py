@@ -1,4 +1,4 @@
-"""The interface of a shared KV store, and `NoKvStore`. Called once per request, never from a scorer."""
+"""The interface of a shared KV store, and `NoKvStore`. Queried once per request, never from a scorer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ class KvStore(Protocol):
     """A pool of KV blocks that all instances share."""
 
     async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
-        """Return the leading tokens of the prompt that the pool holds and an engine could load; `None`: unknown.
+        """Return the leading tokens of the prompt that the pool holds and an engine could load; None: unknown.
 
-        Never raises for failures of the store, and never waits for it longer than the configured deadline. Hashing
-        the blocks comes before that, and takes its time for a prompt that was never seen.
+        Never raises for failures of the store, and never waits for the store longer than the configured deadline.
+        The deadline does not cover hashing the blocks, which comes first and takes time for a prompt that was never
+        seen.
         """
 
 
@@ -24,7 +25,7 @@ class NoKvStore:
     """Returns unknown for every prompt."""
 
     async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
-        """Return `None`."""
+        """Return None."""
         return None
 
     def on_stored(self, model: str, event: BlocksStored) -> None:

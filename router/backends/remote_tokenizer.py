@@ -1,9 +1,9 @@
-"""Token ids from engines: of `POST /tokenize`, for models without a local tokenizer, and of what they generate
-from, for proofs (`prompt/tokenization/proof.py`).
+"""Token ids from engines: from `POST /tokenize`, for models without a local tokenizer, and of the prompts that
+engines generate from, for proofs (`prompt/tokenization/proof.py`).
 
-The engine renders and tokenises the prompt once for the router and once more for the request, so this costs it a
-little and the request a round trip. Requests in flight are bounded, shared fairly by clients, and each has a
-deadline: an engine that does not answer makes a prompt's ids unknown, never late.
+The engine renders and tokenises the prompt once for the router and once more for the request, so this costs the
+engine a little and the request a round trip. Requests in flight are bounded and shared fairly among clients, and
+each has a deadline: if an engine does not answer, the prompt's ids are unknown, never late.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from router.backends.vllm.info import (
 from router.prompt.tokenization.fair_slots import FairSlots
 from router.prompt.tokenization.proof import GeneratedPrompt, RemoteFailure
 
-IN_FLIGHT = 20  # a client alone has four fifths of them
-DETOKENIZE_S = 2.0  # a client waits in the middle of its answer
+IN_FLIGHT = 20  # a client that is alone may use four fifths of them
+DETOKENIZE_S = 2.0  # meanwhile a client waits in the middle of its answer
 BYTES_PER_PROMPT_BYTE = 8  # a token has at least a byte of text and at most seven digits of JSON
 MOST_ANSWER_BYTES = 8 * 1024 * 1024  # a million ids
 
@@ -64,7 +64,7 @@ class EngineTokenizer:
     async def tokenize_at(
         self, instance: str, fields: dict[str, Any], model: str, timeout_s: float
     ) -> array[int] | RemoteFailure:
-        """Return the ids from `instance`, without the limit on requests in flight: for checks."""
+        """Return the ids from `instance`, ignoring the limit on requests in flight: for checks."""
         try:
             body = msgspec.json.encode({"model": model, **fields})
         except (UnicodeEncodeError, RecursionError):
@@ -77,8 +77,8 @@ class EngineTokenizer:
         return ids if ids is not None else "tokenizer_refused"
 
     async def render_at(self, instance: str, path: str, body: bytes, timeout_s: float) -> GeneratedPrompt | None:
-        """Return the prompt that `instance` would generate from; None where it offers no rendering (403: it was
-        started without `--enable-scale-out`) or gave no such answer.
+        """Return the prompt that `instance` would generate from; None if it offers no rendering (403: started
+        without `--enable-scale-out`) or did not return a readable one.
         """
         answer = await self._fetch(
             instance, "POST", f"{path}/render", body, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES
@@ -89,14 +89,14 @@ class EngineTokenizer:
     async def generate_at(
         self, instance: str, path: str, body: bytes, timeout_s: float
     ) -> GeneratedPrompt | RemoteFailure:
-        """Return the prompt that `instance` generated from, as its whole answer reports it."""
+        """Return the prompt from which `instance` generated, as its whole answer reports it."""
         answer = await self._fetch(instance, "POST", path, body, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
         if answer is None or answer.status >= 500 or answer.status == 429:
             return "tokenizer_silent"
         return GeneratedPrompt(*read_answered_prompt(answer.body)) if answer.status == 200 else "tokenizer_refused"
 
     async def is_asleep(self, instance: str, timeout_s: float) -> bool:
-        """Return whether `instance` sleeps; engines say so only in vLLM's development mode."""
+        """Return whether `instance` sleeps; engines report it only in vLLM's development mode."""
         answer = await self._fetch(instance, "GET", "/is_sleeping", timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
         return answer is not None and answer.status == 200 and read_sleeping(answer.body)
 

@@ -206,7 +206,7 @@ def check(file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, read
 
 
 def _check_exclusive(*pairs: tuple[object, object]) -> None:
-    """Raises ConfigError when both options of a pair are given."""
+    """Raises ConfigError if both options of a pair are given."""
     if any(one and other for one, other in pairs):
         raise ConfigError("load: one of --agents (closed loop) and --rate (open loop), one of --preset and --workload")
 

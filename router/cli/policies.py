@@ -1,4 +1,4 @@
-"""`warmroute policies`: the policies that ship with Warmroute, and what each of them does."""
+"""`warmroute policies`: list the policies that ship with Warmroute with a sentence on each, or print one."""
 
 from __future__ import annotations
 

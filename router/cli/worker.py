@@ -1,9 +1,9 @@
 """A worker's process: `python -m router.cli.worker FD SOCKET...`, started by the supervisor of its host.
 
-`FD` is the worker's end of the channel to the supervisor, which sends the configuration and when to stop.
+`FD` is the worker's end of the channel to the supervisor, which sends the configuration and the stop message.
 `SOCKET...` are the descriptors of the listening sockets of all workers. SIGTERM ends this worker as the
-supervisor's stop message does: requests in flight have the grace time. When the supervisor is gone, it stops
-listening at once.
+supervisor's stop message does: requests in flight have the grace time. When the supervisor is gone, the worker
+stops listening at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def work(sock: socket.socket, sockets: ListeningSockets) -> None:
     link = SupervisorLink(tasks)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, link.stopping.set)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor asks the worker on duty to read the configuration
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor has the worker on duty read the configuration
     try:
         start = await link.connect(sock)
     except ConnectionError:
@@ -77,7 +77,7 @@ async def work(sock: socket.socket, sockets: ListeningSockets) -> None:
 
 
 async def _start(config: Config, start: StartWorker, link: SupervisorLink, sockets: ListeningSockets) -> App:
-    """Return this worker's router, started. Raises ConfigError."""
+    """Start and return this worker's router. Raises ConfigError."""
     file = None if start.file is None else Path(start.file)
     role = WorkerRole(start, link)
     app = App(config, file=file, role=role, only_picker=start.only_picker, sockets=sockets)
@@ -89,7 +89,7 @@ async def _start(config: Config, start: StartWorker, link: SupervisorLink, socke
 
 
 async def _answer(app: App, query: Query) -> bytes:
-    """Answer the supervisor."""
+    """Carry out the supervisor's query, and return the reply."""
     match query:
         case "page" | "counters":
             return await asyncio.to_thread(encode_families, app.metrics_page(), whole=query == "page")
@@ -103,8 +103,9 @@ async def _answer(app: App, query: Query) -> bytes:
 
 
 async def _open(app: App, link: SupervisorLink) -> None:
-    """Accept connections when that is allowed: the worker on duty at once, the others when that is ready and they
-    know the engines and each other; until then, it chooses better.
+    """Accept connections once the supervisor allows it: the worker on duty at once; any other worker when the one
+    on duty is ready and this worker knows the engines and its peers, because the one on duty chooses better until
+    then.
     """
     await link.may_open.wait()
     loop = asyncio.get_running_loop()
@@ -124,7 +125,7 @@ async def _report_ready(app: App, link: SupervisorLink) -> None:
 
 
 async def _join(app: App, link: SupervisorLink, start: StartWorker) -> None:
-    """Connect to other hosts when that may be later than the start."""
+    """Connect to other hosts once the supervisor allows it, unless the start has done so already."""
     if not start.join:
         await link.may_join.wait()
         await app.join_replicas()

@@ -1,10 +1,10 @@
 """Keeps freed memory for the next request, and gives it back to the system after a spike.
 
 Pages that come from the system fault when they are first used. By default glibc gives back what it can after each
-large request and asks for it again for the next one: a tenth of the CPU time of a request of 320 KB.
+large request and obtains it again for the next one, which takes a tenth of the CPU time of a 320 KB request.
 
-Left alone it also keeps too much: a block in use behind a freed one holds it, in each of the areas from which
-threads allocate. After a prompt of 2 MB, which takes 400 MB while it is tokenised, 200 MB stayed for good.
+By itself glibc also keeps too much: in each of the areas from which threads allocate, a block in use holds the
+freed block before it. After a prompt of 2 MB, which takes 400 MB while it is tokenised, 200 MB stayed for good.
 `malloc_trim` gives back every free page in between.
 """
 
@@ -21,20 +21,20 @@ from time import process_time
 log = logging.getLogger("warmroute.memory")
 
 INTERVAL_S = 10.0
-# Pages that were given back fault when they are used again: a busy router would pay for them with each large request.
-GROWN_BYTES = 64 * 1024 * 1024  # since it was last given back
+# Pages that were given back fault on their next use: a busy router would pay for that with each large request.
+GROWN_BYTES = 64 * 1024 * 1024  # since memory was last given back
 GROWN_WHILE_IDLE_BYTES = 8 * 1024 * 1024
 IDLE_SHARE = 0.1  # of a core
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# mallopt(3): blocks from this size on are asked of the system one by one, and given back; glibc allows 32 MB at most
+# mallopt(3): blocks from this size on come from the system one by one, and go back to it; glibc allows 32 MB
 M_MMAP_THRESHOLD, MMAP_BYTES = -3, 32 * 1024 * 1024
-# the free memory at the end of the heap from which on it is given back without being asked to
+# free memory beyond this at the end of the heap is given back without `malloc_trim`
 M_TRIM_THRESHOLD, TRIM_BYTES = -1, 64 * 1024 * 1024
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep freed memory until `give_back_memory` asks for it, or until there is much of it.
-    Return False if it is not glibc.
+    """Make the C library keep freed memory until `give_back_memory` releases it, or until there is much of it.
+    Return False if the C library is not glibc.
     """
     mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -43,16 +43,16 @@ def keep_freed_memory() -> bool:
 
 
 def find_trim() -> Callable[[int], int] | None:
-    """Return the C library's `malloc_trim`, which may be called in any thread; `None` if it is not glibc."""
+    """Return the C library's `malloc_trim`, which may be called in any thread; None if the library is not glibc."""
     trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim
 
 
 async def give_back_memory() -> None:
-    """Give back freed memory every `INTERVAL_S` if the process has grown since then, until cancelled."""
+    """Until cancelled, give back freed memory every `INTERVAL_S` if the process has grown since the last time."""
     trim = find_trim()
     if trim is None:
-        log.debug("freed memory is not given back to the system: the C library has no malloc_trim")
+        log.debug("freed memory is not returned to the system: the C library has no malloc_trim")
         return
     least, used_s = resident_bytes(), process_time()
     while True:
@@ -65,5 +65,5 @@ async def give_back_memory() -> None:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process that is resident."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES

@@ -1,10 +1,10 @@
 """The background tasks of the control plane: configuration files, the experiment's guard, and the audit log.
 
-Of the configuration files the folders are watched, not the files: an editor replaces the file, and an update of a
-ConfigMap changes a symlink (`..data`) two steps away from it. So every folder on the way to a file counts, through
-each symlink, and the watch is set up again when these have changed. Only names count that are on the way, or that a
-policy may have: a log file in the same folder wakes nothing. Which file changed is not reported: the reader reads
-all of them, which takes a millisecond.
+The folders of the configuration files are watched, not the files: an editor replaces the file, and an update of a
+ConfigMap changes a symlink (`..data`) two steps away from it. So every folder on the way to a file is watched,
+through each symlink, and the watch is set up again when these folders have changed. Only changes of names count
+that are on the way, or that a policy file may have: a log file in the same folder triggers nothing. The watch does
+not report which file changed: the reader reads all files, which takes a millisecond.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from router.tasks import Tasks
 log = logging.getLogger("warmroute.files")
 
 GUARD_INTERVAL_S = 1.0
-BACKLOG_PAUSE_S = 0.02  # before the next check, when one did not get through everything
+BACKLOG_PAUSE_S = 0.02  # before the next check, if the last one left units to check
 DEBOUNCE_MS = 1000  # a change that goes on this long is reported before its end
 STEP_MS = 50  # a change is complete after this long without another one
-POLL_S = 1.0  # for folders that came, went or were replaced: a watch on a deleted folder reports nothing
+POLL_S = 1.0  # for folders that were created, deleted or replaced: a watch on a deleted folder reports nothing
 POLICY_SUFFIXES = (".yaml", ".yml")
-MAX_LINKS = 40  # as the kernel's own limit
+MAX_LINKS = 40  # the same as the kernel's own limit
 
 
 class Watched(NamedTuple):
@@ -44,7 +44,7 @@ class Watched(NamedTuple):
 
 
 def start(control: Control, scheduler: Scheduler, clock: Clock, tasks: Tasks) -> None:
-    """Start the tasks of every process; `follow_files` is one of the process on duty."""
+    """Start the tasks of every process; `follow_files` runs only in the process on duty."""
     tasks.supervise("audit", control.audit.run)
     tasks.supervise("memory", give_back_memory)
     tasks.supervise("guard", lambda: guard_experiment(control, scheduler, clock))
@@ -77,10 +77,10 @@ def check_experiment(control: Control, scheduler: Scheduler, clock: Clock) -> bo
 
 
 async def watch_changes(paths: Callable[[], Iterable[Path]], poll_s: float = POLL_S) -> AsyncIterator[None]:
-    """Yield after every change of the files and folders that `paths` names at that time, until cancelled.
+    """Yield after every change of the files and folders that `paths` returns at that time, until cancelled.
 
-    Yields also when a watch has just been set up, since earlier changes were missed. A missing folder is logged
-    once and looked for every `poll_s` seconds.
+    Also yield when a watch has just been set up, since earlier changes were missed. A missing folder is logged once
+    and checked for every `poll_s` seconds.
     """
     logged: set[Path] = set()
     while True:
@@ -124,9 +124,9 @@ async def _ticks(watched: Watched, every_s: float) -> AsyncGenerator[bool]:
 
 
 def find_watched(paths: Iterable[Path]) -> Watched:
-    """Return where a change can replace one of `paths`: in its folder, and in those of all symlinks on the way. For
-    a path that is a folder, also in itself and in the targets of symlinks in it. Looks at every file of such a
-    folder, of which there may be very many, so call it in a thread.
+    """Return where a change can replace one of `paths`: in the path's folder, and in the folders of all symlinks on
+    the way. For a path that is a folder, also in that folder and in the targets of symlinks in it. Every file of
+    such a folder is examined, and there may be very many, so call this in a thread.
     """
     entries: set[Path] = set()
     folders: set[Path] = set()

@@ -1,4 +1,4 @@
-"""The live page's view of the cache, computed on demand: prefixes that recent prompts share, and who holds them."""
+"""The live page's view of the cache, computed on demand: prefixes that recent prompts share, and their holders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIXES_PER_TURN = 50  # of the event loop: at 500 holders each about a millise
 
 
 def find_block_tokens(scheduler: Scheduler) -> dict[str, int]:
-    """Return the smallest block size of each model, in which views name prefixes."""
+    """Return the smallest block size of each model; views name prefixes in blocks of this size."""
     models = {instance.base for instance in scheduler.fleet if instance.base is not None}
     sizes = {model: scheduler.block_sizes(model) for model in models}
     return {model: min(known) for model, known in sizes.items() if known}
@@ -24,8 +24,8 @@ def find_block_tokens(scheduler: Scheduler) -> dict[str, int]:
 async def describe_cache(
     scheduler: Scheduler, parts: Iterable[list[SharedPrefix]], block_tokens: dict[str, int], limit: int
 ) -> dict[str, Any]:
-    """Return the prefixes that most recent prompts share, at most `limit`, with who holds them, and the copies.
-    `parts` are the workers' prefixes, counted with these block sizes.
+    """Return at most `limit` prefixes, those that most recent prompts share, with their holders, and the duplicate
+    copies. `parts` are the workers' prefixes, counted with the block sizes in `block_tokens`.
     """
     described = []
     for n, prefix in enumerate(merge_prefixes(parts)[:limit]):
@@ -54,8 +54,8 @@ def _describe(scheduler: Scheduler, prefix: SharedPrefix, size: int | None) -> d
 
 
 def _describe_copies(scheduler: Scheduler) -> dict[str, Any]:
-    """Describe the blocks on all GPUs. Tokens are None where targets have blocks of different sizes, or of none
-    yet.
+    """Describe the blocks on all GPUs. Token counts are None if the targets' block sizes differ or are not all
+    known yet.
     """
     fleet, copies = scheduler.fleet, scheduler.indexer.copies(Tier.GPU)
     targets = [target for instance in fleet for target in instance.targets.values()]

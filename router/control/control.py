@@ -2,12 +2,13 @@
 
     read (strictly) -> build -> dry run on earlier requests -> swap, one assignment -> audit log       (`switch.py`)
 
-A change that cannot be read or built has no effect. Its error is kept for its source until a change from there
-succeeds.
+A change that cannot be read or built has no effect. Its error is kept for its source until a change from that
+source succeeds.
 
-`undo` returns to what was in force before the last switch, and repeated to the one before that; there is no redo.
-It does not bring back an arm that was rolled back (`switch.py`). Policies added through the API are in memory only.
-A file takes precedence when it changes; an unchanged file does not undo what the API did.
+`undo` returns to the policies in force before the last switch; when repeated, it goes back one more switch each
+time. There is no redo. An undo does not bring back an arm that was rolled back (`switch.py`). Policies added
+through the API are in memory only. A file takes precedence when it changes; an unchanged file does not undo what
+the API did.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ class ControlConflict(RequestRefused):
 
 
 class SourceFailure(NamedTuple):
-    """The reason why the last change of a source was not applied."""
+    """The reason why the last change from a source was not applied."""
 
     at_wall_s: float
     text: str
 
 
 class Control:
-    """Changes the policies of `scheduler`. `file` is the main configuration file that it was built from; None:
-    there is none, or another process of this host watches it. `duty` None: this is the only process.
+    """Changes the policies of `scheduler`. `file` is the main configuration file that `scheduler` was built from;
+    None if there is none, or if another process of this host watches it. `duty` is None if this is the only
+    process.
 
-    The operations of an operator raise `ConfigError`, `NotFound` or `ControlConflict`, and have changed nothing
-    then.
+    An operator's operation that raises `ConfigError`, `NotFound` or `ControlConflict` has changed nothing.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Control:
     ) -> None:
         self.audit = audit
         self.failures: Counter[str] = Counter()  # by source: changes that could not be read or built
-        self.errors: dict[str, SourceFailure] = {}  # by source; removed when a change from there succeeds
+        self.errors: dict[str, SourceFailure] = {}  # by source; removed when a change from it succeeds
         self.splits: SplitGuard | None = None  # of models; set where there are any
         self.needs_restart: list[str] = []  # changed keys of the file that take effect only after a restart
         self._scheduler = scheduler
@@ -99,13 +100,13 @@ class Control:
         )
 
     def log_start(self) -> None:
-        """Log the policies that this router starts with: the process on duty, when no other one of its host
-        runs.
+        """Log the policies that this router starts with. Called by the process on duty if no other process of its
+        host runs.
         """
         self._switch.log_start()
 
     def wait_for_workers_with(self, wait_until_applied: Callable[[], Awaitable[None]]) -> None:
-        """Let every switch wait until other workers have applied it too."""
+        """Make every switch wait for `wait_until_applied`: until other workers have applied the switch too."""
         self._switch.wait_until_applied = wait_until_applied
 
     def guard_splits(self, splits: Sequence[ModelSplit]) -> None:
@@ -115,7 +116,7 @@ class Control:
             self.splits.listener = self._switch.listener
 
     def report_to(self, listener: SwitchListener) -> None:
-        """Let `listener` learn what is decided here from now on."""
+        """Notify `listener` of the decisions of this process from now on."""
         self._switch.listener = listener
         if self.splits is not None:
             self.splits.listener = listener
@@ -140,9 +141,7 @@ class Control:
     async def put_policy(
         self, name: str, text: str, who: str, *, activate: bool = False, dry_run: bool = False
     ) -> SwitchSummary:
-        """Add a policy or replace it, in memory; with `activate` it also decides from now on. Raises
-        ConfigError.
-        """
+        """Add or replace a policy, in memory; with `activate` it also decides from now on. Raises ConfigError."""
         request = SwitchRequest(ADMIN, who, f"put policy {name}" + (" and activate it" if activate else ""), dry_run)
         active = name if activate else None
         with self._recording_failure(request):
@@ -175,9 +174,7 @@ class Control:
         return await self._switch.switch(SwitchRequest(ADMIN, who, f"activate {name}", dry_run), propose)
 
     async def start_experiment(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """Start an experiment, in place of a running one; shipped policies need not be loaded. Raises
-        ConfigError.
-        """
+        """Start an experiment, replacing a running one; shipped policies need not be loaded. Raises ConfigError."""
         request = SwitchRequest(ADMIN, who, "start experiment", dry_run)
         files = list_shipped_policies()
         with self._recording_failure(request):
@@ -191,7 +188,7 @@ class Control:
             )
 
     async def put_admission(self, text: str, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """Let an admission rule decide who may begin. Raises ConfigError."""
+        """Let an admission rule decide which requests may begin. Raises ConfigError."""
         request = SwitchRequest(ADMIN, who, "put admission", dry_run)
         with self._recording_failure(request):
             admission = await asyncio.to_thread(parse_admission, text)
@@ -211,7 +208,9 @@ class Control:
         return await self._switch.switch(SwitchRequest(ADMIN, who, "end experiment", dry_run), propose)
 
     async def undo(self, who: str, *, dry_run: bool = False) -> SwitchSummary:
-        """Return to what was in force before the last switch. Raises ControlConflict when there is none."""
+        """Restore the policies in force before the last switch. Raises ControlConflict when there is no switch
+        left.
+        """
 
         def propose(now: PolicySet) -> Proposal:
             if not self._switch.undo:
@@ -224,8 +223,8 @@ class Control:
     # files
 
     async def follow_file(self, file: Path) -> None:
-        """Apply changes of the configuration files from now on, in the place of a process that has ended and had
-        applied those before.
+        """Apply changes of the configuration files from now on, in place of a process that has ended, which had
+        applied the earlier changes.
         """
         self._file = file
         try:
@@ -240,7 +239,9 @@ class Control:
         return [path for path in (self._file, self._folder) if path is not None]
 
     async def reload_files(self) -> SwitchSummary | None:
-        """Apply what changed in the files. Return None, with nothing changed, when they cannot be read or built."""
+        """Apply the changes of the files. Return None, with nothing changed, if they cannot be read or built, or if
+        there is no file.
+        """
         if self._file is None:
             return None
         try:
@@ -282,8 +283,8 @@ class Control:
         back: bool,
         near: bool = False,
     ) -> None:
-        """Put policies in force that were decided at another process; see `PolicySwitch.follow`. Those that cannot
-        be built are the error of the source `replicas`.
+        """Put in force policies that were decided at another process; see `PolicySwitch.follow`. If they cannot be
+        built, the error is recorded for the source `replicas`.
         """
         try:
             await self._switch.follow(what, build, confirm, back=back, near=near)
@@ -293,15 +294,15 @@ class Control:
             self.errors.pop(REPLICAS, None)
 
     def follow_rollback(self, experiment: str, arm: str, *, near: bool = False) -> None:
-        """Take an arm of an experiment or a split out that was rolled back elsewhere, `near`: at a worker of this
-        host.
+        """Remove an arm of an experiment or a split that was rolled back at another process. `near` is true if that
+        is a worker of this host.
         """
         self._switch.follow_rollback(experiment, arm, near=near)
         if self.splits is not None:
             self.splits.follow_rollback(experiment, arm)
 
     def trouble(self, source: str) -> str | None:
-        """Return why the last change of a source was not applied; None when it was."""
+        """Return why the last change from a source was not applied; None if it was applied."""
         failure = self.errors.get(source)
         return None if failure is None else failure.text
 
@@ -340,7 +341,7 @@ class Control:
 
     @contextmanager
     def _recording_failure(self, request: SwitchRequest) -> Iterator[None]:
-        """Keep a `ConfigError` as its source's error, until a change from there succeeds. Dry runs are not
+        """Keep a `ConfigError` as its source's error, until a change from that source succeeds. Dry runs are not
         recorded.
         """
         try:

@@ -1,7 +1,8 @@
 """The core of one router process: the parts that requests, features and both APIs are built on.
 
-Built in the order of the methods: what a decision needs, what follows the fleet, what an operator changes. With
-peers the core is then connected to them, with the state that features share.
+Its methods build, in order, the parts that a decision needs, the parts that follow the fleet, and the parts that an
+operator uses to change policies. If there are peers, `connect` then shares the core's state, and the state of
+features, with them.
 """
 
 from __future__ import annotations
@@ -76,15 +77,15 @@ STATIC = frozenset({"config"})  # sources of instances that every worker reads b
 
 
 class WorkerRole(NamedTuple):
-    """One worker among several: how its supervisor has started it, and the way to that."""
+    """This process as one worker among several: the supervisor's start message, and the link to the supervisor."""
 
     start: StartWorker
     link: SupervisorLink
 
 
 class Core:
-    """The parts of one process. `file` is where the configuration was read; `role` None: this process is the only
-    one. Raises `ConfigError`.
+    """The parts of one process. `file` is the path that the configuration was read from; `role` is None if this
+    process is the only one. Raises `ConfigError`.
     """
 
     def __init__(
@@ -95,18 +96,18 @@ class Core:
         self.file = file
         self.role = role
         self.sockets = sockets
-        self.run_id = secrets.token_hex(4)  # ids of this process's records begin with it
+        self.run_id = secrets.token_hex(4)  # the ids of this process's records begin with this
         self.number = 0 if role is None else role.start.number  # of this process among those of its host
         self.tasks = Tasks("router")
         self.duty = Duty(self.run_id, held=role is None)
         self._build_scheduler()
         self._build_fleet()
         self._build_control()
-        self.kv_store: KvStore = NoKvStore()  # replaced by the feature that has one
+        self.kv_store: KvStore = NoKvStore()  # replaced by the feature that has a store
         self._instances: SharedInstances | None = None  # None: this process is the only one
 
     def _build_scheduler(self) -> None:
-        """Build what a decision needs: index and scheduler, token ids; and the exchange with peers."""
+        """Build the parts that a decision needs (index, scheduler, token ids), and the exchange with peers."""
         config, clock, limits, role = self.config, self.clock, self.config.limits, self.role
         self.upstreams = Upstreams(connect_timeout_s=limits.connect_timeout_s, keepalive_s=limits.keepalive_s)
         saved = load_snapshot(config)
@@ -121,12 +122,12 @@ class Core:
         self.scheduler = build_scheduler(*parts, secret=self.key_secret, peers=self.peers, number=self.number)
         if saved is not None:
             restore_index(saved, self.key_secret, self.scheduler.indexer)
-        self.memory = MemoryBudget(config.tokens.memory_bytes // config.workers)  # of the caches of prompts
+        self.memory = MemoryBudget(config.tokens.memory_bytes // config.workers)  # for the caches of prompts
         self.tokenization = build_tokenization(config, self.keyring, self.upstreams, clock, self.memory)
         self.passthrough = build_token_id_passthrough(config, self.tokenization, self.upstreams, self.tasks)
 
     def _build_fleet(self) -> None:
-        """Build what follows the engines, and connect it to the fleet's membership."""
+        """Build the feeds that follow the engines, and connect them to the fleet's membership."""
         config, clock, tasks, fetch = self.config, self.clock, self.tasks, self.upstreams.fetch
         self.discoveries = build_discoveries(config.fleet, clock)
         proofs = TokenizerProofs(self.tokenization, tasks, clock)
@@ -143,7 +144,9 @@ class Core:
         self.bootstrap = BootstrapClient(self.scheduler.peers, fetch, tasks, clock)
 
     def _build_control(self) -> None:
-        """Build what an operator changes policies with, and what is kept and counted of requests."""
+        """Build the control plane, through which an operator changes policies, and the records and metrics of
+        requests.
+        """
         config, scheduler, held = self.config, self.scheduler, self.duty.held
         audit = AuditLog(config.admin.audit_file, writes=held)
         self.recent_records = RecentRecords(config.records.keep)
@@ -163,11 +166,13 @@ class Core:
         return SocketShare(self.sockets, self.config.workers, self.number)
 
     def leads(self) -> bool:
-        """Return whether this process does what one of all processes in front of the fleet does."""
+        """Return whether this process does the work that only one of the processes in front of the fleet does."""
         return self.duty.held and (self.peers is None or self.peers.is_first_host())
 
     def connect(self, more: Iterable[SharedPart]) -> PeerParts | None:
-        """Let peers share the state of this process, and `more`; None: it is the only one."""
+        """Share the state of this process, and `more`, with its peers. Return the parts that others use; None if
+        there are no peers.
+        """
         scheduler = self.scheduler
         if self.peers is None or not isinstance(scheduler, PeerScheduler):
             return None
@@ -188,7 +193,9 @@ class Core:
         self._follow_sources(STATIC)
 
     def take_duties(self) -> None:
-        """Write and watch, from now on, what one process of a host does."""
+        """Start what one process of a host does for all: write the audit log and index snapshots, watch the
+        configuration files.
+        """
         self.control.audit.writes = True
         if self.config.watch and self.file is not None:
             self.tasks.supervise("files", partial(background.follow_files, self.control))
@@ -210,12 +217,14 @@ class Core:
             await self.membership.update_source(name, instances)
 
     async def save_index(self) -> None:
-        """Write the index snapshot, if there is one."""
+        """Write the index snapshot, if one is configured and this process has the duties."""
         if self.snapshots is not None and self.duty.held:
             await self.snapshots.save()
 
     async def close(self) -> None:
-        """End everything, and write what is left. All requests have ended, and features are closed."""
+        """End all tasks and connections, and write what is left. Call it when requests have ended and features are
+        closed.
+        """
         if self.peers is not None:
             await self.peers.close()
         await self.tasks.close()
@@ -225,12 +234,12 @@ class Core:
 
 
 def build_configured_policies(config: schema.Config) -> dict[str, Policy]:
-    """Build every policy, so that a broken one is found at the start. Raises ConfigError."""
+    """Build every policy, so that a broken policy is found at the start. Raises ConfigError."""
     return build_policies(load_policies(config))
 
 
 def build_policy_set(config: schema.Config) -> PolicySet:
-    """Build the policies with what decides among them. Raises ConfigError."""
+    """Build the policies, with the active one, the experiment and the admission settings. Raises ConfigError."""
     built = build_configured_policies(config)
     check_arm_rules(config.experiment, config.admission)
     return PolicySet(built, config.active, config.experiment, admission=config.admission)
@@ -246,9 +255,7 @@ def build_scheduler(
     peers: PeerExchange | None = None,
     number: int = 0,
 ) -> Scheduler:
-    """Build the scheduler with an empty index and fleet. `number` is that of this worker among those of its
-    host.
-    """
+    """Build the scheduler with an empty index and fleet. `number` is this worker's number on its host."""
     index = config.index
     indexer = KvIndexer(
         BlockIndex(keyring, index.orphan_blocks),
@@ -267,7 +274,7 @@ def build_scheduler(
 
 def choose_seed(config: schema.Config) -> int:
     """Return the seed of random choices. Replicas with the same `seed` draw differently, each by its host name and
-    port: else all of them would send their next requests to the same of several equal targets.
+    port: otherwise all of them would send their next requests to the same one of several equal targets.
     """
     if config.seed is None:
         return secrets.randbits(64)
@@ -278,7 +285,7 @@ def choose_seed(config: schema.Config) -> int:
 
 
 def restore_index(saved: SavedIndex, secret: int, indexer: KvIndexer) -> None:
-    """Give each target that joins under its former name what the index knew of it before the restart."""
+    """Restore what the index held before the restart, for each target that joins under its former name."""
     if saved.secret != secret:
         log.warning("index.snapshot_file: not restored, its keys were made with another secret")
         return
@@ -301,8 +308,8 @@ def build_tokenization(
 def build_token_id_passthrough(
     config: schema.Config, tokenization: Tokenization, upstreams: Upstreams, tasks: Tasks
 ) -> TokenIdPassthrough:
-    """Build the pass-through. It is off when clients may set the field of the ids, which must not be
-    overwritten.
+    """Build the pass-through of token ids. It is off if clients may set the field that carries the ids, since a
+    client's field must not be overwritten.
     """
     on = config.tokens.token_id_passthrough == "auto" and PARAMS in config.edge.strip_fields
     support = TokenIdSupport(tokenization.renders, upstreams.fetch, tasks)
@@ -329,7 +336,7 @@ def build_discoveries(fleet: schema.FleetConfig, clock: Clock) -> dict[str, Disc
 
 
 def build_client_keys(config: schema.Config, secret: int) -> ClientKeys | None:
-    """Return the keys, with the tenants; None where nobody has to say who it is. Raises ConfigError."""
+    """Return the client keys and tenants; None if clients need not identify themselves. Raises ConfigError."""
     if not config.clients.identifies:
         return None
     from router.backends.client_keys import ClientKeys

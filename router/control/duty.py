@@ -1,13 +1,14 @@
 """The duties that one process of a host has for all of its workers.
 
     configuration files and sources of instances are watched
-    the admin listener, that of metrics.port and that of KEDA accept connections
+    the admin listener and the listeners of metrics.port and of KEDA accept connections
     the index snapshot, the audit log and the usage of tenants are written
-    prefixes are loaded ahead, instances are started, admission is decided
-    what other hosts send is received
+    prefixes are preloaded, instances are started, admission is decided
+    messages from other hosts are received
 
-One process alone has them. Among workers the first has them until it ends, then the lowest number that lives. They
-are taken and never given back, so nothing is handed over between two processes that live.
+Exactly one process has the duties. Among workers the first one has them until it ends or begins to stop, then the
+living worker with the lowest number. Duties never return to a process that had them, so nothing is handed over
+between two processes that go on living.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Callable
 
 
 class Duty:
-    """The duties of a host: held by this process or not, and the run id of the worker that has them; None: it has
-    just ended.
+    """The duties of a host, as one process sees them. `holder` is the run id of the worker that has the duties;
+    None if that worker has just ended.
     """
 
     def __init__(self, run: str, *, held: bool) -> None:
@@ -37,7 +38,9 @@ class Duty:
             self._starts.append(start)
 
     def follow(self, holder: str | None) -> None:
-        """The worker with this run has the duties from now on."""
+        """Note that the worker with the run id `holder` has the duties from now on. If it is this process, call
+        what was passed to `when_taken`.
+        """
         self.holder = holder
         if self.held:
             starts, self._starts = self._starts, []

@@ -1,15 +1,15 @@
-"""Explain where a request would be sent now: everything up to the decision, and nothing after it.
+"""Explain where a request would be sent now, by everything up to the decision and nothing after it.
 
 The prompt is read and its model resolved by the functions of `router/request/route.py`, and the same scheduler
 decides over the same fleet, so the answer is what the request would get. Nothing is booked, counted, recorded or
 learned, and no request number, retry or breaker trial is used up. Therefore
 
-    token ids    are computed here, or by an engine's tokenizer through a client of its own, which learns nothing
-    the pool     is not queried, since it counts and caches queries; its overlap is unknown, and the answer says so
+    token ids    are computed here, or by an engine's tokenizer through a separate client, which learns nothing
+    the pool     is not queried, since it counts and caches queries; its overlap is unknown, as the answer notes
     the arm      of an experiment is looked up, not entered
-    a pair       is not chosen: the answer is for the whole request, and says so
-    ties         in a large fleet are broken among all targets; a request draws from a few (`shortlist.py`), and the
-                 answer says so
+    a pair       is not chosen: the answer is for the whole request, as the answer notes
+    ties         in a large fleet are broken among all targets; a request draws from a few (`shortlist.py`), as the
+                 answer notes
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from scorers.contract import Needs
 
 
 class ExplainRequest(NamedTuple):
-    """A request to explain. The optional fields are what its headers and API key would say."""
+    """A request to explain. The optional fields hold what the request's headers and API key would provide."""
 
     path: str
     body: bytes
@@ -59,13 +59,13 @@ class ExplainRequest(NamedTuple):
     policy: str | None = None  # the policy that chooses; None: the one that would decide
     session: str | None = None
     parent: str | None = None
-    client: str | None = None  # its tenant, by name
+    client: str | None = None  # name of the client's tenant
     ttft_ms: str | None = None
     tpot_ms: str | None = None
 
 
 class _Placement(NamedTuple):
-    """The arm of an experiment that the request would be on, and a note for the answer."""
+    """The experiment arm that the request would be assigned to, and a note for the answer."""
 
     arm: str | None
     note: str | None = None
@@ -73,13 +73,15 @@ class _Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class Explain:
-    """`read_options` must want the prompt's source: the overlap is reported even when no policy needs it."""
+    """Explains requests. `read_options` must include the prompt's source, because the overlap is reported even when
+    no policy needs it.
+    """
 
     config: Config
     clock: Clock
     scheduler: Scheduler
     tokenization: Tokenization
-    remote: EngineTokenizer  # a client of its own, which takes no turn from requests
+    remote: EngineTokenizer  # a separate client, which takes no turn from requests
     read_options: ReadOptions
     tenants: TenantDirectory | None = None
     resolve_name: ResolveName | None = None  # None: there are no aliases
@@ -214,7 +216,7 @@ class Explain:
         if unit == other:
             record.arm, record.policy = policy_set.assign(unit)
             return _Placement(record.arm)
-        # Each request without a unit of its own draws its arm by its id, so the arm is not known before it arrives.
+        # Each request without a unit of its own draws its arm by its id, so its arm is not known before it arrives.
         record.arm, record.policy = policy_set.first, policy_set.policies[experiment.policies[policy_set.first]]
         shares = ", ".join(f"{arm} {share:g} %" for arm, share in experiment.shares.items())
         return _Placement(
@@ -248,8 +250,8 @@ def _find_policy(name: str, policy_set: PolicySet) -> Policy:
 
 
 def _note_on_ties(decision: Decision, policy: Policy) -> str | None:
-    """All targets of a large fleet are scored here, while a request scores and draws from a few of many equal
-    ones.
+    """Return a note if the target is one of several equals: all targets of a large fleet are scored here, while a
+    request scores and draws from a few of many equal ones.
     """
     if len(decision.view.rows) <= SMALL or policy.orders is None or decision.margin != 0:
         return None
@@ -264,7 +266,7 @@ def _describe_tokens(known: TokenizedPrompt | UnknownIds) -> dict[str, Any]:
     return {
         "from": known.source,
         "prompt_tokens": tokens if known.complete else None,
-        "leading_tokens": tokens,  # in a prompt with media, the tokens before it
+        "leading_tokens": tokens,  # in a prompt with media, the tokens before the media
         "tokens_ms": known.tokens_ms,
         "keys_ms": known.keys_ms,
     }

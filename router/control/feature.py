@@ -1,7 +1,7 @@
-"""A feature as the composition root knows it: what it is built from, and what it gives.
+"""The interface between a feature and the composition root: what a feature is built from, and what it provides.
 
 A feature is one folder of `router/features`. Its module `feature` has a subclass of `Feature`, which the
-composition root builds from the `Core` where the feature is configured, and does not import elsewhere.
+composition root imports, and builds from the `Core`, only if the feature is configured.
 """
 
 from __future__ import annotations
@@ -19,46 +19,48 @@ from router.request.stages import FeaturePath
 from router.tenants.tenant import Tenant
 
 ReadBody = Callable[[bytes], Awaitable[Prompt]]
-"""Reads a body that has changed as the request's own was read."""
+"""Reads a changed body in the same way as the request's own body was read."""
 
 ResolveName = Callable[[Prompt, bytes, Tenant | None, ReadBody], Awaitable[Prompt]]
-"""Returns the prompt for the model that its name stands for; the bytes are the body that it was read from."""
+"""Returns the prompt for the model that the prompt's model name stands for; the bytes are the prompt's body."""
 
 
 class Feature:
-    """A capability beside the core. Whatever a feature does not define does nothing."""
+    """A capability beside the core. Methods that a feature does not override do nothing."""
 
     path: FeaturePath = FeaturePath()
-    shared: Sequence[SharedPart] = ()  # state on which processes agree; empty where there is only one
+    shared: Sequence[SharedPart] = ()  # state on which processes agree; empty if there is only one process
     listener: Listener | None = None  # accepts connections at the process on duty
-    resolve_name: ResolveName | None = None  # None: it gives models no other names
+    resolve_name: ResolveName | None = None  # None: the feature gives models no other names
 
     def start(self) -> None:
         """Start what runs in every process. The listeners are bound, and accept no connections yet."""
 
     def take_duties(self) -> None:
-        """Start what only one process of a host does: this one, from now on. Raises `ConfigError`."""
+        """Start what only one process of a host does; from now on this process does it. Raises `ConfigError`."""
 
     async def leave_duties(self) -> None:
         """End what `take_duties` has started: another process of the host has the duties from now on."""
 
     async def close(self) -> None:
-        """End what was started, and write what is left. All requests have ended."""
+        """End all that was started, and write what is left. All requests have ended."""
 
     def on_drain(self, instance: str, on: bool) -> bool:
-        """An instance is to be drained, or no longer. Return whether the drain waits for this feature."""
+        """Handle that an instance is to be drained, or (not `on`) no longer. Return whether the drain waits for
+        this feature.
+        """
         return False
 
     def describe(self) -> Any:
-        """Return its state for the admin API, as plain JSON types; None: it has none to show."""
+        """Return the feature's state for the admin API, as plain JSON types; None if it has none to show."""
 
     def describe_instance(self, instance: str) -> Mapping[str, Any]:
         """Return the feature's part of an instance's description, as plain JSON types."""
         return {}
 
     def families(self) -> Iterable[Metric]:
-        """Return the metrics of its state as of now."""
+        """Return the metrics of the feature's state as of now."""
         return ()
 
     def add_routes(self, app: FastAPI, read: list[Any], write: list[Any]) -> None:
-        """Add its endpoints to the admin API, behind the dependencies that check a caller's right."""
+        """Add the feature's endpoints to the admin API, behind the dependencies that check a caller's right."""

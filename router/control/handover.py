@@ -1,16 +1,17 @@
 """A router's listening sockets go to the process that replaces it, over a Unix socket.
 
-    successor                                   predecessor, which goes on serving
+    successor                                   predecessor, which continues serving
     connects                          ->        saves the index snapshot
                                       <-        its sockets (SCM_RIGHTS)
-    starts, knows its engines, accepts
+    starts, joins its engines, accepts
     "release"                         ->        accepts no more
                                       <-        "released", then it finishes its requests and ends
 
-Both accept from the same sockets for a moment, and at no moment does none of them: no connection is refused, and
-none that waits in a backlog is reset. A successor that ends before "release" changes nothing. The Unix socket has
-no file: it is in Linux's abstract namespace, which belongs to the network namespace as ports do, under the public
-address. Only processes of the same user, and of root, are answered.
+Both processes accept from the same sockets for a moment, and at least one of them accepts at any time: no
+connection is refused, and no connection that waits in a backlog is reset. If the successor ends before "release",
+the predecessor continues unchanged. The Unix socket has no file: its name, which contains the public address, is in
+Linux's abstract namespace, which belongs to the network namespace, as ports do. Only processes of the same user,
+and of root, get the sockets.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ RELEASE_TIMEOUT_S = 10.0
 
 
 class SocketGiver:
-    """Gives `sockets` to a successor. Calls `prepare` before, and `release` when the successor accepts; then
-    `released` is set.
+    """Gives `sockets` to a successor. Calls `prepare` before that, and `release` once the successor accepts
+    connections; then `released` is set.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class SocketGiver:
         self.released = asyncio.Event()
 
     async def serve(self, host: str, port: int) -> None:
-        """Wait for a successor of the router at this address, until one has taken over. Returns at once where that
+        """Wait for a successor of the router at this address, until one has taken over. Return at once if hand-over
         is not possible.
         """
         if sys.platform != "linux":
@@ -75,7 +76,7 @@ class SocketGiver:
     async def _give(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         if not _is_trusted(connection):
-            log.warning("a process of another user asked for the listening sockets, and did not get them")
+            log.warning("listening sockets: a request by a process of another user was refused")
             return
         await self._prepare()
         try:
@@ -101,8 +102,8 @@ class Predecessor:
         self.sockets = sockets
 
     async def release(self) -> None:
-        """Let it accept no more connections and end; return when it accepts none. Raises WarmrouteError when it
-        does not answer.
+        """Make the predecessor accept no more connections and end; return once it accepts none. Raises
+        WarmrouteError when it does not reply.
         """
         loop = asyncio.get_running_loop()
         with self._connection:
@@ -116,13 +117,13 @@ class Predecessor:
             raise WarmrouteError("--take-over: the running router ended or was taken over by another process")
 
     def leave(self) -> None:
-        """Let it go on."""
+        """Let the predecessor continue."""
         self._connection.close()
 
 
 def find_predecessor(host: str, port: int) -> Predecessor | None:
-    """Return the router of this user, or of root, that runs at this address; None: there is none that gives its
-    sockets away. Raises WarmrouteError when it does not answer.
+    """Return the router of this user, or of root, that runs at this address; None if no router there offers its
+    sockets. Raises WarmrouteError when it belongs to another user or does not reply as expected.
     """
     if sys.platform != "linux":
         raise WarmrouteError("--take-over: needs Linux")
@@ -157,6 +158,6 @@ def _name(host: str, port: int) -> str:
 
 
 def _is_trusted(connection: socket.socket) -> bool:
-    """The other end is a process of this user, or of root."""
+    """Return whether the other end is a process of this user, or of root."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", credentials)[1] in (os.geteuid(), 0)

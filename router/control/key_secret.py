@@ -1,4 +1,4 @@
-"""The secrets that the configuration names, and the one that seeds block keys."""
+"""The secrets that the configuration names, and the secret that seeds block keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_replicas_secret(config: ReplicasConfig) -> bytes:
 
 
 def load_snapshot(config: schema.Config, *, whole: bool = True) -> SavedIndex | None:
-    """Return the last index snapshot, without its targets unless it is wanted `whole`; None: there is none."""
+    """Return the last index snapshot, with its targets only if `whole`; None if there is no snapshot."""
     file = config.index.snapshot_file
     return None if file is None else snapshots.load(Path(file), whole=whole)
 
@@ -27,8 +27,8 @@ def load_snapshot(config: schema.Config, *, whole: bool = True) -> SavedIndex | 
 def resolve_key_secret(config: schema.Config, saved: SavedIndex | None = None) -> int:
     """Return the 64-bit secret that seeds block keys and that clients cannot know.
 
-    `index.key_secret_env` takes precedence over `replicas.secret_env` (replicas name sessions by the same
-    pseudonyms), that over the snapshot's secret; without all of them it is random.
+    `index.key_secret_env` takes precedence over `replicas.secret_env` (so that replicas name sessions by the same
+    pseudonyms), and `replicas.secret_env` over the snapshot's secret; without all three the secret is random.
     """
     name = config.index.key_secret_env
     if name is None and config.replicas is not None:

@@ -2,13 +2,14 @@
 
     update_source    a discovery source's whole list  -> new instances join, missing ones leave, those that are to get
                                                          no new requests drain
-    joined           the engine said what it serves   -> its targets may be chosen, its events are followed, and its
+    joined           the engine reported its models   -> its targets may be chosen, its events are followed, and its
                                                          token ids are compared with ours
     serves, probe_ok, probe_failed                    -> state changes in the fleet (`router/fleet/fleet.py`)
-    over_limit       it answered or published too much -> counted, logged once; its events are not followed any more
+    over_limit       an engine answered or published  -> counted, logged once; the engine's events are not followed
+                     too much                            any more
 
-The parts do not know each other; this class forwards one event to all that need it. It implements what the feeds
-call: `HealthRegistry`, `LoadRegistry` and `LimitObserver`.
+The parts do not depend on each other; this class forwards each event to all parts that need it. It implements the
+protocols that the feeds call: `HealthRegistry`, `LoadRegistry` and `LimitObserver`.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ CHANGES_PER_TURN = 25
 
 
 class Membership:
-    """The attributes `health`, `polls` and `events` are set after construction, because these feeds need it first.
+    """Forwards the events of instances. `health`, `polls` and `events` are set after construction, because these
+    feeds are built with this object.
 
-    `precedence` has the names of the sources: the first one that lists an instance describes it.
+    `precedence` has the names of the sources: the first source that lists an instance describes it.
     """
 
     def __init__(
@@ -60,19 +62,20 @@ class Membership:
         self._updating = asyncio.Lock()
         self._sources = MergedSources(precedence)
         self._joined: dict[str, Member] = {}  # by id, as it joined
-        self._late: set[str] = set()  # instances with probes that timed out since they were well
-        self._panics: set[str] = set()  # models
+        self._late: set[str] = set()  # instances with probes that timed out since their last success
+        self._panics: set[str] = set()  # models in panic
         scheduler.fleet.on_change.append(self._follow_panics)
-        self._unapplied: dict[str, None] = {}  # ids that are to join or leave, in that order
+        self._unapplied: dict[str, None] = {}  # ids of instances that are to join or leave, in order
         self.health: HealthProbe
         self.polls: MetricsPoller
         self.events: KvEventSubscriber
         self.on_joined: list[Callable[[str], None]] = []  # called with each instance that has become ready
 
     async def update_source(self, source: str, instances: Sequence[DiscoveredInstance]) -> None:
-        """Apply one discovery source's whole list: missing instances leave, new ones join, changed ones do both,
-        and so does one that is another pod than before. A few at a time, since hundreds of them in one turn of the
-        event loop would hold up requests. Who is to get no new requests is known at once.
+        """Apply one discovery source's whole list: missing instances leave, new ones join, and an instance that has
+        changed, or is another pod than before, leaves and joins again. Instances are applied a few at a time, since
+        hundreds in one turn of the event loop would delay requests; those that are to get no new requests are
+        marked at once.
         """
         self._merge(source, instances)
         async with self._updating:
@@ -84,7 +87,7 @@ class Membership:
                         await asyncio.sleep(0)
 
     def _merge(self, source: str, instances: Sequence[DiscoveredInstance]) -> None:
-        """Merge all lists, and let no instance get requests that is not listed as it joined, or drains."""
+        """Merge all lists. Stop new requests to each instance that drains, or is no longer listed as it joined."""
         conflicts = self._sources.conflicts
         for id in self._sources.update(source, instances):
             self._unapplied[id] = None
@@ -96,7 +99,7 @@ class Membership:
             log.warning("instance %s is listed by both %s and %s: using the one of %s", id, first, second, first)
 
     def _apply(self, id: str) -> bool:
-        """Let one instance join or leave as it is listed now. Return whether it did."""
+        """Let one instance join or leave, as it is listed now. Return whether it joined or left."""
         self._unapplied.pop(id, None)
         old, new = self._joined.get(id), self._sources.members.get(id)
         if old is not None and new is not None and _is_same(old, new):
@@ -108,7 +111,9 @@ class Membership:
         return True
 
     def describe_sources(self, id: str) -> list[dict[str, Any]]:
-        """Return which sources list the instance, the one that describes it first; empty once none does."""
+        """Return the sources that list the instance, beginning with the one that describes it; empty if no source
+        lists it.
+        """
         member = self._sources.members.get(id)
         return [
             {"source": source, "origin": listed.origin, "uid": listed.uid, "accepting": listed.accepting}
@@ -122,7 +127,7 @@ class Membership:
             self._upstreams.add(id, config.url, api_key=key, ca_file=config.ca_file)
         except ConfigError as error:  # the other instances of the list are not affected
             log.error("instance %s cannot join: %s", id, error)
-            self._unapplied[id] = None  # tried again with the next list
+            self._unapplied[id] = None  # retried with the next list
             return
         if config.transfer is not None and config.transfer.bootstrap_url is not None:
             self._upstreams.add(bootstrap_name(id), config.transfer.bootstrap_url)
@@ -165,7 +170,7 @@ class Membership:
             self._passthrough.on_joined(instance, member.base)
         for follow in self.on_joined:
             follow(instance)
-        self.polls.watch(instance)  # perhaps a new process: ask for block size and capacity again
+        self.polls.watch(instance)  # perhaps a new process: query block size and capacity again
         log.info("instance %s is ready: %s", instance, ", ".join(card.id for card in cards))
 
     def serves(self, instance: str, cards: Sequence[ModelCard]) -> None:
@@ -189,7 +194,7 @@ class Membership:
     def _follow_panics(self) -> None:
         """Log which models begin or cease to be served by instances whose probes time out."""
         fleet = self._scheduler.fleet
-        if not self._late and not self._panics:  # a thousand instances that join are as many changes
+        if not self._late and not self._panics:  # return early: a thousand joining instances are as many changes
             return
         late = [each for id in self._late if (each := fleet.get(id)) is not None]
         panics = {each.base for each in late if each.base is not None and fleet.in_panic(each)}

@@ -1,6 +1,4 @@
-"""The process as a whole: its open files, its memory, how threads share the interpreter, and what its service
-manager is told.
-"""
+"""The process as a whole: open files, memory, threads sharing the interpreter, notices to the service manager."""
 
 from __future__ import annotations
 
@@ -25,11 +23,11 @@ def raise_open_file_limit() -> None:
 
 
 def tune_interpreter() -> None:
-    """Make the garbage collector run rarely, freed memory stay, and threads hand the interpreter over often.
+    """Make the garbage collector run rarely, freed memory stay, and threads release the interpreter often.
 
     Thousands of records and millions of index entries live long and form no cycles. Scanning them after every 700
-    allocations, CPython's default, took a quarter of the CPU time of a small request. A thread that reads a large
-    body lets the event loop wait 5 ms by default, for each of its callbacks: small requests beside it took 140 ms.
+    allocations, CPython's default, took a quarter of the CPU time of a small request. By default, a thread that
+    reads a large body makes the event loop wait 5 ms for each callback: small requests beside it took 140 ms.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
@@ -39,8 +37,8 @@ def tune_interpreter() -> None:
 
 
 def notify_service_manager(state: str) -> None:
-    """Send `state` (READY=1, STOPPING=1) to the service manager where it waits for it (systemd, `Type=notify`):
-    sd_notify(3).
+    """Send `state` (READY=1, STOPPING=1) to the service manager if it expects notifications (systemd,
+    `Type=notify`): sd_notify(3).
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:

@@ -1,8 +1,8 @@
 """The policies that a change would put in force, built and checked as a whole before anything is touched.
 
-A policy whose text did not change stays the same object, and one whose text did takes over its unchanged plug-ins
-(`router/scheduling/policy/policy.py`), so nothing learned is lost. Every function here raises `ConfigError` with
-all the problems it found.
+A policy whose text did not change stays the same object, and a policy whose text did change keeps its unchanged
+plug-ins (`router/scheduling/policy/policy.py`), so nothing learned is lost. Every function here raises
+`ConfigError` with all the problems it found.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FileSettings(NamedTuple):
 class PolicyFiles(NamedTuple):
     settings: FileSettings
     folder: Path | None  # of policies
-    rest: dict[str, Any]  # what takes effect only after a restart, as plain data
+    rest: dict[str, Any]  # settings that take effect only after a restart, as plain data
 
 
 def extract_settings(policy_set: PolicySet) -> FileSettings:
@@ -101,7 +101,7 @@ def propose_activation(before: PolicySet, name: str) -> Proposal:
 def propose_experiment(
     before: PolicySet, experiment: ExperimentConfig, shipped: Mapping[str, schema.PolicyConfig], registry: Registry
 ) -> Proposal:
-    """Start `experiment`, in place of one that is running; policies in `shipped` are added where there is none."""
+    """Start `experiment`, replacing a running one. Policies in `shipped` are added unless their names are taken."""
     added = {name: spec for name, spec in shipped.items() if name not in before.policies}
     policies = build_changed(before.policies, added, registry)
     notes: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ def propose_end(before: PolicySet) -> Proposal:
 
 
 def propose_admission(before: PolicySet, admission: AdmissionConfig, registry: Registry) -> Proposal:
-    """Let `admission` decide who may begin. Raises ConfigError when its rule cannot be built."""
+    """Let `admission` decide which requests may begin. Raises ConfigError when its rule cannot be built."""
     build_rule(admission, registry)
     check_arm_rules(before.experiment, admission, registry)
     note = "requests that wait are handed to the new rule" if admission.enabled else "requests that wait begin"
@@ -125,8 +125,8 @@ def propose_admission(before: PolicySet, admission: AdmissionConfig, registry: R
 
 
 def merge_file_changes(before: PolicySet, seen: FileSettings, now: FileSettings, registry: Registry) -> Proposal:
-    """Apply only what changed in the files from `seen` to `now`. Raises ConfigError when a policy in use is
-    gone.
+    """Apply only the changes of the files from `seen` to `now`. Raises ConfigError when a policy in use was
+    removed.
     """
     changed = {name: spec for name, spec in now.policies.items() if seen.policies.get(name) != spec}
     gone = seen.policies.keys() - now.policies.keys()

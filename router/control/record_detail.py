@@ -1,6 +1,6 @@
-"""One record in full, with what other policies would have chosen, each of which decides anew on its view.
+"""One record in full, with the choices that other policies would have made: each decides anew on the record's view.
 
-Requests go on meanwhile: the event loop gets a turn after every decision.
+The event loop gets a turn after every decision, so that requests continue meanwhile.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from router.scheduling.policy.record import Record
 from router.scheduling.policy.record_view import describe_record, to_plain
 
 Others = Literal["configured", "shipped"]
-"""configured: the router's policies; shipped: also those that come with it."""
+"""configured: the router's policies; shipped: also the policies that are shipped with the router."""
 
 
 async def describe_in_full(record: Record, policies: Mapping[str, Policy], others: Others) -> dict[str, Any]:
-    """Return the record as plain JSON types, with the choice of every other policy at its first attempt."""
+    """Return the record as plain JSON types, with the choice of every other policy for its first attempt."""
     described = describe_record(record)
     described["others"] = []
     if not record.attempts:
@@ -37,6 +37,6 @@ async def describe_in_full(record: Record, policies: Mapping[str, Policy], other
 
 
 def _build_shipped(without: set[str]) -> dict[str, Policy]:
-    """Return the shipped policies, except for these names."""
+    """Return the shipped policies, except those named in `without`."""
     files = list_shipped_policies()
     return build_policies({name: read_policy_file(file) for name, file in files.items() if name not in without})

@@ -1,8 +1,9 @@
-"""Guards the splits of models: takes an arm's share away when its guard or a limit finds it too bad.
+"""Guards the splits of models: takes away the share of an arm that the guard or a limit finds too bad.
 
-What `switch.py` is for policies. A rollback is in the audit log, and with an `admin.audit_file` it outlives a
-restart, for as long as the split's settings are the same: another `seed` is another split. Where several processes
-have the split, each of them may find an arm too bad; what one has rolled back is out at all, and stays so.
+This module does for splits what `switch.py` does for policies. A rollback is in the audit log, and with an
+`admin.audit_file` it outlives a restart for as long as the split's settings are the same: another `seed` makes
+another split. If several processes have the split, each of them may find an arm too bad; an arm that one process
+has rolled back is out at all processes, and stays out.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ log = logging.getLogger("warmroute.control")
 
 
 class SplitGuard:
-    """Guards `splits`, minus the arms that the audit log has as rolled back. `policy_set` returns the policies in
-    force, which every entry of the log has.
+    """Guards `splits`, minus the arms that the audit log lists as rolled back. `policy_set` returns the policies in
+    force, which every entry of the log contains.
     """
 
     def __init__(
@@ -41,15 +42,15 @@ class SplitGuard:
             split = None if entry.split is None else by_fingerprint.get(entry.split)
             if split is not None and entry.arm is not None and entry.what.startswith("rollback") and entry.who == GUARD:
                 split.roll_back(entry.arm)
-                log.warning("model %s: arm %s was rolled back in this very split and stays so", split.name, entry.arm)
+                log.warning("model %s: arm %s was rolled back in this split and stays out", split.name, entry.arm)
 
     @property
     def rollbacks(self) -> Iterator[tuple[str, str]]:
-        """Iterate over the fingerprints of splits and their arms that were rolled back."""
+        """Iterate over the arms that were rolled back, each after the fingerprint of its split."""
         return ((split.fingerprint, arm) for split in self.splits for arm in sorted(split.rolled_back))
 
     def follow_rollback(self, fingerprint: str, arm: str) -> None:
-        """Take an arm out that was rolled back at another process; ignored if no split here has the fingerprint."""
+        """Remove an arm that was rolled back at another process; ignored if no split here has the fingerprint."""
         for split in self.splits:
             if split.fingerprint == fingerprint and split.roll_back(arm):
                 log.warning("model %s: arm %s was rolled back at another process", split.name, arm)
@@ -78,7 +79,9 @@ class SplitGuard:
         }
 
     def _handle(self, split: ModelSplit, finding: Finding) -> None:
-        """Take an arm out, or only report it: where the guard's `action` says so, and of the first arm."""
+        """Roll back an arm. Log an alarm instead for the first arm, and if the guard found it and its `action` is
+        `report`.
+        """
         keeps = finding.cause == "guard" and split.spec.guard.action == "report"
         if keeps or not split.roll_back(finding.arm):
             log.warning("model %s: arm %s is too bad, kept: %s", split.name, finding.arm, finding.why)

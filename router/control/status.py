@@ -1,6 +1,6 @@
 """The status of the router, read from all its parts, as JSON for the admin API and as a snapshot for the metrics.
 
-Reads only, except on an operator's request: draining, and forgetting a cache.
+It only reads, except on an operator's request to drain an instance or to forget a cache.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ class Status:
     control: Control
     clock: Clock
     run_id: str
-    features: Mapping[str, Feature]  # by name: those that are configured
+    features: Mapping[str, Feature]  # the configured ones, by name
     peers: PeerExchange | None = None  # None: this process is the only one
     host_records: HostRecords | None = None  # of other workers
-    host_workers: Callable[[], list[dict[str, Any]]] | None = None  # describes all; None: this is the only one
+    host_workers: Callable[[], list[dict[str, Any]]] | None = None  # describes all workers; None: only this one
 
     # for the admin API, as plain JSON types
 
     def describe_instances(self) -> list[dict[str, Any]]:
-        """State, sources, load, index size, stream health and tokenizer of each instance: at least `id`, `url` and
-        `state`.
+        """Return state, sources, load, index size, stream health and tokenizer of each instance, with at least the
+        fields `id`, `url` and `state`.
         """
         return [self._describe_instance(instance) for instance in self.scheduler.fleet]
 
     def describe_instance(self, id: str) -> dict[str, Any] | None:
-        """Describe one instance as `describe_instances` does; None when there is none."""
+        """Describe one instance as `describe_instances` does; None if there is no such instance."""
         instance = self.scheduler.fleet.get(id)
         return None if instance is None else self._describe_instance(instance)
 
@@ -123,8 +123,8 @@ class Status:
         return {name: discovery.trouble for name, discovery in self.discoveries.items()}
 
     def discovery_ages(self) -> dict[str, float | None]:
-        """Return, by discovery source, seconds since it last answered; None before, and for one that is not
-        asked.
+        """Return, by discovery source, the seconds since its last answer; None before the first answer, and for a
+        source that is not queried.
         """
         now = self.clock.now()
         return {
@@ -133,8 +133,8 @@ class Status:
         }
 
     def drain(self, instance: str, on: bool) -> bool:
-        """Start or stop draining an instance, unless a feature has something to do before: with `preload.drain` it
-        is handed off first. Return False when there is no such instance.
+        """Start or stop draining an instance. A feature may do something first: with `preload.drain` the instance
+        is handed off. Return False if there is no such instance.
         """
         if any(feature.on_drain(instance, on) for feature in self.features.values()):
             return True
@@ -154,8 +154,8 @@ class Status:
         return None if self.host_records is None else await self.host_records.find(record_id, others)
 
     async def find_records(self, query: RecordQuery) -> list[bytes]:
-        """Return the records of all workers that match as JSON, newest first. A session may be given by the name
-        that the client gave it, too, joined names with ` / ` between them.
+        """Return the matching records of all workers as JSON, newest first. A session may also be given by its
+        client's name for it, with ` / ` between joined names.
         """
         names = {name for session in query.sessions for name in (session, read_joined(session))}
         named = tuple(map(self.scheduler.view_builder.session_pseudonym, names))
@@ -173,8 +173,8 @@ class Status:
         return sorted(found, key=lambda request: request.at_s, reverse=True)[:limit]
 
     async def describe_cache(self, limit: int) -> dict[str, Any]:
-        """Return the prefixes that most prompts of the last minutes share, who holds them, and what is held
-        twice.
+        """Return the prefixes that most prompts of the last minutes share, the targets that hold them, and the
+        tokens held twice.
         """
         block_tokens = find_block_tokens(self.scheduler)
         parts = [await count_prefixes(self.recent_records, self.clock.wall(), block_tokens)]
@@ -194,7 +194,7 @@ class Status:
         return [] if self.peers is None else self.peers.describe()
 
     def describe_feature(self, name: str) -> dict[str, Any] | None:
-        """Return the description of the feature of this name; None: it is not configured."""
+        """Return the description of the feature of this name; None if the feature is not configured."""
         feature = self.features.get(name)
         return None if feature is None else feature.describe()
 
@@ -300,19 +300,19 @@ def list_policies_in_force(policy_set: PolicySet) -> list[PolicyInForce]:
 
 
 class RecordTime(msgspec.Struct):
-    """The part of an encoded record that tells its age."""
+    """The part of an encoded record that gives its age."""
 
     at_wall_s: float
 
 
 def sort_records(records: list[bytes], limit: int) -> list[bytes]:
-    """Return the newest of some encoded records, newest first."""
+    """Return the newest `limit` of some encoded records, newest first."""
     decode = msgspec.json.Decoder(RecordTime).decode
     return sorted(records, key=lambda record: decode(record).at_wall_s, reverse=True)[:limit]
 
 
 def describe_stream(stream: EventStream | None, source: EventEndpoint | None, now: float) -> dict[str, Any] | None:
-    """Describe a target's event stream, followed at `source`; None when it has none."""
+    """Describe a target's event stream, followed at `source`; None if the target has no stream."""
     if stream is None or (sequencer := stream.sequencer) is None:
         return None
     return {

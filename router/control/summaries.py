@@ -1,6 +1,7 @@
 """Descriptions for the operator: what a switch changed, which policies are in force, how an experiment stands.
 
-Plain JSON types, with sentences beside the figures. Infinity is written as text, since JSON has no number for it.
+The descriptions are plain JSON types, with sentences beside the figures. Infinity is written as text, since JSON
+has no number for it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class SwitchSummary(NamedTuple):
 
     what: str
     dry_run: bool
-    changed: bool  # False: it was in force already
+    changed: bool  # False: the policies were in force already
     plan: DryRunReport | None  # None: no choice can change
     notes: tuple[str, ...]
-    in_force: PoliciesInForce  # afterwards
+    in_force: PoliciesInForce  # after the switch
 
     def describe(self) -> dict[str, Any]:
         plan = None
@@ -42,8 +43,8 @@ class SwitchSummary(NamedTuple):
 
 
 def collect_notes(before: PolicySet, proposed: PolicySet, after: PolicySet, alike: bool) -> tuple[str, ...]:
-    """Return notes on a switch. `after` is `proposed` without arms rolled back earlier; `alike`: no choice
-    changes.
+    """Return notes on a switch. `after` is `proposed` without arms rolled back earlier; `alike` is true if no
+    choice changes.
     """
     notes = []
     if alike:
@@ -60,7 +61,9 @@ def collect_notes(before: PolicySet, proposed: PolicySet, after: PolicySet, alik
 
 
 def fingerprint(policy_set: PolicySet) -> str | None:
-    """Return a hash of the experiment's section and its arms' policies, which identifies it; None without one."""
+    """Return a hash of the experiment's section and its arms' policies, which identifies the experiment; None if
+    there is no experiment.
+    """
     if policy_set.experiment is None:
         return None
     text = "\0".join((policy_set.experiment.model_dump_json(), *policy_set.arm_digests))
@@ -103,7 +106,7 @@ def describe_policies(policy_set: PolicySet) -> dict[str, Any]:
 def describe_experiment(
     policy_set: PolicySet, running: RunningExperiment | None, shadows: Sequence[Shadow]
 ) -> dict[str, Any] | None:
-    """Describe the running experiment; None when there is none."""
+    """Describe the running experiment; None if none runs."""
     if policy_set.experiment is None or running is None:
         return None
     report = running.report()

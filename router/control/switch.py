@@ -1,8 +1,8 @@
 """The one way to change the policies in force: build, dry run on earlier requests, swap, write to the audit log.
 
-Switches run one after the other, dry run included. Only a rollback, and what was decided at another process, do not
-wait: a dry run in progress is repeated on the policies now in force, so no switch brings back an arm that was
-rolled back meanwhile.
+Switches run one after the other, dry run included. Only rollbacks and decisions of other processes do not wait: a
+dry run in progress is then repeated on the policies now in force, so no switch brings back an arm that was rolled
+back meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DRY_RUN_RECORDS = 10_000
 SLICE_S = 0.002  # of a dry run without a pause, too short to delay a first token noticeably
 
 FILES, ADMIN, GUARD, REPLICAS = "files", "admin", "guard", "replicas"
-ROLLBACK = "rollback"  # `what` of the audit entry of one
+ROLLBACK = "rollback"  # `what` of a rollback's audit entry
 STAYS_OUT = "an arm was rolled back in this very experiment and stays so: with another seed it is another experiment"
 
 
@@ -55,23 +55,23 @@ class SwitchStep(NamedTuple):
 
 
 class SwitchListener(Protocol):
-    """Learns what is decided at this process; `router/control/peers` publishes it."""
+    """Receives the decisions of this process; `router/control/peers` publishes them."""
 
     def on_switch(self, what: str, after: PolicySet, *, back: bool) -> None:
-        """`after` is in force because somebody switched here; `back`: by an undo."""
+        """Handle a switch by somebody at this process that put `after` in force; `back` is true for an undo."""
 
     def on_rollback(self, experiment: str, arm: str) -> None:
-        """An arm of the experiment, or split of a model, with this fingerprint was rolled back here."""
+        """Handle the rollback here of an arm of the experiment, or split of a model, with this fingerprint."""
 
     def on_entry(self, entry: AuditEntry) -> None:
-        """The audit log has an entry of this router."""
+        """Handle a new entry of this router in the audit log."""
 
 
 class Rollbacks:
-    """The arms rolled back so far, starting with those in the audit log's `entries`. They stay so.
+    """The arms rolled back so far, starting with those in the audit log's `entries`. They stay rolled back.
 
     While the experiment's fingerprint is the same, a rollback outlives a restart (through the audit file), an undo,
-    and a file that is saved again. Another `seed` makes another experiment, which is how to try again.
+    and a file that is saved again. To retry an arm, change the `seed`, which makes another experiment.
     """
 
     def __init__(self, entries: Iterable[AuditEntry] = ()) -> None:
@@ -81,7 +81,7 @@ class Rollbacks:
                 self.add(entry.before.experiment, entry.arm)
 
     def add(self, experiment: str | None, arm: str) -> None:
-        """Roll back an arm of the experiment with this fingerprint; ignored without one."""
+        """Roll back an arm of the experiment with this fingerprint; ignored if the fingerprint is None."""
         if experiment is not None:
             self._arms[experiment] = self._arms.get(experiment, frozenset()) | {arm}
 
@@ -99,8 +99,9 @@ class Rollbacks:
 
 
 class PolicySwitch:
-    """Starts with the policy set of `scheduler`, minus the arms that the audit log has as rolled back. Of a host's
-    workers the one on `duty` counts and logs what all of them do; None: this is the only process.
+    """Changes the policies in force, starting with the policy set of `scheduler` minus the arms that the audit log
+    lists as rolled back. Among the workers of a host, the one on `duty` counts and logs the switches of all; `duty`
+    is None if this is the only process.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class PolicySwitch:
         self.audit = audit
         self.switches: Counter[str] = Counter()  # by source
         self.undo: deque[SwitchStep] = deque(maxlen=MAX_UNDO_STEPS)
-        self.ended: dict[str, Any] | None = None  # the last experiment, as it ended
+        self.ended: dict[str, Any] | None = None  # description of the last experiment when it ended
         self.wait_until_applied: Callable[[], Awaitable[None]] = no_other_workers
         self.listener: SwitchListener | None = None
         self.rollbacks = Rollbacks(reversed(audit.latest()))
@@ -131,7 +132,7 @@ class PolicySwitch:
             scheduler.swap(after)
 
     def log_start(self) -> None:
-        """Log the policies that this router starts with, which is no news to others."""
+        """Log the policies that this router starts with. Peers are not notified."""
         after = summarize_policies(self.policy_set)
         self.audit.add(AuditEntry(self._clock.wall(), FILES, "start", None, after, why=self._start_why))
 
@@ -173,7 +174,9 @@ class PolicySwitch:
             return SwitchSummary(request.what, request.dry_run, changed, plan, notes, summarize_policies(after))
 
     def roll_back(self, finding: Finding) -> None:
-        """Take an arm out of the experiment at once, or only report it where the guard's `action` says so."""
+        """Remove an arm from the experiment at once. If the guard found it and the guard's `action` is `report`,
+        log an alarm instead.
+        """
         before = self.policy_set
         if before.experiment is None or finding.arm not in before.live_arms:
             return
@@ -193,9 +196,9 @@ class PolicySwitch:
     async def follow(
         self, what: str, build: Callable[[PolicySet], PolicySet], confirm: Callable[[], bool], *, back: bool, near: bool
     ) -> None:
-        """Put in force what was decided at another process, without a dry run: it has made one. `build`, in a
-        thread, makes the policies from those in force here; dropped when `confirm`, called just before, says that a
-        later decision counts. Raises what `build` raises.
+        """Put a decision of another process in force, without a dry run, since that process has made one. `build`,
+        called in a thread, makes the policies from those in force here. The decision is dropped if `confirm`,
+        called just before the swap, returns False because a later decision counts. Raises what `build` raises.
         """
         while True:
             before = self.policy_set
@@ -214,8 +217,8 @@ class PolicySwitch:
         self._count_followed(near)
 
     def follow_rollback(self, experiment: str, arm: str, *, near: bool) -> None:
-        """Take an arm out that was rolled back at another process; if another experiment runs, whenever it is
-        back.
+        """Remove an arm that was rolled back at another process. If another experiment runs now, the arm is removed
+        as soon as its own experiment is back.
         """
         self.rollbacks.add(experiment, arm)
         if (after := self.rollbacks.apply(self.policy_set)) is not self.policy_set:
@@ -224,7 +227,9 @@ class PolicySwitch:
             self._count_followed(near)
 
     def _count_followed(self, near: bool) -> None:
-        """Count a switch of another host once for all workers; a worker of this host has counted its own."""
+        """Count a decision of another host once for all workers; a worker of this host has counted its own
+        decisions.
+        """
         self.switches[REPLICAS] += not near and self._is_on_duty()
 
     def _is_on_duty(self) -> bool:

@@ -1,7 +1,7 @@
-"""Mean answer length per model: how many tokens a request that is placed now will probably stream.
+"""Mean answer length per model: the number of tokens that a request placed now will probably stream.
 
-An exponential mean over about the last `WINDOW` answers, an ordinary one until there are as many. Rounded to whole
-tokens: the value goes into every record, and finer digits do not compress.
+This is an exponential mean over about the last `WINDOW` answers, and an ordinary mean until there are that many. It
+is rounded to whole tokens, because the value goes into every record, and finer digits do not compress.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ MAX_MODELS = 10_000  # engines load and unload adapters under new names
 
 
 class AnswerLengths:
-    """Mean answer lengths of the models that answered: of `MAX_MODELS`, those that answered first are forgotten."""
+    """Mean answer lengths of at most `MAX_MODELS` models; the model that answered first is forgotten first."""
 
     def __init__(self) -> None:
         self._means: dict[str, tuple[int, float]] = {}  # count, up to `WINDOW`, and mean

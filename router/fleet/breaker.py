@@ -1,4 +1,4 @@
-"""The circuit breaker of one target: opens after failures in a row, then lets one request through as a probe.
+"""The circuit breaker of one target: it opens after failures in a row, then allows one request as a probe.
 
                  failures in a row                open_s over, one request chosen
         closed --------------------> open ---------------------------------------> half open
@@ -6,19 +6,20 @@
           |                           +------------------ it failed -----------------+    |
           +----------------------------------------- it went well ------------------------+
 
-Classification of ends (`judge_status` and `router.scheduling.ticket.judge_end` decide it):
+Verdicts on the ends of requests (by `judge_status` and `router.scheduling.ticket.judge_end`):
 
     unreachable  no connection: the request is not to blame
-    failure      died before its first byte or mid-stream, 500, 502, 504: the engine is to blame, or the request
-    neutral      503: the engine is full (its queue limit says so on purpose), a retry elsewhere is right and a breaker
-                 would turn a short queue into an outage; 4xx: the engine's API server is well, which says nothing of
-                 what computes; the client left; the router's own deadline
+    failure      death before the first byte or mid-stream, 500, 502, 504: the engine or the request is to blame
+    neutral      503: the engine is full (as its queue limit intends), so a retry elsewhere is right and a breaker
+                 would turn a short queue into an outage; 4xx: the engine's API server works, which does not show
+                 whether the computing part works; the client left; the router's own deadline
     success      everything else
 
-One client whose requests make engines fail must not close the fleet to everybody. So failures that may be a
-request's own open the breaker only if they came from two clients, or if no other client was served within
-`SERVED_S`: then nobody else is harmed, and a broken engine is found where all requests come from one address. In
-the half-open state the same holds, and a client whose probe failed leaves the next one to others for `open_s`.
+A client whose requests make engines fail must not make the fleet unavailable to other clients. So failures that the
+request may have caused open the breaker only if they came from two clients, or if no other client was served within
+`SERVED_S`: then no other client is harmed, and a broken engine is detected even if all requests come from one
+address. The same rule applies in the half-open state, in which a client whose probe failed may not send the next
+probe for `open_s`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BreakerState = Literal["closed", "open", "half_open"]
 Verdict = Literal["success", "neutral", "failure", "unreachable"]
 
 FAILURE_STATUSES = frozenset((500, 502, 504))
-SERVED_S = 60.0  # a good answer to another client speaks for the target for so long
+SERVED_S = 60.0  # how long a good answer to another client counts in favour of the target
 
 
 def judge_status(status: int | None) -> Verdict:
@@ -41,8 +42,8 @@ def judge_status(status: int | None) -> Verdict:
 
 
 class CircuitBreaker:
-    """A circuit breaker for one target. It is a member of the set `not_closed` (the fleet's) while it is not
-    closed. `client` is None where it is unknown: all unknown clients count as one.
+    """A circuit breaker for one target. While it is not closed, it is a member of the fleet's set `not_closed`. In
+    all methods `client` is None if it is unknown: all unknown clients count as one.
     """
 
     __slots__ = (
@@ -71,18 +72,18 @@ class CircuitBreaker:
 
     def reset(self) -> None:
         """Close the breaker: a new process answers at the target."""
-        self._failures = 0  # in a row, since the breaker opened if it is not closed
-        self._failed_client: str | None = None  # of the last one
+        self._failures = 0  # failures in a row; since the breaker opened, if it is not closed
+        self._failed_client: str | None = None  # the client of the last failure
         self._failed_at = -inf
-        self._several_failed = False  # they are of several clients
+        self._several_failed = False  # whether these failures are of several clients
         self._served: tuple[str | None, float] = None, -inf  # the last client with a good answer, and when
-        self._served_before: tuple[str | None, float] = None, -inf  # the same of the last other one
-        self._probed_at = -inf  # when the request was sent that is the probe now
-        self.unreachable = False  # the target could not be reached when the breaker opened
+        self._served_before: tuple[str | None, float] = None, -inf  # the last other client with one, and when
+        self._probed_at = -inf  # when the present probe was sent
+        self.unreachable = False  # whether the target could not be reached when the breaker opened
         self._close()
 
     def allows(self, now: float, client: str | None = None) -> bool:
-        """Return whether a request may go to the target. Changes nothing: it is called for every candidate."""
+        """Return whether a request may go to the target. Changes nothing, as it is called for every candidate."""
         if self._opened_at is None:
             return True
         if now - self._opened_at < self._open_s or now - self._probed_at < self._open_s:
@@ -90,15 +91,15 @@ class CircuitBreaker:
         return not self._failures or client != self._failed_client or now - self._failed_at >= self._open_s
 
     def on_request_sent(self, now: float) -> None:
-        """Note that a request is sent to the target. While the breaker is half open, it is the probe: until it
-        ends, for `open_s` at most, since an answer may take many minutes.
+        """Record that a request is sent to the target. If the breaker is half open, the request is the probe until
+        it ends, but for at most `open_s`, since an answer may take many minutes.
         """
         if self._opened_at is not None and now - self._opened_at >= self._open_s:
             self._probed_at = now
 
     def on_request_end(self, verdict: Verdict, now: float, client: str | None = None) -> None:
-        """Note that a request to the target has ended, with `verdict`. A request sent before the breaker opened may
-        close or reopen it as well: its evidence is as good. A neutral end only permits another probe.
+        """Record that a request to the target has ended, with `verdict`. A request sent before the breaker opened
+        may also close or reopen it, since its evidence is as good. A neutral end only permits another probe.
         """
         self._probed_at = -inf
         if verdict == "success":
@@ -126,7 +127,7 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """It is open or half open."""
+        """Whether the breaker is open or half open."""
         return self._opened_at is not None
 
     @property
@@ -136,12 +137,12 @@ class CircuitBreaker:
 
     @property
     def several_failed(self) -> bool:
-        """The last failures were of several clients."""
+        """Whether the last failures were of several clients."""
         return self._several_failed
 
     def on_opened_elsewhere(self, client: str | None, several: bool, now: float) -> None:
-        """Note that another router or worker opened its breaker of this target: after failures of `several`
-        clients, or of this one. Those of one client open this breaker only where such failures here would.
+        """Record that another router or worker opened its breaker of this target, after failures of `several`
+        clients or only of `client`. In the latter case this breaker opens only if such failures here would open it.
         """
         if several and self._opened_at is None:
             self._opened_at, self.unreachable = now, False
@@ -151,7 +152,7 @@ class CircuitBreaker:
             opened_before = self.times_opened
             self._failures, self._failed_client = max(self._failures, self._failure_limit - 1), client
             self._on_failure(False, now, client)
-            self.times_opened = opened_before  # it is counted where it happened
+            self.times_opened = opened_before  # only the router whose breaker opened first counts it
 
     def on_closed_elsewhere(self) -> None:
         """Close it: the target answered another router or worker well."""
@@ -159,9 +160,7 @@ class CircuitBreaker:
         self._close()
 
     def detach(self) -> None:
-        """Leave `not_closed` for good: the target left the fleet, and requests that still end there do not
-        matter.
-        """
+        """Leave `not_closed` permanently: the target left the fleet, and later ends of requests do not matter."""
         self._not_closed.discard(self)
         self._not_closed = set()
 

@@ -1,8 +1,8 @@
 """Columns of facts over all candidates of a large fleet, for comparing a thousand targets at every request.
 
-Most of a large fleet loses every choice at a glance: it holds no more of the prompt than a target that waits less.
-Seeing that takes a number or two per target, not a row. So these numbers are kept in lists, and are updated for the
-few targets that changed since the last use. They equal what rows would say.
+Most targets of a large fleet clearly lose every choice: they hold no more of the prompt than a target with a
+shorter wait. Detecting this takes one or two numbers per target, not a row. So these numbers are kept in lists, and
+updated for the few targets that changed since the last use. They equal the values in rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scorers.ttft import WorkAhead
 
 
 class CandidateColumns:
-    """Columns over `targets`, in their order. They are empty until `fill`."""
+    """Columns over `targets`, in the order of `targets`. The columns are empty until `fill`."""
 
     def __init__(self, targets: tuple[Target, ...]) -> None:
         self.targets = targets
@@ -73,8 +73,8 @@ class CandidateColumns:
             (self.distrusted.discard if target.overlap_accuracy.trusted else self.distrusted.add)(target)
 
     def all_have_free(self, tokens: int, answer: float) -> bool:
-        """Return whether every target has memory for `tokens` more and for all answers there with one of
-        `answer`.
+        """Return whether every target has memory for `tokens` more tokens and for the growth of all its answers
+        with one more answer of `answer` tokens.
         """
         if tokens + growth_tokens(self._most_requests, answer) > self._least_free:
             self._least_free, self._most_requests = min(self.free_tokens), max(self.requests)
@@ -86,8 +86,8 @@ def _empty_prices(count: int) -> WorkAhead:
 
 
 def _put(prices: WorkAhead, slot: int, queued_ms: float, speed: Speed, ms_per_step: float, weight: float) -> None:
-    """Set one slot. The queue counts once and the work `weight` times: all ways to do it scale alike, so the least
-    stays the least.
+    """Set one slot. The queue counts once and the work `weight` times: all ways to do the work are scaled alike, so
+    the cheapest way stays the cheapest.
     """
     prices.fixed_ms[slot] = queued_ms + speed.base_ms * weight
     prices.ms_per_token[slot] = speed.us_per_token / 1e3 * weight

@@ -1,23 +1,26 @@
-"""Computes how many instances a model should have, with the reason, from the facts of decisions.
+"""Computes the desired number of instances of a model, with the reason, from the facts of decisions.
 
-Per model and role, the largest of what each of these asks for:
+Per model and role, the desired number is the largest of these needs:
 
-    prefill   work that arrives, ms of prefill per second, over what one instance may be loaded with (`LOAD_SHARE`).
-              It is the share of time in which the targets have prefill pending, plus what their queues grow by. As
-              queues are priced by learned speed and overlap, these are tokens to compute, not tokens of prompts.
-    queue     prefill work that is booked, over what one instance computes in `QUEUE_MS`, where it does not shrink
-    memory    KV memory of live requests, over that of one instance (`MEMORY_SHARE`)
-    hits      KV that requests came back for within a minute and a half, over that memory (`working_set.py`): with fewer
-              instances it would be evicted before its next use, and one more saves the tokens that are computed again
+    prefill   arriving work, in ms of prefill per second, over the allowed load of one instance (`LOAD_SHARE`).
+              The arriving work is the share of time in which the targets have prefill pending, plus the growth of
+              their queues. Queues are priced by learned speed and overlap, so cached tokens do not count.
+    queue     booked prefill work, divided by what one instance computes in `QUEUE_MS`, unless queues shrink
+    memory    KV memory of live requests, divided by the memory of one instance (`MEMORY_SHARE`)
+    hits      KV that requests re-used within a minute and a half, divided by the memory of one instance
+              (`working_set.py`): with fewer instances this KV would be evicted before its next use, and one more
+              instance avoids computing it again
 
-What is queued at an instance stays there: another one takes its share of what arrives, and `prefill` counts that.
-So an instance's queue counts up to `MOST_QUEUES`, its memory up to what it has, and queues that shrink ask for no
-more than there are; else a backlog would ask for instances that are ready when it is gone.
+Work that is queued at an instance stays at that instance; a new instance only takes a share of the arriving work,
+which `prefill` counts. So an instance's queue counts up to `MOST_QUEUES`, its memory up to its capacity, and
+shrinking queues need no more instances than there are; otherwise a backlog would request instances that are ready
+only when the backlog is gone.
 
-There is no reason for decoding: engines do not report how many requests they run at once at most.
+No need is computed for decoding, because engines do not report how many requests they can run at once.
 
-Up by the mean of `UP_S`, and not before half of that was seen, so never from one reading; down to the largest count
-of the last `DOWN_S`, the stabilisation window of Kubernetes' HPA. Pure: readings and times are arguments.
+The count rises by the mean over `UP_S`, and only after half of that time was observed, so never after a single
+reading; it falls to the largest count of the last `DOWN_S`, the stabilisation window of Kubernetes' HPA. This
+module does no I/O: readings and times are arguments.
 """
 
 from __future__ import annotations
@@ -27,49 +30,53 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Literal, NamedTuple
 
-LOAD_SHARE = 0.7  # of an instance's time: beyond it the wait behind other prefills grows steeply (M/D/1: 1.2 services)
+LOAD_SHARE = 0.7  # of an instance's time: above it the wait behind prefills grows steeply (M/D/1: 1.2 services)
 QUEUE_MS = 2000.0
-MOST_QUEUES = 2.0  # of `QUEUE_MS`, at one instance: it and one beside it
-MEMORY_SHARE = 0.85  # of KV memory: beyond it engines evict what sessions come back for
+MOST_QUEUES = 2.0  # of `QUEUE_MS`, at one instance: the instance and one beside it
+MEMORY_SHARE = 0.85  # of KV memory: above it engines evict KV that sessions re-use
 UP_S = 15.0
 DOWN_S = 300.0
 FEWEST_READINGS = 10  # in `UP_S`
 
 Reason = Literal["prefill", "queue", "memory", "hits", "minimum"]
-"""What asks for most instances; minimum: nothing asks for as many as there are to be."""
+"""The need with the largest number of instances; `minimum` if all needs are below the minimum number."""
 
 
 class RoleReading(NamedTuple):
     """One reading of all instances of a model in a role."""
 
-    instances: int  # that get requests
-    busy: float  # sum over instances: share of its targets that have prefill pending
-    queued_ms: float  # prefill work booked there
-    queues: float  # the same in `QUEUE_MS`, up to `MOST_QUEUES` of each
-    live_tokens: int  # of KV memory, up to what each has
-    reused_tokens: int | None  # that requests come back for; None: unknown, or a shared pool keeps them
-    capacity_tokens: int | None  # of KV memory, of all of them; None: some is unknown
+    instances: int  # number of instances that get requests
+    busy: float  # sum over instances: share of the instance's targets that have prefill pending
+    queued_ms: float  # prefill work booked at these instances
+    queues: float  # `queued_ms` in units of `QUEUE_MS`, up to `MOST_QUEUES` of each instance
+    live_tokens: int  # tokens of KV memory in use, up to the capacity of each instance
+    reused_tokens: int | None  # tokens that requests re-use; None: unknown, or a shared pool retains them
+    capacity_tokens: int | None  # tokens of KV memory of all instances; None: unknown for some instance
 
 
 class DesiredCount(NamedTuple):
-    """The count that is wanted. `needs`: instances that each reason asks for, a fraction; missing where unknown."""
+    """The desired number of instances. `needs` has the number of instances (a fraction) that each known reason
+    requires.
+    """
 
     instances: int
     reason: Reason  # the largest need
     needs: Mapping[Reason, float]
-    held_from: int | None  # the count that is wanted now, where a larger one of the last `DOWN_S` holds; else None
+    held_from: int | None  # the present count, if a larger count of the last `DOWN_S` applies instead; else None
 
 
 class DesiredInstances:
-    """The readings of one model and role, and what follows from them. `sleeps`: none is needed without requests."""
+    """The readings of one model and role, and the desired number of instances. `sleeps` is whether no instance is
+    needed without requests.
+    """
 
     def __init__(self, *, sleeps: bool = False) -> None:
         self._sleeps = sleeps
         self._readings: deque[tuple[float, RoleReading]] = deque()
-        self._counts: deque[tuple[float, int, Reason]] = deque()  # falling: a later larger one replaces all before it
+        self._counts: deque[tuple[float, int, Reason]] = deque()  # falling: a new count removes those not above it
 
     def observe(self, reading: RoleReading, now: float) -> DesiredCount | None:
-        """Add a reading, and return what is wanted; None while too few were made to tell."""
+        """Add a reading, and return the desired number of instances; None while there are too few readings."""
         readings = self._readings
         readings.append((now, reading))
         while readings[0][0] < now - UP_S:
@@ -96,11 +103,11 @@ class DesiredInstances:
 
 
 def find_needs(readings: Sequence[RoleReading], seen_s: float) -> dict[Reason, float]:
-    """Return how many instances each reason asks for, by the mean of `readings`, made over `seen_s`."""
+    """Return how many instances each reason requires, by the mean of `readings`, which cover `seen_s`."""
     number = len(readings)
     first, last = readings[0], readings[-1]
     busy = sum(each.busy for each in readings) / number
-    growth = (last.queued_ms - first.queued_ms) / 1e3 / seen_s if seen_s > 0 else 0.0  # instances that it would take
+    growth = (last.queued_ms - first.queued_ms) / 1e3 / seen_s if seen_s > 0 else 0.0  # in instances
     queues = sum(each.queues for each in readings) / number
     needs: dict[Reason, float] = {
         "prefill": max(0.0, busy + growth) / LOAD_SHARE,

@@ -1,6 +1,6 @@
 """Facts that engines report, as values: gauges, model cards and event endpoints, the same for every engine dialect.
 
-Nothing here opens a connection; `backends/` does, and each dialect there turns bytes into these values.
+Nothing here opens a connection: `backends/` does, and each dialect in `backends/` turns bytes into these values.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ class PoolTransferCounts(NamedTuple):
     """Counters of one rank's loads from the shared pool since its process started; a restart resets them."""
 
     operations: int
-    blocks: int  # counted for each worker and cache group, as each loads for itself
+    blocks: int  # counted for each worker and cache group, as each of them loads separately
     seconds: float  # sum over all operations, which may have run concurrently
 
 
 class Gauges(NamedTuple):
-    """One rank's metrics page, as far as routing needs it. None where the page does not report a value."""
+    """The values of one rank's metrics page that routing needs; None for a value that the page does not report."""
 
     running: int | None
     waiting: int | None
@@ -29,7 +29,7 @@ class Gauges(NamedTuple):
     waiting_adapters: frozenset[str] | None = None  # LoRA adapters of its waiting requests
     pool_loads: PoolTransferCounts | None = None
     output_tokens: int | None = None  # answer tokens since its process started; a restart resets the counter
-    cache_blocks: int | None = None  # that the GPU has, which all cache groups share
+    cache_blocks: int | None = None  # number of GPU blocks, which all cache groups share
 
 
 class ModelCard(NamedTuple):

@@ -5,21 +5,21 @@
                   ^                                                                      |
                   +---------------------- record_probe_success() ------------------------+
 
-                | is asked what it serves | gets requests | finishes its requests | is probed |
-    joining     |           yes           |       -       |          yes          |    yes    |
-    ready       |            -            |      yes      |          yes          |    yes    |
-    draining    |            -            |       -       |          yes          |    yes    |
-    down        |            -            |       -       |    if it still can    |    yes    |
+                | models are queried | gets requests | finishes its requests | is probed |
+    joining     |        yes         |       -       |          yes          |    yes    |
+    ready       |         -          |      yes      |          yes          |    yes    |
+    draining    |         -          |       -       |          yes          |    yes    |
+    down        |         -          |       -       |    if it still can    |    yes    |
 
 A down instance that answers goes through joining again: it may be a new process with other models and an empty
-cache. One that was ready and whose probes time out may be busy, not dead: a time-out does not count where the
-instance has delivered part of an answer meanwhile, and where no ready instance is left that can answer for a model,
-those that are down by time-outs alone are served as if they were ready (panic, as Envoy's). `drain` is set by the
-operator and outlives all of that: a drained engine that restarts comes back drained, until it is undrained. An
-instance whose source says that it gets no new requests (a pod that is not ready, or terminates) is shown as
-draining too, until its source says otherwise. An instance that fails while joining is down as well.
+cache. A ready instance whose probes time out may be busy, not dead. So a time-out does not count if the instance
+has delivered part of an answer meanwhile. If no ready instance is left that can answer for a model, the instances
+that are down only because of time-outs get requests as if they were ready (panic, as in Envoy). The operator's
+`drain` persists across all of these states: a drained engine that restarts stays drained until it is undrained. An
+instance whose source reports that it gets no new requests (a pod that is not ready, or terminates) is shown as
+draining, too, until its source reports otherwise. An instance that fails while joining is also down.
 
-Pure: times are arguments, and nothing is sent from here. `backends/feeds/health.py` does the probing.
+This module does no I/O: times are arguments, and `backends/feeds/health.py` does the probing.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from router.fleet.served_models import read_cards
 from router.kvcache.events import TargetId
 from scorers.contract import Speed
 
-MISSING_PAGES = 3  # metrics pages in a row without a rank after which it is gone
+MISSING_PAGES = 3  # number of consecutive metrics pages without a rank after which the rank is gone
 
 
 class DuplicateInstance(NamedTuple):
-    """Two instances with one id: the second did not join."""
+    """An instance that did not join, because another instance has its id."""
 
     id: str
     url: str
 
 
 class RankChanges(NamedTuple):
-    """Targets of an instance that came and went."""
+    """Targets that joined and left with a metrics page of their instance."""
 
     joined: Sequence[Target] = ()
     left: Sequence[Target] = ()
@@ -64,7 +64,7 @@ NO_CHANGES = RankChanges()
 
 
 class _Tables(NamedTuple):
-    """Lookup tables from names to targets, so that a request only looks up."""
+    """Lookup tables from names to targets, so that requests need no searches."""
 
     targets: dict[TargetId, Target]
     by_model: dict[str, list[Target]]
@@ -73,7 +73,7 @@ class _Tables(NamedTuple):
 
 
 class Fleet:
-    """All instances. Unknown ids are ignored: a late answer may arrive after its instance has left."""
+    """All instances. Unknown instance ids are ignored: a late answer may arrive after its instance has left."""
 
     def __init__(self, config: schema.FleetConfig) -> None:
         self._config = config
@@ -81,12 +81,12 @@ class Fleet:
         self._tables: _Tables | None = None  # None when outdated
         self.occupancy = Occupancy()
         self._nominal = NominalSpeeds()
-        self._ready: dict[str | None, CandidateColumns] = {}  # targets that get requests, by model
+        self._ready: dict[str | None, CandidateColumns] = {}  # columns over the targets that get requests, by model
         self._all_columns: list[CandidateColumns] = []  # the distinct values of `_ready`
         self._not_closed: set[CircuitBreaker] = set()
         self.answer_lengths = AnswerLengths()
         self.row_cache = RowCache(self._nominal.clear)
-        self.on_change: list[Callable[[], None]] = []  # called during a change of which targets are ready for what
+        self.on_change: list[Callable[[], None]] = []  # called while the set of ready targets changes
 
     def join(self, config: schema.InstanceConfig) -> Instance | DuplicateInstance:
         """Add an instance in state joining, with rank 0 until it reports its ranks."""
@@ -106,7 +106,7 @@ class Fleet:
             self._forget_tables()
 
     def drain(self, id: str, on: bool = True) -> bool:
-        """Set or clear the operator's drain: a drained instance finishes its requests and gets no new one. Returns
+        """Set or clear the operator's drain: a drained instance finishes its requests and gets no new ones. Returns
         False if there is no such instance.
         """
         instance = self._instances.get(id)
@@ -116,13 +116,13 @@ class Fleet:
         return instance is not None
 
     def set_accepting(self, id: str, accepting: bool) -> None:
-        """Set whether the source of the instance wants it to get new requests."""
+        """Set whether the instance may get new requests according to its source."""
         if (instance := self._instances.get(id)) is not None and instance.accepting != accepting:
             instance.accepting = accepting
             self._forget_ready()
 
     def mark_ready(self, id: str, cards: Sequence[ModelCard], ranks: Collection[int]) -> None:
-        """Make a joining instance ready: it reported its models, and its ranks unless `ranks` is empty."""
+        """Make a joining instance ready, with the reported models, and its ranks unless `ranks` is empty."""
         if (instance := self._instances.get(id)) is None:
             return
         instance.cards, instance.served = tuple(cards), read_cards(cards)
@@ -144,7 +144,7 @@ class Fleet:
             self._forget_tables()
 
     def record_probe_success(self, id: str, now: float) -> bool:
-        """Note a successful probe. Returns True if the instance is joining and must be asked what it serves."""
+        """Record a successful probe. Returns True if the instance is joining and its models must be queried."""
         if (instance := self._instances.get(id)) is None:
             return False
         instance.failures = 0
@@ -153,13 +153,13 @@ class Fleet:
         return instance.lifecycle is InstanceState.JOINING
 
     def begin_probe(self, id: str) -> None:
-        """Note that a probe of the instance is being sent."""
+        """Record that a probe of the instance is being sent."""
         if (instance := self._instances.get(id)) is not None:
             instance.delivered = False
 
     def record_probe_failure(self, id: str, now: float, *, late: bool = False) -> bool:
-        """Note a failed probe, `late` if the instance was reached and did not answer in time: which is no failure
-        of one that has delivered part of an answer meanwhile. Returns True if this one took the instance down.
+        """Record a failed probe. `late`: the instance was reached but did not answer in time, which is no failure
+        if it has delivered part of an answer meanwhile. Returns True if this probe took the instance down.
         """
         if (instance := self._instances.get(id)) is None or (late and instance.delivered):
             return False
@@ -175,21 +175,21 @@ class Fleet:
         return falls
 
     def begin_poll(self, id: str) -> None:
-        """Note that a poll of the instance's metrics is being sent."""
+        """Record that a poll of the instance's metrics is being sent."""
         if (instance := self._instances.get(id)) is not None:
             for target in instance.targets.values():
                 target.load_book.begin_poll()
 
     def apply_metrics(self, id: str, page: Mapping[int, Gauges], sent_at: float) -> RankChanges:
-        """Apply an instance's metrics page, by rank, requested at `sent_at`. Returns the targets that came and went
-        with it.
+        """Apply an instance's metrics page (gauges by rank), requested at `sent_at`. Returns the targets that
+        joined and left with this page.
         """
         if (instance := self._instances.get(id)) is None or not page:
             return NO_CHANGES
         if instance.lifecycle is InstanceState.DOWN and not instance.is_slow:
             return NO_CHANGES
         if len(page) == 1 and len(instance.targets) == 1:
-            # A single engine is that engine, whatever its rank number (external data-parallel balancing).
+            # A single rank is the instance's only target, whatever its number (external data-parallel balancing).
             page = dict(zip(instance.targets, page.values(), strict=True))
         before = instance.targets
         if before.keys() != page.keys() or instance.missing_pages:
@@ -203,8 +203,8 @@ class Fleet:
         return RankChanges(joined, [target for rank, target in before.items() if rank not in instance.targets])
 
     def _follow_ranks(self, instance: Instance, page: Collection[int]) -> None:
-        """Add the ranks that are new in a metrics page, and drop those that have no source of events and were in
-        none of the last pages.
+        """Add the ranks that are new in a metrics page. Drop those that have no event source and were missing in
+        the last `MISSING_PAGES` pages.
         """
         missing = {rank for rank in instance.targets if rank not in page and rank not in instance.streamed_ranks}
         instance.missing_pages = Counter({rank: instance.missing_pages[rank] + 1 for rank in missing})
@@ -214,8 +214,8 @@ class Fleet:
             self._set_ranks(instance, sorted((*stay, *new)))
 
     def resolve(self, model: str) -> ServedModel | None:
-        """Return the base model and adapter behind a model name; None if no instance ever served it. A model whose
-        instances are all down is still known: a request for it gets a 503, not a 404.
+        """Return the base model and adapter behind a model name; None if no instance of the fleet has served the
+        name. A model whose instances are all down is still known, so a request for the model gets 503, not 404.
         """
         return (self._tables or self._build_tables()).served.get(model)
 
@@ -224,13 +224,13 @@ class Fleet:
         return {served.base for served in (self._tables or self._build_tables()).served.values()}
 
     def context_tokens(self, model: str) -> int | None:
-        """Return the longest prompt and answer, in tokens, on any instance of a base model; None: none reports
-        it.
+        """Return the largest context (prompt and answer, in tokens) of any instance of a base model; None if no
+        instance reports it.
         """
         return (self._tables or self._build_tables()).context_tokens.get(model)
 
     def model_path(self, name: str) -> str | None:
-        """Return where engines report that a model or adapter is stored; None if none reports it."""
+        """Return the path of a model or adapter as engines report it; None if no engine does."""
         paths = (card.root for i in self._instances.values() for card in i.cards if card.id == name)
         return next((path for path in paths if path is not None), None)
 
@@ -242,13 +242,13 @@ class Fleet:
     def candidates(
         self, model: str | None, excluding: Collection[str], now: float, client: str | None = None
     ) -> Sequence[Target]:
-        """Return the targets that serve the model and may get a request of `client` now, in the order their
-        instances joined. Where breakers leave none that can answer, they are ignored (panic mode, as Envoy's):
-        targets that could be reached come first, the others only if there is none of those.
+        """Return the targets that serve the model and may get a request of `client` now, in the order in which
+        their instances joined. If breakers leave no target that can answer, breakers are ignored (panic mode, as in
+        Envoy) for targets that could be reached, or for all targets if none could be reached.
         """
         ready = self._serving(model)
         if model is not None and (served := self.resolve(model)) is not None:
-            self._nominal.get(served.base, self._serving(served.base), now)  # and let those without samples assume it
+            self._nominal.get(served.base, self._serving(served.base), now)  # also for instances without samples
         if not excluding and not self._not_closed:
             return ready
         allowed = [target for target in ready if target.id not in excluding and target.breaker.allows(now, client)]
@@ -258,8 +258,8 @@ class Fleet:
         return allowed + ([target for target in shut if not target.breaker.unreachable] or shut)
 
     def ready_target(self, model: str | None, id: TargetId) -> Target | None:
-        """Return the ready target of that id in any breaker state, or one that is down by slow probes alone, as it
-        is the only one; None if there is none that serves the model.
+        """Return the target with this id in any breaker state, if it is ready or is down only because of slow
+        probes: there is no alternative to this target. None if there is no such target that serves the model.
         """
         targets = self.targets_serving(model)
         return next((each for each in targets if each.id == id and each.instance.may_serve), None)
@@ -269,7 +269,7 @@ class Fleet:
         return any(target.can_answer for target in self._serving(model))
 
     def in_panic(self, instance: Instance) -> bool:
-        """Return whether a slow instance is served because its model has no other that can answer."""
+        """Return whether a slow instance gets requests because no other instance of its model can answer."""
         return instance.is_slow and any(target.instance is instance for target in self._serving(instance.base))
 
     def answering(self, model: str) -> list[Target]:
@@ -291,8 +291,8 @@ class Fleet:
         return (self._ready.get(model) or self._find_ready(model)).targets
 
     def _find_ready(self, model: str | None) -> CandidateColumns:
-        """Return the columns over the model's ready targets, or in panic the slow ones; adapters share those of
-        their base.
+        """Return the columns over the model's ready targets, and in panic also the slow targets. Adapters share the
+        columns of their base model if their targets are the same.
         """
         targets = self.targets_serving(model)
         ready = tuple([target for target in targets if target.instance.state is InstanceState.READY])
@@ -308,7 +308,7 @@ class Fleet:
         return columns
 
     def _forget_ready(self) -> None:
-        """Drop all columns and with them the pending changes: new columns are filled from every target."""
+        """Drop all columns and the pending changes: new columns are filled from every target."""
         self._ready = {}
         self._all_columns = []
         self.row_cache.changed_targets.clear()
@@ -316,8 +316,8 @@ class Fleet:
             on_change()
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
-        """Return the block sizes of all targets that serve the model, as far as they are known, and no more than
-        two of an instance: every size is another chain of keys for every prompt.
+        """Return the known block sizes of all targets that serve the model, at most two per instance: every size
+        requires another chain of keys for every prompt.
         """
         sizes = self.row_cache.block_sizes.get(model)
         if sizes is None:
@@ -329,13 +329,13 @@ class Fleet:
         return sizes
 
     def nominal_speed(self, model: str | None, now: float) -> Speed | None:
-        """Return the speed of the typical ready instance that serves the model (None: any model); None if there is
-        no instance. The value and its ages are up to a second old.
+        """Return the speed of the typical ready instance that serves the model (any model if `model` is None); None
+        if there is no instance. The value and its ages are up to a second old.
         """
         return self._nominal.get(model, self._serving(model), now)
 
     def models(self) -> list[ModelCard]:
-        """Return the model cards of all instances that could answer, each name once."""
+        """Return the model cards of all instances that can get requests, each name once."""
         cards: dict[str, ModelCard] = {}
         for instance in self._instances.values():
             if instance.lifecycle is InstanceState.READY or instance.is_slow:
@@ -351,22 +351,22 @@ class Fleet:
             self.occupancy.sample(ready or [instance for instance in instances if instance.is_slow], now)
 
     def __len__(self) -> int:
-        """Count the instances, in any state."""
+        """Return the number of instances, in any state."""
         return len(self._instances)
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self._instances.values())
 
     def get(self, id: str) -> Instance | None:
-        """Return the instance; None if there is none of that id."""
+        """Return the instance; None if there is no instance with this id."""
         return self._instances.get(id)
 
     def target(self, id: TargetId) -> Target | None:
-        """Return the target; None if there is none of that id."""
+        """Return the target; None if there is no target with this id."""
         return (self._tables or self._build_tables()).targets.get(id)
 
     def _set_ranks(self, instance: Instance, ranks: Sequence[int]) -> None:
-        """Set an instance's targets. Those that stay keep their bookings: requests are in flight on them."""
+        """Set an instance's targets. Targets that stay keep their bookings, as requests are in flight on them."""
         before = instance.targets
         instance.targets = {rank: before.get(rank) or self._build_target(instance, rank) for rank in ranks}
         for rank in before.keys() - instance.targets.keys():
@@ -379,14 +379,14 @@ class Fleet:
         return Target(instance, rank, breaker, instance.latency_model, self.row_cache)
 
     def _forget_tables(self) -> None:
-        """Drop everything derived from which target serves what."""
+        """Drop everything that depends on which target serves which model."""
         self._tables = None
         self._nominal.clear()
         self.row_cache.on_block_size_change()
         self._forget_ready()
 
     def _build_tables(self) -> _Tables:
-        """Build the tables, lazily: changes come together, a thousand instances when the router starts."""
+        """Build the tables lazily, since changes come together: a thousand instances when the router starts."""
         targets = {target.id: target for i in self._instances.values() for target in i.targets.values()}
         self._tables = tables = _Tables(targets, {}, {}, {})
         for instance in self._instances.values():

@@ -1,7 +1,8 @@
-"""Targets and instances: a data-parallel rank of an instance is the target of a choice, with all facts about it.
+"""Targets and instances: a target is a data-parallel rank of an instance that a request can go to, with all its
+facts.
 
-The parts (load book, breaker, overlap accuracy, latency model) are independent of each other; changes that concern
-several of them at once are methods here, so that no caller can apply half of one.
+The parts (load book, breaker, overlap accuracy, latency model) are independent of each other. Changes to several
+parts at once are methods here, so that no caller can apply a change by half.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from router.fleet.overlap_accuracy import OverlapAccuracy
 from router.kvcache.events import Key, TargetId
 from scorers.contract import Row, Speed
 
-MAX_SIZES = 2  # of blocks in one instance; engines have one
+MAX_SIZES = 2  # block sizes in one instance; real engines have one
 NO_KEYS: Mapping[int, Sequence[Key]] = {}
-DECODE_TOKENS = 8  # of shorter answers the first step, shared with the prefill's end, and the last weigh too much
+DECODE_TOKENS = 8  # in shorter answers, the last step and the first (shared with the prefill's end) weigh too much
 
 
 class InstanceState(StrEnum):
@@ -37,14 +38,14 @@ class InstanceState(StrEnum):
 
 
 class ServedModel(NamedTuple):
-    """A requested model name resolved: a base model, perhaps with a LoRA adapter on it."""
+    """The meaning of a requested model name: a base model, and a LoRA adapter if the name is an adapter's."""
 
     base: str
     adapter: str | None
 
 
 class FetchedKv(NamedTuple):
-    """Part of a prompt's KV that an engine fetched over a link, neither found on its GPU nor computed."""
+    """Part of a prompt's KV that an engine fetched over a link: not found on the GPU, and not computed."""
 
     link: Link
     tokens: int
@@ -54,20 +55,20 @@ class TargetObserver(Protocol):
     """Receives changes of targets. `router.fleet.rows.RowCache` drops the rows of targets that changed."""
 
     def on_change(self, target: Target) -> None:
-        """Load, speed or capacity of `target` changed."""
+        """Handle a change of the load, speed or capacity of `target`."""
 
     def on_gauges_change(self, target: Target) -> None:
-        """Only facts that are part of a row, and of no column, changed."""
+        """Handle a change of facts of `target` that are in its row but in no column."""
 
     def on_block_size_change(self) -> None:
-        """A target has another block size."""
+        """Handle a change of a target's block size."""
 
     def on_first_sample(self) -> None:
-        """Something of an instance's speed was measured for the first time."""
+        """Handle the first sample of a part of an instance's speed."""
 
 
 class Target:
-    """A data-parallel rank of an instance. `observer` receives its changes."""
+    """A data-parallel rank of an instance. `observer` is notified of the target's changes."""
 
     __slots__ = (
         "_observer",
@@ -95,19 +96,19 @@ class Target:
         self.load_book = LoadBook(self._on_change)
         self.breaker = breaker
         self.overlap_accuracy = OverlapAccuracy()
-        self.latency_model = speed  # the instance's: its ranks share hardware
+        self.latency_model = speed  # shared by the instance's ranks, which share hardware
         self.block_tokens: int | None = None
         self.capacity_tokens: int | None = None
-        self.events: EventEndpoint | None = None  # where they are followed; None: they are not
+        self.events: EventEndpoint | None = None  # the endpoint whose events are followed; None: no events
 
     @property
     def requested_rank(self) -> int | None:
-        """Rank that a request to the instance names; None: the instance has only one."""
+        """Rank that a request to the instance must name; None if the instance has only one rank."""
         return self.rank if self.instance.has_ranks else None
 
     def build_row(self, now: float, count_held: Callable[[Target], int | None] | None = None) -> Row:
-        """Return its facts for a decision, except the overlap. `count_held` returns all the tokens that it
-        holds.
+        """Return the target's facts for a decision, except the overlap. `count_held` returns the total number of
+        tokens that the target holds.
         """
         speed = self.latency_model.speed(now)
         return Row(
@@ -124,16 +125,16 @@ class Target:
 
     @property
     def can_answer(self) -> bool:
-        """It is not one that only computes prompts for others."""
+        """Whether the target answers clients, rather than only prefilling for others."""
         return self.instance.config.role != "prefill"
 
     def book(self, uncached_tokens: int, prompt_tokens: int, keys: Mapping[int, Sequence[Key]] = NO_KEYS) -> Booking:
-        """Book a request that was placed here; `keys` of its prompt's full blocks, by block size."""
+        """Book a request that goes to this target. `keys`: keys of the prompt's full blocks, by block size."""
         size = self.block_tokens or 0
         return self.load_book.book(uncached_tokens, prompt_tokens, keys.get(size, ()), size)
 
     def set_block_tokens(self, tokens: int) -> None:
-        """Set the block size that the event stream reports; it takes precedence over the metrics page."""
+        """Set the block size that the event stream reports, which takes precedence over the metrics page."""
         if tokens != self.block_tokens:
             self.block_tokens = tokens
             self._observer.on_block_size_change()
@@ -141,7 +142,7 @@ class Target:
 
     @property
     def live_share(self) -> float | None:
-        """Share of the KV memory that is in use or booked, 1 at most; None while the capacity is unknown."""
+        """Share of the KV memory that is in use or booked, at most 1; None while the capacity is unknown."""
         return min(1.0, self.load_book.live_tokens / self.capacity_tokens) if self.capacity_tokens else None
 
     def apply_gauges(self, gauges: Gauges, sent_at: float) -> None:
@@ -176,8 +177,8 @@ class Target:
         now: float,
         fetched: FetchedKv | None = None,
     ) -> None:
-        """Learn from an answer's TTFT and the tokens it computed and found cached; `fetched` is the part brought
-        over a link. Ignored unless the request had the target's prefill for itself.
+        """Learn from an answer's TTFT and its numbers of computed and cached tokens; `fetched` is the part fetched
+        over a link. Ignored unless no other request was prefilling at the target.
         """
         if not booking.alone:
             return
@@ -191,8 +192,8 @@ class Target:
     def observe_decode(
         self, booking: Booking, output_tokens: int, ttft_ms: float, duration_ms: float, now: float
     ) -> None:
-        """Learn from a complete streamed answer of one sequence whose `booking` was released. Both times count from
-        the same moment. Answers under `DECODE_TOKENS` are ignored.
+        """Learn from a complete streamed answer of one sequence whose `booking` was released. Both times start at
+        the same moment. Answers shorter than `DECODE_TOKENS` are ignored.
         """
         batch = booking.batch
         if batch is not None and output_tokens >= DECODE_TOKENS:
@@ -201,9 +202,10 @@ class Target:
             self.on_speed_change()
 
     def _observe_pool_loads(self, before: PoolTransferCounts, after: PoolTransferCounts, now: float) -> None:
-        """Learn from the engine's pool counters between two polls, as one load of mean size. A counter that has
-        fallen, or stood still while others rose, is another process's or invalid: no sample. (A model with several
-        cache groups counts a block in each, and looks that many times as fast until answers correct it.)
+        """Learn from the engine's pool counters between two polls, as one load of mean size. If a counter has
+        fallen (a new process), or has not risen while others have (invalid), there is no sample. (A model with
+        several cache groups counts a block in each group, so its loads look that many times as fast until answers
+        correct this.)
         """
         operations, blocks, seconds = (new - old for old, new in zip(before, after, strict=True))
         if self.block_tokens is not None and operations > 0 and blocks > 0 and seconds > 0:
@@ -213,14 +215,14 @@ class Target:
             self.on_speed_change()
 
     def detach(self) -> None:
-        """Report no change any more: the target left the fleet, and requests that still end there do not matter.
-        What is left of it is no cycle of references, so it is freed with the last of these.
+        """Stop notifying the observer: the target left the fleet, and the ends of its last requests do not matter.
+        This also breaks reference cycles, so the target is freed with the last of these requests.
         """
         self.breaker.detach()
         self._on_change = self.load_book.on_change = _do_nothing
 
     def assume(self, typical: Speed) -> None:
-        """Take over how fast peers are, as far as nothing else was measured here."""
+        """Assume the speed of peers where this instance has no measurements to the contrary."""
         if self.latency_model.assume(typical):
             self.on_speed_change()
 
@@ -233,8 +235,8 @@ class Target:
             self._observer.on_first_sample()
 
     def reset(self) -> None:
-        """Forget what belonged to the engine's process: another one may answer now. Bookings and learned speed
-        stay.
+        """Forget the facts of the engine's process, since a new process may answer now. Bookings and learned speed
+        are retained.
         """
         self.breaker.reset()
         self.overlap_accuracy.reset()
@@ -249,8 +251,8 @@ def _do_nothing() -> None:
 
 
 class Instance:
-    """One engine server. `lifecycle` is joining, ready or down; `state` adds that it gets no new requests, because
-    the operator drains it (`drained`) or its source says so (not `accepting`).
+    """One engine server. `lifecycle` is joining, ready or down; `state` may also be draining, if the operator
+    drains the instance (`drained`) or its source reports that it gets no new requests (not `accepting`).
     """
 
     __slots__ = (
@@ -265,47 +267,47 @@ class Instance:
         self.drained = False
         self.accepting = True
         self.failures = 0  # failed probes in a row
-        self._all_late = False  # all of them since it was ready last were answers that did not come in time
-        self.delivered = False  # part of an answer, since its last probe began
-        self.joins = 0  # how often it has become ready: it rises with each new process that was noticed
+        self._all_late = False  # whether all failed probes since it was last ready were time-outs
+        self.delivered = False  # whether it has delivered part of an answer since its last probe began
+        self.joins = 0  # how often it has become ready: rises with each new process that was noticed
         self.cards: tuple[ModelCard, ...] = ()
         self.served: Mapping[str, ServedModel] = {}
         self.latency_model = speed
         self.targets: dict[int, Target] = {}
-        self.streamed_ranks: frozenset[int] = frozenset()  # with a source of events
+        self.streamed_ranks: frozenset[int] = frozenset()  # ranks with an event source
         self.missing_pages: Counter[int] = Counter()  # metrics pages in a row without a rank, by rank
         self.limits = LimitBook()
 
     @property
     def state(self) -> InstanceState:
-        """The state, with a ready instance that gets no new requests shown as draining."""
+        """The lifecycle state, except that a ready instance that gets no new requests is draining."""
         drains = (self.drained or not self.accepting) and self.lifecycle is InstanceState.READY
         return InstanceState.DRAINING if drains else self.lifecycle
 
     @property
     def is_slow(self) -> bool:
-        """It is down, or joining again, by nothing but probes without an answer in time; and nobody drains it."""
+        """Whether it is down, or joining again, only because probes timed out, and is not drained."""
         return self._all_late and self.lifecycle is not InstanceState.READY and self.accepting and not self.drained
 
     @property
     def may_serve(self) -> bool:
-        """It is ready, or slow: then it gets requests where there is no other."""
+        """Whether it is ready, or slow. A slow instance gets requests only if no other can answer."""
         return self.is_slow or self.state is InstanceState.READY
 
     def record_failure(self, late: bool) -> None:
-        """Count a failed probe, `late` if the answer did not come in time."""
+        """Count a failed probe; `late` is whether it timed out."""
         begins = self.failures == 0 and self.lifecycle is InstanceState.READY
         self._all_late = late and (begins or self._all_late)
         self.failures += 1
 
     @property
     def base(self) -> str | None:
-        """The model its cache holds; None until it is reported."""
+        """The base model, whose KV is in the cache; None until it is reported."""
         return next((served.base for served in self.served.values()), None)
 
     @property
     def block_sizes(self) -> list[int]:
-        """The block sizes of most of its ranks, two at most."""
+        """The most common block sizes of its ranks, at most two."""
         sizes = [target.block_tokens for target in self.targets.values() if target.block_tokens]
         if len(sizes) <= 1:  # most instances, of which there may be a thousand
             return sizes
@@ -313,7 +315,7 @@ class Instance:
 
     @property
     def has_ranks(self) -> bool:
-        """Requests must name their rank, or the engine's own balancer would ignore the choice."""
+        """Whether requests must name their rank; otherwise the engine's own balancer would ignore the choice."""
         return len(self.targets) > 1
 
     @property
@@ -326,5 +328,5 @@ class Instance:
 
     @property
     def prefilling(self) -> bool:
-        """Any request waits for its first byte."""
+        """Whether any request waits for its first byte."""
         return any(target.load_book.prefilling for target in self.targets.values())

@@ -1,26 +1,26 @@
 """Learned prefill, fetch and decode times of one instance, starting from configured priors.
 
-Computing is the contract's curve (`scorers.contract.Speed`), milliseconds = base + a * new + b * new * (context +
-new / 2); fetching KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens; one token for
-every request in the batch is a `Decode`, base + d * requests + e * context. All are linear in their coefficients,
-so `RecursiveLeastSquares` fits them.
+The prefill time in ms is the contract's curve (`scorers.contract.Speed`), base + a * new + b * new * (context +
+new / 2). The time to fetch KV over a link, from host memory or the pool, is a `Transfer`, base + c * tokens. The
+time of a decode step, one token for every request in the batch, is a `Decode`, base + d * requests + e * context.
+All are linear in their coefficients, so `RecursiveLeastSquares` fits them.
 
     a lone answer that loaded nothing:   TTFT                                        -> the prefill curve
-    a lone answer that loaded tokens:    TTFT - curve(what it computed)              -> that link
-    vLLM's counters between two polls:   mean time and size of its loads             -> the pool, until those suffice
+    a lone answer that loaded tokens:    TTFT - curve(computed tokens)               -> that link
+    vLLM's counters between two polls:   mean time and size of its loads             -> the pool, at first
     a streamed answer of some length:    mean time per token after the first         -> the decode step
 
-TTFT includes all that a request waits for: the lookup, the queue before the one thread that receives, the
-scheduler's step that notices the end. The counters time the bare copy, so they are too optimistic; they only must
-separate a slow pool from a fast one before lone requests have. Each source has a fit of its own, so neither must
-unlearn the other.
+TTFT includes everything that a request waits for: the lookup, the queue before the single receiving thread, and the
+scheduler step that notices the end. The counters time only the copy, so they are too optimistic; they only need to
+distinguish a slow pool from a fast one before enough lone requests have been measured. Each source has its own fit,
+so that neither source has to correct the other.
 
-An instance is taken to be as fast as its peers, the model's instances of its role, until its own samples tell it
-from them (`assume`): else an instance that nobody has measured would be priced by the configured prior beside its
-twins, and noise would decide among twins that cost the same.
+An instance is assumed to be as fast as its peers (the model's instances of its role) until its own samples
+distinguish it from them (`assume`). Otherwise an unmeasured instance would be priced by the configured prior while
+its twins are priced by measurements, and noise would decide among twins that cost the same.
 
-Queueing would be mistaken for slowness: callers pass only requests that had the target's prefill for themselves
-(`Booking.alone`). Decoding is never alone: the fit is about its neighbours.
+Queueing would look like slowness, so callers pass only requests with no other prefill at the target
+(`Booking.alone`). Decoding is never alone: its fit depends on the other requests in the batch.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Fitted = TypeVar("Fitted", Transfer, Decode)
 Link = Literal["cpu", "disk", "pool", "pool_disk", "peer"]
 LINKS: tuple[Link, ...] = get_args(Link)
 
-CURVE_SAMPLES = 12  # after these a prior 20 times off is within 30 % (tests), so a remainder is not mostly its error
+CURVE_SAMPLES = 12  # then even a prior 20 times off is within 30 % (tests), so remainders are not mostly its error
 LINK_SAMPLES = 6  # three per coefficient: the fit no longer depends on its prior, nor on one sample
 LONGEST_MS = 3.6e6  # longer times are invalid
-DECODE_EVERY_S = 0.5  # more samples would shorten the time that the last hundred cover, and each costs 10 us
+DECODE_EVERY_S = 0.5  # more samples would shorten the time that the last hundred cover, and each sample costs 10 us
 DECODE_NOISE_MS = 0.2  # jitter left in the mean over many steps
 VALUE_MAX_AGE_S = 1.0  # a `Speed` is reused this long, so its ages are good to a second
 
 
 class LatencyModel:
-    """The fits of one instance. Features are scaled to thousands of tokens and millions of pairs, which makes the
-    coefficients exactly those of the contract, in its units.
+    """The fits of one instance. Features are scaled to thousands of tokens and millions of pairs, so that the
+    coefficients are exactly those of the contract, in the same units.
     """
 
     def __init__(self, prior: SpeedPrior) -> None:
@@ -58,8 +58,8 @@ class LatencyModel:
         step = prior.decode
         self._decode = _Fit(Decode, [step.base_ms, step.us_per_request, step.ns_per_context_token], DECODE_NOISE_MS)
         self._decode_at: float | None = None
-        self._typical: Speed | None = None  # of its peers
-        self.has_news = False  # a fit got its first sample
+        self._typical: Speed | None = None  # the typical speed of the instance's peers
+        self.has_news = False  # whether a fit got its first sample
         self._value: Speed | None = None
         self._value_at = 0.0
 
@@ -70,26 +70,27 @@ class LatencyModel:
 
     @property
     def fits(self) -> list[RecursiveLeastSquares]:
-        """All fits, in a fixed order: new ones come at the end."""
+        """All fits, in a fixed order: new fits are appended at the end."""
         return [self._curve, *self._links, self._pool_counters, self._decode]
 
     def restore(self, saved: Sequence[SavedFit], saved_at: float) -> None:
-        """Continue from the `fits` that another router had at `saved_at`, where there are no samples here."""
-        for fit, state in zip(self.fits, saved, strict=False):  # another version may have more of them, or fewer
+        """Continue from the `fits` that another router had at `saved_at`, for the fits without samples here."""
+        for fit, state in zip(self.fits, saved, strict=False):  # another version may have more or fewer fits
             fit.restore(state, saved_at)
         self._value = None
 
     def observe_prefill(self, new: int, context: int, ttft_ms: float, now: float) -> None:
-        """Add a prefill of `new` tokens after `context` cached ones that took `ttft_ms` without queueing."""
+        """Add a prefill of `new` tokens after `context` cached tokens that took `ttft_ms` without queueing."""
         if new <= 0 or context < 0 or not 0 < ttft_ms < LONGEST_MS:
             return
         self._curve.observe([1.0, new / 1e3, attended_pairs(new, context) / 1e6], ttft_ms, now)
         self._note(self._curve)
 
     def observe_fetch(self, link: Link, tokens: int, new: int, context: int, ttft_ms: float, now: float) -> None:
-        """Add a request that fetched `tokens` of its `context` over a link and computed `new`, in `ttft_ms` without
-        queueing. Ignored until the curve has enough samples to be subtracted. The remainder may be negative where
-        the curve is a little too slow: it counts, else only the too long ones would.
+        """Add a request that fetched `tokens` of its `context` over a link and computed `new` tokens, in `ttft_ms`
+        without queueing. Ignored until the curve has enough samples to be subtracted. If the curve is a little too
+        slow, the remainder may be negative; it still counts, since otherwise only remainders that are too long
+        would count.
         """
         if not 0 < tokens <= context or new < 0 or not 0 < ttft_ms < LONGEST_MS or self.samples < CURVE_SAMPLES:
             return
@@ -99,14 +100,14 @@ class LatencyModel:
         self._note(fit)
 
     def observe_pool_load(self, tokens: float, ms: float, now: float) -> None:
-        """Add a load of `tokens` from the pool in `ms`, by the engine's counters (the mean of several will do)."""
+        """Add a load of `tokens` from the pool in `ms`, by the engine's counters (may be a mean of several)."""
         if tokens > 0 and 0 < ms < LONGEST_MS:
             self._pool_counters.observe([1.0, tokens / 1e3], ms, now)
             self._note(self._pool_counters)
 
     def observe_decode_step(self, step_ms: float, requests: float, context_tokens: float, now: float) -> None:
-        """Add an answer's mean time per token, beside `requests` with `context_tokens`, itself included. One sample
-        per `DECODE_EVERY_S` is taken, the others are ignored.
+        """Add an answer's mean time per token in a batch of `requests` with `context_tokens`, including the
+        answer's own. One sample per `DECODE_EVERY_S` is taken, the others are ignored.
         """
         if requests <= 0 or context_tokens < 0 or not 0 < step_ms < LONGEST_MS:
             return
@@ -117,16 +118,16 @@ class LatencyModel:
         self._note(self._decode)
 
     def _note(self, fit: RecursiveLeastSquares) -> None:
-        """Note that `fit` got a sample."""
+        """Record that `fit` got a sample."""
         self.has_news = self.has_news or fit.samples == 1
         self._value = None
 
     def assume(self, typical: Speed) -> bool:
-        """Take over how fast peers are, for the curve and the decode step while those here cannot be told from
-        theirs, and for links without a sample here; return whether that changes anything.
+        """Assume the speed of peers: for the curve and the decode step while the fits here cannot be distinguished
+        from the peers', and for links without a sample here. Return whether that changes anything.
 
-        Else an instance that was never alone with a fetch would keep the configured prior. Where that is too good,
-        it gets the fetches of the whole fleet, and so is never alone with one.
+        Otherwise an instance that was never alone with a fetch would keep the configured prior. If the prior is too
+        optimistic, the instance gets the fetches of the whole fleet, and so is never alone with a fetch.
         """
         if typical is self._typical:
             return False
@@ -200,8 +201,8 @@ class _Fit(RecursiveLeastSquares, Generic[Fitted]):
         return True
 
     def value(self, now: float) -> Fitted:
-        """Return the fitted value, or the prior before the first sample (most links of most instances, for
-        ever).
+        """Return the fitted value, or the prior before the first sample (most links of most instances never have
+        one).
         """
         if not self.samples:
             return self._prior

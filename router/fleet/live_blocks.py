@@ -1,13 +1,13 @@
-"""Counts the distinct cache blocks that live prompts use: a prefix that sixty of them share counts once.
+"""Counts the distinct cache blocks that live prompts use: a prefix that sixty prompts share counts once.
 
 Block keys are chained: equal keys at one position mean equal blocks at all positions before it. So live prompts are
-paths of a tree, and in lexicographic order of their keys the blocks that a prompt shares with any other are those
-that it shares with one of its two neighbours:
+paths of a tree. In lexicographic order of their keys, the blocks that a prompt shares with any other prompt are the
+blocks that it shares with one of its two neighbours:
 
-    distinct blocks = blocks of all prompts - blocks that each shares with the one before it
+    distinct blocks = blocks of all prompts - blocks that each prompt shares with the one before it
 
 Shared blocks are found by bisection, so adding a prompt of 6,250 blocks to 60 others takes some microseconds, and
-memory for one entry, however long it is.
+memory for one entry, however long the prompt is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.kvcache.events import Key
 
 
 class LivePrompt:
-    """A prompt in use, by the keys of its full blocks. `shared` are those that it shares with the one before it."""
+    """A live prompt, by the keys of its full blocks. `shared` is how many it shares with the prompt before it."""
 
     __slots__ = ("keys", "shared")
 
@@ -33,17 +33,17 @@ class LiveBlocks:
     __slots__ = ("_on_shared", "_prompts", "count")
 
     def __init__(self, on_shared: Callable[[LivePrompt], object] = lambda prompt: None) -> None:
-        """`on_shared` is called with a prompt whose `shared` has changed because another was added or removed."""
+        """`on_shared` is called with each prompt whose `shared` changes because another is added or removed."""
         self._on_shared = on_shared
         self._prompts: list[LivePrompt] = []  # in lexicographic order of their keys
         self.count = 0
 
     def __len__(self) -> int:
-        """Count the live prompts."""
+        """Return the number of live prompts."""
         return len(self._prompts)
 
     def add(self, keys: Sequence[Key]) -> LivePrompt:
-        """Add a prompt, and return what `remove` takes."""
+        """Add a prompt, and return the entry to pass to `remove`."""
         prompts = self._prompts
         first, before, after = self._find_place(keys)
         prompt = LivePrompt(keys, before)
@@ -58,7 +58,7 @@ class LiveBlocks:
         """Remove a prompt that was added."""
         prompts = self._prompts
         place, _, _ = self._find_place(prompt.keys)
-        while prompts[place] is not prompt:  # of those with equal keys
+        while prompts[place] is not prompt:  # among prompts with equal keys
             place += 1
         del prompts[place]
         after = 0
@@ -70,10 +70,10 @@ class LiveBlocks:
         self.count -= len(prompt.keys) - max(prompt.shared, after)
 
     def count_reused(self) -> int:
-        """Return how many distinct blocks at least two live prompts use. Takes time for each prompt.
+        """Return how many distinct blocks at least two live prompts use, in time linear in the number of prompts.
 
-        The prompts that use a block follow each other, so it is counted at the first of them that shares it with
-        the one before.
+        The prompts that use a block follow each other, so the block is counted at the first prompt that shares it
+        with the prompt before.
         """
         reused = before = 0
         for prompt in self._prompts:
@@ -82,8 +82,8 @@ class LiveBlocks:
         return reused
 
     def _find_place(self, keys: Sequence[Key]) -> tuple[int, int, int]:
-        """Return the first place for these keys, and the blocks shared with the prompts before and at that
-        place.
+        """Return the first place for these keys, and the numbers of blocks shared with the prompts before and at
+        that place.
         """
         prompts = self._prompts
         first, last = 0, len(prompts)
@@ -100,7 +100,7 @@ class LiveBlocks:
 
 
 def count_shared(one: Sequence[Key], other: Sequence[Key], at_least: int = 0) -> int:
-    """Return how many leading keys are equal; the first `at_least` are known to be."""
+    """Return how many leading keys are equal; the first `at_least` are known to be equal."""
     low, high = at_least, min(len(one), len(other))
     if low == high or one[low] != other[low]:
         return low

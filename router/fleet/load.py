@@ -1,22 +1,23 @@
 """Load of a target: this router's own bookings, reconciled with the engine's gauges.
 
-The bookings are exact and immediate but cover only this router's requests; the engine's gauges cover all clients'
-but are up to a poll interval old. Choosing by gauges alone sends every request between two polls to the same "idle"
-engine; choosing by bookings alone is blind to other routers. So the bookings lead, and each poll contributes only
-what they cannot know: `elsewhere`, the requests of other clients.
+The bookings are exact and immediate but cover only this router's requests; the engine's gauges cover the requests
+of all clients but are up to a poll interval old. A choice by gauges alone sends every request between two polls to
+the same "idle" engine; a choice by bookings alone ignores other routers. So the load is based on the bookings, and
+each poll contributes only `elsewhere`, the requests of other clients.
 
     own     ....3...4...4...3........      peak while the poll is under way = 4
     poll         sent ------ answered      engine: running 5 + waiting 1  ->  elsewhere = 6 - 4 = 2
 
-The engine took its counts at some time between `sent` and `answered`, and its view of our requests trails ours at
-both ends (a request is booked before the engine hears of it, and released after the engine is done with it). So the
-*largest* own count of that time is subtracted: the error then goes towards "no other clients", which the next poll
-of a busy target corrects within a quarter second. The other error, phantom requests on a target that has just
-become idle, would keep it idle until the next slow poll.
+The engine took its counts at some time between `sent` and `answered`, and a request counts longer here than in the
+engine: it is booked before the engine receives it, and released after the engine is done with it. So the *largest*
+own count of that time is subtracted. The error is then towards "no other clients", which the next poll of a busy
+target corrects within a quarter second. The opposite error, phantom requests on a target that has just become idle,
+would keep the target idle until the next slow poll.
 
-KV memory in use is reconciled likewise. Of our own prompts the distinct blocks are counted (`live_blocks.py`), with
-those of requests that still wait in the engine, which will take theirs. What the engine's gauge (`kv_usage`) shows
-beyond the largest own count of the poll's time belongs to other clients, and to answers, which grow unseen.
+KV memory in use is reconciled in the same way. The router counts the distinct blocks of its own prompts
+(`live_blocks.py`), including prompts that still wait in the engine, which will take their blocks. The part of the
+engine's gauge (`kv_usage`) beyond the largest own count during the poll belongs to other clients, and to answers,
+whose growth the router does not count.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ NO_GAUGES = Gauges(None, None, None, None, None, None, None)
 
 
 class BatchShare(NamedTuple):
-    """Mean of this router's bookings on a target during an answer, the answer included."""
+    """Mean of this router's bookings on a target during an answer, including the answer."""
 
     requests: float
     context_tokens: float
 
 
 class _LiveShare(NamedTuple):
-    """The part that a booking adds to the KV memory in use. `own_tokens` are shared with no other prompt: the last
-    block, which is not full, or the whole prompt where its keys are unknown.
+    """The part of the KV memory in use that a booking adds. `own_tokens` are shared with no other prompt: the last
+    block if it is not full, or the whole prompt if its keys are unknown.
     """
 
     own_tokens: int
@@ -51,7 +52,7 @@ class _LiveShare(NamedTuple):
 
 
 class Booking:
-    """One request's share of a target's load, from the choice until `release`, which counts once."""
+    """One request's share of a target's load, from the choice until the first `release`."""
 
     __slots__ = (
         "_attended",
@@ -78,13 +79,13 @@ class Booking:
         self._uncached_tokens = uncached_tokens
         self._attended = attended_pairs(uncached_tokens, prompt_tokens - uncached_tokens)
         self._prompt_tokens = prompt_tokens
-        self._began: tuple[int, int] | None = None  # requests and context tokens of the target at the first byte,
-        self._ended: tuple[int, int] | None = None  # and just before the release
+        self._began: tuple[int, int] | None = None  # requests and context tokens of the target at the first byte
+        self._ended: tuple[int, int] | None = None  # requests and context tokens just before the release
         self._released = False
         self.alone = alone  # no other request waited for its first byte, so its TTFT is the engine's speed
 
     def on_first_byte(self) -> None:
-        """Give back the prefill's share. Later calls, and calls after `release`, change nothing."""
+        """Release the prefill's share. Later calls, and calls after `release`, have no effect."""
         if self._began is None:
             load_book = self._load_book
             self._began = (load_book.requests, load_book.context_tokens)
@@ -94,7 +95,7 @@ class Booking:
             load_book.prefill_attended -= self._attended
 
     def release(self) -> bool:
-        """Give everything back. Returns False, and counts it, if it was given back before."""
+        """Release the whole booking. Returns False, and counts a double release, if it was released before."""
         load_book = self._load_book
         if self._released:
             load_book.double_releases += 1
@@ -113,8 +114,8 @@ class Booking:
 
     @property
     def batch(self) -> BatchShare | None:
-        """The load that the answer shared the target with, as the mean of its two ends. None before the release,
-        and for a request that never had a first byte.
+        """The target's load during the answer, as the mean of the loads at the answer's start and end. None before
+        the release, and for a request that never had a first byte.
         """
         if self._began is None or self._ended is None:
             return None
@@ -122,9 +123,8 @@ class Booking:
 
 
 class LoadBook:
-    """One target's bookings in flight, as running totals, and the engine's last gauges. The totals cover the router
-    as a whole: in a router of several processes they include the other workers' part, as last reported
-    (`siblings`).
+    """One target's bookings in flight, as running totals, and the engine's last gauges. The totals cover the whole
+    router: in a router of several processes they include the other workers' bookings as last reported (`siblings`).
     """
 
     __slots__ = (
@@ -149,32 +149,32 @@ class LoadBook:
     )
 
     def __init__(self, changed: Callable[[], object] = lambda: None) -> None:
-        """`on_change` is called when anything below changes, except by a poll, so a cached `load` can be
+        """`changed` is called when anything below changes, except by a poll, so that a cached `load` can be
         dropped.
         """
         self.on_change = changed
         self.requests = 0
-        self.prefilling = 0  # of those, without a first byte yet
-        self.prefill_tokens = 0  # uncached prompt tokens of those prefilling
-        self.prefill_attended = 0.0  # (new x earlier token) pairs of those prefilling: the quadratic part of their work
-        self.prompt_tokens = 0  # whole prompts of all bookings
-        self.context_tokens = 0  # that fill the cache: prompts only, as growing answers are not counted
-        self.booked_tokens = 0  # of KV memory that these prompts use, where several share a block counted once
+        self.prefilling = 0  # requests without a first byte yet
+        self.prefill_tokens = 0  # uncached prompt tokens of the prefilling requests
+        self.prefill_attended = 0.0  # (new x earlier token) pairs of the prefilling requests: the quadratic work
+        self.prompt_tokens = 0  # tokens of the whole prompts of all bookings
+        self.context_tokens = 0  # tokens that fill the cache: prompts only, as growing answers are not counted
+        self.booked_tokens = 0  # tokens of KV memory that these prompts use; shared blocks count once
         self._live_blocks = LiveBlocks()
-        self.siblings = NO_SHARE  # the part that other workers of this router have booked
+        self.siblings = NO_SHARE  # the part booked by other workers of this router
         self.double_releases = 0  # bugs of callers; tests assert 0
         self.gauges = NO_GAUGES
         self.gauges_at: float | None = None  # when the last answered poll was sent: the earliest time of its values
-        self.elsewhere: int | None = None
+        self.elsewhere: int | None = None  # requests of other clients; None: unknown
         self.output_tokens_per_s: float | None = None  # of all clients, by the engine's counter between two polls
-        self.unbooked_tokens: int | None = None  # of KV memory in use, beyond ours; None: unknown
+        self.unbooked_tokens: int | None = None  # tokens of KV memory in use beyond our bookings; None: unknown
         self._peak = self._peak_tokens = 0
 
     def book(
         self, uncached_tokens: int, prompt_tokens: int, keys: Sequence[Key] = (), block_tokens: int = 0
     ) -> Booking:
-        """Book a request at the moment of the choice. `uncached_tokens` is what the target has yet to compute;
-        `keys` are those of the prompt's full blocks of `block_tokens`, empty if unknown.
+        """Book a request at the moment of the choice. The target still has to compute `uncached_tokens`; `keys` are
+        the keys of the prompt's full blocks of `block_tokens`, empty if unknown.
         """
         alone = not self.prefilling and not self.gauges.waiting
         booking = Booking(
@@ -192,7 +192,7 @@ class LoadBook:
         return booking
 
     def _add_live(self, keys: Sequence[Key], block_tokens: int, prompt_tokens: int) -> _LiveShare:
-        """Add a prompt to the KV memory in use."""
+        """Add a prompt to the KV memory in use, and return its share."""
         if keys and block_tokens:
             live_blocks = self._live_blocks
             count, prompt = live_blocks.count, live_blocks.add(keys)
@@ -206,7 +206,7 @@ class LoadBook:
         return _LiveShare(own_tokens, prompt, block_tokens)
 
     def _remove_live(self, live: _LiveShare) -> None:
-        """Remove what `_add_live` returned."""
+        """Remove a share that `_add_live` returned."""
         live_blocks = self._live_blocks
         count = live_blocks.count
         if live.prompt is not None:
@@ -232,7 +232,7 @@ class LoadBook:
 
     def set_siblings(self, siblings: WorkerShare) -> None:
         """Replace the other workers' part of the totals."""
-        # By differences, not by a new sum: replicas change it often. They are exact: `prefill_attended` counts halves.
+        # Differences, not a new sum: replicas change this often. They are exact: `prefill_attended` counts halves.
         before = self.siblings
         self.siblings = siblings
         self.on_change()
@@ -247,16 +247,16 @@ class LoadBook:
         self._peak_tokens = max(self._peak_tokens, self.booked_tokens)
 
     def begin_poll(self) -> None:
-        """Start to track the largest own counts, until the poll is answered."""
+        """Start tracking the largest own counts, until the poll is answered."""
         self._peak, self._peak_tokens = self.requests, self.booked_tokens
 
     @property
     def others_waiting(self) -> bool:
-        """Engine queue contains requests of other clients."""
+        """Whether the engine's queue may contain requests of other clients."""
         return bool(self.elsewhere and self.gauges.waiting)
 
     def apply_gauges(self, gauges: Gauges, sent_at: float) -> None:
-        """Apply the gauges of a poll sent at `sent_at`. Does not call `on_change`: the target decides what
+        """Apply the gauges of a poll sent at `sent_at`. Does not call `on_change`: the target determines what
         changed.
         """
         self.output_tokens_per_s = self._rate(gauges, sent_at)
@@ -272,13 +272,13 @@ class LoadBook:
             self.unbooked_tokens = max(0, round(gauges.kv_usage * gauges.capacity_tokens) - self._peak_tokens)
 
     def forget_gauges(self) -> None:
-        """Make the gauges unknown again: the process behind them is gone, or may be."""
+        """Make the gauges unknown again, because the process that reported them is or may be gone."""
         self.on_change()
         self.gauges = NO_GAUGES
         self.gauges_at = self.elsewhere = self.output_tokens_per_s = self.unbooked_tokens = None
 
     def _rate(self, gauges: Gauges, sent_at: float) -> float | None:
-        """Return answer tokens per second since the last poll; None if unknown, or the counter fell (a restart)."""
+        """Return answer tokens per second since the last poll; None if unknown or the counter fell (a restart)."""
         before, after = self.gauges.output_tokens, gauges.output_tokens
         if before is None or after is None or self.gauges_at is None or after < before or sent_at <= self.gauges_at:
             return None
@@ -286,14 +286,14 @@ class LoadBook:
 
     @property
     def live_tokens(self) -> int:
-        """Tokens of KV memory in use or booked, by all clients, as far as known."""
+        """Tokens of KV memory in use or booked, of all clients as far as known."""
         return self.booked_tokens + (self.unbooked_tokens or 0)
 
     def queued_ms(self, speed: Speed) -> float:
-        """Return the prefill work booked here in ms, priced request by request: base, linear and attention part are
-        additive. What a booked prompt will load from a slower tier is context of this work, not a part of it:
-        engines load beside their computing (vLLM parks the request meanwhile), so later requests wait for the
-        computing only.
+        """Return the booked prefill work in ms, priced per request: the base, linear and attention parts are
+        additive. KV that a booked prompt will load from a slower tier counts as context of this work, not as work:
+        engines load while they compute (vLLM parks the request meanwhile), so later requests wait only for the
+        computing.
         """
         return (
             speed.base_ms * self.prefilling
@@ -306,8 +306,8 @@ class LoadBook:
         return (self.queued_ms(speed) * 1e3 + 0.5) // 1 / 1e3 if self.prefilling else 0.0  # faster than `round`
 
     def load(self, speed: Speed, now: float) -> Load:
-        """Return the contract's `Load`. Times are rounded to the microsecond, ages to the millisecond: decisions
-        are logged, and finer digits do not compress.
+        """Return the contract's `Load`. Times are rounded to the microsecond and ages to the millisecond, because
+        decisions are logged and finer digits do not compress.
         """
         gauges = self.gauges
         return Load(
@@ -331,5 +331,5 @@ class LoadBook:
 
 
 def attended_pairs(new: int, context: int) -> float:
-    """Return the token pairs that attention computes for `new` tokens after `context`: as in `Speed.prefill_ms`."""
+    """Return the number of token pairs in attention for `new` tokens after `context`, as in `Speed.prefill_ms`."""
     return new * (context + new / 2)

@@ -1,10 +1,10 @@
-"""The fleet's typical instance, as a `Speed`: the same work must have the same price everywhere.
+"""The speed of the fleet's typical instance, as a `Speed`: the same work must have the same price everywhere.
 
-Pricing a prompt by the candidate's own speed says how long it will take *there*; pricing it by the typical instance
-says how much work it is (`View.nominal`). Each coefficient is the median over the instances, so that one that is
-stuck, or whose fit went astray, moves nothing. Instances without samples carry the configured prior, which is a
-guess about all of them: as soon as one has samples, only those that have them count, for the prefill curve, for
-each link and for the decode step separately.
+A prompt's price by the candidate's own speed is the time that it will take at *that candidate*; its price by the
+typical instance is the amount of work (`View.nominal`). Each coefficient is the median over the instances, so that
+a stuck instance or a bad fit does not change it. Instances without samples have the configured prior, which is a
+guess about all of them: as soon as any instance has samples, only instances with samples count. This applies
+separately to the prefill curve, each link and the decode step.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Part = TypeVar("Part", Speed, Transfer, Decode)
 
 
 def median_speed(speeds: Sequence[Speed]) -> Speed | None:
-    """Return the median of one speed per instance, or None if there is no instance. `samples` is the sum over the
-    instances, `age_s` the least.
+    """Return the median of `speeds`, one per instance; None if there is no instance. `samples` is the sum over the
+    instances, `age_s` the minimum.
     """
     if len(speeds) <= 1:
         return speeds[0] if speeds else None
@@ -40,8 +40,8 @@ def median_speed(speeds: Sequence[Speed]) -> Speed | None:
 
 
 class NominalSpeeds:
-    """The median speed by model, computed from time to time, and handed to the instances by role: those that were
-    not measured, or cannot be told from their peers, have it.
+    """The median speed by model, updated from time to time and passed to the instances by role: instances that were
+    not measured, or cannot be distinguished from their peers, assume this speed.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class NominalSpeeds:
         self._assumed: dict[tuple[str, str], Speed] = {}  # by base model and role
 
     def get(self, model: str | None, targets: Sequence[Target], now: float) -> Speed | None:
-        """Return the median speed of `targets`, those of the model that get requests; None if there are none. The
-        value and its ages are up to `MAX_AGE_S` old.
+        """Return the median speed of `targets`, the targets of the model that get requests; None if there are no
+        targets. The value and its ages are up to `MAX_AGE_S` old.
         """
         known = self._known.get(model)
         if known is not None and now - known[0] <= MAX_AGE_S:
@@ -60,15 +60,15 @@ class NominalSpeeds:
         speed = median_speed(list(speeds.values()))
         if (
             model is not None and speed is not None and len(speeds) > 1 and next(iter(speeds)).base == model
-        ):  # no adapter, which some have
+        ):  # not an adapter, which only some instances have
             self._hand_out(model, speed, speeds)
         if targets:  # unknown model names come from clients: storing them would leak memory
             self._known[model] = now, speed
         return speed
 
     def _hand_out(self, model: str, nominal: Speed, speeds: Mapping[Instance, Speed]) -> None:
-        """Let instances assume the speed of their role; links are those of all roles. A value that is hardly
-        another one is not handed out: each instance would have to be priced anew.
+        """Let instances assume the typical speed of their role, with the links of all roles. A value close to the
+        last one is not passed on, because each instance would have to be priced again.
         """
         roles: dict[str, list[Instance]] = {}
         for instance in speeds:
@@ -85,12 +85,12 @@ class NominalSpeeds:
                     target.assume(before)
 
     def clear(self) -> None:
-        """Forget the values: other targets serve the models."""
+        """Forget the values, because other targets serve the models now."""
         self._known.clear()
 
 
 def is_near(one: Speed, other: Speed) -> bool:
-    """Return whether two speeds are equal within `NEAR`, and learned in the same parts."""
+    """Return whether two speeds are equal within `NEAR`, and have samples in the same parts."""
     return _is_near_part(one[:4], other[:4]) and all(
         a is b or (a is not None and b is not None and _is_near_part(a, b))
         for a, b in ((getattr(one, name), getattr(other, name)) for name in PARTS)
@@ -98,14 +98,14 @@ def is_near(one: Speed, other: Speed) -> bool:
 
 
 def _is_near_part(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Compare coefficients, and whether there are samples, in the fields up to `samples`."""
+    """Return whether the coefficients are equal within `NEAR`, and both parts or neither have samples."""
     count = 2 if isinstance(one, Transfer) else 3
     near = all(abs(a - b) <= NEAR * abs(a) for a, b in zip(one[:count], other[:count], strict=True))
     return near and bool(one[count]) == bool(other[count])
 
 
 def _take_median(parts: Sequence[Part | None], coefficients: int) -> Part | None:
-    """Return a part with the medians of the first fields of `parts`; None if all are None."""
+    """Return a part with the medians of the first `coefficients` fields of `parts`; None if all parts are None."""
     known = [part for part in parts if part is not None]
     learned: list[Any] = [part for part in known if part.samples] or list(known)
     if not learned:

@@ -1,4 +1,4 @@
-"""Occupancy of the fleet: the share of instances that compute prompts, and of the KV memory in use."""
+"""Occupancy of the fleet: the share of instances that are prefilling, and the share of KV memory in use."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ INTERVAL_S = 0.05  # between samples: a finer interval does not change a 20 s av
 
 
 class Occupancy:
-    """Sampled when requests arrive."""
+    """The occupancy, sampled when requests arrive."""
 
     def __init__(self) -> None:
         self.busy: float | None = None  # share of instances with prefill pending, over about 20 s, to 4 digits
         self.live_share: float | None = None  # of the targets' KV memory, mean; sampled with `busy`, to 4 digits
-        self._busy = 0.0  # the same as `busy`, not rounded
+        self._busy = 0.0  # `busy` before rounding
         self._sampled_at = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Return whether the last sample is old enough for another one."""
+        """Return whether the last sample is old enough to take another."""
         return self.busy is None or now - self._sampled_at >= INTERVAL_S
 
     def sample(self, instances: Sequence[Instance], now: float) -> None:

@@ -1,17 +1,17 @@
-"""Accuracy of a target's event stream: predicted overlap against delivered `cached_tokens`, answer by answer.
+"""Accuracy of a target's event stream: predicted overlap compared with reported `cached_tokens`, answer by answer.
 
-A stream can be wrong in two ways, and neither shows in the stream itself:
+A stream can be wrong in two ways, and the stream itself shows neither:
 
-* It predicts too much (lost removals, a restart not noticed). Then the target is not `trusted` and is scored by
-  approximate blocks until its predictions hold again.
-* It predicts nothing although the engine does hit its cache (wrong block size, another tokenizer or template, a hash or
-  topic mismatch). That costs every hit and raises no error anywhere: it becomes an `alarm` for the operator.
+* It predicts too much (lost removals, an unnoticed restart). Then the target is not `trusted` and is scored by
+  approximate blocks until its predictions are correct again.
+* It predicts nothing although the engine does hit its cache (wrong block size, another tokenizer or template, a
+  hash or topic mismatch). This loses every hit without any error, so it raises an `alarm` for the operator.
 
-Thresholds. Too much means by a block or more: less is rounding. One such answer is ordinary, because blocks may be
-evicted between choice and prefill; 3 of the last 5 is not. Only answers for which events predicted at least a block
-are evidence, or a quiet target would be acquitted by prompts it never knew. Trust returns after 3 correct
-predictions in a row, so that a target on the edge does not flap. The caller goes on passing what *events*
-predicted, even while the target is scored by something else: that is what restores trust by itself.
+Thresholds: "too much" means by a block or more; less is rounding. One such answer is normal, because blocks may be
+evicted between choice and prefill; 3 of the last 5 are not. Only answers for which events predicted at least a
+block are evidence; otherwise prompts that the target never held would restore trust. Trust returns after 3 correct
+predictions in a row, so that a borderline target does not flap. The caller continues to pass the predictions of
+*events* even while the target is scored by approximate blocks, so that trust is restored automatically.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Finding = Literal["confirmed", "overestimated", "underestimated"]
 
 
 class OverlapAccuracy:
-    """The accuracy of one target. `predicted` counts the GPU and slower local tiers, capped as engines do."""
+    """The accuracy of one target. Predicted tokens include the GPU and slower local tiers, capped as engines do."""
 
     __slots__ = ("_missed_in_row", "_news", "_recent", "confirmed", "overestimated", "trusted", "underestimated")
 
@@ -44,8 +44,8 @@ class OverlapAccuracy:
         self._news: Finding | None = None
 
     def observe(self, predicted_tokens: int, delivered_tokens: int | None, block_tokens: int) -> None:
-        """Add an answer; `delivered_tokens` is None if the engine reports no usage details, which proves
-        nothing.
+        """Add an answer. `delivered_tokens` is None if the engine reports no usage details; then the answer is no
+        evidence.
         """
         if delivered_tokens is None:
             return
@@ -66,12 +66,12 @@ class OverlapAccuracy:
             self.add("overestimated")
 
     def take_news(self) -> Finding | None:
-        """Return, once, what the last answer has shown; None where it changes nothing for other routers either."""
+        """Return the finding of the last answer, once; None if it would change nothing at other routers."""
         news, self._news = self._news, None
         return news
 
     def add(self, finding: Finding) -> None:
-        """Add what an answer has shown, given to this router or to another one, which counts it."""
+        """Add the finding of an answer that this or another router received. The receiving router counts it."""
         if finding == "underestimated":
             self._missed_in_row += 1
             return
@@ -85,7 +85,7 @@ class OverlapAccuracy:
             self._recent = ()
 
     def reset(self) -> None:
-        """Start anew for a new process with a new stream. The counters go on."""
+        """Start again for a new process with a new stream. The counters are retained."""
         self.trusted = True
         self._recent = ()
         self._missed_in_row = 0
@@ -100,7 +100,9 @@ class OverlapAccuracy:
 
     @property
     def alarm(self) -> str | None:
-        """A message for the operator, or None. Valid only while the stream delivers events from its start."""
+        """A message for the operator; None if there is no alarm. Valid only while the stream has delivered all
+        events since its start.
+        """
         if self._missed_in_row < MISSES_TO_ALARM:
             return None
         return (

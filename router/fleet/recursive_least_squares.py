@@ -4,17 +4,17 @@ With forgetting (Ljung, System Identification, 11.2): ms = x.theta, and with eve
 
     error = ms - x.theta      gain = P x / (noise + x.P x)      theta += gain * error      P = (P - gain (P x)^T) / keep
 
-with four changes that times of a serving engine need:
+with four changes that the times of a serving engine require:
 
-* They are proportionally noisy (a 10 s prefill is off by a second, a 20 ms one is not), so each sample's noise is a
-  share of its time: the predicted or the measured, whichever is longer.
-* Outliers (a compile, a preemption) are clipped at a few standard deviations of what was expected. While P is wide, at
-  the start, nearly nothing is an outlier, so a wrong prior is left quickly.
-* Forgetting inflates P in directions that the traffic does not excite (all prompts alike): P never grows beyond the
-  prior's, else one odd prompt after a monotonous day would throw the line anywhere.
-* No coefficient is negative. One that would be is set to 0 *along P*, so the others take over what it explained.
+* Times are proportionally noisy (a 10 s prefill is off by a second, a 20 ms prefill is not), so each sample's noise
+  is a share of its time: the predicted or the measured time, whichever is longer.
+* Outliers (a compile, a preemption) are clipped at a few standard deviations from the prediction. While P is wide,
+  at the start, almost nothing is an outlier, so a wrong prior is corrected quickly.
+* Forgetting inflates P in directions that the traffic does not excite (all prompts alike). So P never exceeds the
+  prior's P; otherwise one odd prompt after a monotonous day would move the line arbitrarily.
+* No coefficient is negative. A negative one is set to 0 *along P*, so the others take over what it explained.
 
-Knows nothing of tokens or engines: `latency_model.py` chooses x.
+The module is independent of tokens and engines: `latency_model.py` chooses x.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from math import sqrt
 from router.fleet.saved_parts import SavedFit
 
 KEEP = 0.99  # forgetting factor: about the last hundred samples count
-NOISE_SHARE = 0.15  # of a sample's time, one standard deviation
+NOISE_SHARE = 0.15  # one standard deviation, as a share of a sample's time
 NOISE_FLOOR_MS = 2.0
 CLIP_DEVIATIONS = 3.0
 HORIZON = 1 / (1 - KEEP)
-USUAL_SHARE = 0.1  # of the newest sample in the features of the usual one
-PRIOR_DOUBT = 3.0  # one standard deviation of each prior coefficient, as a multiple of it
+USUAL_SHARE = 0.1  # weight of the newest sample in the features of the usual sample
+PRIOR_DOUBT = 3.0  # one standard deviation of each prior coefficient, as a multiple of the coefficient
 
 Vector = list[float]
 
 
 class RecursiveLeastSquares:
-    """Coefficients `theta`, one per feature of the prior. Scale features so that every coefficient is at least
-    about 1: a smaller one is as uncertain as 1 would be.
+    """Coefficients `theta`, one per coefficient of the prior. Scale features so that every coefficient is at least
+    about 1: a smaller coefficient is treated as if it were as uncertain as 1.
     """
 
     __slots__ = ("_ceiling", "_floor_ms", "_last_at", "_p", "_rounded", "_usual", "samples", "theta")
@@ -54,8 +54,8 @@ class RecursiveLeastSquares:
         self._p: list[Vector] = [[self._ceiling[i] if i == j else 0.0 for j in size] for i in size]
 
     def observe(self, x: Sequence[float], ms: float, now: float, beside_ms: float = 0.0) -> None:
-        """Add a sample: features `x` took `ms`. `ms` may be the rest of a longer time of which `beside_ms` is
-        explained otherwise. The noise is then the longer time's, and the rest may be negative.
+        """Add a sample: features `x` took `ms`. If `ms` is the rest of a longer time, `beside_ms` is the part that
+        is explained otherwise. The noise is then that of the longer time, and `ms` may be negative.
         """
         predicted = _dot(self.theta, x)
         noise = (self._floor_ms + NOISE_SHARE * (beside_ms + max(predicted, ms))) ** 2
@@ -75,9 +75,9 @@ class RecursiveLeastSquares:
         self._usual = [was + USUAL_SHARE * (new - was) for was, new in zip(usual, x, strict=True)]
 
     def is_like(self, others: Sequence[float]) -> bool:
-        """Return whether the samples cannot tell this fit from `others`, coefficients of the same features: for the
-        usual sample both predict the same, but for the noise that is left in so many samples. False if what was
-        usual is unknown; True without samples.
+        """Return whether the samples cannot distinguish this fit from `others`, coefficients of the same features:
+        for the usual sample, the predictions of both differ by no more than the noise that remains after this
+        number of samples. False if the usual sample is unknown; True without samples.
         """
         if self._usual is None:
             return not self.samples
@@ -87,9 +87,7 @@ class RecursiveLeastSquares:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """`theta` rounded to six digits for display and logs: more digits are noise, and noise does not
-        compress.
-        """
+        """`theta` rounded to six digits for display and logs: further digits are noise, which does not compress."""
         if self._rounded is None:
             self._rounded = tuple(map(round_to_six_digits, self.theta))
         return self._rounded
@@ -104,7 +102,7 @@ class RecursiveLeastSquares:
 
     def restore(self, saved: SavedFit, saved_at: float) -> bool:
         """Continue from `saved`, the state of another process at `saved_at`. Return False, and change nothing, if
-        there are samples here already, or none there, or the other fit has other coefficients.
+        this fit already has samples, or `saved` has no samples or another number of coefficients.
         """
         size = len(self.theta)
         fits = len(saved.theta) == len(saved.p) == size and all(len(row) == size for row in saved.p)

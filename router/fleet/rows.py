@@ -1,8 +1,8 @@
 """The rows of a view: every candidate's facts, frozen, for one decision.
 
-Read for every candidate of every request, so this is the fleet's hot spot. From one decision to the next hardly
-anything changes: a booking, a first byte. So the cache keeps each target's row until the target reports a change,
-and many decisions, and the records of them, share one row; only the overlap is the request's own.
+Rows are read for every candidate of every request, so this is the fleet's hot spot. From one decision to the next
+hardly anything changes: a booking, a first byte. So the cache keeps each target's row until the target reports a
+change, and many decisions and their records share one row; only the overlap is specific to the request.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from router.kvcache.events import TargetId
 from scorers.contract import Overlap, Row
 
 CountHeld = Callable[[Target], int | None]
-"""Returns how many tokens a target holds, of any prompts; None if unknown."""
+"""Returns how many tokens of all prompts a target holds; None if unknown."""
 
 ROW_MAX_AGE_S = 0.1
 
 
 class RowCache:
-    """The rows of a fleet's targets, without overlaps, dropped when their target changes. Ages, and what targets
-    hold in all, are up to `ROW_MAX_AGE_S` old. Also collects which targets changed for a fleet's
-    `CandidateColumns`, which cache columns as this caches rows.
+    """The rows of a fleet's targets, without overlaps; a row is dropped when its target changes. Ages and the total
+    tokens that targets hold are up to `ROW_MAX_AGE_S` old. The cache also collects the changed targets for the
+    fleet's `CandidateColumns`, which cache columns.
     """
 
     def __init__(self, on_first_sample: Callable[[], None] = lambda: None) -> None:
@@ -31,24 +31,24 @@ class RowCache:
         self.changed_targets: set[Target] = set()  # since the columns were last updated
         self.block_sizes: dict[str | None, frozenset[int]] = {}  # in use, by model
         self._filled_at = 0.0
-        self._merged: dict[str, tuple[Row, Overlap, Row]] = {}  # by target: a row, an overlap, and the row with it
-        self._has_held = False  # `held_tokens` is in the rows
+        self._merged: dict[str, tuple[Row, Overlap, Row]] = {}  # by target: a row, an overlap, and both merged
+        self._has_held = False  # whether the rows have `held_tokens`
 
     def on_change(self, target: Target) -> None:
-        """Drop the row of `target` and note the change for the columns."""
+        """Drop the row of `target` and record the change for the columns."""
         self._rows.pop(target, None)
         self.changed_targets.add(target)
 
     def on_gauges_change(self, target: Target) -> None:
-        """Drop the row of `target`: only facts that no column has changed."""
+        """Drop the row of `target`; no column is affected."""
         self._rows.pop(target, None)
 
     def on_block_size_change(self) -> None:
-        """Drop the block sizes: a target has another one."""
+        """Drop the block sizes, because a target has a new one."""
         self.block_sizes.clear()
 
     def on_first_sample(self) -> None:
-        """Report that something of an instance's speed was measured for the first time."""
+        """Pass on that a part of an instance's speed has its first sample."""
         self._report_first_sample()
 
     def rows(
@@ -58,8 +58,8 @@ class RowCache:
         now: float,
         count_held: CountHeld | None = None,
     ) -> tuple[Row, ...]:
-        """Return one row per target, in their order; a target without an entry in `overlaps` has an unknown
-        overlap. `count_held` is called where a policy reads `held_tokens`.
+        """Return one row per target, in the order of `targets`; the overlap of a target without an entry in
+        `overlaps` is unknown. `count_held` is given if a policy reads `held_tokens`.
         """
         if now - self._filled_at > ROW_MAX_AGE_S or (count_held is not None and not self._has_held):
             self._rows.clear()
@@ -77,7 +77,7 @@ class RowCache:
         return tuple(rows)
 
     def _merge(self, row: Row, overlap: Overlap) -> Row:
-        """Return `row` with `overlap`, from the last time if both are the same objects, as empty overlaps are."""
+        """Return `row` with `overlap`; reuse the last result if both are the same objects, like empty ones."""
         last = self._merged.get(row.target)
         if last is not None and last[0] is row and last[1] is overlap:
             return last[2]

@@ -1,7 +1,7 @@
 """Learned state of an instance as a value, for another router: its speed, and the trust in its events.
 
-Counters stay with the router that counted. Times are ages, because the clocks of two machines do not agree. New
-fields come at the end with a default: routers that exchange these values may differ by a version.
+Counters are not part of this state. Times are ages, because the clocks of two machines do not agree. New fields are
+appended with a default, because routers that exchange these values may differ by a version.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def save_instance(instance: Instance, now: float) -> SavedInstance:
 
 
 def restore_instance(instance: Instance, saved: SavedInstance, saved_at: float) -> None:
-    """Give `instance` what another router had learned of it at `saved_at`, by the clock of this one. What was
-    learned here already stays.
+    """Restore the state of `instance` that another router had learned at `saved_at`, by this router's clock. State
+    that was already learned here is retained.
     """
     instance.latency_model.restore(saved.fits, saved_at)
     for rank, accuracy in saved.accuracy.items():

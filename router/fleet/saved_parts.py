@@ -1,6 +1,7 @@
-"""Parts of what was learned of an instance, as values that go to another router: see `saved_instance.py`.
+"""Parts of an instance's learned state, as values for another router: see `saved_instance.py`.
 
-They are apart from what learns them, so that this can be compiled: what msgspec reads and writes cannot.
+This module is separate from the modules that learn, so that those can be compiled: msgspec types cannot be
+compiled.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ class SavedFit(msgspec.Struct, frozen=True, array_like=True):
     theta: list[float]
     p: list[list[float]]
     samples: int
-    age_s: float | None  # since the last sample; None: there was none
+    age_s: float | None  # since the last sample; None: no samples
 
 
 class SavedAccuracy(msgspec.Struct, frozen=True, array_like=True):

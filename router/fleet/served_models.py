@@ -1,4 +1,4 @@
-"""Meaning of an instance's model names, read from its model cards."""
+"""Reads the meaning of an instance's model names from its model cards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from router.fleet.instance import ServedModel
 
 
 def read_cards(cards: Sequence[ModelCard]) -> dict[str, ServedModel]:
-    """Return the meaning of each model name of an instance. Base cards with the same root are aliases: the first is
-    the base's name. An adapter whose parent is not in the list belongs to the first base.
+    """Return the meaning of each model name of an instance. Base cards with the same root are aliases of the first
+    of them, which names the base model. An adapter whose parent is not in the list belongs to the first base model.
     """
     base_of_root: dict[str | None, str] = {}
     served: dict[str, ServedModel] = {}

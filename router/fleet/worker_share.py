@@ -1,6 +1,6 @@
 """One process's part of a target's load, as processes report it to each other.
 
-It is apart from the load book that counts it, so that this can be compiled: what msgspec reads and writes cannot.
+This module is separate from the load book so that the load book can be compiled: msgspec types cannot be compiled.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import msgspec
 
 
 class WorkerShare(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One worker's bookings of a target, or the sum of several workers'. It travels between routers whose versions
-    differ: new fields come at the end with a default, and a reader that does not know them leaves them out.
+    """One worker's bookings of a target, or the sum over several workers. Routers of different versions exchange
+    these values: new fields are appended with a default, and a reader ignores unknown fields.
     """
 
     requests: int = 0

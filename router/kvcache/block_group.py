@@ -14,12 +14,12 @@ class BlockGroup:
     __slots__ = ("block_tokens", "extra_copies", "keyed", "keyless", "keys", "recalled")
 
     def __init__(self) -> None:
-        self.block_tokens: int | None = None  # on the GPU; a slower tier may have others
+        self.block_tokens: int | None = None  # block size on the GPU; a slower tier may have another
         self.keys = (KeyTable(), KeyTable(), KeyTable())  # by tier
         self.extra_copies: tuple[dict[Label, int], ...] = ({}, {}, {})  # by tier: copies beyond the first, never 0
         self.keyed = 0  # hashes with a key, each once, whatever their tiers
-        self.keyless = 0  # hashes without, likewise
-        self.recalled: set[Label] = set()  # on the GPU, by other evidence than an event
+        self.keyless = 0  # hashes without a key, each once
+        self.recalled: set[Label] = set()  # hashes on the GPU known by evidence other than an event
 
     def cached(self, hash_: Label) -> bool:
         gpu, cpu, disk = self.keys
@@ -32,12 +32,12 @@ class BlockGroup:
         return None
 
     def other_tiers(self, tier: Tier) -> list[KeyTable]:
-        """Return the tables of the tiers but `tier` that hold anything."""
+        """Return the tables of all tiers except `tier` that hold any block."""
         gpu, cpu, disk = self.keys
         if not cpu and not disk and tier is Tier.GPU:
             return []
         return [table for other, table in enumerate((gpu, cpu, disk)) if table and other != tier]
 
     def is_new_elsewhere(self, hashes: list[Label], tier: Tier) -> bool:
-        """Return whether no tier but `tier` holds any of `hashes`."""
+        """Return whether no tier except `tier` holds any of `hashes`."""
         return all(table.is_new(hashes) for table in self.other_tiers(tier))

@@ -28,7 +28,7 @@ class BlockHolders:
         self.blocks = [0, 0, 0]  # by tier, summed over all joined targets
 
     def add(self, tier: Tier, keys: list[Key], bit: int) -> list[Key]:
-        """Record that `bit` holds `keys` (each key once). Return the keys that it did not hold before."""
+        """Record that `bit` holds `keys` (each key once). Return the keys that `bit` did not hold before."""
         entered = cast("list[Key]", self.tables[tier].add(cast("list[int]", keys), bit))
         self.blocks[tier] += len(entered)
         return entered
@@ -46,17 +46,17 @@ class BlockHolders:
         return self.tables[tier].bits(key) & bit != 0
 
     def bisect(self, keys: Sequence[Key], bits: int) -> dict[int, int]:
-        """Return the leading blocks on the GPU by group of bits that go equally far; bits that hold none are
-        absent. All of `bits` must be contiguous.
+        """Return the number of leading blocks on the GPU, by group of bits that hold equally many; bits that hold
+        none are absent. All of `bits` must be contiguous.
         """
         return self.tables[Tier.GPU].bisect(keys, bits)
 
     def walk(self, tier: Tier, keys: Sequence[Key], bits: int) -> dict[int, int]:
-        """Return the leading blocks in `tier` or a faster one, as `bisect` does."""
+        """Return the number of leading blocks in `tier` or a faster one, grouped as in `bisect`."""
         return self.tables[Tier.GPU].walk(keys, bits, self.tables[Tier.CPU : tier + 1])
 
     def memory_bytes(self, blocks: Sequence[int]) -> int:
-        """Estimate the memory of a target's share, by the number of its `blocks` in each tier. O(1)."""
+        """Estimate a target's share of the tables' memory, from its number of `blocks` in each tier. O(1)."""
         sizes = map(getsizeof, self.tables)
         return sum(size * its // max(1, all_) for size, its, all_ in zip(sizes, blocks, self.blocks, strict=True))
 

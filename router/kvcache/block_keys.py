@@ -8,7 +8,7 @@ The secret is the hash's seed at every step, not only in the root: xxh3 sums the
 a known seed two blocks could be made to collide from outside without knowing what they follow.
 
 Keys have 60 bits: CPython stores such an int in 32 bytes, one of 64 bits in 48, and the index holds millions. Among
-ten million blocks any two share a key with a chance of 1 in 23,000; with a secret seed, collisions cannot be
+ten million blocks, the chance that any two share a key is 1 in 23,000; with a secret seed, collisions cannot be
 searched for.
 """
 

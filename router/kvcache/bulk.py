@@ -1,12 +1,12 @@
 """Operations on many blocks at once: the tables that hold them, in Python.
 
-Where there is a C compiler, the same types and functions in C (`native/`) are installed beside this module and
-Python imports those; `tests/router/kvcache/test_bulk.py` holds the two equal. In C a block takes 21 to 34 bytes in
-each table, an event of 16 blocks costs 2 us in each, and no table is ever rehashed as a whole: the dict of a
-million blocks stops the event loop for tens of milliseconds when it grows.
+If there is a C compiler, the same types and functions in C (`native/`) are installed beside this module and Python
+imports those; `tests/router/kvcache/test_bulk.py` verifies that both behave alike. In C a block takes 21 to 34
+bytes in each table, an event of 16 blocks costs 2 us in each, and no table is ever rehashed as a whole: the dict of
+a million blocks stops the event loop for tens of milliseconds when it grows.
 
-Keys and hashes are 60-bit numbers. A key out of that range raises OverflowError where it is stored and is held by
-nobody where it is looked up; of a hash the low 60 bits count.
+Keys and hashes are 60-bit numbers. A key out of that range raises OverflowError when it is stored, and has no
+holder when it is looked up; only the low 60 bits of a hash count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 SHORT = (1 << 60) - 1  # two of CPython's digits
-HOLDER_BYTES = 100  # of an entry of a HolderTable; 27 in C
+HOLDER_BYTES = 100  # per entry of a HolderTable; 27 in C
 LEAST_CHAINED_BYTES, MOST_CHAINED_BYTES = 9, 232  # of the token ids of a block in `chain_keys`
 _decode_ids = msgspec.msgpack.Decoder(list[int] | None).decode
 _ONLY_INTS = {int}
@@ -30,9 +30,7 @@ _INT_BYTES = 32  # a CPython int of 31 to 60 bits
 
 
 class KeyTable:
-    """One target's blocks in one tier and group: engine hash -> key; None for an orphan, whose chain is not
-    known.
-    """
+    """One target's blocks in one tier and group: engine hash -> key; None for an orphan, whose chain is unknown."""
 
     __slots__ = ("_keys",)
 
@@ -40,7 +38,7 @@ class KeyTable:
         self._keys: dict[int, int | None] = {}
 
     def get(self, hash_: int) -> int | None:
-        """Return the key of a block; None for an orphan or one that is not held."""
+        """Return the key of a block; None for an orphan or a block that is not held."""
         return self._keys.get(hash_ & SHORT)
 
     def set(self, hash_: int, key: int | None) -> None:
@@ -53,8 +51,8 @@ class KeyTable:
         return self._keys.keys().isdisjoint([hash_ & SHORT for hash_ in hashes])
 
     def add_new(self, hashes: list[int], keys: list[int]) -> bool:
-        """Add blocks that are not held, with their keys. Return False, and add none, if one is held or is named
-        twice. Raises ValueError for lists of different lengths, OverflowError for a key beyond 60 bits.
+        """Add blocks that are not held, with their keys. Return False, and add none, if one is already held or
+        occurs twice. Raises ValueError for lists of different lengths, OverflowError for a key beyond 60 bits.
         """
         _check_keys(keys)
         if len(hashes) != len(keys):
@@ -66,12 +64,12 @@ class KeyTable:
         return True
 
     def take(self, hashes: list[int]) -> list[int]:
-        """Remove blocks. Return the keys of those that were held and had one, in this order."""
+        """Remove blocks. Return the keys of the removed blocks that had one, in the order of `hashes`."""
         labels = [hash_ & SHORT for hash_ in hashes]
         return [key for label in labels if (key := self._keys.pop(label, None)) is not None]
 
     def take_some(self, most: int) -> list[int]:
-        """Remove up to `most` blocks, whichever. Return the keys of those that had one."""
+        """Remove any blocks, up to `most`. Return the keys of those that had one."""
         labels = list(islice(reversed(self._keys), max(0, most)))
         return [key for label in labels if (key := self._keys.pop(label)) is not None]
 
@@ -92,7 +90,7 @@ class KeyTable:
 
 
 class HolderTable:
-    """The targets that hold each block in one tier: key -> one bit per target. No key is without a bit.
+    """The targets that hold each block in one tier: key -> one bit per target. Every key has at least one bit.
 
     A block with one holder has that target's own bit object as its value, so the most common case allocates
     nothing.
@@ -104,11 +102,11 @@ class HolderTable:
         self._bits: dict[int, int] = {}
 
     def bits(self, key: int) -> int:
-        """Return the bits of the targets that hold a block; 0: none does."""
+        """Return the bits of the targets that hold a block; 0 if none does."""
         return self._bits.get(key, 0)
 
     def add(self, keys: list[int], bit: int) -> list[int]:
-        """Record that `bit`, a power of two, holds `keys`. Return the keys that it did not hold before. Raises
+        """Record that `bit`, a power of two, holds `keys`. Return the keys that `bit` did not hold before. Raises
         OverflowError, and records nothing, for a key beyond 60 bits.
         """
         _check_keys(keys)
@@ -134,8 +132,8 @@ class HolderTable:
                 self._bits[key] = bits ^ bit
 
     def bisect(self, keys: Sequence[int], bits: int) -> dict[int, int]:
-        """Return the leading blocks by group of bits that go equally far; bits that hold none are absent. Correct
-        only for targets that hold no block without its predecessor.
+        """Return the number of leading blocks, by group of bits that hold equally many; bits that hold none are
+        absent. Correct only for targets that hold no block without its predecessor.
 
         One look-up per halving and per group of targets that has not split: 200 ns each, 50 ns in C.
         """
@@ -159,8 +157,8 @@ class HolderTable:
         return runs
 
     def walk(self, keys: Sequence[int], bits: int, slower: tuple[HolderTable, ...]) -> dict[int, int]:
-        """Return the leading blocks in this tier or one of `slower`, as `bisect` does, whatever the targets hold.
-        50 ns per block.
+        """Return the number of leading blocks in this tier or one of `slower`, grouped as in `bisect`; correct
+        whatever the targets hold. 50 ns per block.
         """
         holding: Iterator[int] = map(self._bits.get, keys, repeat(0))
         for table in slower:
@@ -200,8 +198,8 @@ def chain_keys(parent: int, ids: array[int], width: int, secret: int) -> list[in
 
 
 def unpack_ids(packed: msgspec.Raw | bytes) -> bytes | None:
-    """Return the token ids of a msgpack array as 32-bit numbers in native byte order, none for nil; `None` if it is
-    anything else, or an id has more than 32 bits.
+    """Return the token ids of a msgpack array as 32-bit numbers in native byte order, empty for nil; None if
+    `packed` is anything else, or an id has more than 32 bits.
     """
     try:
         ids = _decode_ids(packed)
@@ -211,8 +209,8 @@ def unpack_ids(packed: msgspec.Raw | bytes) -> bytes | None:
 
 
 def fold_hashes(raw: object) -> list[int] | None:
-    """Return the block hashes of a list as unsigned 64 bits: an int's own (a signed one folded), or the last 8
-    bytes of a digest. `None` if one is anything else or `raw` is no list. The list itself where nothing in it
+    """Return the block hashes of a list as unsigned 64-bit numbers: an int itself (folded if negative), or the last
+    8 bytes of a digest. None if one is anything else or `raw` is not a list. Returns `raw` itself if nothing
     changes.
     """
     if type(raw) is not list:
@@ -230,7 +228,7 @@ def _fold(raw: object) -> int | None:
 
 
 def _leading_runs(holding: Iterable[int], alive: int, length: int) -> dict[int, int]:
-    """Leading blocks by group of bits of `alive`, given the holders of each of `length` blocks in turn."""
+    """Return the number of leading blocks by group of bits of `alive`, given each block's holders in turn."""
     runs: dict[int, int] = {}
     if not alive or not length:
         return runs

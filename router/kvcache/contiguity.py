@@ -3,14 +3,14 @@
     root -- a -- b -- c          one run:  a b c, tip c
                   \\- d -- e      another:  d e,   tip e, child of b
 
-Blocks stored one after the other form a *run*; blocks that follow a run's tip extend it, blocks that follow another
-block start a run below that block. The runs stay contiguous as long as only tips without child runs are removed,
-which is how engines evict: a chain's last block first. Any other removal leaves a hole: `remove` returns False, and
-the caller drops this object and walks until the target is forgotten.
+Blocks stored one after the other form a *run*; blocks that follow a run's tip extend that run, blocks that follow
+another block start a run below that block. The runs stay contiguous as long as only tips without child runs are
+removed, which is how engines evict: a chain's last block first. Any other removal leaves a hole: `remove` returns
+False, and the caller drops this object and walks until the target is forgotten.
 
-A run keeps 32 bits per block. They are used once: when a tip was removed, to recognise the block that is the tip
-now. A hole goes undetected if the first block removed out of order looks like such a tip: below one in a million
-for 4,000 runs.
+A run keeps 32 bits per block. These bits are used once: when a tip was removed, to recognise the block that is the
+tip now. A hole goes undetected if the first block removed out of order looks like such a tip: a chance below one in
+a million for 4,000 runs.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class ContiguousRuns:
             self._add_child(parent)
 
     def append(self, parent: Key | None, keys: list[Key]) -> bool:
-        """Record that `keys` (at least one, new here) were stored in order after `parent` (held; `None`: a chain
-        begins). Return False if two tips have the same low bits.
+        """Record that `keys` (at least one, none held before) were stored in order after `parent` (a held block;
+        None: a chain begins). Return False if two tips have the same low bits.
         """
         lows = pack_low_words(cast("list[int]", keys))
         run = self._tips.get(parent & LOW) if parent is not None else None
@@ -86,11 +86,11 @@ class ContiguousRuns:
         return True
 
     def memory_bytes(self, blocks: int) -> int:
-        """Estimate the memory of all runs, which have so many blocks."""
+        """Estimate the memory of all runs, which have `blocks` blocks in total."""
         return getsizeof(self._tips) + getsizeof(self._children) + RUN_BYTES * len(self._tips) + LOW_BYTES * blocks
 
     def tables(self) -> tuple[dict[Any, Any], ...]:
-        """Return the tables, for whoever takes the runs apart; they are invalid then."""
+        """Return the tables, for a caller that takes the runs apart; the runs are invalid then."""
         return self._tips, self._children
 
     def __iter__(self) -> Iterator[SavedRun]:

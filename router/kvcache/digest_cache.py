@@ -1,11 +1,11 @@
 """Caches engine digests of blocks, so that a conversation's next turn hashes only its new blocks.
 
 Keys identify whole prefixes, so one search finds the deepest known block. Eviction is by generations: blocks go
-into the young one, and when that is full the old one is dropped and the young becomes old. A prompt always leaves
-all its blocks in the young generation, so each generation holds prefixes without holes, and how much of a prompt it
-knows is found by bisection: exact, and without touching 5,000 entries to mark them as used.
+into the young generation; when that is full, the old one is dropped and the young one becomes the old one. A prompt
+always leaves all its blocks in the young generation, so each generation holds prefixes without holes, and the
+cached part of a prompt is found by bisection: exact, and without touching 5,000 entries to mark them as used.
 
-The bytes count towards the budget shared with the token ids, of which they take at most a quarter.
+The digests' bytes count towards the budget shared with the token ids, and take at most a quarter of that budget.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DigestCache:
         self._old_blocks = 0
 
     def __len__(self) -> int:
-        """Number of cached digests; one in both generations counts twice."""
+        """Number of cached digests; a digest in both generations counts twice."""
         return self._young_blocks + self._old_blocks
 
     def count_cached(self, chain: EngineChain, keys: Sequence[Key], adapter: Adapter | None = None) -> int:
@@ -59,7 +59,7 @@ class DigestCache:
         adapter: Adapter | None = None,
         salt: str | None = None,
     ) -> Iterator[None]:
-        """Cache the digests of `keys`, all but those of the last slice of `SLICE_TOKENS`: a slice in each step."""
+        """Cache the digests of `keys`, except those of the last slice of `SLICE_TOKENS`: one slice per step."""
         blocks = max(1, SLICE_TOKENS // block_tokens)
         for end in range(self.count_cached(chain, keys, adapter) + blocks, len(keys), blocks):
             self.digests(chain, keys[:end], token_ids, block_tokens, adapter, salt)
@@ -88,7 +88,7 @@ class DigestCache:
         return digests
 
     def _store(self, flavour: _HashParameters, keys: Sequence[Key], digests: Sequence[Digest], young: int) -> None:
-        """Put all digests into the young generation, which has the first `young` of them."""
+        """Put all digests into the young generation, which already has the first `young` of them."""
         count = min(len(keys), self._half)
         if self._young_blocks + count - young > self._half:
             self._budget.give(self._old_blocks * DIGEST_BYTES)

@@ -6,7 +6,7 @@ the blocks of a prompt whose events were missed.
 
 H is one of vLLM's `--prefix-caching-hash-algo`: SHA-256 or XXH3-128, over the value's pickle or its canonical CBOR
 (`protocol.md` 3; vllm v1/core/kv_cache_utils.py). Extras are the adapter, and on the chain's first block the salt;
-prompts with media are not supported. An engine shows its parameters by the hash of any first block (`fits`).
+prompts with media are not supported. The hash of any first block shows an engine's parameters (`fits`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Extras = tuple[str | tuple[str, ...], ...]
 
 DEFAULT_SEED = "vllm-none-hash"  # the SHA-256 algorithms use it when PYTHONHASHSEED is not set
 SEEDS = (None, "0", "1", "42", "123", "1234", "random")  # usual values of PYTHONHASHSEED
-CACHED_IDS = 1 << 18  # larger than any vocabulary; ids beyond are encoded every time
+CACHED_IDS = 1 << 18  # larger than any vocabulary; larger ids are encoded every time
 
 
 class EngineChain:
@@ -46,8 +46,8 @@ class EngineChain:
 
     @classmethod
     def from_config(cls, algo: HashAlgo, seed: str | None = None, tagged: bool = True) -> EngineChain | None:
-        """Return the chain of engines whose PYTHONHASHSEED is `seed` (`None`: not set), or `None` where it cannot
-        be computed: without a seed, xxhash starts from random bytes in every process.
+        """Return the chain of engines whose PYTHONHASHSEED is `seed` (None: not set). None if the chain cannot be
+        computed: without a seed, xxhash starts from random bytes in every process.
         """
         if seed is None and algo.startswith("xxhash"):
             return None
@@ -63,8 +63,8 @@ class EngineChain:
     ) -> list[Digest]:
         """Return the digests (32 bytes; xxhash 16) of the full blocks of `token_ids` that follow `parent`.
 
-        `None` begins a chain; only there the salt is hashed. 2 us per block of 16 tokens by pickle, 3 us by CBOR,
-        plus 0.4 us for each token id that CBOR encodes for the first time.
+        With `parent` None a chain begins; only its first block includes the salt. 2 us per block of 16 tokens by
+        pickle, 3 us by CBOR, plus 0.4 us for each token id that CBOR encodes for the first time.
         """
         extras = self._extras(adapter, salt if parent is None else None)
         rest = self._extras(adapter, None)
@@ -82,7 +82,7 @@ class EngineChain:
         return EngineHash(int.from_bytes(digest[-8:], "big"))
 
     def _extras(self, adapter: Adapter | None, salt: str | None) -> Extras | None:
-        """Values hashed beside a block's tokens. An empty salt counts as none."""
+        """Return the values hashed besides a block's tokens; None if none. An empty salt counts as none."""
         extras: Extras = ()
         if adapter is not None:
             name, path = map(_copy_text, adapter)
@@ -117,7 +117,9 @@ def list_chains(
 
 
 def is_comparable(event: BlocksStored) -> bool:
-    """Return whether an event shows all that its engine hashed of its first block: no adapter's path, no media."""
+    """Return whether an event shows everything that its engine hashed for the first block: neither an adapter,
+    whose path it lacks, nor media.
+    """
     return event.adapter is None and bool(event.hashes) and not (event.extras is not None and event.extras[0])
 
 
@@ -146,7 +148,7 @@ def _copy_text(text: str) -> str:
 
 
 class _Cbor(dict[int, bytes]):
-    """Canonical CBOR (RFC 8949 4.2.1) of what is hashed. As a dict it caches token ids: a tenth of the time."""
+    """Canonical CBOR (RFC 8949 4.2.1) of the hashed values. As a dict it caches token ids: a tenth of the time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,18 +16,19 @@ path afterwards. So nothing is applied twice, and no second watermark is needed.
 
 *A replay begins at the last applied batch*, not after it, and its first answer identifies the process: the same
 number with the same timestamp is the same process. Another timestamp, or an empty replay, is a new process, even if
-its numbers have already passed the cursor, where a restart looks like a gap (`protocol.md` 2.10).
+its numbers have already passed the cursor, so that the restart looks like a gap (`protocol.md` 2.10).
 
 *Bounded recovery*: a number can be missing for ever (engines consume it before an encoding that can fail). After
 two replays that do not move the cursor, the sequencer forgets, continues with the next batch and sets
 `joined_late`.
 
-*A silent replay endpoint* is left alone for a while, or until a reconnect: what a busy engine publishes during a
-replay does not fit the queue, so each replay without an answer makes the gap that would request the next one.
+*A silent replay endpoint* receives no requests for a while, or until a reconnect: the batches that a busy engine
+publishes during a replay do not fit the queue, so each replay without an answer causes the gap that would request
+the next replay.
 
-*Without a replay endpoint* a reconnect may lead to another process. A connection receives only what is published
-after it, so a first number at or below the cursor is a new process, and so is a clock that fell. One whose numbers
-happen to go on is found out by its size (`TargetCacheState.cache_blocks`).
+*Without a replay endpoint* a reconnect may lead to another process. A connection receives only batches published
+after it was made, so a first number at or below the cursor is a new process, and so is a clock that went back. A
+new process whose numbers happen to continue is detected by its size (`TargetCacheState.cache_blocks`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from router.kvcache.engine_hashes import EngineChain
 from router.kvcache.events import BlocksCleared, Event, EventBatch
 
 MAX_REPLAYS = 2  # replays without progress before a gap is given up
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 900.0  # in which a silent replay endpoint is sent no request: doubled each time
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 900.0  # pauses in requests to a silent replay endpoint: doubled each time
 MAX_HELD_BYTES = 256 * 1024  # of live batches that wait for a replay; batches beyond are dropped and become a gap
 
 
@@ -56,7 +57,7 @@ class RequestReplay(NamedTuple):
 
 
 class ForgetTarget(NamedTuple):
-    """Forget everything applied so far: it does not describe the present process, or after a `gap` no longer."""
+    """Forget everything applied so far: it describes another process, or, after a `gap`, is no longer valid."""
 
     gap: bool = False
 
@@ -97,9 +98,9 @@ class EventSequencer:
         self.events = self.gaps = self.replays = self.duplicates = self.restarts = 0
         self._last_wall_s = 0.0
         self._idle_replays = 0  # replays since the cursor moved
-        self._unanswered = 0  # replays since the last one that brought anything
+        self._unanswered = 0  # replays since the last one that returned anything
         self._pause_s = FIRST_PAUSE_S
-        self._paused_until_s: float | None = None  # no replays before
+        self._paused_until_s: float | None = None  # no replay is requested before
         self._held: deque[EventBatch] = deque()
         self._held_bytes = 0
         self._unconfirmed = False  # after a reconnect, until a replay shows that the process is the same
@@ -109,8 +110,8 @@ class EventSequencer:
 
     @classmethod
     def resume(cls, replayable: bool, cursor: StreamCursor) -> EventSequencer:
-        """Return a sequencer that continues at another process's cursor, as after a reconnect: it is confirmed by a
-        replay from the cursor or, without a replay endpoint, by the next batch.
+        """Return a sequencer that continues at the cursor of another router process, as after a reconnect: the
+        cursor is confirmed by a replay from it or, without a replay endpoint, by the next batch.
         """
         sequencer = cls(replayable)
         sequencer.last_seq, sequencer._last_wall_s, sequencer.joined_late = cursor
@@ -121,7 +122,7 @@ class EventSequencer:
 
     @property
     def cursor(self) -> StreamCursor | None:
-        """The position reached; `None` before the first applied batch."""
+        """The position reached; None before the first applied batch."""
         return None if self.last_seq < 0 else StreamCursor(self.last_seq, self._last_wall_s, self.joined_late)
 
     @property
@@ -130,7 +131,7 @@ class EventSequencer:
 
     @property
     def replay_silent(self) -> bool:
-        """Return whether the replay endpoint left the last requests without any answer."""
+        """Whether the replay endpoint left the last requests without any answer."""
         return self._unanswered >= MAX_REPLAYS
 
     def on_connected(self, now: float) -> list[Step]:
@@ -175,11 +176,11 @@ class EventSequencer:
             return self._apply(batch)
         if batch.seq == self.last_seq:
             return []
-        # The engine dropped what was not read fast enough: the rest of this replay is of no use.
+        # The engine dropped batches that were not read fast enough: the rest of this replay is useless.
         return [self._request_replay()] if self._may_replay(now) else self._restart_from(batch)
 
     def on_replay_end(self, complete: bool, now: float) -> list[Step]:
-        """Handle the end of the replay; without its end marker (`complete`) it may still connect to live
+        """Handle the end of the replay; not `complete` (without end marker), it may still connect to live
         batches.
         """
         if self.state != "replaying":
@@ -284,9 +285,9 @@ class EventSequencer:
 class TargetCacheState:
     """Counters and stream state from one join of the target to the next.
 
-    A stream joined late does not cover what was cached before. The index becomes complete for the target when as
-    many blocks have been stored since as the target can hold, and none of them waits for a parent: the earlier ones
-    have been evicted by then, but for those in use (`missed_prefixes.py`).
+    A stream joined late does not cover blocks that were cached before. The index becomes complete for the target
+    when as many blocks have been stored since as the target can hold, and none of them waits for a parent: the
+    earlier blocks have been evicted by then, except those in use (`missed_prefixes.py`).
     """
 
     __slots__ = (
@@ -300,33 +301,33 @@ class TargetCacheState:
         self.sequencer: EventSequencer | None = None
         self.backlog: deque[Event | ForgetTarget] = deque()  # in order, not applied yet
         self.bytes = 0  # of its entries in the index, as last measured
-        self.unmeasured_blocks = 0  # applied since
-        self.block_sizes: set[int] = set()  # that its events had
+        self.unmeasured_blocks = 0  # applied since `bytes` was measured
+        self.block_sizes: set[int] = set()  # block sizes that its events had
         self.block_tokens: int | None = None
-        self.capacity_blocks: int | None = None  # what its tokens make: hybrid models have more blocks than these
+        self.capacity_blocks: int | None = None  # computed from its tokens: hybrid models have more blocks
         self.cache_blocks: int | None = None  # on its GPU, of which every copy of a block takes one
-        self.overfull = 0  # times that it held more than that, which no process can
+        self.overfull = 0  # times that it held more than `cache_blocks`, which no process can
         self.chain: EngineChain | None = None  # how its engine hashes; None: not proved
-        self.unknown_hashing = False  # it hashes in no way that can be computed
+        self.unknown_hashing = False  # its engine's way to hash cannot be computed
         self.keyless_blocks = 0  # cached blocks of a stream joined late whose chains are not known
-        self.recalled_blocks = 0  # learned by other evidence than their events
-        self.stored_blocks = 0  # stored on its GPU since the index of it began
+        self.recalled_blocks = 0  # learned by evidence other than their events
+        self.stored_blocks = 0  # stored on its GPU since its index began
         self.batches = 0
         self.malformed = 0
         self.skipped: Counter[str] = Counter()
 
     @property
     def turned_over(self) -> bool:
-        """Return whether as many blocks were stored since the start as the cache holds."""
+        """Whether at least as many blocks were stored since the start as the cache holds."""
         return self.capacity_blocks is not None and self.stored_blocks >= self.capacity_blocks
 
     @property
     def certain(self) -> bool:
-        """Return whether the index is authoritative: what it holds is cached, and what it does not hold is not."""
+        """Whether the index is authoritative: every block in it is cached, and every block not in it is not."""
         sequencer = self.sequencer
         if sequencer is None or not sequencer.trusted:
             return False
-        # LRU keeps a prefix that is in use. Blocks that wait for a parent show that there is one.
+        # LRU keeps a prefix that is in use. Blocks that wait for a parent show that one exists.
         return not sequencer.joined_late or (self.turned_over and not self.keyless_blocks)
 
     def begin_empty(self) -> None:
@@ -335,7 +336,7 @@ class TargetCacheState:
             self.sequencer.joined_late = False
 
     def begin_late(self) -> None:
-        """Note that what was held is not this process's, of which only the events from now on are known."""
+        """Note that the held blocks are not this process's, of which only the events from now on are known."""
         self.overfull += 1
         self.stored_blocks = 0
         if self.sequencer is not None:

@@ -1,4 +1,4 @@
-"""The state of one target's event stream and of what the index made of it, as the admin API and metrics show it."""
+"""The state of one target's event stream and of the index built from it, as the admin API and metrics show it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class EventStream(NamedTuple):
     malformed: int
     skipped: Mapping[str, int]
     turned_over: bool  # as many blocks were announced since the start as the cache holds
-    overfull: int  # times that more was held than its GPU has room for, and so was forgotten
-    keyless_blocks: int  # cached, of a stream joined late, of prompts that are not known
-    recalled_blocks: int  # learned by other evidence than their events, since it joined
+    overfull: int  # times that more was held than its GPU has room for, so that all was forgotten
+    keyless_blocks: int  # cached blocks of a stream joined late, of unknown prompts
+    recalled_blocks: int  # learned by evidence other than their events, since the target joined

@@ -48,7 +48,7 @@ class BlocksRemoved(NamedTuple):
 
 
 class BlocksPooled(NamedTuple):
-    """This engine put consecutive blocks into the shared pool. A hint: no event announces when they leave it."""
+    """This engine put consecutive blocks into the shared pool. A hint: no event reports when they leave it."""
 
     hashes: list[EngineHash]
     parent: EngineHash | None  # None: begins at token 0

@@ -4,11 +4,11 @@
     target -> group -> tier -> engine hash -> key                 `target_blocks.py`: written by events
 
 This module assigns bits to targets. Forgetting a target is O(1): its bit is retired, so no match can see it, and
-each of the following events cleans a slice of what it left behind, more than it adds; so does `sweep`. A restarted
-engine with 200,000 blocks would otherwise stop the event loop for 50 ms.
+each of the following events cleans a slice of the entries left behind, more than the event adds; so does `sweep`. A
+restarted engine with 200,000 blocks would otherwise stop the event loop for 50 ms.
 
-All models and block sizes share the index: root and block length make their keys distinct. Knows nothing of time,
-sequence numbers or wire formats. Tests compare it with a brute-force index (`tests/suites/naive_index.py`).
+All models and block sizes share the index: root and block length make their keys distinct. This module uses no
+time, sequence numbers or wire formats. Tests compare it with a brute-force index (`tests/suites/naive_index.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from router.kvcache.snapshot_format import SavedTargetBlocks, restore, save
 from router.kvcache.target_blocks import TargetBlocks
 
 AS_FLAGS = bytes.maketrans(b"01", b"\0\1")
-SWEEP_BLOCKS = 128  # entries cleaned per event, beside two for each block that the event adds: about 100 us
+SWEEP_BLOCKS = 128  # entries cleaned per event, besides two for each block that the event adds: about 100 us
 
 
 class HeldBlocks(NamedTuple):
@@ -55,7 +55,7 @@ class EqualHolders(NamedTuple):
 
 
 class IndexStats(NamedTuple):
-    """Sizes of what the index holds for one target."""
+    """Sizes of the index content of one target."""
 
     blocks: tuple[int, int, int]  # distinct keys per tier
     orphans: int  # blocks waiting for an unknown parent
@@ -65,7 +65,7 @@ class IndexStats(NamedTuple):
 
 
 class TargetSize(NamedTuple):
-    """Estimates of what the index holds for one target, in O(1)."""
+    """Estimates of the index content of one target, computed in O(1)."""
 
     blocks: int  # in all tiers and groups
     bytes: int
@@ -83,7 +83,7 @@ class _Retired(NamedTuple):
     tables: list[tuple[Tier, KeyTable]]
     rest: list[
         dict[Any, Any]
-    ]  # other tables: freed at once, a million entries would take as long as a request may wait
+    ]  # other tables, emptied in pieces: freeing a million entries at once takes as long as a request may wait
 
 
 class BlockIndex:
@@ -108,14 +108,14 @@ class BlockIndex:
     # membership
 
     def join(self, target: TargetId, model: str) -> None:
-        """Add `target` with no blocks; its blocks are of `model`. Joining again forgets what it held."""
+        """Add `target` with no blocks; its blocks are of `model`. Joining again forgets the blocks held so far."""
         self.leave(target)
         if (saved := self._restored.pop(target, None)) is not None:
             self._retire(saved)
         self._register(target, self._allocate(model))
 
     def join_restored(self, target: TargetId, model: str) -> bool:
-        """Add `target` with the blocks restored from a snapshot. Return False if there are none for it and
+        """Add `target` with the blocks restored from a snapshot. Return False if there are none for `target` and
         `model`.
         """
         blocks = self._restored.get(target)
@@ -126,7 +126,7 @@ class BlockIndex:
         return True
 
     def leave(self, target: TargetId) -> None:
-        """Remove `target`; a no-op for an unknown one."""
+        """Remove `target`; a no-op for an unknown target."""
         if (blocks := self._blocks.pop(target, None)) is not None:
             del self._targets[blocks.bit]
             self._by_position = None
@@ -135,8 +135,8 @@ class BlockIndex:
             self._retire(blocks)
 
     def forget(self, target: TargetId) -> None:
-        """Drop all blocks of `target`, and keep its block size until an event changes it. Raises KeyError if it has
-        not joined.
+        """Drop all blocks of `target`, and keep its block size until an event changes it. Raises KeyError if
+        `target` has not joined.
         """
         before = self._blocks[target]
         self.leave(target)
@@ -173,8 +173,8 @@ class BlockIndex:
             self._free_bits.append(blocks.bit)
 
     def sweep(self, entries: int = SWEEP_BLOCKS) -> bool:
-        """Remove so many entries of retired bits, from the common tables as well; free the bits of which none is
-        left. Return False when there were none.
+        """Remove up to `entries` entries of retired bits, from the common tables as well; free the bits that have
+        none left. Return False if there were no retired bits.
         """
         if not self._retired:
             return False
@@ -187,7 +187,7 @@ class BlockIndex:
         return True
 
     def _sweep(self, bit: int, tables: list[tuple[Tier, KeyTable]], rest: list[dict[Any, Any]], entries: int) -> int:
-        """Remove up to so many `entries`. Return how many more may be removed."""
+        """Remove up to `entries` entries. Return how many more may be removed."""
         while tables and entries > 0:
             tier, names = tables[-1]
             before = len(names)
@@ -212,15 +212,15 @@ class BlockIndex:
         return None if blocks is None else save(blocks)
 
     def restore(self, target: TargetId, saved: SavedTargetBlocks) -> None:
-        """Load the blocks of `target` from a snapshot; they count once it joins. 0.3 us per block. A later
-        snapshot of the same target replaces an earlier one.
+        """Load the blocks of `target` from a snapshot; these blocks count once `target` joins. 0.3 us per block. A
+        later snapshot of the same target replaces an earlier one.
         """
         self.discard_restored(target)
         blocks = self._restored[target] = self._allocate(saved.model)
         restore(blocks, saved, self._holders)
 
     def discard_restored(self, target: TargetId) -> None:
-        """Drop what was restored for `target` if it has not joined."""
+        """Drop the blocks restored for `target` if it has not joined."""
         if (blocks := self._restored.pop(target, None)) is not None:
             self._retire(blocks)
 
@@ -265,13 +265,13 @@ class BlockIndex:
         return self._blocks[target].removals
 
     def find_parents(self, target: TargetId, hashes: Set[EngineHash]) -> set[EngineHash]:
-        """Return those of `hashes`, 60 bits each, after which `target` holds blocks whose chains are not known."""
+        """Return those of `hashes`, 60 bits each, whose following blocks `target` holds with unknown chains."""
         blocks = self._blocks.get(target)
         return set() if blocks is None else cast("set[EngineHash]", blocks.find_parents(hashes))
 
     def knows_any(self, target: TargetId, hashes: Sequence[EngineHash]) -> bool:
-        """Return whether an event of `target` (joined: KeyError otherwise) named one of `hashes`, and it is
-        cached.
+        """Return whether `target` (joined: KeyError otherwise) holds one of `hashes`, or a block that waits for one
+        of them as its parent.
         """
         return any(map(self._blocks[target].knows, hashes))
 
@@ -279,8 +279,7 @@ class BlockIndex:
         self, target: TargetId, hashes: Sequence[EngineHash], keys: Sequence[Key], removed: Collection[int]
     ) -> list[Key]:
         """Add the first blocks of a chain, cached on the GPU of `target` (joined: KeyError otherwise) although no
-        event announced them, up to the first that was `removed` since then. Return the keys that entered the GPU
-        tier.
+        event announced them, up to the first block in `removed`. Return the keys that entered the GPU tier.
         """
         blocks = self._blocks[target]
         entered = blocks.recall(hashes, keys, removed)
@@ -290,7 +289,9 @@ class BlockIndex:
     # requests
 
     def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, HeldBlocks]:
-        """Return how far each of `targets` holds the chain `keys` from its start; those without any are absent."""
+        """Return how far each of `targets` holds the chain `keys` from its start; targets without any are
+        absent.
+        """
         whole = other = 0
         for target in targets:
             if (blocks := self._blocks.get(target)) is not None:
@@ -305,8 +306,8 @@ class BlockIndex:
         return found
 
     def match_all(self, keys: Sequence[Key]) -> list[EqualHolders]:
-        """Match every joined target, in groups of bits, the last without blocks; different depths cost, not
-        targets.
+        """Return all joined targets in groups of bits, the last group without blocks. The cost grows with the
+        number of different depths, not of targets.
         """
         found = self._match(keys, self._contiguous_bits, self.all_bits ^ self._contiguous_bits)
         rest = self.all_bits
@@ -344,7 +345,7 @@ class BlockIndex:
         return found
 
     def block_tokens(self, target: TargetId) -> int | None:
-        """Return the tokens per block in the last event of `target`; `None`: no event yet, or an unknown target."""
+        """Return the tokens per block in the last event of `target`; None: no event yet, or an unknown target."""
         blocks = self._blocks.get(target)
         return blocks.block_tokens if blocks is not None else None
 
@@ -376,29 +377,29 @@ class BlockIndex:
         return self.targets_of(gpu), self.targets_of((slower[0] | slower[1]) & ~gpu)
 
     def copies(self, tier: Tier) -> BlockCopies:
-        """Return how many blocks all targets hold in a tier, and how many different ones. O(1). What targets left
-        behind counts as different blocks until it is swept.
+        """Return how many blocks all targets hold in a tier, and how many different ones. O(1). Entries that
+        targets left behind count as different blocks until they are swept.
         """
         return BlockCopies(self._holders.blocks[tier], len(self._holders.tables[tier]))
 
     def fits(self, target: TargetId, gpu_blocks: int) -> bool:
-        """Return whether a GPU with so many blocks can hold what is held for `target`: `TargetBlocks.fits`."""
+        """Return whether a GPU of `gpu_blocks` blocks has room for those of `target`: see `TargetBlocks.fits`."""
         return self._blocks[target].fits(gpu_blocks)
 
     def take_uncounted(self, target: TargetId) -> int:
-        """Return how many announced GPU blocks of `target` took no room there, since the last call."""
+        """Return how many announced GPU blocks of `target` took no room on the GPU, since the last call."""
         blocks = self._blocks[target]
         uncounted, blocks.uncounted = blocks.uncounted, 0
         return uncounted
 
     def size(self, target: TargetId) -> TargetSize:
-        """Return how much is held for `target` (joined: KeyError otherwise)."""
+        """Return the estimated size of the blocks held for `target` (joined: KeyError otherwise)."""
         blocks = self._blocks[target]
         held = sum(blocks.blocks) + blocks.orphans
         return TargetSize(held, blocks.memory_bytes() + HOLDER_BYTES * held)
 
     def stats(self, target: TargetId) -> IndexStats:
-        """Return the sizes of what is held for `target` (joined: KeyError otherwise)."""
+        """Return the sizes of the index content of `target` (joined: KeyError otherwise)."""
         blocks = self._blocks[target]
         own = blocks.memory_bytes() + self._holders.memory_bytes(blocks.blocks)
         gpu, cpu, disk = blocks.blocks
@@ -406,7 +407,7 @@ class BlockIndex:
 
 
 def _split_by_depth(bits: int, runs: dict[int, int]) -> list[tuple[int, int]]:
-    """Split `bits` by how many blocks `runs` gives them; bits that are not in it hold 0."""
+    """Split `bits` by how many blocks `runs` gives them; bits that are not in `runs` hold 0."""
     parts = []
     for some, blocks in runs.items():
         if both := bits & some:

@@ -1,16 +1,16 @@
-"""The KV indexer: takes the engines' cache events and estimates what each target holds of a prompt.
+"""The KV indexer: applies the engines' cache events and estimates how much of a prompt each target holds.
 
     frames -> backends/vllm -> EventBatch -> EventSequencer -> BlockIndex --+
                                                                             +--> OverlapEstimate per target
     prompts sent there (speculative for seconds; where no stream is --------+
     trusted, approximate for minutes)
 
-`overlap_estimate.py` decides between the two sources. Knows nothing of sockets, load or health. One indexer serves
-all models: keys differ by model, so targets cannot mix.
+`overlap_estimate.py` decides between the two sources. This module does not deal with sockets, load or health. One
+indexer serves all models: keys differ by model, so targets cannot mix.
 
-Batches are applied a piece at a time: the caller passes one, and then calls `resume` until nothing is left. What
-one instance may fill of the index is bounded; the caller is told (`over_bounds`) and takes away the instance's
-events.
+Batches are applied a piece at a time: the caller passes a batch, and then calls `resume` until nothing is left. The
+share of the index that one instance may fill is bounded; `over_bounds` reports an excess to the caller, which takes
+away the instance's events.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class SentPrompt(NamedTuple):
     """A prompt on its way to a target; must be ended by `KvIndexer.on_first_byte` or `on_failure`."""
 
     speculative: SpeculativePrompt
-    approximate: Sequence[Key]  # keys for `ApproximateBlocks`; empty where the index is certain of the target
+    approximate: Sequence[Key]  # keys for `ApproximateBlocks`; empty if the target's index is certain
     late: LatePrompt | None = None  # for `MissedPrefixes.on_answer`
 
 
 class KvIndexer:
-    """The `EventHandler` of the event feed: methods that return a number request a replay from that sequence
+    """The `EventHandler` of the event feed: a method that returns a number requests a replay from that sequence
     number.
     """
 
@@ -77,12 +77,12 @@ class KvIndexer:
         clock: Clock,
         instance_bytes: int = INSTANCE_BYTES,
     ) -> None:
-        """`instance_bytes`: what the entries of all targets of one instance may take."""
+        """`instance_bytes`: limit on the memory of the entries of all targets of one instance."""
         self._index = index
         self._speculative = speculative
         self._approximate = approximate
         self._clock = clock
-        self.observer: StoredBlockObserver | None = None  # gets every stored block that an event reports
+        self.observer: StoredBlockObserver | None = None  # receives every stored block that an event reports
         self._states: dict[TargetId, TargetCacheState] = {}
         self.elsewhere = SentElsewhere(index, speculative, approximate, clock)
         self._estimator = OverlapEstimator(index, speculative, approximate, self._states)
@@ -95,7 +95,7 @@ class KvIndexer:
     # membership
 
     def join(self, target: TargetId, model: str, *, stream: bool, replayable: bool) -> None:
-        """Add `target`, which serves `model`, with nothing but what a snapshot restored of it, unconfirmed."""
+        """Add `target`, which serves `model`, with no blocks but those restored from a snapshot, unconfirmed."""
         self._forget_sent(target)
         self._bounds.clear(target)
         self._states[target] = state = TargetCacheState(model)
@@ -127,7 +127,7 @@ class KvIndexer:
         if (state := self._states.get(target)) is None:
             return
         state.cache_blocks = gpu_blocks
-        if state.capacity_blocks != blocks:  # every page says it
+        if state.capacity_blocks != blocks:  # every metrics page repeats it
             state.capacity_blocks = blocks
             self._estimator.invalidate(target)
             self._refresh(target, state)
@@ -139,8 +139,8 @@ class KvIndexer:
         return [*self._restored, *(target for target, state in self._states.items() if state.sequencer is not None)]
 
     def snapshot(self, target: TargetId) -> SavedTarget | None:
-        """Return the blocks known of `target`; None: none, or its last batch is not whole yet. One step of
-        the event loop, 30 ns per block.
+        """Return the known blocks of `target`; None if there are none, or its last batch is not wholly applied yet.
+        One step of the event loop, 30 ns per block.
         """
         if (state := self._states.get(target)) is not None and state.backlog:
             return None
@@ -154,12 +154,12 @@ class KvIndexer:
         return None if blocks is None or cursor is None else SavedTarget(target, blocks, cursor, stored_blocks)
 
     def restore(self, saved: SavedTarget) -> None:
-        """Load what a snapshot holds of a target that has not joined yet."""
+        """Load the snapshot of a target that has not joined yet."""
         self._index.restore(saved.target, saved.blocks)
         self._restored[saved.target] = RestoredStream(saved.cursor, saved.stored_blocks)
 
     def discard_restored(self) -> None:
-        """Drop what was restored for targets that have not joined by now."""
+        """Drop the restored blocks of targets that have not joined by now."""
         for target in self._restored:
             self._index.discard_restored(target)
         self._restored.clear()
@@ -179,7 +179,7 @@ class KvIndexer:
         return self._execute(target, sequencer.on_live(batch, self._clock.now(), self._clock.wall()))
 
     def on_replayed(self, target: TargetId, batch: EventBatch) -> int | None:
-        """Handle a batch of the running replay, which a number returned replaces."""
+        """Handle a batch of the running replay; a returned number requests another replay in its place."""
         if (sequencer := self.sequencer(target)) is None:
             return None
         self._states[target].count(batch)
@@ -197,24 +197,24 @@ class KvIndexer:
             state.malformed += 1
 
     def clear(self, target: TargetId) -> None:
-        """Forget what `target` holds, as if its engine had announced an empty cache; a no-op before it joins."""
+        """Forget the blocks of `target`, as if its engine had announced an empty cache; a no-op before it joins."""
         if (state := self._states.get(target)) is not None:
             state.begin_empty()
             self._execute(target, [ForgetTarget()])
 
     def resume(self, target: TargetId) -> bool:
-        """Apply the next piece of what is left of earlier batches. Return False when nothing was left."""
+        """Apply the next piece of the rest of earlier batches. Return False if nothing was left."""
         if (state := self._states.get(target)) is None or not state.backlog:
             return False
         self._apply_piece(target, state)
         return True
 
     def sweep(self) -> bool:
-        """Clean a piece of what targets left behind that were forgotten. Return False when nothing was left."""
+        """Clean a piece of the entries that forgotten targets left behind. Return False if nothing was left."""
         return self._index.sweep()
 
     def over_bounds(self, target: TargetId) -> tuple[IndexLimit, str] | None:
-        """Return which bound the events of `target` went beyond since it joined, and how; `None`: none."""
+        """Return which bound the events of `target` exceeded since it joined, and how; None: no bound."""
         return self._bounds.over(target)
 
     # requests
@@ -224,7 +224,7 @@ class KvIndexer:
         return self._index.block_tokens(target)
 
     def held_tokens(self, target: TargetId, block_tokens: int | None, trusted: bool) -> int | None:
-        """Return the estimated number of tokens that `target` holds, of all prompts and in every tier; `None`:
+        """Return the estimated number of tokens that `target` holds, of all prompts and in every tier; None:
         unknown. O(1).
 
         The caller passes the block size and whether the target's events are `trusted`, as in `estimate_overlaps`.
@@ -254,13 +254,13 @@ class KvIndexer:
     def estimate_overlaps(
         self, prompt: TokenizedPrompt, block_tokens: Mapping[TargetId, int | None], distrusted: frozenset[TargetId]
     ) -> dict[TargetId, OverlapEstimate]:
-        """Return one estimate per target of `block_tokens` (block sizes); `distrusted` ones contradicted the
+        """Return one estimate per target of `block_tokens` (block sizes). `distrusted` ones contradicted the
         index.
         """
         return self._estimator.estimate(prompt, block_tokens, distrusted, self._clock.now())
 
     def add_sent(self, target: TargetId, prompt: TokenizedPrompt, estimate: OverlapEstimate) -> SentPrompt | None:
-        """Record that a prompt is sent to `target`, given its `estimate` there. `None`: the block size is
+        """Record that a prompt is sent to `target`, given its `estimate` for that target. None if the block size is
         unknown.
         """
         if estimate.block_tokens is None:
@@ -272,7 +272,7 @@ class KvIndexer:
         return SentPrompt(speculative, keys if approximate or target in self._uncertain else (), late)
 
     def on_first_byte(self, sent: SentPrompt) -> None:
-        """Record that the answer has begun, so the prompt was computed there."""
+        """Record that the answer has begun, so the target has computed the prompt."""
         now = self._clock.now()
         self._speculative.on_first_byte(sent.speculative, now)
         if sent.approximate and not sent.speculative.forgotten:
@@ -283,11 +283,11 @@ class KvIndexer:
         self._speculative.discard(sent.speculative)
 
     def keyless_blocks(self, target: TargetId) -> int:
-        """Return how many cached blocks of a stream joined late belong to prompts that are not known."""
+        """Return how many cached blocks of a stream joined late belong to unknown prompts."""
         return 0 if (state := self._states.get(target)) is None else state.keyless_blocks
 
     def describe_stream(self, target: TargetId) -> EventStream | None:
-        """Return the state of the event stream; `None` for a target that has not joined."""
+        """Return the state of the event stream; None for a target that has not joined."""
         if (state := self._states.get(target)) is None:
             return None
         stats = self._index.stats(target)
@@ -296,7 +296,7 @@ class KvIndexer:
         return EventStream(state.sequencer, stats, *counts, state.keyless_blocks, state.recalled_blocks)
 
     def sequencer(self, target: TargetId) -> EventSequencer | None:
-        """Return the state of the event stream without its sizes; `None`: no stream, or the target has left."""
+        """Return the state of the event stream without its sizes; None: no stream, or the target has left."""
         return None if (state := self._states.get(target)) is None else state.sequencer
 
     def holders(self, key: Key) -> tuple[list[TargetId], list[TargetId]]:
@@ -331,7 +331,7 @@ class KvIndexer:
             event = backlog.popleft()
             if isinstance(event, ForgetTarget | BlocksCleared):
                 after_gap = isinstance(event, ForgetTarget) and event.gap
-                likely = self._index.keys(target) if after_gap else ()  # some of it was evicted since
+                likely = self._index.keys(target) if after_gap else ()  # some of these were evicted since
                 self._index.forget(target)  # a clearing names no tier: forgetting all of them is the safe reading
                 self._forget_sent(target)
                 if likely:
@@ -343,7 +343,9 @@ class KvIndexer:
         state.stored_blocks -= self._index.take_uncounted(target)
         if state.cache_blocks is not None and not self._index.fits(target, state.cache_blocks):
             log.warning(
-                "%s: its events leave more than the %d blocks of its GPU: forgotten", target, state.cache_blocks
+                "%s: its events leave more blocks than the %d of its GPU: index of this target cleared",
+                target,
+                state.cache_blocks,
             )
             self._index.forget(target)
             self._forget_sent(target)
@@ -365,7 +367,7 @@ class KvIndexer:
                 self._bounds.add_block_size(target, state, size)
 
     def _apply(self, target: TargetId, state: TargetCacheState, event: BlockEvent) -> int:
-        """Apply one event. Return its blocks, plus one for itself."""
+        """Apply one event. Return the number of its blocks, plus one for the event."""
         if isinstance(event, BlocksPooled):
             if self.observer is not None:
                 self.observer.on_pooled(state.model, event)
@@ -381,7 +383,7 @@ class KvIndexer:
         return 1 + len(event.hashes)
 
     def _on_recalled(self, target: TargetId, keys: list[Key]) -> None:
-        """Handle blocks that entered the GPU tier by other evidence than an event."""
+        """Handle blocks that entered the GPU tier by evidence other than an event."""
         self._speculative.confirm(target, keys)
         self._estimator.invalidate(target)
         self._refresh(target, self._states[target])

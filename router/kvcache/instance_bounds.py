@@ -1,4 +1,6 @@
-"""Bounds what one instance may fill of the index with its events, so that none takes the room of all others."""
+"""Bounds the share of the index that one instance may fill with its events, so that no instance takes the others'
+room.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from router.kvcache.event_sequencer import TargetCacheState
 from router.kvcache.events import TargetId
 from router.kvcache.index import BlockIndex
 
-MEASURE_BLOCKS = 4096  # applied between two looks at what a target's entries take
+MEASURE_BLOCKS = 4096  # applied between two measurements of a target's entries
 INSTANCE_BYTES = 512 * 1024 * 1024  # as `index.instance_bytes`
-CAPACITY_FACTOR = 16  # blocks over a GPU cache's own: host tiers are up to ten times as large
+CAPACITY_FACTOR = 16  # limit on blocks, in GPU caches: host tiers are up to ten times as large
 LEAST_BLOCKS = 65_536  # a cache of unknown or tiny size may hold so many
 MAX_BLOCK_SIZES = 4  # of one target: each costs every prompt of the model another chain of keys
 
@@ -20,7 +22,7 @@ IndexLimit = Literal["blocks", "block_size"]
 
 
 class InstanceBounds:
-    """Memory filled by the targets in the caller's `states`. `limit_bytes` is for the entries of one instance."""
+    """Memory filled by the targets in the caller's `states`. `limit_bytes` limits the entries of one instance."""
 
     def __init__(self, index: BlockIndex, states: Mapping[TargetId, TargetCacheState], limit_bytes: int) -> None:
         self._index = index
@@ -30,11 +32,11 @@ class InstanceBounds:
         self._over: dict[TargetId, tuple[IndexLimit, str]] = {}
 
     def over(self, target: TargetId) -> tuple[IndexLimit, str] | None:
-        """Return which bound the events of `target` went beyond since it joined, and how; None: none."""
+        """Return which bound the events of `target` exceeded since it joined, and how; None: no bound."""
         return self._over.get(target)
 
     def count(self, target: TargetId, state: TargetCacheState, blocks: int) -> None:
-        """Count applied blocks, and measure the target when they are many."""
+        """Count applied blocks, and measure the target after every `MEASURE_BLOCKS`."""
         state.unmeasured_blocks += blocks
         if state.unmeasured_blocks >= MEASURE_BLOCKS:
             self._measure(target, state)

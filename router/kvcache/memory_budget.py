@@ -1,8 +1,8 @@
 """A byte budget shared by all caches of prompt data.
 
-Caches take bytes before they store something and give them back when it is gone. A cache that can evict single
+Caches take bytes when they store something and give these bytes back when it is gone. A cache that can evict single
 entries (`prompt/tokenization/prefix_cache.py`) registers its evictor, which is called whichever cache needs space,
-so the limit holds for all of them together.
+so the limit holds for all caches together.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""Learns which prompts are cached where although the events that announced them were missed.
+"""Learns which targets cache which prompts although the events that announced the blocks were missed.
 
     engine's cache   P0 P1 P2 P3 | Q4 Q5      P: cached before the stream was joined, and in use ever since
     announced                      Q4 Q5      each prefix hit announces what follows it, never P again
     index                           ?  ?      Q4 and Q5 wait for their parent P3
 
-A stream is joined late where the router started after the engine, or a gap was longer than the engine's replay
-buffer. LRU evicts what nobody uses, so a prefix that stays in use would stay unknown for as long as it does. Two
-kinds of evidence replace the missed events:
+A stream is joined late if the router started after the engine, or a gap was longer than the engine's replay
+buffer. LRU evicts only unused blocks, so a prefix that stays in use would also stay unknown. Two kinds of evidence
+replace the missed events:
 
-* `recall`, before a choice: an engine's hash names a whole prefix. Where the parent of a waiting block has the hash
+* `recall`, before a choice: an engine's hash names a whole prefix. If the parent of a waiting block has the hash
   that the prompt's block 3 would have, the engine holds the prompt's blocks 0 to 3, as it evicts a chain from its end.
 * `on_answer`: an engine that delivers n cached tokens held the first n tokens of that prompt.
 
-The index gets these blocks under the engine's own hashes, so what was announced after them finds its parent, and
-their removal is applied as any other.
+The index stores these blocks under the engine's own hashes, so blocks announced after them find their parent, and
+their removal is applied like any other.
 
-That needs the engine's way to hash. vLLM's defaults (since 0.29) and the usual seeds are tried: on each prompt that
-may have waiting blocks the next one, until one gives a hash that the engine announced; 60 equal bits are a proof. A
-first block proves it, too. Engines that cannot be computed (xxhash without a seed) are estimated by the prompts
-sent there.
+This requires the engine's way to hash. vLLM's defaults (since 0.29) and the usual seeds are tried, the next one on
+each prompt that may have waiting blocks, until one gives a hash that the engine announced; 60 equal bits are a
+proof. A first block is a proof, too. If an engine's hashes cannot be computed (xxhash without a seed), its cache is
+estimated by the prompts sent to it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LatePrompt(NamedTuple):
 
 
 class MissedPrefixes:
-    """`late` are the targets in the caller's `states` whose streams were joined late; kept by `update`."""
+    """`late`: the targets in the caller's `states` whose streams were joined late, kept current by `update`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class MissedPrefixes:
         states: Mapping[TargetId, TargetCacheState],
         on_recalled: Callable[[TargetId, list[Key]], None],
     ) -> None:
-        """`on_recalled` gets the keys that entered a target's GPU tier."""
+        """`on_recalled` receives the keys that entered a target's GPU tier."""
         self._index = index
         self._states = states
         self._on_recalled = on_recalled
@@ -91,10 +91,10 @@ class MissedPrefixes:
             state.unknown_hashing = state.chain is None
 
     def recall(self, prompt: TokenizedPrompt) -> Iterator[None]:
-        """Add to the index what waiting blocks prove about `prompt`. Each step hashes a slice of it."""
+        """Add to the index the blocks of `prompt` that waiting blocks prove cached. Each step hashes a slice."""
         origin, tried = prompt.origin, False
         if origin is None or (origin.adapter is not None and not origin.adapter[1]):
-            return  # an adapter's path is hashed, too
+            return  # an adapter's path is hashed too, and this one is unknown
         positions: dict[tuple[EngineChain, int], dict[EngineHash, int]] = {}  # of the prompt's blocks
         for target in sorted(self.late):
             state, size = self._states.get(target), self._index.block_tokens(target)
@@ -119,18 +119,16 @@ class MissedPrefixes:
             self._trials[origin.model] += 1
 
     def send(self, target: TargetId, prompt: TokenizedPrompt) -> LatePrompt | None:
-        """Return the facts for `on_answer` about a prompt that is sent to `target`; None: nothing can be missed
-        there.
-        """
+        """Return the facts for `on_answer` about a prompt sent to `target`; None if no blocks can be missed."""
         if target not in self.late or prompt.origin is None or (removals := self._index.removals(target)) is None:
             return None
         return LatePrompt(target, prompt, removals, removals.count)
 
     def on_answer(self, late: LatePrompt, delivered_tokens: int) -> None:
-        """Add to the index what an answer proves about its prompt."""
+        """Add to the index the blocks that an answer proves to be cached."""
         target, prompt, removals, removed_blocks = late
         if target not in self.late or self._index.removals(target) is not removals:
-            return  # it has left or was forgotten meanwhile
+            return  # the target has left or was forgotten meanwhile
         state, size, origin = self._states[target], self._index.block_tokens(target), prompt.origin
         if state.chain is None or state.backlog or size is None or origin is None:
             return
@@ -142,7 +140,7 @@ class MissedPrefixes:
         # The rest of a longer prompt is hashed after its next answers.
         keys = keys[: self._digests.count_cached(state.chain, keys, origin.adapter) + max(1, ANSWER_TOKENS // size)]
         hashes = _labels(self._hash(state.chain, prompt, keys, size))
-        # A salt is hashed in one of two ways, an adapter with its path: a first block without has not proved those.
+        # A salt is hashed in one of two ways, an adapter with its path: first blocks without these prove neither.
         if not (origin.salt or origin.adapter) or self._index.knows_any(target, hashes):
             self._add(target, hashes, keys, removed)
 
@@ -159,7 +157,7 @@ class MissedPrefixes:
         return self._digests.digests(chain, keys, prompt.ids, size, origin.adapter, origin.salt)
 
     def _prove(self, state: TargetCacheState, chain: EngineChain | None) -> None:
-        """Hash as `chain` from now on, and try it first on other engines of the model."""
+        """Hash with `chain` from now on, and try it first on other engines of the model."""
         state.chain = chain
         if chain is not None:
             self._trials[state.model] = self._candidates.index(chain)

@@ -1,4 +1,4 @@
-"""The store events of one target whose parent is not known, until it is: bounded in number and memory."""
+"""The store events of one target that wait for an unknown parent: bounded in number and memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from router.kvcache.events import BlocksStored
 
-ORPHAN_BYTES = 4 * 1024 * 1024  # that they may take, beside the limit on their number
-EVENT_BYTES = 1000  # counted for an event: 4,000 that wait for one parent are applied at once, in 30 ms
+ORPHAN_BYTES = 4 * 1024 * 1024  # limit on their memory, besides the limit on their number
+EVENT_BYTES = 1000  # counted per event: 4,000 events that wait for one parent are applied at once, in 30 ms
 
 
 class Orphans:
@@ -32,7 +32,7 @@ class Orphans:
         return (group, hash_) in self._events
 
     def add(self, event: BlocksStored) -> None:
-        """Let an event wait. Beyond a limit the oldest are dropped: their parents are the least likely to
+        """Let an event wait. Beyond a limit the oldest events are dropped: their parents are the least likely to
         arrive.
         """
         assert event.parent is not None
@@ -63,11 +63,11 @@ class Orphans:
         return self._parents & hashes
 
     def table(self) -> dict[Any, Any]:
-        """Return the table of its events, for a caller that empties it piece by piece."""
+        """Return the table of events, for a caller that empties it piece by piece."""
         return self._events
 
     def memory_bytes(self) -> int:
-        """Estimate the memory that it takes. O(1)."""
+        """Estimate the memory that the events take. O(1)."""
         return getsizeof(self._events) + getsizeof(self._parents) + self._bytes
 
     def _count(self, events: Sequence[BlocksStored], sign: int) -> None:

@@ -1,17 +1,17 @@
-"""Estimates what one target, or a whole fleet, holds of a prompt, from three sources.
+"""Estimates how much of a prompt one target, or each target of a fleet, holds, from three sources.
 
     trusted event stream                what the index holds of it ---------+
     none, an untrusted or a late one    prompts sent there recently --------+--> OverlapEstimate
     in either case in addition          prompts on their way there ---------+
 
-A stream joined late does not cover what was cached before. Until its index is complete (`TargetCacheState.certain`)
-prompts sent there count as well, and where nothing is known of the prompt, the overlap is *unknown* (`None`).
+A stream joined late does not cover blocks cached before. Until its index is complete (`TargetCacheState.certain`)
+prompts sent to the target count as well, and if nothing is known of the prompt, the overlap is *unknown* (`None`).
 
-For a fleet, targets are grouped by what the index alone says. Most targets of a large fleet hold nothing of a
-prompt, or the same short beginning, and a decision looks at few of them. So the largest group is not listed: `rest`
-is the overlap of every target in no other group. The index answers in bits (`block_holders.py`), where one
-operation covers all targets; only the members of smaller groups are resolved. `unsure` names the targets that need
-a full estimate (no trusted stream, or blocks on their way).
+For a fleet, targets are grouped by the index alone. Most targets of a large fleet hold nothing of a prompt, or the
+same short beginning, and a decision examines few of them. So the largest group is not listed: `rest` is the overlap
+of every target in no other group. The index answers in bits (`block_holders.py`), where one operation covers all
+targets; only the members of smaller groups are resolved. `unsure` contains the targets that need a full estimate
+(no trusted stream, or blocks on their way).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from scorers.contract import Overlap
 class OverlapEstimate(NamedTuple):
     """The estimated overlap of one prompt with one target's cache.
 
-    `indexed_tokens` is the overlap by its events, in any of its tiers, whether they are trusted or not (`None`: no
-    event stream). It is compared with the engine's `cached_tokens` even while it is not used, so that trust can
-    return.
+    `indexed_tokens` is the overlap by the target's events, in any tier, whether these events are trusted or not
+    (None: no event stream). It is compared with the engine's `cached_tokens` even while it is not used, so that
+    trust can return.
     """
 
     overlap: Overlap | None
@@ -53,7 +53,9 @@ class _CachedEstimate(NamedTuple):
 
 
 class OverlapEstimator:
-    """Computes estimates for targets in the caller's `states`, who calls `invalidate` after every change of one."""
+    """Computes estimates for targets in the caller's `states`; `invalidate` must be called after every change of
+    one.
+    """
 
     def __init__(
         self,
@@ -66,8 +68,8 @@ class OverlapEstimator:
         self._speculative = speculative
         self._approximate = approximate
         self._states = states
-        # The last estimate of targets with a trusted stream: most hold equally much of the next prompt, nothing or the
-        # same first blocks. Valid until the target's next event; ages are exact to `CACHE_TTL_S`.
+        # The last estimate of each target with a trusted stream: most hold equally much of the next prompt, nothing
+        # or the same first blocks. Valid until the target's next event; ages are exact to `CACHE_TTL_S`.
         self._cache: dict[TargetId, _CachedEstimate] = {}
         self._cache_since = 0.0
 
@@ -82,7 +84,7 @@ class OverlapEstimator:
         distrusted: Collection[TargetId],
         now: float,
     ) -> dict[TargetId, OverlapEstimate]:
-        """Return one estimate per target of `block_tokens` (block sizes); `distrusted` ones contradicted the
+        """Return one estimate per target of `block_tokens` (block sizes). `distrusted` ones contradicted the
         index.
         """
         estimates: dict[TargetId, OverlapEstimate] = {}
@@ -186,8 +188,9 @@ def group_overlaps(
     initially_unsure: Set[TargetId],
     now: float,
 ) -> OverlapGroups:
-    """Group all joined targets by overlap. `unsure`: targets whose index content is not authoritative; targets that
-    will get the next block of a group are added. The cost grows with the targets outside the largest group.
+    """Group all joined targets by overlap. `initially_unsure`: targets whose index content is not authoritative;
+    `unsure` of the result also contains targets that will get the next block of a group. The cost grows with the
+    targets outside the largest group.
     """
     parts: list[tuple[Overlap, int]] = []
     no_overlap, uncertain = index.all_bits, set(initially_unsure)

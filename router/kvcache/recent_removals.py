@@ -1,7 +1,7 @@
-"""The blocks that one target removed last.
+"""The blocks that one target removed most recently.
 
 An answer's `cached_tokens` describes its engine's cache when the prompt was computed. Blocks that were removed
-since then must not be believed again, and a client that reads slowly can delay the answer's end.
+since then must not count as cached again, and a client that reads slowly can delay the answer's end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MOST = 16_384  # blocks kept
 
 
 class RecentRemovals:
-    """`count` is the number of all blocks removed so far: a point in time for `since`."""
+    """The latest removals. `count`: number of all blocks removed so far, which is a point in time for `since`."""
 
     __slots__ = ("_events", "_kept", "count")
 

@@ -1,7 +1,8 @@
 """Blocks of prompts that other workers and replicas sent to targets, before any event has reported them.
 
-They count as those of this router's own prompts, but for their end: nobody reports that such a request has failed,
-so they count for `index.expected_ttl_s` from when they become known, or until an event announces them.
+These blocks count like those of this router's own prompts, except for their end: no peer reports that such a
+request has failed, so they count for `index.expected_ttl_s` after they become known, or until an event announces
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
 
 
 class SentElsewhere:
-    """Adds to what is expected of targets (`speculative`), and to what was sent to those without events."""
+    """Adds to the blocks expected of targets (`speculative`), and to the blocks sent to targets without events."""
 
     def __init__(
         self, index: BlockIndex, speculative: SpeculativeBlocks, approximate: ApproximateBlocks, clock: Clock
@@ -28,7 +29,7 @@ class SentElsewhere:
         self._clock = clock
 
     def expect(self, target: TargetId, keys: Sequence[Key]) -> None:
-        """Expect `target` to hold these blocks soon, unless its events have announced the last of them already."""
+        """Expect `target` to hold these blocks soon, unless its events have already announced the last one."""
         if keys and self._index.has_joined(target) and not self._index.holds(target, keys[-1]):
             now = self._clock.now()
             self._speculative.on_first_byte(self._speculative.add(target, keys, now), now)
@@ -45,5 +46,5 @@ def pack_keys(keys: Sequence[Key]) -> bytes:
 
 
 def unpack_keys(packed: bytes) -> Sequence[Key]:
-    """Return the keys of `pack_keys`; none where it cannot be that."""
+    """Return the keys that `pack_keys` packed; empty if `packed` cannot be its result."""
     return cast("Sequence[Key]", array("Q", packed)) if len(packed) % 8 == 0 else ()

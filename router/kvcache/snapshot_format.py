@@ -3,9 +3,10 @@
     SavedIndex  the keys' secret, and per target its blocks and the stream cursor at that moment
     frames      one for the head, one per target; a checksum over all of them at the end
 
-Keys are valid only with the secret they were computed with, so the snapshot holds it and must be readable by its
-owner only. Block names are raw arrays in the machine's byte order: a snapshot is for the same machine; one from
-another machine or version is rejected, never misread. Knows no files and no clocks.
+Keys are valid only with the secret they were computed with, so the snapshot contains the secret and must be
+readable by its owner only. Block names are raw arrays in the machine's byte order: a snapshot is for the same
+machine; a snapshot from another machine or version is rejected, never misread. This module uses no files and no
+clocks.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def to_bytes(secret: int, targets: list[SavedTarget]) -> Iterator[bytes]:
 
 
 def from_bytes(raw: bytes, *, whole: bool = True) -> SavedIndex | UnusableSnapshot:
-    """Return the snapshot in `raw`, or why it cannot be used; without its targets unless it is wanted `whole`."""
+    """Return the snapshot in `raw`, or why it cannot be used. `whole` False: without its targets."""
     if not raw.startswith(MAGIC):
         return UnusableSnapshot("not a snapshot of this version")
     body = memoryview(raw)[:-CHECKSUM_BYTES]
@@ -148,7 +149,7 @@ def _table(group: int, tier: Tier, names: KeyTable, more: dict[Label, int]) -> S
 
 
 def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolders) -> None:
-    """Fill `blocks` (empty) from `saved`, and add what it holds to `holders`."""
+    """Fill `blocks` (empty) from `saved`, and add the restored blocks to `holders`."""
     blocks.block_tokens = saved.block_tokens
     blocks.duplicates.update({(Tier(tier), Key(key)): count for tier, key, count in saved.twins})
     keyed: dict[int, set[Label]] = {}  # by group

@@ -1,9 +1,9 @@
 """The index on disk: written periodically and at shutdown, read once at startup.
 
 Targets are collected one per turn of the event loop, so that each is consistent with its own cursor; a thread
-writes the file. A file is replaced whole, so a router that dies while writing leaves the previous one; what it had
-written of the next one (`.new`) is removed by the next start, and at once where the disk is full. There is no
-fsync: after a machine crash an older or damaged file (found by its checksum) costs nothing but a cold index.
+writes the file. A file is replaced whole, so a router that dies while writing leaves the previous file; its
+unfinished file (`.new`) is removed at the next start, or at once if the disk is full. There is no fsync: after a
+machine crash, an older or damaged file (detected by its checksum) costs nothing but a cold index.
 
 The file holds the keys' secret, so it is readable by its owner only.
 """
@@ -34,17 +34,17 @@ class SnapshotSource(Protocol):
         """Return the targets to save."""
 
     def snapshot(self, target: TargetId) -> SavedTarget | None:
-        """Return the state of `target` in one step of the event loop; `None`: nothing is known of it."""
+        """Return the state of `target` in one step of the event loop; None if nothing is known of it."""
 
     def discard_restored(self) -> None:
-        """Drop what was restored for targets that have not joined."""
+        """Drop the restored state of targets that have not joined."""
 
 
 def load(path: Path, *, whole: bool = True) -> SavedIndex | None:
-    """Return the last snapshot, without its targets unless it is wanted `whole`; None if there is none or it cannot
-    be used, which is logged. Removes what a router that died while writing left beside it.
+    """Return the last snapshot; None if there is none or it cannot be used, which is logged. `whole` False: without
+    its targets. Removes the unfinished file of a router that died while writing.
     """
-    with suppress(OSError):  # the next write tries again, and logs why not
+    with suppress(OSError):  # the next write tries again, and logs a failure
         _unfinished(path).unlink(missing_ok=True)
     try:
         saved = from_bytes(path.read_bytes(), whole=whole)
@@ -99,7 +99,7 @@ class Snapshots:
 
 
 def write(path: Path, secret: int, targets: list[SavedTarget]) -> None:
-    """Replace `path` in one step. Raises OSError, and then leaves nothing behind."""
+    """Replace `path` in one step. Raises OSError, and then leaves no unfinished file behind."""
     fresh = _unfinished(path)
     fresh.unlink(missing_ok=True)  # an existing file would keep its own permissions
     try:
@@ -113,5 +113,5 @@ def write(path: Path, secret: int, targets: list[SavedTarget]) -> None:
 
 
 def _unfinished(path: Path) -> Path:
-    """Return the file that becomes `path` when it is whole."""
+    """Return the file that becomes `path` when it is complete."""
     return path.with_name(f"{path.name}.new")

@@ -4,10 +4,10 @@
 over the fleet because the first request's blocks are not announced before its prefill is scheduled. An entry ends
 as soon as the engine announces the block, so a block stored and evicted again is not counted.
 
-`ApproximateBlocks` is for targets without a trusted stream, for minutes: every prompt sent there is assumed to be
-cached, within a size limit and an age limit.
+`ApproximateBlocks` is for targets without a trusted stream, for minutes: every prompt sent to one is assumed to
+be cached, within a size limit and an age limit.
 
-Both know keys and targets only; the caller passes the time (monotonic seconds).
+Both deal with keys and targets only; the caller passes the time (monotonic seconds).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SpeculativePrompt:
 
 
 class SpeculativeBlocks:
-    """Keys that requests in flight will have cached.
+    """Keys that requests in flight will add to their targets' caches.
 
     An entry is valid while its request waits for its first byte (engines announce blocks when they schedule them,
     which a queue can delay), and for `ttl_s` after. Every `add` must be followed by `on_first_byte` or `discard`.
@@ -51,7 +51,7 @@ class SpeculativeBlocks:
         self._expecting: dict[Key, TargetId | Counter[TargetId]] = {}
 
     def add(self, target: TargetId, keys: Sequence[Key], now: float) -> SpeculativePrompt:
-        """Record that a request sent to `target` will cache `keys`: those that it does not hold yet."""
+        """Record that a request sent to `target` will cache `keys`, which `target` does not hold yet."""
         self._expire(now)
         prompt, expecting = SpeculativePrompt(target, keys), self._expecting
         for key in keys:
@@ -147,8 +147,8 @@ class SpeculativeBlocks:
 class ApproximateBlocks:
     """Keys of the prompts sent to each target: at most `max_blocks`, none older than `ttl_s`.
 
-    Two generations instead of a list in order of use: new keys go into the young one, which becomes the old one
-    when it holds half of the limit, and the old one is dropped whole. A prompt is always added whole, from its
+    Two generations instead of a list in order of use: new keys go into the young generation, which becomes the old
+    one when it holds half of the limit, and the old one is dropped whole. A prompt is always added whole, from its
     first block, so a block is never kept without, or longer than, its predecessors: the end of the run can be
     bisected.
     """
@@ -176,9 +176,7 @@ class ApproximateBlocks:
         young.update(dict.fromkeys(keys, now))
 
     def adopt(self, target: TargetId, keys: Sequence[Key], now: float) -> None:
-        """Replace what was recorded for `target` by blocks, none without its predecessors, that it held until
-        now.
-        """
+        """Replace the record of `target` by the blocks that it held until now, none without its predecessors."""
         self.forget(target)
         self._old[target] = dict.fromkeys(keys, now)
 

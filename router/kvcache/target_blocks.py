@@ -3,23 +3,23 @@
     group -> tier -> engine hash -> key      (None: an orphan, its chain is not known)
                   -> engine hash -> additional copies, where there are any
 
-Engines announce and remove *physical copies* and keep duplicates of one hash, so copies are counted and a block
-goes with the last one. A block whose parent is unknown has no key: it is held without one, and its tokens wait
+Engines announce and remove *physical copies* and keep duplicates of one hash, so copies are counted and a block is
+removed with its last copy. A block whose parent is unknown has no key: it is held without one, and its tokens wait
 (bounded) until the parent arrives. It is never attached to the root.
 
-Two paths lead to the same state. The fast one takes an event as engines mostly send it: blocks that are new here,
-after a known block, all at once (`bulk.py`). The slow one takes any event. Hashes are kept with 60 bits: among a
-million blocks of one target, two look alike with a chance of 1 in 2 million.
+Two paths lead to the same state. The fast one applies an event as engines mostly send it: blocks not held yet,
+after a known block, all at once (`bulk.py`). The slow one applies any event. Hashes are kept with 60 bits: the
+chance that two of a million blocks of one target look alike is 1 in 2 million.
 
 A *partial entry* (`protocol.md` 2.7) names the end of a prompt inside a block: one hash, with fewer tokens than a
-block of its group has. It takes no block of its own and is skipped; so the size of a group's blocks never falls
-with a single one. The first event of a group may be such an entry: it is taken for a block until a larger one shows
-the size.
+block of its group has. It takes no block of its own and is skipped; so an event of a single entry never lowers
+the size of a group's blocks. The first event of a group may be a partial entry, which counts as a block until a
+larger one shows the size.
 
 A *full report* (`kv_cache_report_mode`) announces held blocks again and looks like copies of them. A GPU has room
-for every copy, so blocks and copies beyond its size show that some are no copies; from then on none are counted,
-and the reports restore what is removed too early. More blocks than it has room for belong to another process:
-`fits`.
+for every copy, so if blocks and copies exceed its size, some are not copies; from then on no copies are counted,
+and the reports restore blocks that are removed too early. More blocks than the GPU has room for belong to another
+process: see `fits`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TargetBlocks:
         self.runs: ContiguousRuns | None = ContiguousRuns()  # None: maybe holes, or more than one copy of a block
         self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
         self.partial = 0  # entries skipped
-        self.uncounted = 0  # of the blocks that were announced for the GPU: those that took no room there
+        self.uncounted = 0  # blocks that were announced for the GPU but took no room on it
         self.counts_copies = True  # False: the engine announces blocks that it announced before
         self.removals: RecentRemovals | None = None  # None: not recorded
         self._orphans = Orphans(orphan_blocks)
@@ -77,17 +77,17 @@ class TargetBlocks:
 
     @property
     def contiguous(self) -> bool:
-        """Return whether it holds only chains without holes, on the GPU, in one group, and so can be bisected."""
+        """Whether the target holds only chains without holes, on the GPU, in one group, and so can be bisected."""
         return self.runs is not None
 
     @property
     def orphans(self) -> int:
-        """Blocks that wait for their parent."""
+        """Number of blocks that wait for their parent."""
         return self._orphans.blocks
 
     @property
     def keyed_blocks(self) -> int:
-        """Blocks with known chains, in any tier. Groups keep different layers: the fullest counts."""
+        """Number of blocks with known chains, in any tier. Groups keep different layers, so the fullest counts."""
         return max((group.keyed for group in self.groups.values()), default=0)
 
     def group(self, number: int) -> BlockGroup:
@@ -130,10 +130,10 @@ class TargetBlocks:
             self.block_tokens = event.block_tokens
 
     def fits(self, gpu_blocks: int) -> bool:
-        """Return whether a GPU of so many blocks has room for every group. Forget the copies if only they do not
-        fit.
+        """Return whether a GPU of `gpu_blocks` blocks has room for every group. Forget the copies if only they do
+        not fit.
 
-        All groups share the blocks, and each by itself must fit.
+        All groups share the blocks, and each group by itself must fit.
         """
         for group in self.groups.values():
             held, copied = len(group.keys[Tier.GPU]), len(group.extra_copies[Tier.GPU])
@@ -200,7 +200,7 @@ class TargetBlocks:
             for hash_, key in zip(event.hashes[-len(chain.keys) :] if chain.keys else (), chain.keys, strict=True):
                 if group.key(hash_) is None and group.cached(hash_):  # otherwise removed while it waited
                     self._assign_key(group, hash_, key, after, entered)
-                # Also of a block that was removed meanwhile: a child may be known now from this event.
+                # Also for a block that was removed meanwhile: this event may now show the chain of a child.
                 ready += self._orphans.take(event.group, hash_)
                 after = key
 
@@ -214,8 +214,8 @@ class TargetBlocks:
                 self._enter(tier, key, after, entered)
 
     def _chain(self, group: BlockGroup, event: BlocksStored) -> _Chain | None:
-        """Return the keys of the event's last blocks, from the first whose hash has none yet; `None`: the parent is
-        unknown.
+        """Return the keys of the event's last blocks, from the first whose hash has no key yet; None if the parent
+        is unknown.
 
         Hashes with a key keep it: that costs nothing, and some tiers announce a salted chain without its salt.
         """
@@ -254,7 +254,7 @@ class TargetBlocks:
         return max((group.keyless for group in self.groups.values()), default=0)
 
     def find_parents(self, hashes: Set[Label]) -> set[Label]:
-        """Return those of `hashes` after which other blocks wait that are cached."""
+        """Return those of `hashes` for which cached blocks wait as their parent."""
         return {hash_ for hash_ in self._orphans.parents(hashes) if self._has_cached_child(hash_)}
 
     def _has_cached_child(self, parent: Label) -> bool:
@@ -265,7 +265,7 @@ class TargetBlocks:
         )
 
     def knows(self, hash_: Label) -> bool:
-        """Return whether a block is cached, or is the parent of one that waits for it."""
+        """Return whether a block is cached, or is the parent for which another block waits."""
         return any(
             group.cached(hash_) or self._orphans.is_awaited(number, hash_) for number, group in self.groups.items()
         )
@@ -324,7 +324,7 @@ class TargetBlocks:
             self.runs = None
 
     def _take_of_tiers(self, group: BlockGroup, table: KeyTable, hashes: list[Label]) -> list[Key]:
-        """Remove blocks from the table of one tier, of which others may keep copies. Return their keys."""
+        """Remove blocks from the table of one tier; other tiers may keep copies. Return the removed keys."""
         keys: list[Key] = []
         for hash_ in hashes:
             before = len(table)
@@ -338,7 +338,7 @@ class TargetBlocks:
         return keys
 
     def gpu_keys(self) -> Sequence[Key]:
-        """Return the keys of the blocks on the GPU, of the group with the most."""
+        """Return the keys of the blocks on the GPU, of the group that has the most."""
         tables = (group.keys[Tier.GPU] for group in self.groups.values())
         fullest = max(tables, key=len, default=None)
         return [] if fullest is None else cast("Sequence[Key]", array("Q", fullest.save()[1]))
@@ -348,7 +348,7 @@ class TargetBlocks:
         return ((tier, names) for group in self.groups.values() for tier, names in zip(Tier, group.keys, strict=True))
 
     def other_tables(self) -> Iterator[dict[Any, Any]]:
-        """Yield the tables that have no entries in the common ones."""
+        """Yield the tables whose entries are not in the common tables."""
         yield self._orphans.table()
         yield self.duplicates
         for group in self.groups.values():
@@ -357,7 +357,7 @@ class TargetBlocks:
             yield from self.runs.tables()
 
     def memory_bytes(self) -> int:
-        """Estimate the memory of its own tables, in O(groups)."""
+        """Estimate the memory of the target's own tables, in O(groups)."""
         own = self._orphans.memory_bytes()
         own += getsizeof(self.duplicates) + DUPLICATE_BYTES * len(self.duplicates)
         for group in self.groups.values():

@@ -30,12 +30,12 @@ class TokenizedPrompt(NamedTuple):
     tokens_ms: float  # time spent on rendering and tokenising
     keys_ms: float  # time spent on hashing
     json_ids: tuple[bytes, ...] = ()  # the ids as JSON numbers with commas, in runs; empty: not needed
-    origin: HashInputs | None = None  # None: nothing needs the engines' hashes of it
+    origin: HashInputs | None = None  # None: the engines' hashes of the prompt are not needed
     special_text: bool = True  # False: no text of the chat spells a special token; True: one does, or it is not known
 
     def keys_every(self, tokens: int) -> tuple[Key, ...]:
-        """Return the keys of prefixes of `tokens`, 2 x `tokens`, ...; empty where no block size divides
-        `tokens`.
+        """Return the keys of prefixes of `tokens`, 2 x `tokens`, ...; empty if `tokens` is not a multiple of the
+        smallest block size.
         """
         size = min(self.keys, default=0)
         if not size or tokens % size:

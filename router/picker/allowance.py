@@ -1,11 +1,12 @@
-"""Bounds the frames that an address sends to a listener of HTTP/2, by a token bucket that its connections share.
+"""Bounds the frames that an address sends to an HTTP/2 listener, by a token bucket shared by the address's
+connections.
 
-The family of HTTP/2 floods (CVE-2019-9511 to 9518, CVE-2023-44487, CVE-2024-27316, CVE-2025-8671) is made of frames
-that cost their sender nothing and do nothing: each frame is cheap, and no single one is against the protocol. So
-every frame has a price, by the work that it makes here. A message for a gateway's call earns more than its frames
-cost: a gateway that works is never held up, whatever its clients do. An address without allowance is read again
-when it has some, so nothing that is honest is lost. Reconnecting does not fill it: an address is forgotten when it
-is full again.
+The known HTTP/2 floods (CVE-2019-9511 to 9518, CVE-2023-44487, CVE-2024-27316, CVE-2025-8671) consist of frames
+that cost their sender nothing and do nothing: each frame is cheap, and none by itself violates the protocol. So
+every frame has a price, according to the work that it causes here. A message for a gateway's call earns more than
+its frames cost: a working gateway is never held up, whatever its clients do. An address without allowance is not
+read until it has some again, so no honest traffic is lost. Reconnecting does not refill the allowance: an address
+is forgotten only when its allowance is full again.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-FRAME = 1  # the price of a frame, but for data of some size
+FRAME = 1  # the price of a frame, except for data of some size
 CONNECTION = 4
 BLOCK_BYTES = 256  # of a header block, for one frame's price
-WALKED_STREAMS = 16  # calls that a frame makes the connection look at, for one frame's price
-DATA_BYTES = 1024  # a DATA frame with so much is work, not overhead
-MESSAGE_BYTES = 16  # a message below that says no more than that a body ends: it earns nothing
-ADDRESSES = 4096  # remembered; more share one allowance
-SWEEP_S = 1.0  # between two looks for addresses to forget
+WALKED_STREAMS = 16  # calls that a frame makes the connection examine, for one frame's price
+DATA_BYTES = 1024  # a DATA frame with at least this much is work, not overhead
+MESSAGE_BYTES = 16  # a shorter message only marks the end of a body: it earns nothing
+ADDRESSES = 4096  # remembered; further addresses share one allowance
+SWEEP_S = 1.0  # between two searches for addresses to forget
 
 
 class AllowanceRule(NamedTuple):
-    """The numbers of a listener, in frames. The clock fills to `start`, work to `most`."""
+    """The numbers of a listener, in frames. Time refills an allowance up to `start`, work up to `most`."""
 
     start: float
     per_s: float
     most: float
     message: int  # what a message earns
-    end: int  # what a call earns that ends with OK
+    end: int  # what a call that ends with OK earns
     connections: int  # open at once
 
 
 class Allowance:
-    """The frames `left` to one address: the price of a frame is subtracted where its work is done. At 0 it
+    """The frames `left` to one address: the price of a frame is subtracted where its work is done. At 0, it
     waits.
     """
 
@@ -50,18 +51,18 @@ class Allowance:
         self._at_s = now_s
 
     def earn_end(self) -> None:
-        """Add what a call has earned that had messages and ended well."""
+        """Add what a call that had messages and ended well has earned."""
         if self.left < self.most:
             self.left += self._rule.end
 
     def refill(self, now_s: float) -> None:
-        """Add what time has."""
+        """Add what the time since the last refill is worth."""
         if self.left < self._rule.start:
             self.left = min(self._rule.start, self.left + (now_s - self._at_s) * self._rule.per_s)
         self._at_s = now_s
 
     def can_forget(self, now_s: float) -> bool:
-        """Return whether a new allowance would be the same, or less."""
+        """Return whether a new allowance would be equal or smaller."""
         self.refill(now_s)
         return not self.connections and self.left >= self._rule.start
 
@@ -80,8 +81,8 @@ class Allowances:
         return len(self._of)
 
     def open(self, address: str) -> Allowance | None:
-        """Return the allowance that a new connection draws on until `close`; None when the address has too
-        little left, or too many connections.
+        """Return the allowance that a new connection draws on until `close`; None when the address has too little
+        left, or too many connections.
         """
         now_s = self._now()
         allowance = self._find(address, now_s)
@@ -98,7 +99,7 @@ class Allowances:
         allowance.connections -= 1
 
     def refill(self, waiting: Iterable[Allowance]) -> None:
-        """Give those that wait what the time since their last refill is worth."""
+        """Refill the waiting allowances for the time since their last refill."""
         now_s = self._now()
         for allowance in waiting:
             allowance.refill(now_s)

@@ -1,4 +1,4 @@
-"""End of an exchange carried out by a gateway, as far as the gateway reports it."""
+"""The end of an exchange that a gateway carries out, as far as the gateway reports it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Literal, NamedTuple
 
 EndKind = Literal["whole", "cut", "left", "late", "moved", "connect", "busy", "died", "local"]
 """
-    whole    the answer passed to its last byte
-    cut      the gateway ended the exchange before that: the engine failed, or the client left
-    left     the picker has left the exchange after the first piece of the answer, as agreed; the access log has its end
+    whole    the answer was relayed to its last byte
+    cut      the gateway ended the exchange before its last byte: the engine failed, or the client left
+    left     the picker left the exchange after the answer's first piece, as agreed; the access log reports the end
     late     no answer began in time
-    moved    another endpoint answers than the first one named; what follows is its answer
-    connect  the gateway did not reach the engine, and has answered the client itself; so for
+    moved    another endpoint answers than the first one named; the answer that follows is from that endpoint
+    connect  the gateway did not reach the engine, and has answered the client itself, as it also does after `died`
     died     the engine closed the connection before its answer
-    local    the gateway answered for another reason
-    busy     the engine answered 503, which is on its way to the client
+    local    the gateway answered the client itself for another reason
+    busy     the engine answered 503, which is being relayed to the client
 """
 
 UNREACHED = ("connection_failure", "connection_timeout", "no_healthy_upstream", "cluster_not_found", "protocol_error")
@@ -24,7 +24,7 @@ LOCAL_ERRORS = frozenset((502, 503, 504))
 
 
 class AnswerEnd(NamedTuple):
-    """`status` is the client's, `served` the endpoint that answered; None where unknown."""
+    """`status` is the status sent to the client, `served` the endpoint that answered; None: unknown."""
 
     kind: EndKind
     status: int | None = None
@@ -33,11 +33,11 @@ class AnswerEnd(NamedTuple):
 
 
 def classify_failure(status: int, details: str | None, content_type: bytes) -> EndKind | None:
-    """Return why no engine's answer follows an answer's head; None for one that an engine gave, and not for being
-    busy.
+    """Return why the head of an answer is not followed by an engine's answer; None if an engine gave the answer,
+    other than a 503.
 
-    `details` are Envoy's response code details. A gateway that sends none is read by its own answers: Envoy's are
-    plain text, those of engines JSON.
+    `details` are Envoy's response code details. If a gateway sends none, its own answers are recognised by content
+    type: Envoy's are plain text, those of engines JSON.
     """
     if details is not None and details != "via_upstream":
         if any(word in details for word in UNREACHED):

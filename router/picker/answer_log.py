@@ -1,11 +1,14 @@
-"""Joins what a gateway's access log says with the answers that it carries out by itself (the thin profile).
+"""Matches entries of a gateway's access log with the answers that the gateway relays without the picker (the thin
+profile).
 
-Envoy sends a log entry when an exchange has ended, in batches, on one stream for each of its workers. An answer is
-joined by the key that its choice had in the metadata. One whose entry does not come is given up: when its gateway
-has had no log stream for a while (it ended, or sends no logs), and after a bound in any case.
+Envoy sends a log entry when an exchange has ended, in batches, on one stream for each of its workers. An entry is
+matched with its answer by the key that the choice carried in its metadata. An answer whose entry does not arrive is
+given up when its gateway has had no log stream for a while (the stream ended, or the gateway sends no logs), and
+after a time limit in any case.
 
 A gateway's log streams may end at other pickers than its requests: other processes, and other hosts. An entry is
-then passed on to where its answer is open, and each picker knows which gateways have log streams at any of them.
+then forwarded to the picker where its answer is open, and each picker keeps track of the gateways that have log
+streams at any picker.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ LONGEST_S = 6 * 3600.0
 
 
 class LoggedEnd(NamedTuple):
-    """An answer's end. `details` are Envoy's response code details; `served` and `usage` None where unknown."""
+    """An answer's end. `details` are Envoy's response code details; `served` and `usage`: None if unknown."""
 
     status: int
     details: str
@@ -31,7 +34,7 @@ class LoggedEnd(NamedTuple):
 
 
 class OpenAnswer:
-    """An answer that a gateway brings: `end` is known when its log entry has come. Used with `with`."""
+    """An answer that a gateway relays: `end` is set when its log entry has arrived. Used with `with`."""
 
     __slots__ = ("_log", "end", "gateway", "key", "left_s")
 
@@ -40,7 +43,7 @@ class OpenAnswer:
         self.key = key
         self.gateway = gateway
         self.end: asyncio.Future[LoggedEnd | None] = asyncio.get_running_loop().create_future()
-        self.left_s: float | None = None  # since when only the log can tell the end
+        self.left_s: float | None = None  # since when only the log can report the end
 
     def __enter__(self) -> OpenAnswer:
         return self
@@ -49,25 +52,25 @@ class OpenAnswer:
         self._log.close(self.key)
 
     async def wait(self) -> LoggedEnd | None:
-        """Return how the answer ended; None when that is not going to be known."""
+        """Return how the answer ended; None when the end will not be reported any more."""
         self.left_s = self._log.now()
         return await self.end
 
 
 class OtherPickers(Protocol):
-    """The other pickers that a gateway may send its log to, and its requests."""
+    """The other pickers to which a gateway may send its log, and its requests."""
 
     def pass_on(self, key: str, end: LoggedEnd) -> None:
-        """Pass an answer's end on to the picker that has it open, if there is one."""
+        """Forward an answer's end to the picker that has the answer open, if there is one."""
 
     def on_follow(self) -> None:
-        """Other gateways have log streams here than before; see `AnswerLog.gateways`."""
+        """Note that the set of gateways with log streams here has changed; see `AnswerLog.gateways`."""
 
     def on_open(self) -> None:
-        """The first answer is open here, or the last one no longer is; see `len` of an `AnswerLog`."""
+        """Note that the first answer has been opened here, or the last one closed; see `len` of an `AnswerLog`."""
 
     def wait_here(self) -> bool:
-        """Return whether answers are open at pickers that stop with this one: the other workers of its host."""
+        """Return whether answers are open at pickers that stop together with this one: its host's other workers."""
 
 
 class AnswerLog:
@@ -86,11 +89,11 @@ class AnswerLog:
 
     @property
     def gateways(self) -> list[str]:
-        """Those that have log streams here."""
+        """The gateways that have log streams here."""
         return list(self._streams)
 
     def follows(self, gateway: str) -> bool:
-        """Return whether this gateway sends logs now, here or to another picker."""
+        """Return whether this gateway currently sends logs, here or to another picker."""
         return gateway in self._followed()
 
     def _followed(self) -> set[str]:
@@ -98,11 +101,13 @@ class AnswerLog:
 
     @property
     def is_needed(self) -> bool:
-        """The log streams here may have entries of answers that are open at a picker that stops with this one."""
+        """True if log streams here may carry entries of answers open at a picker that stops together with this
+        one.
+        """
         return bool(self._streams) and self.others is not None and self.others.wait_here()
 
     def open(self, key: str, gateway: str) -> OpenAnswer:
-        """Return an answer that entries are joined with from now on."""
+        """Open an answer, for which log entries are accepted from now on, and return it."""
         self._open[key] = answer = OpenAnswer(self, key, gateway)
         if len(self._open) == 1 and self.others is not None:
             self.others.on_open()
@@ -127,31 +132,31 @@ class AnswerLog:
                 self.others.on_follow()
 
     def follow_elsewhere(self, run: str, gateways: Iterable[str]) -> None:
-        """Note which gateways have log streams at another picker; none when it has ended."""
+        """Note which gateways have log streams at another picker; no gateways when that picker has ended."""
         before = self._elsewhere.pop(run, frozenset())
         if now := frozenset(gateways):
             self._elsewhere[run] = now
         self._note_lost(before - now)
 
     def _note_lost(self, gateways: Iterable[str]) -> None:
-        """Note that streams of these gateways have ended, which may have been their last ones."""
+        """Note that streams of these gateways have ended, possibly their last ones."""
         for gateway in set(gateways) - self._followed():
             self._lost_s[gateway] = self.now()
 
     def take(self, key: str, end: LoggedEnd) -> None:
-        """Take what a log stream says of an answer, which may be open at another picker."""
+        """Take an answer's end from a log stream; the answer may be open at another picker."""
         if not self.join(key, end) and self.others is not None:
             self.others.pass_on(key, end)
 
     def join(self, key: str, end: LoggedEnd) -> bool:
-        """Join an answer with its end. Return whether it is open here."""
+        """Set the end of an answer. Return whether the answer is open here."""
         answer = self._open.get(key)
         if answer is not None and not answer.end.done():
             answer.end.set_result(end)
         return answer is not None
 
     def expire(self) -> None:
-        """Give up the answers whose entries do not come any more; call it every second or so."""
+        """Give up the answers whose entries no longer arrive; call this every second or so."""
         now, followed = self.now(), self._followed()
         for answer in self._open.values():
             if (followed_s := answer.left_s) is None or answer.end.done():

@@ -28,7 +28,7 @@ UNSUPPORTED = b"request_body_mode must be FULL_DUPLEX_STREAMED or BUFFERED: the 
 
 class PickerBounds(NamedTuple):
     """Bounds of one exchange: bytes of a body, and seconds of silence in a request's body, before an answer and in
-    it; `budget_bytes` is for messages of all calls that are not whole.
+    an answer; `budget_bytes` is for the incomplete messages of all calls.
     """
 
     body_bytes: int
@@ -39,7 +39,7 @@ class PickerBounds(NamedTuple):
 
 
 class PickerHandler(Protocol):
-    """Answers the exchanges of gateways, as `RequestHandler` those of clients."""
+    """Answers the exchanges of gateways, as `RequestHandler` answers clients' exchanges."""
 
     async def answer(self, exchange: PickerExchange) -> None:
         """Answer `exchange`."""
@@ -49,7 +49,7 @@ class PickerHandler(Protocol):
 
 
 class ExchangeContext(NamedTuple):
-    """Holds what the calls of all gateways share."""
+    """The values that the calls of all gateways share."""
 
     handler: PickerHandler
     proxies: TrustedProxies
@@ -59,15 +59,15 @@ class ExchangeContext(NamedTuple):
 
 
 class ExtProcCall:
-    """The call of one HTTP request: its messages go to an exchange, which a task of its own answers."""
+    """The call of one HTTP request: its messages are passed to an exchange, which has its own task to answer it."""
 
     def __init__(self, context: ExchangeContext, stream: GrpcStream) -> None:
         self._context = context
         self._stream = stream
         self._exchange: PickerExchange | None = None
-        self._passes: bool | None = None  # what comes is passed on; True: in full duplex mode
-        self._copy = False  # no reply is due
-        self._held: list[ProcessingRequest] = []  # while it is not known who watches the answer
+        self._passes: bool | None = None  # not None: messages are passed on; True: in full duplex mode
+        self._copy = False  # the gateway only sends a copy (observability mode): no reply is due
+        self._held: list[ProcessingRequest] = []  # messages held back until a watch for the answer is set
         self._now = asyncio.get_running_loop().time
         self._since_s = self._now()
         context.open.add(self)
@@ -87,11 +87,11 @@ class ExtProcCall:
             self._begin(message)
 
     def _begin(self, first: ProcessingRequest) -> None:
-        """Take the first message."""
+        """Handle the first message."""
         if first.observability_mode:
             self._copy = True
             return
-        if first.WhichOneof("request") != "request_headers":  # an answer of the gateway's own, to a request unseen here
+        if first.WhichOneof("request") != "request_headers":  # the gateway's own answer to a request not sent here
             has_modes = first.HasField("protocol_config")
             self._passes = not has_modes or first.protocol_config.response_body_mode == FULL_DUPLEX_STREAMED
             self._pass_on(first, self._passes)
@@ -113,7 +113,7 @@ class ExtProcCall:
         exchange.task = self._context.tasks.spawn("exchange", self._run(exchange))
 
     async def _run(self, exchange: PickerExchange) -> None:
-        """Answer, and send an answer of our own if it comes to that."""
+        """Answer the exchange, and send the router's own answer if it made one."""
         refusal = None
         try:
             try:
@@ -132,7 +132,7 @@ class ExtProcCall:
             self._stream.send(refusal)
             if exchange.body_complete:
                 self._end()
-            else:  # a peer in the middle of the body may take the end of its call for a failure
+            else:  # a peer still sending the body may take the end of its call for a failure
                 asyncio.get_running_loop().call_later(CLOSE_S, self._end)
 
     def _take(self, exchange: PickerExchange, message: ProcessingRequest) -> None:
@@ -147,7 +147,7 @@ class ExtProcCall:
         self._reply(exchange, message)
 
     def _resume(self) -> None:
-        """Take what was held back; the first is the answer's head, which was looked at already."""
+        """Handle the messages that were held back; the first is the answer's head, which was examined already."""
         held, self._held = self._held, []
         if self._exchange is not None and held:
             self._reply(self._exchange, held[0])
@@ -173,8 +173,8 @@ class ExtProcCall:
             self._stream.send(pass_on(phase))
 
     def _find_sender(self, headers: Headers) -> str:
-        """Return whom a request is counted for: by llm-d's header, else its client's address as the gateway
-        says.
+        """Return the party that a request is counted for: the value of llm-d's header, else the client's address as
+        the gateway reports it.
         """
         fields = dict(headers)
         for name in FAIRNESS_IDS:
@@ -189,7 +189,7 @@ class ExtProcCall:
         self._end(CANCELLED)
 
     def _end(self, status: int = 0, message: str = "") -> None:
-        """End the call; what of the exchange is still open learns of it."""
+        """End the call and notify its exchange."""
         self._context.open.discard(self)
         self._stream.finish(status, message)
         if self._exchange is not None:

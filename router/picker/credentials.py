@@ -1,7 +1,7 @@
-"""The TLS context of a listener for gRPC: self-signed, or from files that are read again when they change.
+"""The TLS context of a gRPC listener: self-signed, or from files that are read again when they change.
 
-Gateways do not check a picker's certificate (llm-d's `--secure-serving` makes one at its start, too): it keeps
-prompts from being read on the way, and proves nothing about who answers.
+Gateways do not verify a picker's certificate (llm-d's `--secure-serving` also creates one at its start). It keeps
+prompts from being read in transit, and proves nothing about who answers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from router.config.sections.listeners import GrpcTls, TlsConfig
 from router.proxy.certificates import Certificates
 
 PROTOCOLS = ["h2"]
-VALID = timedelta(days=3650)  # of a self-signed certificate, which nobody checks
+VALID = timedelta(days=3650)  # of a self-signed certificate, which nobody verifies
 
 
 def server_context(tls: GrpcTls, wall_s: float) -> ssl.SSLContext | None:
-    """Return the TLS context that the setting asks for, `None` for clear text. A self-signed certificate is dated
-    `wall_s`, seconds since 1970. Raises `ConfigError` for files that cannot be used.
+    """Return the TLS context for the setting; None for clear text. A self-signed certificate is dated `wall_s`,
+    seconds since 1970. Raises `ConfigError` for files that cannot be used.
     """
     if tls == "off":
         return None
@@ -37,7 +37,7 @@ def make_self_signed(wall_s: float) -> tuple[bytes, bytes]:
     """Return a new private key and a certificate for it, both as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "warmroute-picker")])
-    begin = datetime.fromtimestamp(wall_s, UTC) - timedelta(days=1)  # clocks differ
+    begin = datetime.fromtimestamp(wall_s, UTC) - timedelta(days=1)  # because clocks differ
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -66,8 +66,8 @@ def _context_of_pair(key: bytes, certificate: bytes) -> ssl.SSLContext:
 
 
 def _context_of_files(tls: TlsConfig) -> ssl.SSLContext:
-    """Return a context of which each handshake looks at the files: a renewed pair is used from then on, and one
-    that does not fit changes nothing but the log. Raises `ConfigError` for files that cannot be used now.
+    """Return a context that checks the files at each handshake: a renewed pair is used from then on, and a pair
+    that does not match changes nothing and is only logged. Raises `ConfigError` for files that cannot be used now.
     """
     certificates = Certificates(tls)
     first = certificates.context

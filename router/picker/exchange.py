@@ -1,11 +1,13 @@
-"""One HTTP request that a gateway carries out: a `ClientRequest` (`proxy/call.py`) whose messages come by ext_proc.
+"""One HTTP request that a gateway carries out: a `ClientRequest` (`proxy/call.py`) whose messages arrive by
+ext_proc.
 
     messages   on_message -> the reply, as soon as there is one
-    request    body -> answer (a refusal), or choose -> how the answer that the gateway brought ended
+    request    body -> answer (a refusal), or choose -> how the answer that the gateway relayed ended
 
-The gateway sends the request and asks for an endpoint; then it brings the answer, piece by piece (the conforming
-profile, in which every piece is sent back) or its first piece only (the thin profile, after which this stream ends
-and nothing of the answer depends on the picker). What is told here twice, out of order or too late changes nothing.
+The gateway sends the request and requests an endpoint. Then it sends the answer, piece by piece (the conforming
+profile, in which every piece is sent back), or only its first piece (the thin profile: this stream then ends, and
+nothing of the answer depends on the picker). A message that arrives twice, out of order or too late changes
+nothing.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ from router.proxy.headers import content_encoding, split_lines
 from router.proxy.relay import AnswerWatch
 from router.proxy.watched_exchange import PIECE_BYTES, WatchedExchange, check_body_size
 
-UNREAD_BYTES = 1024 * 1024  # of a body that may wait to be counted
+UNREAD_BYTES = 1024 * 1024  # of a body that may wait before the reader is woken to count them
 NO_REPLIES: tuple[bytes, ...] = ()
 
 
 class PickerExchange(WatchedExchange):
-    """One exchange. `write` sends a reply; `sender` is whom the request is counted for, by the gateway."""
+    """One exchange. `write` adds to the router's own answer; `sender` is named by the gateway's headers."""
 
     def __init__(
         self, first: ProcessingRequest, send: Callable[[bytes], None], find_sender: Callable[[Headers], str]
@@ -59,14 +61,14 @@ class PickerExchange(WatchedExchange):
         self.method, self.path, self.target, self.headers, self.fields = read_head(head.headers)
         self.recorded = False
         self.subset = read_subset(first)
-        self.tests = False  # headers of conformance tests are obeyed
+        self.tests = False  # True: headers of conformance tests are obeyed
         modes = read_modes(first)
         self._form: BodyForm = _FORMS.get(modes.request, "none") if not head.end_of_stream else "none"
         self._response_mode = modes.response
-        self.task: asyncio.Task[Any] | None = None  # which answers the request
-        self.left = False  # the stream can be closed, and the exchange goes on without it
-        self.complete = False  # so can it, as there is nothing more to come
-        self.started = False  # an answer: there can be no other
+        self.task: asyncio.Task[Any] | None = None  # answers the request
+        self.left = False  # the stream can be closed, and the exchange continues without it
+        self.complete = False  # the stream can be closed, because nothing more will arrive
+        self.started = False  # an answer has begun: no other can be sent
         self.status: int | None = None  # of the answer
         self.first_piece = b""
         self.gateway = ""  # its address, as a client's
@@ -85,7 +87,7 @@ class PickerExchange(WatchedExchange):
         self._watch: AnswerWatch | None = None
         self._end: asyncio.Future[AnswerEnd] | None = None
         self._head: Headers = []
-        self.moving = False  # another endpoint answers, and nobody watches for it yet
+        self.moving = False  # another endpoint answers, and no watch for its answer is set yet
         self.resume: Callable[[], None] = lambda: None
         self._chosen_s = 0.0
         self._served: str | None = None
@@ -94,27 +96,27 @@ class PickerExchange(WatchedExchange):
 
     @property
     def thin(self) -> bool:
-        """The gateway keeps the answer: nothing of it can be changed here."""
+        """True if the gateway retains the answer: nothing in the answer can be changed here."""
         return self._response_mode != FULL_DUPLEX_STREAMED
 
     @property
     def supported(self) -> bool:
-        """The request's body comes in a way in which a choice can depend on it."""
+        """True if the request's body arrives in a way that allows a choice to depend on it."""
         return self._body_complete or self._form != "none"
 
     @property
     def buffered(self) -> bool:
-        """The gateway waits for a reply to the head before it sends the body, whole."""
+        """True if the gateway waits for a reply to the head before it sends the whole body."""
         return self._form == "buffered"
 
     @property
     def body_complete(self) -> bool:
-        """All of the request is here."""
+        """True if the whole request has arrived."""
         return self._body_complete
 
     @property
     def proxied(self) -> bool:
-        """A gateway sent it, which sets and removes headers as the operator wants."""
+        """Always True: a gateway sent the request, and sets and removes headers as the operator configured."""
         return True
 
     @property
@@ -127,9 +129,7 @@ class PickerExchange(WatchedExchange):
     # the request's body
 
     async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
-        """Return the whole body, as `ClientRequest.body`. Raises `ClientDisconnected` if the gateway leaves
-        first.
-        """
+        """Return the whole body, like `ClientRequest.body`. Raises `ClientDisconnected` if the gateway leaves."""
         length = self.fields.get(b"content-length", b"")
         if length.isdigit():
             check_body_size(int(length), limit_bytes)
@@ -147,7 +147,7 @@ class PickerExchange(WatchedExchange):
                 return self._received
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        await asyncio.sleep(0)  # where the cancellation arrives
+        await asyncio.sleep(0)  # the cancellation is raised here
         raise ClientDisconnected
 
     def _take(self, piece: bytes, last: bool) -> None:
@@ -161,10 +161,10 @@ class PickerExchange(WatchedExchange):
         if (last or self._unread >= UNREAD_BYTES) and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # an answer of our own
+    # the router's own answer
 
     def start(self, status: int, headers: Headers) -> None:
-        """Begin an answer of our own; it goes out when it is finished."""
+        """Begin the router's own answer, which is sent when it is finished."""
         self.started = True
         self.status = status
         self._refusal = status, [*headers, *split_lines(self.own_lines)]
@@ -173,7 +173,7 @@ class PickerExchange(WatchedExchange):
         self._answer += data
 
     def finish(self, last: bytes = b"") -> None:
-        """Complete an answer of our own: `refusal` is what the gateway is told."""
+        """Complete the router's own answer: `refusal` returns it as the message for the gateway."""
         self._answer += last
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
@@ -185,25 +185,25 @@ class PickerExchange(WatchedExchange):
         return False
 
     async def drain(self) -> None:
-        """Return at once: what is written is kept until the answer is whole."""
+        """Return at once: written data is kept until the answer is whole."""
 
     def abort(self) -> None:
-        """Drop an answer of our own that is not whole."""
+        """Drop the router's own answer, which is not whole."""
         self._refusal = 0, []
 
     def refusal(self) -> bytes | None:
-        """Return the message with the answer of our own; None without one."""
+        """Return the message with the router's own answer; None without one."""
         status, headers = self._refusal
         if not status:
             return None
         return build_refusal(status, headers, bytes(self._answer), "warmroute")
 
-    # an answer that the gateway brings
+    # an answer that the gateway relays
 
     async def choose(self, choice: Choice, answer_headers: list[tuple[str, bytes]], watch: AnswerWatch) -> AnswerEnd:
-        """Tell the gateway where the request goes, and return how its answer ended. `answer_headers` are set in it,
-        and `watch` sees it. After an end `moved`, call it again for the endpoint that answers: it is not told
-        again.
+        """Send the gateway the choice, and return how its answer ended. `answer_headers` are set in the answer,
+        which `watch` observes. After an end `moved`, call this again for the endpoint that answers; the gateway is
+        not notified again.
         """
         if self._form == "buffered" and choice.body is self._received:
             choice = choice._replace(body=None)
@@ -219,8 +219,8 @@ class PickerExchange(WatchedExchange):
         return await self._end
 
     def settle_head(self, message: ProcessingRequest) -> None:
-        """Look at an answer's head. If another endpoint answers than the first one that was named, the exchange is
-        `moving` until somebody watches for that: nothing more may be told to it before `resume` is called.
+        """Examine an answer's head. If another endpoint answers than the first one that was named, the exchange is
+        `moving` until `choose` sets a watch for its answer: pass it no further message before `resume` is called.
         """
         head = message.response_headers
         headers = read_headers(head.headers)
@@ -248,7 +248,7 @@ class PickerExchange(WatchedExchange):
         self._read_head(headers)
 
     def _adopt(self) -> None:
-        """Go on with the answer of another endpoint."""
+        """Continue with the answer of another endpoint."""
         self.moving = False
         self._read_head(self._head)
         self.resume()
@@ -314,7 +314,7 @@ class PickerExchange(WatchedExchange):
             self._watch.on_first_byte(self.status)
 
     def _conclude(self, *, last: bool) -> None:
-        """The answer is whole (`last`), or what is left of it does not come here."""
+        """End the exchange here: the answer is whole (`last`), or its rest does not pass through the picker."""
         self.complete, self.left = last, not last
         if self._end is None:
             self._abandon()
@@ -326,7 +326,7 @@ class PickerExchange(WatchedExchange):
             self._end.set_result(end)
 
     def on_stream_end(self) -> None:
-        """The gateway has ended the stream, or it was cut off."""
+        """Handle that the gateway has ended the stream, or that the stream was cut off."""
         if self.complete or self.left:
             return
         if self.started and self._end is not None:
@@ -335,29 +335,29 @@ class PickerExchange(WatchedExchange):
         self._abandon()
 
     def _abandon(self) -> None:
-        """Nobody waits for a choice any more: the gateway has left, or has answered without one."""
+        """Cancel the unused choice: the gateway has left, or has answered without a choice."""
         self.gone = True
         self._cancel()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def release(self) -> None:
-        """Nobody watches any more: what is still to come passes on unseen."""
+        """Remove the watch: what is still to come is relayed unobserved."""
         self._watch = None
         if self.moving:
             self._adopt()
 
     def check(self, now_s: float, since_s: float, stall_s: float, first_byte_s: float, idle_s: float) -> bool:
-        """End what has waited too long for the gateway; return whether its stream is to be cut off.
+        """End an exchange that has waited too long for the gateway; return whether its stream is to be cut off.
 
-        The last message came at `since_s`. A request's body may pause for `stall_s`, the answer may begin
-        `first_byte_s` after the choice, and pause for `idle_s` after that.
+        The last message arrived at `since_s`. A request's body may pause for `stall_s`, the answer may begin
+        `first_byte_s` after the choice, and may pause for `idle_s` after that.
         """
         silent_s = now_s - max(since_s, self._chosen_s)
         if not self._body_complete:
             return silent_s > stall_s
         if self._end is None:
-            return False  # it is being decided, or is over
+            return False  # the request is being decided, or is over
         if not self._begun and not self.started and silent_s > first_byte_s:
             self._finish(AnswerEnd("late"))
             return False

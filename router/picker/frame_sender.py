@@ -1,7 +1,7 @@
-"""The sending side of an HTTP/2 connection: frames wait for one write in a turn, messages for the windows of the
-peer.
+"""The sending side of an HTTP/2 connection: frames are gathered into one write per turn, messages wait for the
+windows of the peer.
 
-A window that grows is looked at for those calls alone that can send then, and no longer than there is some of it.
+When a window grows, only the calls that can send then are visited, and only while some of the window is left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from router.picker.frames import (
 from router.picker.grpc_stream import GrpcStream
 from router.picker.peers import PeerConnections
 
-UNCOUNTED_BYTES = 64 * 1024  # of a connection's messages not whole or not sent: so much is held whatever others hold
+UNCOUNTED_BYTES = 64 * 1024  # each connection may hold this much unfinished or unsent, whatever others hold
 
 
 class FrameSender:
@@ -81,8 +81,8 @@ class FrameSender:
         self._out.clear()
 
     def retire(self) -> None:
-        """Let the peer make another connection for its next calls. Those that it begins before it has read this are
-        served (RFC 9113, 6.8: GOAWAY with the highest id, so that none of them is lost).
+        """Make the peer open another connection for its next calls. Calls that it begins before it has read this
+        are served (RFC 9113, 6.8: GOAWAY with the highest id, so that none of them is lost).
         """
         self.queue_frame(GOAWAY, 0, 0, U32.pack(MAX_STREAM_ID) + U32.pack(NO_ERROR))
 
@@ -95,8 +95,8 @@ class FrameSender:
         self._peers.unsent_bytes += bytes_
 
     def check_held(self) -> None:
-        """Raise `Http2Error` if too much memory is taken by messages that are not whole, or that the peer does not
-        let be sent, here and on all connections.
+        """Raise `Http2Error` if incomplete messages, or messages that wait for the peer's windows, take too much
+        memory, counted on this connection and on all.
         """
         peers, budget_bytes = self._peers, self._peers.bounds.budget_bytes
         if self.partial_bytes > UNCOUNTED_BYTES and (
@@ -139,7 +139,7 @@ class FrameSender:
                 stream.pump()
 
     def _pump(self) -> None:
-        """Let calls send what waits for the connection's window, while there is some of it."""
+        """Let calls send what waits for the connection's window, while some of the window is left."""
         for stream in list(self.blocked.values()):
             if self.window <= 0:
                 break

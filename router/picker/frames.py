@@ -1,4 +1,6 @@
-"""The frames of HTTP/2 (RFC 9113): kinds, flags, error codes, and what is read of a payload without any state."""
+"""The frames of HTTP/2 (RFC 9113): kinds, flags, error codes, and payload fields that are read without any
+state.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 7, 9, 11
 MAX_WINDOW, MAX_STREAM_ID = (1 << 31) - 1, (1 << 31) - 1
 SETTINGS_BYTES = 1024  # of one SETTINGS frame; there are some ten names
 U32 = struct.Struct(">I")
-HEAD = struct.Struct(">BHBBI")  # of a frame: its size as 8 and 16 bits, kind, flags, id of the call
+HEAD = struct.Struct(">BHBBI")  # of a frame: size as 8 and 16 bits, kind, flags, id of the call
 _SETTING = struct.Struct(">HI")
 
 
 class Http2Error(Exception):
-    """The peer has broken the protocol; `code` goes into GOAWAY."""
+    """The peer has violated the protocol; `code` is sent in GOAWAY."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"HTTP/2 error {code}")
@@ -26,7 +28,7 @@ class Http2Error(Exception):
 
 
 class PeerSettings(NamedTuple):
-    """The settings of a peer that matter here; None: not set."""
+    """The settings of a peer that are used here; None: not set."""
 
     window: int | None
     frame: int | None
@@ -38,7 +40,7 @@ def write_settings(settings: dict[int, int]) -> bytes:
 
 
 def read_settings(id: int, payload: memoryview) -> PeerSettings:
-    """Return the settings of a SETTINGS frame; of several values of a name the last one. Raises `Http2Error`."""
+    """Return the settings of a SETTINGS frame, with the last of several values of a name. Raises `Http2Error`."""
     if len(payload) % 6 or id:
         raise Http2Error(FRAME_SIZE_ERROR)
     if len(payload) > SETTINGS_BYTES:
@@ -53,7 +55,7 @@ def read_settings(id: int, payload: memoryview) -> PeerSettings:
 
 
 def read_increment(payload: memoryview) -> int:
-    """Return by how much a WINDOW_UPDATE frame widens a window. Raises `Http2Error`."""
+    """Return the number of bytes by which a WINDOW_UPDATE frame widens a window. Raises `Http2Error`."""
     if len(payload) != 4:
         raise Http2Error(FRAME_SIZE_ERROR)
     more: int = U32.unpack(payload)[0] & MAX_WINDOW

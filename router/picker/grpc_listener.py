@@ -21,17 +21,17 @@ from router.tasks import Tasks
 log = logging.getLogger("warmroute.grpc")
 
 FOR_QUESTIONS = PeerBounds(64 * 1024, 1024 * 1024, 128, 100, QUESTIONS)
-"""Of probes and KEDA, whose messages are some names."""
+"""Bounds for probes and KEDA, whose messages consist of a few names."""
 HANDSHAKE_S = 10.0
-SENT_LAST_S = 0.02  # for what was sent last before connections are cut off
+SENT_LAST_S = 0.02  # for the last bytes to be sent before connections are cut off
 
 Services = Mapping[bytes, Callable[[GrpcStream], GrpcHandler]]
-"""What makes a call's handler, by the path of the call."""
+"""Factories of the handlers of calls, by the path of the call."""
 
 
 class GrpcListener:
     """Serves `services` at `host` and `port`. `setting` names the port in errors. `tls` None: clear text. Each
-    process of `share` has the bounds for itself.
+    process of `share` has the full bounds for itself.
     """
 
     def __init__(
@@ -55,15 +55,17 @@ class GrpcListener:
         self._tasks = Tasks("grpc listener")
 
     async def bind(self) -> None:
-        """Bind the address; `port` is the bound one from here on. Raises `ConfigError` when it cannot be bound."""
+        """Bind the address and set `port` to the bound one. Raises `ConfigError` when the address cannot be
+        bound.
+        """
         try:
             self.port = await self._acceptor.bind(self._host, self.port)
         except ConfigError as error:
             raise ConfigError(f"{self._setting}: {error}") from error
 
     async def start(self) -> None:
-        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done
-        that.
+        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` was called
+        before.
         """
         if not self._acceptor.bound:
             await self.bind()
@@ -71,7 +73,7 @@ class GrpcListener:
         log.info("%s: gRPC on %s:%d", self._setting, self._host, self.port)
 
     def serve_for(self, process: int, on: bool) -> None:
-        """Accept from the sockets of another process, which does not; or no longer."""
+        """Accept from the sockets of another process, which does not accept; with `on` False, no longer."""
         self._acceptor.serve_for(process, on)
 
     def _admit(self, accepted: socket.socket, _: str) -> None:
@@ -87,16 +89,16 @@ class GrpcListener:
             )
 
     def stop_accepting(self) -> None:
-        """Accept no new connections; those that are open go on."""
+        """Accept no new connections; open ones continue."""
         self._acceptor.close()
 
     def retire(self, idle_s: float) -> None:
-        """Let peers make their next calls on other connections than those that are open, at once."""
+        """Make peers open new connections for their next calls, at once."""
         for connection in self._peers.connections:
             connection.retire()
 
     async def stop(self, grace_s: float) -> None:
-        """Stop at once, and cut off the calls that are open: streams that have no end."""
+        """Stop at once, and cut off the open calls, which are streams without an end."""
         self.stop_accepting()
         for connection in list(self._peers.connections):
             connection.drain()

@@ -10,11 +10,11 @@ from router.picker.allowance import FRAME, MESSAGE_BYTES, Allowance
 
 DATA, HEADERS = 0, 1  # kinds of frames
 END_STREAM, END_HEADERS = 1, 4
-STREAM_WINDOW = 1 << 20  # bytes that a peer may send before it is told that they were taken
+STREAM_WINDOW = 1 << 20  # bytes that a peer may send before a window update acknowledges them
 OK, CANCELLED, INVALID_ARGUMENT, DEADLINE, NOT_FOUND, EXHAUSTED = 0, 1, 3, 4, 5, 8
 UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 12, 13, 14
 """Status codes of gRPC."""
-_HEAD = b"\x88\x0f\x10\x10application/grpc"  # :status 200 and content-type, neither remembered by the peer
+_HEAD = b"\x88\x0f\x10\x10application/grpc"  # :status 200 and content-type, neither indexed by the peer
 _PREFIX = struct.Struct(">BI")  # of a message: whether it is compressed, and its length
 
 
@@ -22,13 +22,13 @@ class GrpcHandler(Protocol):
     """The side of a call that answers it."""
 
     def on_message(self, data: bytes) -> None:
-        """A message has come."""
+        """Handle a message."""
 
     def on_half_close(self) -> None:
-        """The peer sends no more."""
+        """Handle that the peer sends no more."""
 
     def on_gone(self) -> None:
-        """The call is over: the peer reset it, or the connection is lost."""
+        """Handle the end of the call: the peer reset it, or the connection is lost."""
 
 
 class FrameSink(Protocol):
@@ -45,13 +45,13 @@ class FrameSink(Protocol):
     def queue_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None: ...
 
     def forget(self, id: int) -> None:
-        """A call is over."""
+        """Remove a call that is over."""
 
     def hold(self, bytes_: int) -> None:
-        """So many bytes more are held of messages that are not whole."""
+        """Count `bytes_` more of incomplete messages as held."""
 
     def hold_unsent(self, bytes_: int) -> None:
-        """So many bytes more wait for a window of the peer."""
+        """Count `bytes_` more as waiting for a window of the peer."""
 
     def stops(self) -> bool:
         """Return whether the rest has to wait for a later turn, or for allowance."""
@@ -81,7 +81,7 @@ class GrpcStream:
     def __init__(self, connection: FrameSink, id: int, begun_s: float) -> None:
         self.id = id
         self.begun_s = begun_s  # seconds of the connection's clock
-        self.messages = 0  # that have come
+        self.messages = 0  # that have arrived
         self.over = False
         self.half_closed = False  # the peer sends no more
         self.window = connection.peer_window  # bytes that may be sent
@@ -93,7 +93,7 @@ class GrpcStream:
         self._ending: bytes | None = None
         self._status = OK
         self._started = False
-        self._last = False  # no more follows what is in the buffer
+        self._last = False  # nothing more follows after the buffer
 
     @property
     def peer(self) -> str:
@@ -102,7 +102,7 @@ class GrpcStream:
 
     @property
     def waits(self) -> bool:
-        """Messages wait for a window."""
+        """True while messages wait for a window."""
         return bool(self._queue)
 
     def send(self, message: bytes) -> None:
@@ -123,7 +123,7 @@ class GrpcStream:
         self.pump()
 
     def pump(self) -> None:
-        """Send what the windows allow of what waits."""
+        """Send as much of the waiting messages as the windows allow."""
         connection, queue = self._connection, self._queue
         while queue:
             size = min(len(queue[0]), connection.peer_frame, self.window, connection.window)
@@ -146,7 +146,7 @@ class GrpcStream:
             self._end(self._ending)
 
     def finish(self, status: int = OK, message: str = "") -> None:
-        """End the call with a status, after what waits to be sent."""
+        """End the call with a status, after the waiting messages have been sent."""
         if self.over or self._ending is not None:
             return
         trailers = _OK_TRAILERS if status == OK else _literal(b"grpc-status", b"%d" % status)
@@ -166,13 +166,13 @@ class GrpcStream:
         self.close()
 
     def expire(self) -> None:
-        """End the call: its first message has not come in time."""
+        """End the call because its first message has not arrived in time."""
         self.finish(DEADLINE, "no message came in time")
         if self.handler is not None:
             self.handler.on_gone()
 
     def close(self) -> None:
-        """Forget the call; nothing more is sent."""
+        """Drop the call; nothing more is sent."""
         self.over = True
         if self._buffer:
             self._connection.hold(-len(self._buffer))
@@ -183,12 +183,12 @@ class GrpcStream:
         self._connection.forget(self.id)
 
     def take(self, data: memoryview, last: bool) -> bool:
-        """Take a piece of the peer's messages. Return whether whole ones are left for `go_on`."""
+        """Take a piece of the peer's messages. Return whether whole messages are left for `go_on`."""
         limit, buffer = self._connection.message_bytes, self._buffer
         self.half_closed = last
         size = len(data) - 5
         if not buffer and 0 <= size <= limit and _PREFIX.unpack_from(data) == (0, size):
-            self._on_message(bytes(data[5:]))  # most often a frame is a message
+            self._on_message(bytes(data[5:]))  # in most cases a frame is exactly one message
         elif data:
             self._connection.hold(len(data))
             buffer += data
@@ -217,7 +217,7 @@ class GrpcStream:
                     connection.hold(-at)
                     return True
                 if size < MESSAGE_BYTES:
-                    connection.allowance.left -= FRAME  # the frame's own price is for its first one
+                    connection.allowance.left -= FRAME  # the frame's own price covers its first message
             self._on_message(bytes(buffer[at + 5 : at + 5 + size]))
             at += 5 + size
         if not self.over:
@@ -243,7 +243,7 @@ class GrpcStream:
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """Return a header field that the peer does not remember; both shorter than 127 bytes."""
+    """Return a header field that the peer does not index; name and value are shorter than 127 bytes."""
     return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
 
 

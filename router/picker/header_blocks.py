@@ -1,4 +1,4 @@
-"""Header blocks in HPACK (RFC 7541): the path of a call, and what can be seen of a block without decoding it."""
+"""Header blocks in HPACK (RFC 7541): the path of a call, and whether an undecoded block changes the table."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from hpack import Decoder, HPACKError
 from router.picker.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, Http2Error
 
 HEADER_BYTES = 16 * 1024  # of one header block, and of the fields in it
-KNOWN_BLOCKS = 64  # header blocks of which the path is remembered
+KNOWN_BLOCKS = 64  # header blocks whose path is remembered
 
 
 class PathReader:
-    """Reads the header blocks of a connection, in their order."""
+    """Reads the header blocks of a connection, in the order in which they arrive."""
 
     def __init__(self) -> None:
         self._decoder = Decoder()
@@ -19,8 +19,8 @@ class PathReader:
         self._paths: dict[bytes, bytes] = {}
 
     def read(self, block: bytes) -> bytes:
-        """Return the path of a call. A block that keeps the table means the same until another one changes it.
-        Raises `Http2Error`.
+        """Return the path of a call. A block that keeps the table means the same until another block changes the
+        table. Raises `Http2Error`.
         """
         if (path := self._paths.get(block)) is not None:
             return path
@@ -40,9 +40,9 @@ class PathReader:
 
 
 def keeps_table(block: bytes) -> bool:
-    """Return whether a header block leaves the decoder's table as it is: indexed fields, and literal ones that are
-    not to be remembered (RFC 7541 6.1, 6.2.2, 6.2.3). Envoy's path is one of these, the rest of its blocks the
-    others.
+    """Return whether a header block leaves the decoder's table unchanged: it has only indexed fields, and literal
+    fields that are not to be indexed (RFC 7541 6.1, 6.2.2, 6.2.3). In Envoy's blocks the path is of the second
+    kind, the rest of the first.
     """
     at, end = 0, len(block)
     try:
@@ -50,7 +50,7 @@ def keeps_table(block: bytes) -> bool:
             first = block[at]
             if first & 0x80:
                 _, at = _read_integer(block, at, 0x7F)
-            elif first & 0x60:  # to be remembered, or another size of the table
+            elif first & 0x60:  # a field to be indexed, or another size of the table
                 return False
             else:
                 name, at = _read_integer(block, at, 0x0F)
@@ -63,7 +63,7 @@ def keeps_table(block: bytes) -> bool:
 
 
 def _read_integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """Return the integer whose first byte has the bits `mask` for it, and where it ends (RFC 7541 5.1)."""
+    """Return the integer whose first byte uses the bits `mask`, and where it ends (RFC 7541 5.1)."""
     value = block[at] & mask
     at += 1
     if value == mask:

@@ -1,8 +1,9 @@
-"""The gRPC health service (grpc.health.v1) of the picker: Envoy's health checks and Kubernetes' probes ask it.
+"""The gRPC health service (grpc.health.v1) of the picker, which Envoy's health checks and Kubernetes' probes query.
 
-`liveness` says that the process answers. Everything else says whether gateways should ask this picker: not before
-it has seen a ready engine, and not once it stops. When no engine is ready later, it still answers: each request is
-refused in its client's dialect, which a gateway without a picker cannot do.
+`liveness` reports that the process answers. Every other service reports whether gateways should use this picker:
+not before a ready engine has been seen, and not once the picker is stopping. When no engine is ready later, the
+picker keeps reporting SERVING and refuses each request in its client's dialect, which a gateway without a picker
+cannot do.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ POLL_S = 0.2
 
 
 class PickerHealth:
-    """Answers from `unready_reason`, which returns `None` when an engine is ready, and from `stopping`."""
+    """Answers from `unready_reason`, which returns None when an engine is ready, and from `stopping`."""
 
     def __init__(self, unready_reason: Callable[[], str | None], stopping: Callable[[], bool]) -> None:
         self._unready_reason = unready_reason
         self._stopping = stopping
         self._began = False
-        self._watches: dict[_HealthCall, None] = {}  # in the order of their coming
+        self._watches: dict[_HealthCall, None] = {}  # in the order in which they began
         self._timer: asyncio.TimerHandle | None = None
 
     def services(self) -> Mapping[bytes, Callable[[GrpcStream], GrpcHandler]]:
-        """Return the factories of its two methods' handlers, by path."""
+        """Return the factories of the handlers of the service's two methods, by path."""
         return {
             f"/{HEALTH}/Check".encode(): lambda stream: _HealthCall(self, stream, watches=False),
             f"/{HEALTH}/Watch".encode(): lambda stream: _HealthCall(self, stream, watches=True),
@@ -48,7 +49,7 @@ class PickerHealth:
         return SERVING if self._began and not self._stopping() else NOT_SERVING
 
     def watch(self, call: _HealthCall) -> None:
-        """Tell `call` of changes from now on until `leave`."""
+        """Notify `call` of changes from now on until `leave`."""
         self._watches[call] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(POLL_S, self._poll)
@@ -57,7 +58,7 @@ class PickerHealth:
         self._watches.pop(call, None)
 
     def _poll(self) -> None:
-        """Tell all that watch: one timer and one look at each service serve thousands."""
+        """Notify all watching calls: one timer and one evaluation of each service serve thousands."""
         self._timer = None
         statuses = {service: self.status(service) for service in {call.service for call in self._watches}}
         for call in list(self._watches):
@@ -67,7 +68,7 @@ class PickerHealth:
 
 
 class _HealthCall:
-    """One question; a watch is told of changes until its caller leaves."""
+    """One query; a watch is notified of changes until its caller leaves."""
 
     def __init__(self, health: PickerHealth, stream: GrpcStream, *, watches: bool) -> None:
         self._health = health
@@ -94,13 +95,13 @@ class _HealthCall:
             self._stream.finish()
 
     def tell(self, status: int) -> None:
-        """Say the status of the service unless it was said last."""
+        """Send the status of the service, unless it was the last one sent."""
         if status != self._last_sent:
             self._last_sent = status
             self._stream.send(_encode(status))
 
     def on_half_close(self) -> None:
-        pass  # the question has come
+        pass  # the query has arrived
 
     def on_gone(self) -> None:
         self._health.leave(self)

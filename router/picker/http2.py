@@ -1,11 +1,10 @@
-"""gRPC calls over HTTP/2, the server's side: what gateways speak, no more, and bounded in what a peer can make it
-do.
+"""gRPC calls over HTTP/2, the server's side: only what gateways use, with bounds on what a peer can make it do.
 
-Written for its cost: gRPC's own server for asyncio took four times the CPU time of a picker's exchange. Messages go
-straight from a frame to the call's handler, and what is sent in one turn of the event loop goes out in one write.
-Whatever a peer does against RFC 9113 ends its connection with GOAWAY. What the RFC allows and serves nobody is
-taken slowly: frames have a price (`allowance.py`), and the connections of a listener share its time (`peers.py`).
-Under the known floods it takes a fifth of a core at most, gRPC's own server 0.4 to 1.5
+Written for low cost: gRPC's own server for asyncio took four times the CPU time of a picker's exchange. A message
+goes straight from its frame to the call's handler, and everything sent in one turn of the event loop is one write.
+A peer that violates RFC 9113 has its connection ended with GOAWAY. Frames that the RFC allows but that serve nobody
+are taken slowly: frames have a price (`allowance.py`), and the connections of a listener share its time
+(`peers.py`). Under the known floods it takes a fifth of a core at most, gRPC's own server 0.4 to 1.5 cores
 (`tests/abuse/test_http2.py`).
 """
 
@@ -39,15 +38,13 @@ from router.proxy.client_address import client_of
 
 FRAME_BYTES = 256 * 1024  # largest frame that is taken
 CONNECTION_WINDOW = 64 << 20
-PREFACE_S = 10.0  # for a connection to say that it speaks HTTP/2
+PREFACE_S = 10.0  # for a connection to send HTTP/2's preface
 FIRST_MESSAGE_S = 10.0  # for a call's first message, which a gateway and a probe send with the call
 STALL_S = 60.0  # for a peer to read what it was sent
 
 
 class GrpcConnection(FrameSender, asyncio.Protocol):
-    """One connection of a peer, among its listener's `peers`. `services` makes a call's handler, by the call's
-    path.
-    """
+    """One connection of a peer, among its listener's `peers`. `services` creates a call's handler by its path."""
 
     __slots__ = (
         "_block",
@@ -76,14 +73,14 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         self._services = services
         self._bounds = peers.bounds
         self._headers = PathReader()
-        self._left: list[bytes] = []  # what came and is not taken yet
+        self._left: list[bytes] = []  # received and not taken yet
         self._left_bytes = self._needed_bytes = 0
-        self._halted: GrpcStream | None = None  # has whole messages that are not taken
+        self._halted: GrpcStream | None = None  # a call with whole messages that are not taken yet
         self._waits = False  # for a later turn
-        self._unread = False  # the peer does not read what it is sent
+        self._unread = False  # the peer does not read what was sent
         self._reading = True
         self._prefaced = False
-        self._block: tuple[int, bool, bytearray] | None = None  # headers that go on in the next frame
+        self._block: tuple[int, bool, bytearray] | None = None  # headers that continue in the next frame
         self._last_id = 0
         self._receives = CONNECTION_WINDOW
         self._draining = False
@@ -122,7 +119,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             self._end_calls()
 
     def _end_calls(self) -> None:
-        """End the calls of a connection that is lost, in slices: what answers them has to learn of it."""
+        """End the calls of a lost connection, in slices, because each call's handler has to be notified."""
         while self.streams:
             if not self._peers.begin():
                 self._peers.wait(self)
@@ -138,7 +135,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             self._silence = None
 
     def _end_silent(self) -> None:
-        """End the calls whose first message has not come in time, the oldest first."""
+        """End the calls whose first message has not arrived in time, the oldest first."""
         self._silence, now_s = None, self._peers.now()
         for stream in [stream for stream in self.streams.values() if not stream.messages]:
             if (left_s := stream.begun_s + FIRST_MESSAGE_S - now_s) > 0:
@@ -157,7 +154,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             self._timer = None
 
     def pause_writing(self) -> None:
-        """A peer that does not read gets nothing more to do, and is cut off after a while."""
+        """Stop reading from a peer that does not read, and cut the peer off after a while."""
         self._unread = True
         self._set_reading()
         self._stop_timer()
@@ -171,7 +168,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         self._set_reading()
 
     def _set_reading(self) -> None:
-        """Read from the peer unless something keeps it waiting."""
+        """Read from the peer unless something requires it to wait."""
         reading = not (self._waits or self._unread or self._over)
         if reading != self._reading and not self._over:
             self._reading = reading
@@ -181,7 +178,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
                 self._transport.pause_reading()
 
     def drain(self) -> None:
-        """Take no new calls; the connection closes when the open ones have ended."""
+        """Accept no new calls; the connection closes when the open calls have ended."""
         self._draining = True
         self.queue_frame(GOAWAY, 0, 0, U32.pack(self._last_id) + U32.pack(h2.NO_ERROR))
 
@@ -211,18 +208,18 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
                 return
             if self._left_bytes < self._needed_bytes:
                 if len(data) < DATA_BYTES:
-                    self.allowance.left -= FRAME  # a frame byte by byte
+                    self.allowance.left -= FRAME  # a peer may send a frame byte by byte
                 if self.allowance.left > 0:
                     return
             data = b"".join(self._left)
         self._advance(data)
 
     def proceed(self) -> None:
-        """Go on with what was left for a later turn."""
+        """Continue with what was left for a later turn."""
         self._waits = False
         if self._over:
             self._end_calls()
-        elif not self._unread:  # else when the peer reads again
+        elif not self._unread:  # otherwise `resume_writing` continues
             self._advance(b"".join(self._left))
 
     def _advance(self, data: bytes) -> None:
@@ -240,7 +237,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             self._set_reading()
 
     def _take(self, data: bytes) -> int:
-        """Take the whole frames in `data`, as far as this turn allows; return how many bytes they are. Raises
+        """Take the whole frames in `data`, as far as this turn allows; return their size, bytes. Raises
         `Http2Error`.
         """
         at = 0
@@ -285,13 +282,13 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
         return at
 
     def _wait(self, taken: int) -> int:
-        """Go on in a later turn, behind the bytes that are `taken`, which are returned."""
+        """Continue in a later turn after the first `taken` bytes; return `taken`."""
         self._waits = True
         self._peers.wait(self, self.allowance)
         return taken
 
     def _on_data(self, id: int, flags: int, payload: memoryview) -> bool:
-        """Take a piece of a call's messages. Return whether whole ones are left for another turn."""
+        """Take a piece of a call's messages. Return whether whole messages are left for another turn."""
         size = len(payload)
         self._receives -= size
         if self._receives < 0:
@@ -305,7 +302,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             if id == 0 or id > self._last_id:
                 raise Http2Error(PROTOCOL_ERROR)
             self.allowance.left -= FRAME
-            return False  # of a call that has ended
+            return False  # the data is of a call that has ended
         if len(data) < DATA_BYTES:
             self.allowance.left -= FRAME
         stream.receives -= size
@@ -347,7 +344,7 @@ class GrpcConnection(FrameSender, asyncio.Protocol):
             self._on_block(id, last, bytes(block))
 
     def _on_block(self, id: int, last: bool, block: bytes) -> None:
-        """A whole header block opens a call, or ends the peer's side of one."""
+        """Open a call with a whole header block, or end the peer's side of an open call."""
         self.allowance.left -= len(block) // BLOCK_BYTES
         path = self._headers.read(block)
         if (known := self.streams.get(id)) is not None:
@@ -398,6 +395,4 @@ _FRAMES: dict[int, Callable[[GrpcConnection, int, int, memoryview], None]] = {
     h2.WINDOW_UPDATE: GrpcConnection._on_window,
     h2.CONTINUATION: GrpcConnection._on_continuation,
 }
-"""What else there is (PRIORITY, GOAWAY, unknown frames) is ignored: a peer that goes away ends its calls by
-itself.
-"""
+"""All other frames (PRIORITY, GOAWAY, unknown ones) are ignored: a peer that goes away ends its calls by itself."""

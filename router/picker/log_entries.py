@@ -1,4 +1,4 @@
-"""Reads the entries of a gateway's access log: which answer each is of, and how that ended."""
+"""Reads the entries of a gateway's access log: the answer of each entry, and how that answer ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from router.picker.answer_log import LoggedEnd
 from router.picker.names import OWN, RECORD
 from router.prompt.usage import MAX_TOKENS, Usage
 
-MAX_CHARS = 256  # of a text; keys and what Envoy writes are shorter
+MAX_CHARS = 256  # of a text; keys and Envoy's own texts are shorter
 
 
 def read_ends(message: StreamAccessLogsMessage) -> Iterator[tuple[str, LoggedEnd]]:
-    """Yield the key of each answer in a batch, and its end. Entries of other requests are ignored."""
+    """Yield the key of each answer in a batch, and the answer's end. Entries of other requests are ignored."""
     for entry in message.http_logs.log_entry:
         metadata = entry.common_properties.metadata.filter_metadata.get(OWN)
         if metadata is not None and RECORD in metadata.fields:

@@ -1,7 +1,7 @@
-"""The messages of ext_proc in both directions: a request's head read from them, and the replies built. Pure.
+"""The messages of ext_proc in both directions: reads a request's head from them, and builds the replies. Pure.
 
-A reply to a header or to a piece of a body says how to go on with it. Bodies that the gateway sends in full duplex
-mode do not exist for it until they are sent back, in pieces that every gateway takes.
+A reply to a header or to a piece of a body instructs the gateway how to continue. A body that the gateway sends in
+full duplex mode exists for the gateway only once it is sent back, in pieces small enough for every gateway.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ Phase = Literal[
 
 
 class Modes(NamedTuple):
-    """Says how the gateway sends bodies: values of `BodyMode`."""
+    """The ways in which the gateway sends bodies, as values of `BodyMode`."""
 
     request: int
     response: int
 
 
 class PickerRequestHead(NamedTuple):
-    """A request's head, as `proxy/request_head.py` has it for HTTP/1."""
+    """A request's head, as `proxy/request_head.py` provides it for HTTP/1."""
 
     method: str
     path: str  # decoded
     target: bytes  # with its query, undecoded
     headers: Headers  # without pseudo headers, names in lower case
-    fields: Mapping[bytes, bytes]  # by name; of several values the first one
+    fields: Mapping[bytes, bytes]  # by name; the first of several values
 
 
 class Choice(NamedTuple):
-    """Says what the gateway is told of a decision."""
+    """The decision as it is sent to the gateway."""
 
-    endpoints: str  # ip:port; several with commas between them, in the order to try them
-    key: str  # comes back in the access log
+    endpoints: str  # ip:port; several are separated by commas, in the order to try them
+    key: str  # the access log returns it
     set_headers: Sequence[tuple[str, bytes]]
     removed_headers: Sequence[str]
-    body: bytes | None  # None: as it came, where the gateway has it
+    body: bytes | None  # None: unchanged, where the gateway has it
 
 
 BodyForm = Literal["none", "streamed", "buffered"]
-"""How a request's body came: not at all; in pieces that are sent back; or whole, and the gateway keeps it."""
+"""How a request's body arrived: not at all; in pieces that are sent back; or whole, and retained by the gateway."""
 
 
 def read_modes(message: ProcessingRequest) -> Modes:
-    """Return the body modes that the first message of a stream announces; without them, those of the protocol."""
+    """Return the body modes that the first message of a stream announces, else the protocol's defaults."""
     if not message.HasField("protocol_config"):
         return Modes(FULL_DUPLEX_STREAMED, FULL_DUPLEX_STREAMED)
     return Modes(message.protocol_config.request_body_mode, message.protocol_config.response_body_mode)
 
 
 def read_headers(map_: HeaderMap) -> Headers:
-    """Return headers in order, pseudo headers among them."""
+    """Return headers in order, including pseudo headers."""
     return [(h.key.encode("latin-1", "replace"), h.raw_value or h.value.encode()) for h in map_.headers]
 
 
@@ -99,8 +99,8 @@ def read_head(map_: HeaderMap) -> PickerRequestHead:
 
 
 def read_subset(message: ProcessingRequest) -> frozenset[str] | None:
-    """Return the endpoints among which the gateway wants the choice, each `ip:port` or `ip`; None: among all. A
-    hint that names none, such as a number, leaves none.
+    """Return the endpoints, each `ip:port` or `ip`, to which the gateway restricts the choice; None: no
+    restriction. A hint that names no endpoint, such as a number, leaves none to choose.
     """
     hint = message.metadata_context.filter_metadata.get(SUBSET_HINT)
     if hint is None or SUBSET not in hint.fields or hint.fields[SUBSET].WhichOneof("kind") == "null_value":
@@ -109,8 +109,8 @@ def read_subset(message: ProcessingRequest) -> frozenset[str] | None:
 
 
 def _read_endpoints(value: Value) -> Iterator[str]:
-    """Yield the names in a text with commas, or in a list of such texts and lists, which protobuf lets be 50
-    deep.
+    """Yield the names in a comma-separated text, or in a list of such texts and lists, which protobuf allows to be
+    nested 50 deep.
     """
     if value.WhichOneof("kind") == "list_value":
         for item in value.list_value.values:
@@ -120,7 +120,7 @@ def _read_endpoints(value: Value) -> Iterator[str]:
 
 
 def read_served(message: ProcessingRequest) -> str | None:
-    """Return the endpoint that answers, as far as the gateway says so with the response's headers."""
+    """Return the endpoint that answers, None if the gateway does not report it with the response's headers."""
     lb = message.metadata_context.filter_metadata.get(LB)
     if lb is not None and SERVED in lb.fields:
         return lb.fields[SERVED].string_value or None
@@ -131,7 +131,7 @@ def read_served(message: ProcessingRequest) -> str | None:
 
 
 def read_details(message: ProcessingRequest) -> str | None:
-    """Return Envoy's details of a response (`via_upstream`, or why it answered itself); None if it sends none."""
+    """Return Envoy's details of a response (`via_upstream`, or why Envoy answered itself); None: not sent."""
     attributes = message.attributes.get(ATTRIBUTES)
     if attributes is None or DETAILS not in attributes.fields:
         return None
@@ -139,8 +139,8 @@ def read_details(message: ProcessingRequest) -> str | None:
 
 
 def build_choice(choice: Choice, form: BodyForm, *, trailers: bool = False) -> Iterator[bytes]:
-    """Yield what tells the gateway a choice, with the request's body where it was taken whole. `trailers`: the
-    request has some, which end it.
+    """Yield the messages that send the gateway a choice, including the request's body where the body was taken
+    whole. `trailers`: the request has trailers, which end it.
     """
     first = ProcessingResponse()
     common = first.request_body.response if form == "buffered" else first.request_headers.response
@@ -171,7 +171,7 @@ def _build_pieces(body: bytes, trailers: bool) -> Iterator[bytes]:
 
 
 def build_refusal(status: int, headers: Headers, body: bytes, details: str) -> bytes:
-    """Return the answer that the gateway gives its client instead of an engine's."""
+    """Return the answer that the gateway sends to its client instead of an engine's."""
     message = ProcessingResponse()
     immediate = message.immediate_response
     immediate.status.code = status
@@ -184,7 +184,7 @@ def build_refusal(status: int, headers: Headers, body: bytes, details: str) -> b
 
 
 def build_response_headers(headers: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the reply to an answer's head, which sets `headers` in it."""
+    """Return the reply to an answer's head, which sets `headers` in the answer."""
     message = ProcessingResponse()
     message.response_headers.SetInParent()
     for name, value in headers:
@@ -193,7 +193,7 @@ def build_response_headers(headers: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def build_response_piece(body: bytes, last: bool) -> bytes:
-    """Return a piece of an answer, sent back in full duplex mode."""
+    """Return a piece of an answer, to be sent back in full duplex mode."""
     message = ProcessingResponse()
     streamed = message.response_body.response.body_mutation.streamed_response
     streamed.body = body
@@ -202,12 +202,12 @@ def build_response_piece(body: bytes, last: bool) -> bytes:
 
 
 def pass_on(phase: Phase) -> bytes:
-    """Return the reply that changes nothing, outside of full duplex bodies."""
+    """Return the reply that changes nothing; not for full duplex bodies."""
     return _UNCHANGED[phase]
 
 
 def set_header(mutation: HeaderMutation, name: str, value: bytes) -> None:
-    """Set a header to one value, whatever was there."""
+    """Set a header to one value, replacing any previous value."""
     option = mutation.set_headers.add()
     option.header.key = name
     option.header.raw_value = value

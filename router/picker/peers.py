@@ -1,8 +1,9 @@
 """Shares bounds, and time of the event loop, among the connections of one gRPC listener.
 
-In one turn of the loop all of them together work for a slice of some milliseconds. A connection with more to do
-goes on in the next turn, after whatever else the router has to do; one whose address has no allowance left goes on
-when it has. Both wait here, oldest first, and are not read meanwhile, so that the peer's own sending stops.
+In one turn of the loop all connections together work for a slice of a few milliseconds. A connection with more to
+do continues in the next turn, after the router's other work; a connection whose address has no allowance left
+continues when it has some again. Both wait here, oldest first, and are not read meanwhile, so that the peer stops
+sending.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import NamedTuple, Protocol
 
 from router.picker.allowance import Allowance, AllowanceRule, Allowances
 
-SLICE_S = 0.004  # of a turn of the loop; its other work may well take ten times that
-PACE_S = 0.05  # between two looks at those without allowance
+SLICE_S = 0.004  # of a turn of the loop; the loop's other work may well take ten times as long
+PACE_S = 0.05  # between two checks of the connections without allowance
 
 
 class PeerBounds(NamedTuple):
-    """Bounds of a listener. `budget_bytes` is for the messages of all connections that are not whole, and as much
-    for those that wait for a peer's window.
+    """Bounds of a listener. `budget_bytes` bounds the incomplete messages of all connections and, separately, the
+    messages that wait for a peer's window.
     """
 
     message_bytes: int
@@ -31,12 +32,12 @@ class PeerBounds(NamedTuple):
 
 
 GATEWAYS = AllowanceRule(start=1000, per_s=100, most=10_000, message=2, end=1, connections=512)
-"""A gateway opens a connection for each of its threads, and further ones beyond their streams. A call that ends
-earns more than it costs, and one whose client hangs up after its request costs nothing: a gateway is not held up
-when thousands do. A call that is reset after its first message costs.
+"""A gateway opens a connection for each of its threads, and further ones when their streams are used up. A call
+that ends earns more than it costs, and a call whose client hangs up after its request costs nothing: a gateway is
+not held up when thousands of clients do so. A call that is reset after its first message costs.
 """
 QUESTIONS = AllowanceRule(start=2000, per_s=500, most=2000, message=0, end=0, connections=32)
-"""Probes and KEDA's operator ask each few seconds. A question on a new connection costs about ten."""
+"""Probes and KEDA's operator each send a request every few seconds, which on a new connection costs about ten."""
 
 
 class SendQueue(Protocol):
@@ -47,16 +48,16 @@ class SendQueue(Protocol):
 
 
 class PeerConnection(SendQueue, Protocol):
-    """One of the connections."""
+    """One connection of a listener."""
 
     def proceed(self) -> None:
-        """Go on with what was left for a later turn."""
+        """Continue with what was left for a later turn."""
 
     def retire(self) -> None:
-        """Let the peer make another connection for its next calls."""
+        """Make the peer open another connection for its next calls."""
 
     def drain(self) -> None:
-        """Take no new calls."""
+        """Accept no new calls."""
 
     def close(self) -> None:
         """Close the connection when what is queued has been sent."""
@@ -83,7 +84,7 @@ class PeerConnections:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> bool:
-        """Return whether a connection may work now. The slice begins with the first one that does in a turn."""
+        """Return whether a connection may work now. The first one that works in a turn begins the slice."""
         if self.until_s:
             return self.now() < self.until_s
         self.until_s = self.now() + SLICE_S
@@ -126,7 +127,7 @@ class PeerConnections:
                 self._ready.popleft().proceed()
 
     def _pace(self) -> None:
-        """Make ready as many of an address as it has frames left: of hundreds, the others stay where they are."""
+        """Make ready as many connections of an address as it has frames left; the others keep waiting."""
         self._timer = None
         self.allowances.refill(self._paced)
         for allowance, waiting in list(self._paced.items()):

@@ -1,8 +1,8 @@
 """The picker's gRPC listeners: one for gateways (ext_proc, access logs, health) and one for probes (health).
 
-Runs on the router's event loop. Gateways keep few connections and open a call for each HTTP request. How many
-requests are served is bounded where each begins (`limits.concurrent`): one too many is answered with a refusal. A
-call that is silent where something should come is ended.
+They run on the router's event loop. Gateways keep few connections and open a call for each HTTP request. The number
+of requests in progress is bounded where each request begins (`limits.concurrent`): a request beyond the bound is
+answered with a refusal. A call that stays silent when a message is due is ended.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from router.proxy.listening_sockets import SocketShare
 from router.tasks import Tasks
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024  # of one message beside a body
-CONNECTIONS = 1024  # of gateways, which keep one for each of their threads
-STREAMS = 2_000  # of a connection; Envoy opens another one beyond that
+CONNECTIONS = 1024  # of gateways, each of which keeps one per thread
+STREAMS = 2_000  # of a connection; Envoy opens another connection beyond that
 CHECK_S = 1.0
 POLL_S = 0.02
 
 
 def read_bounds(config: Config) -> PickerBounds:
-    """Return the bounds of the proxy, for exchanges of a picker."""
+    """Return the proxy's bounds, as bounds for a picker's exchanges."""
     limits, listen = config.limits, config.listen
     return PickerBounds(
         limits.body_bytes,
@@ -43,8 +43,8 @@ def read_bounds(config: Config) -> PickerBounds:
 
 
 class PickerServer:
-    """Serves gateways as the configuration's `picker` says, from `start` to `stop`; `handler` answers exchanges.
-    Raises `ConfigError` for certificate files that cannot be used.
+    """Serves gateways as configured in `picker`, from `start` to `stop`; `handler` answers exchanges. Raises
+    `ConfigError` for certificate files that cannot be used.
     """
 
     def __init__(
@@ -80,43 +80,45 @@ class PickerServer:
 
     @property
     def port(self) -> int:
-        """The port for gateways; the bound one after `bind`."""
+        """The port for gateways; after `bind`, the bound one."""
         return self._gateways.port
 
     @property
     def health_port(self) -> int:
-        """The port for probes; the bound one after `bind`."""
+        """The port for probes; after `bind`, the bound one."""
         return self._probes.port
 
     async def bind(self) -> None:
-        """Bind the addresses. Raises `ConfigError` when one cannot be bound."""
+        """Bind the addresses. Raises `ConfigError` when an address cannot be bound."""
         for listener in self._listeners:
             await listener.bind()
 
     async def start(self) -> None:
-        """Accept connections. Raises `ConfigError` when an address cannot be bound, unless `bind` has done that."""
+        """Accept connections. Raises `ConfigError` when an address cannot be bound, unless `bind` was called
+        before.
+        """
         for listener in self._listeners:
             await listener.start()
         self._tasks.supervise("check", self._check)
 
     def serve_for(self, process: int, on: bool) -> None:
-        """Accept from the sockets of another process, which does not; or no longer."""
+        """Accept from the sockets of another process, which does not accept; with `on` False, no longer."""
         for listener in self._listeners:
             listener.serve_for(process, on)
 
     def stop_accepting(self) -> None:
-        """Accept no new connections; those that are open go on."""
+        """Accept no new connections; open ones continue."""
         for listener in self._listeners:
             listener.stop_accepting()
 
     def retire(self, idle_s: float) -> None:
-        """Let gateways make their next calls on other connections than those that are open, at once."""
+        """Make gateways open new connections for their next calls, at once."""
         for listener in self._listeners:
             listener.retire(idle_s)
 
     async def stop(self, grace_s: float) -> None:
-        """Stop when the open exchanges have ended, and the log streams have nothing for others, or after `grace_s`;
-        then they are cut off, as log streams have no end.
+        """Stop when the open exchanges have ended and the log streams carry nothing for other pickers, or after
+        `grace_s`. Then log streams, which have no end, are cut off, like everything still open.
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + grace_s
@@ -126,7 +128,7 @@ class PickerServer:
         await self._tasks.close()
 
     async def _check(self) -> None:
-        """End what is silent, and give up answers that are not followed."""
+        """End silent calls, and give up answers whose log entries no longer arrive."""
         while True:
             await asyncio.sleep(CHECK_S)
             now = asyncio.get_running_loop().time()

@@ -1,23 +1,23 @@
-"""The token ids of one streamed answer and of its prompt, within a memory that all answers share.
+"""The token ids of one streamed answer and of its prompt, within a memory budget that all answers share.
 
-They are kept as they came, as JSON numbers with commas between them: nothing reads them but another engine. Pure.
+The ids are kept as received, as JSON numbers separated by commas: only another engine reads them. Pure.
 """
 
 from __future__ import annotations
 
-ANSWERS = 16  # one of them may take this part of the budget
+ANSWERS = 16  # one answer may take 1/ANSWERS of the budget
 RESERVE_BYTES = 4096  # taken from the budget at a time
 
 
 class ContinuationBudget:
-    """The memory for token ids of answers, over all requests."""
+    """The memory budget for the token ids of answers, shared by all requests."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.taken_bytes = 0
 
     def take(self, bytes_: int) -> bool:
-        """Take `bytes_` more; return whether they are free."""
+        """Take `bytes_` more from the budget; return False, taking nothing, if fewer are free."""
         if self.taken_bytes + bytes_ > self.capacity_bytes:
             return False
         self.taken_bytes += bytes_
@@ -28,8 +28,8 @@ class ContinuationBudget:
 
 
 class AnswerMemory:
-    """Memory of one answer, within the budget. The owner of `answer` adds to it, and calls `grow` when it has
-    more bytes than that returned last. `full`: it did not fit, and is not kept.
+    """The memory of one answer, taken from the budget. The owner of `answer` appends to it, and calls `grow` when
+    `answer` exceeds the size that `grow` returned last. `full`: the answer did not fit, and is not kept.
     """
 
     __slots__ = ("_budget", "_reserved_bytes", "_room_bytes", "answer", "full")
@@ -37,13 +37,13 @@ class AnswerMemory:
     def __init__(self, budget: ContinuationBudget) -> None:
         self._budget = budget
         self._reserved_bytes = 0  # taken from the budget
-        self._room_bytes = 0  # of those, for the answer
+        self._room_bytes = 0  # the part of these bytes that is for the answer
         self.answer = bytearray()
         self.full = False
 
     def grow(self) -> int:
-        """Reserve memory for the answer so far and some more; return how many bytes it may have. If they are not
-        there all is given up.
+        """Reserve memory for the answer so far and some more; return how many bytes the answer may have. If the
+        budget has too little left, all memory of the answer is given up.
         """
         more = len(self.answer) - self._room_bytes + RESERVE_BYTES
         if self._reserve(more):
@@ -69,7 +69,9 @@ class AnswerMemory:
 
 
 class AnswerIds(AnswerMemory):
-    """`prompt`: None until the engine has named its ids. `answer` has a comma after each id."""
+    """The token ids of one answer and its prompt. `prompt`: None until the engine has sent the prompt's ids.
+    `answer` has a comma after each id.
+    """
 
     __slots__ = ("prompt",)
 
@@ -84,7 +86,7 @@ class AnswerIds(AnswerMemory):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer."""
+        """Number of tokens in the answer."""
         return self.answer.count(b",")
 
     @property
@@ -92,10 +94,10 @@ class AnswerIds(AnswerMemory):
         return self.prompt.count(b",") + 1 if self.prompt else 0
 
     def drop(self, tokens: int) -> None:
-        """Forget the last tokens of the answer."""
+        """Forget the last `tokens` ids of the answer."""
         for _ in range(tokens):
             del self.answer[self.answer.rfind(b",", 0, -1) + 1 :]
 
     def join(self) -> bytes:
-        """Return the ids of the prompt and of the answer."""
+        """Return the ids of the prompt followed by the ids of the answer."""
         return b",".join(filter(None, (self.prompt, bytes(self.answer[:-1]))))

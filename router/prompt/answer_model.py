@@ -1,10 +1,10 @@
-"""Names a model in an answer as the client does, where it used an alias.
+"""Replaces the model's name in an answer by the alias that the client used.
 
-Nothing is decoded: engines write `"model":"NAME"` without spaces, and in JSON a quote inside a string is escaped,
-so these bytes are always a key and its value. A piece that may end inside of them is held back as far as they
-reach; most pieces end with an event and are searched once. That takes about 1 us for a chunk of 250 bytes; decoding
-and encoding it takes three times as long. Of an engine that writes spaces there the answers have its own name for
-the model.
+No JSON is decoded: engines write `"model":"NAME"` without spaces, and a quote inside a JSON string is escaped, so
+these bytes are always a key and its value. If a piece ends with what may be the beginning of the field, those bytes
+are held back; most pieces end with an event and are searched once. That takes about 1 us for a chunk of 250 bytes;
+decoding and encoding the chunk takes three times as long. If an engine writes spaces in the field, its answers keep
+its own name for the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AnswerModel:
     def __init__(self, model: str, alias: str) -> None:
         self._own = b'"model":' + msgspec.json.encode(model)
         self._alias = b'"model":' + msgspec.json.encode(alias)
-        self._ends = (b"\n",) if b"}" in self._own else (b"\n", b"}")  # of pieces that do not end inside of the field
+        self._ends = (b"\n",) if b"}" in self._own else (b"\n", b"}")  # of pieces that do not end inside the field
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
@@ -36,7 +36,7 @@ class AnswerModel:
         return self._alias.join(parts)
 
     def flush(self) -> bytes:
-        """Return the part held back of an answer that is over."""
+        """Return the bytes held back, once the answer is over."""
         held, self._held = self._held, b""
         return held
 

@@ -1,11 +1,11 @@
-"""The text of a streamed answer whose token ids are not known: with it another engine can be told to go on.
+"""The text of a streamed answer whose token ids are not known: another engine can continue the answer from it.
 
-Text is worse than ids, because text that is tokenised again is not always what was generated. It is kept only where
-the engine names no ids, and of answers that consist of nothing but text.
+Text is worse than ids, because tokenising it again does not always give the tokens that were generated. It is kept
+only if the engine sends no ids, and only for answers that consist of nothing but text.
 
 White space at the end is not sent to the next engine: chat templates may trim it (huggingface/transformers#34214),
-and a word's token mostly begins with its space. If the next engine says it again the client does not get it twice.
-Pure.
+and a word's token mostly begins with its space. If the next engine repeats that white space, the client does not
+receive it twice. Pure.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CHUNK: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
 
 
 class AnswerText(AnswerMemory):
-    """The text that the client has; `answer` is its form inside of a JSON string. `tokens`: at least so many, as
-    one of each chunk: an engine may put several into one.
+    """The text that the client has; `answer` is its form inside a JSON string. `tokens`: a lower bound, counted as
+    one per chunk, since an engine may put several tokens into one chunk.
     """
 
     __slots__ = ("_again", "_blank", "_layout", "_room", "_second", "_start", "tokens")
@@ -39,14 +39,14 @@ class AnswerText(AnswerMemory):
         super().__init__(budget)
         self.tokens = 0
         self._start = b'"content":"' if chat else b'"text":"'
-        self._blank = 0  # of the tokens, those at the end that are white space or have no text yet
-        self._again = ""  # white space that the client has and the next engine may say again
-        self._layout: tuple[bytes, bytes] | None = None  # what is around the text; None: every event is looked at
+        self._blank = 0  # tokens at the end that are white space or have no text yet
+        self._again = ""  # white space that the client has and the next engine may repeat
+        self._layout: tuple[bytes, bytes] | None = None  # the bytes around the text; None: every event is decoded
         self._room = 0
-        self._second = False  # a part after the first is fed
+        self._second = False  # a part after the first is being fed
 
     def take_plain(self, piece: bytes) -> bool:
-        """Take a piece that is one event of plain text like the one before; return whether it is."""
+        """Take a piece if it is one event of plain text like the event before; return whether it is."""
         if (layout := self._layout) is None:
             return False
         before, after = layout
@@ -60,7 +60,7 @@ class AnswerText(AnswerMemory):
         return True
 
     def take(self, event: bytes) -> bytes | None:
-        """Take the text of an event; return it as the client sees it, or None if it adds something that is no
+        """Take the text of an event; return the event as the client sees it, or None if it adds anything other than
         text.
         """
         try:
@@ -98,11 +98,11 @@ class AnswerText(AnswerMemory):
                 self._room = self.grow()
 
     def begin_rest(self) -> bytes:
-        """Return the text for the next engine, as the inside of a JSON string; what is taken from now on is that
+        """Return the text for the next engine, as the inside of a JSON string; all text taken later is that
         engine's.
         """
         self._second, self._layout = True, None
-        self.tokens, self._blank = self.tokens - self._blank, 0  # they come again
+        self.tokens, self._blank = self.tokens - self._blank, 0  # the blank tokens come again
         text = decode_text(bytes(self.answer))
         sent = text.rstrip()
         self._again = text[len(sent) :]

@@ -1,9 +1,10 @@
 """Edits of a request body: removes fields that clients may not set and sets those of the router; other bytes stay.
 
-Engines parse bodies with Python's json and act on `kv_transfer_params` (it can end an engine) and similar fields,
-so a field must go however it is spelled: as an escaped key, twice, or between odd spaces. So a parser splits the
-body into its members, reading keys but not values: 100 us for 320 KB, less than searching the bytes for the names
-would take. Bodies are UTF-8 without a byte order mark: engines would also accept UTF-16, so that is refused.
+Engines parse bodies with Python's json and act on `kv_transfer_params` (which can end an engine) and similar
+fields, so such a field must be removed however it is spelled: as an escaped key, twice, or between odd spaces. A
+parser therefore splits the body into its members, reading keys but not values: 100 us for 320 KB, less than
+searching the bytes for the names would take. Bodies are UTF-8 without a byte order mark: engines would also accept
+UTF-16, so the router refuses it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from msgspec import Raw
 from router.errors import BadRequest
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes of a client: bad syntax or a wrong type, no UTF-8, brackets nested too deeply. A
-field that stays `Raw` has valid syntax, but its strings were not decoded.
+"""Exceptions that msgspec raises for a client's bytes: bad syntax or a wrong type, no UTF-8, brackets nested too
+deeply. A field that stays `Raw` has valid syntax, but its strings were not decoded.
 """
 
 _MEMBERS = msgspec.json.Decoder(dict[str, Raw])
@@ -37,8 +38,8 @@ class RequestBody(NamedTuple):
 
 
 def open_body(raw: bytes, strip: Collection[str]) -> RequestBody:
-    """Return `raw` without the top-level fields `strip`. Raises BadRequest if it is no JSON object, or one of more
-    than `MAX_MEMBERS`.
+    """Return `raw` without the top-level fields `strip`. Raises BadRequest if `raw` is not a JSON object or has
+    more than `MAX_MEMBERS` members.
     """
     try:
         members = _MEMBERS.decode(raw)
@@ -51,8 +52,8 @@ def open_body(raw: bytes, strip: Collection[str]) -> RequestBody:
 
 
 def set_salt(raw: bytes, salt: str, *, present: bool) -> bytes:
-    """Return `raw`, an object with at least one member, with this `cache_salt`. `present`: it may have one, which
-    is replaced, so that no reader can take the other one.
+    """Return `raw`, an object with at least one member, with this `cache_salt`. `present`: `raw` may already have a
+    salt, which is replaced so that no reader can take the old one.
     """
     if present:
         return set_members(raw, {SALT: Raw(msgspec.json.encode(salt))})
@@ -60,14 +61,14 @@ def set_salt(raw: bytes, salt: str, *, present: bool) -> bytes:
 
 
 def set_members(raw: bytes, changes: Mapping[str, Raw]) -> bytes:
-    """Return `raw`, an object, with these members set, each in the place of one that it has. The bytes of other
-    values stay.
+    """Return `raw`, an object, with these members set; a member that `raw` already has keeps its place. The bytes
+    of other values stay.
     """
     return msgspec.json.encode({**open_body(raw, ()).members, **changes})
 
 
 def _append(raw: bytes, members: bytes) -> bytes:
-    """Return an object with at least one member with more of them: one copy, as large bodies are costly."""
+    """Return `raw`, an object with at least one member, with `members` added. Copies once: bodies can be large."""
     view, end = memoryview(raw), raw.rindex(b"}")
     return b"".join((view[:end], b",", members, view[end:]))
 
@@ -88,21 +89,21 @@ _FLAGS: Final = {
 
 
 def as_flag(value: object) -> bool | None:
-    """Return a flag as engines read it; None for what they refuse (pydantic 2, Conversion Table)."""
+    """Return a flag as engines read it; None for values that engines refuse (pydantic 2, Conversion Table)."""
     if isinstance(value, str):
         return _FLAGS.get(value.lower())
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
 class AnswerAdditions(NamedTuple):
-    """The router's own wishes about an answer."""
+    """The fields of an answer that the router itself needs."""
 
     usage: bool
     token_ids: bool
 
 
 class AnswerRequest(NamedTuple):
-    """A body that asks for this, and what of it the client did not ask for and must not see."""
+    """A body that requests `AnswerAdditions`, and which of them the client did not request and must not see."""
 
     raw: bytes
     hide_usage: bool = False  # drop the usage chunk
@@ -110,25 +111,25 @@ class AnswerRequest(NamedTuple):
 
 
 def requests_usage(raw: bytes) -> bool:
-    """Return whether the body of a streamed chat or completion, which was read before, asks for the usage chunk."""
+    """Return whether the body of a streamed chat or completion, already parsed once, requests the usage chunk."""
     members = open_body(raw, ()).members
     try:
         options = _OPTIONS.decode(members["stream_options"]) if "stream_options" in members else None
         return options is not None and _read_flag(options.get("include_usage")) is True
     except UNREADABLE:
-        return False  # no engine takes them
+        return False  # no engine accepts these options
 
 
 def ask_engine(
     raw: bytes, stream_options: Raw | None, return_token_ids: Raw | None, additions: AnswerAdditions
 ) -> AnswerRequest:
-    """Ask for what `additions` says in the answer to `raw`, a streamed chat or completion with at least one member. The
-    other two are its fields of these names; None: it has none. Raises BadRequest for `stream_options` that are no
-    object.
+    """Return `raw`, a streamed chat or completion with at least one member, with a request for `additions` in the
+    answer. `stream_options` and `return_token_ids` are its fields of these names; None if it has none. Raises
+    BadRequest for `stream_options` that are not an object.
 
     Missing fields are added in front of the closing brace. Usage in *every* chunk, which the engine sends only
-    together with the last one, is turned off where the client did not ask for the last one: it would not have
-    received it.
+    together with the final usage chunk, is turned off where the client did not request that chunk: it would not
+    have received any.
     """
     added: list[bytes] = []
     changed: dict[str, Raw] = {}
@@ -150,7 +151,7 @@ def ask_engine(
 
 
 def _add_usage(stream_options: Raw) -> Raw | None:
-    """Return the options with a request for usage; None if they have one, or one that the engine refuses."""
+    """Return the options with usage requested; None if they already have it, or a value that the engine refuses."""
     try:
         options = _OPTIONS.decode(stream_options) or {}
     except UNREADABLE:
@@ -164,7 +165,7 @@ def _add_usage(stream_options: Raw) -> Raw | None:
 
 
 def _read_flag(flag: Raw | None) -> bool | None:
-    """Return a flag as engines read it, one that is missing or null as False; None for what they refuse."""
+    """Return a flag as engines read it, False if it is missing or null; None for values that engines refuse."""
     if flag is None or bytes(flag) == b"null":
         return False
     try:

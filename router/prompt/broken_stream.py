@@ -1,11 +1,11 @@
-"""A stream that broke off: why it is not carried on, and the events that end it in the client's dialect.
+"""A stream that broke off: why it is not continued, and the events that end it in the client's dialect.
 
     chat, completions, others    data: {"error": {...}}
     /v1/messages                 event: error, which Anthropic's clients look for by name
     /v1/responses                event: error, then response.failed with the response of the first event
 
-OpenAI's clients raise at an `error` field in any event's data, so that of `/v1/responses` has its fields twice,
-flat as in the API and nested; clients that follow the events by name wait for `response.failed`. Pure.
+OpenAI's clients raise at an `error` field in any event's data, so the error event of `/v1/responses` has its fields
+twice, flat as in the API and nested; clients that follow the events by name wait for `response.failed`. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from router.prompt.prompt import Endpoint
 
-_MESSAGES: Final = Endpoint.MESSAGES  # Python 3.11 runs code of its own at each look at a member of an Enum
+_MESSAGES: Final = Endpoint.MESSAGES  # Python 3.11 runs code of its own at each access to an Enum's member
 _RESPONSES: Final = Endpoint.RESPONSES
 _ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _NUMBER: Final = re.compile(rb'"sequence_number"\s*+:\s*+(\d{1,15})')
@@ -28,12 +28,12 @@ _CREATED: Final = re.compile(rb'"created_at"\s*+:\s*+(\d{1,15})')
 
 
 BrokenReason = Literal["memory", "no_token_ids", "reasoning", "tool_call", "parser", "framing"]
-"""Why an answer cannot be carried on, as known from what the engine sent.
+"""Why an answer cannot be continued, as determined from the bytes that the engine sent.
 
-    memory        its token ids do not fit `limits.continuation_bytes`, or are more than a sixteenth of it
-    no_token_ids  the engine does not send them
-    reasoning     it is in the middle of its reasoning, whose parser would begin anew
-    tool_call     it has begun a tool call
+    memory        its token ids do not fit `limits.continuation_bytes`, or exceed a sixteenth of that
+    no_token_ids  the engine does not send token ids
+    reasoning     the answer is in the middle of its reasoning, whose parser would begin anew
+    tool_call     the answer has begun a tool call
     parser        the engine may hold text back: a parser of reasoning or tools has begun something
     framing       an event is too large, or has line breaks that vLLM does not send
 """
@@ -42,8 +42,8 @@ BrokenReason = Literal["memory", "no_token_ids", "reasoning", "tool_call", "pars
 def end_broken_stream(
     endpoint: Endpoint, code: str, message: str, *, last: bytes = b"", head: bytes = b"", tail: bytes = b""
 ) -> bytes:
-    """Return the last events of a stream of `endpoint`. `last`: the bytes sent last, as an event that was sent in
-    part is closed first; `head` and `tail`: the first and last bytes of the stream, for `/v1/responses`.
+    """Return the last events of a stream of `endpoint`. `last`: the bytes sent last, since an event that was sent
+    in part is closed first; `head` and `tail`: the first and last bytes of the stream, for `/v1/responses`.
     """
     gap = b"" if not last or last.endswith(_ENDS) else b"\n\n"
     error = {"message": message, "type": "upstream_error", "param": None, "code": code}
@@ -68,7 +68,7 @@ def _event(name: str, data: dict[str, Any]) -> bytes:
 
 
 def _read_response(head: bytes) -> dict[str, Any]:
-    """Return the response as the first event has it; what is known of it where that event is longer than `head`."""
+    """Return the response object of the first event, or only the fields found in `head` if the event is longer."""
     if (first := _FIRST_DATA.search(head)) is not None:
         try:
             found = msgspec.json.decode(first[1])

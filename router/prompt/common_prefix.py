@@ -6,7 +6,7 @@ from array import array
 
 
 def common_length(one: bytes | str | array[int], other: bytes | str | array[int]) -> int:
-    """Return the number of bytes, characters or ids that both begin with, in time of comparing them twice."""
+    """Return the number of bytes, characters or ids that both begin with, in the time of comparing them twice."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

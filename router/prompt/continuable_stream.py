@@ -1,22 +1,22 @@
-"""A streamed chat or completion that another engine may carry on: keeps its token ids, and joins the second part to
-it.
+"""A streamed chat or completion that another engine may continue: keeps its token ids, and joins the second part to
+the first.
 
-The router asks for the ids (`return_token_ids`). The first chunk names those of the prompt, every chunk those that
-it adds; a client that did not ask sees `null` in their place, as the engine itself would have sent. Only whole
-events pass, so that a stream breaks between two of them.
+The router requests the ids (`return_token_ids`). The first chunk has the ids of the prompt, every chunk the ids
+that it adds; a client that did not request them sees `null` in their place, as the engine itself would have sent.
+Only whole events pass, so that a stream breaks between two of them.
 
-    feed     one piece of the answer -> what of it the client may see
-    find_refusal, seam_ids, rewind, begin_rest    the engine failed: whether the answer can be carried on, and from
-             where (`answer_tail.py`); then the next engine's is fed
+    feed     one piece of the answer -> the part of it that the client may see
+    find_refusal, resume_ids, rewind, begin_rest    the engine failed: whether the answer can be continued, and from
+             where (`answer_tail.py`); then the next engine's answer is fed
     closing  only the end of the stream is missing: nothing needs to be computed
 
-Of the second part `id`, `created` and `model` become those of the first, the role of a chat is dropped, and usage
+In the second part `id`, `created` and `model` become those of the first, the role of a chat is dropped, and usage
 counts both parts: the prompt once, the answer's tokens together, and as cached at most the prompt's own. The
-engine's first chunk must name exactly the ids that it was sent, else it is not a continuation and nothing of it is
-used.
+engine's first chunk must have exactly the ids that the engine was sent; otherwise its answer is not a continuation
+and none of it is used.
 
-Where the engine names no ids the text is kept (`answer_text.py`), and nothing tells whether what comes next is a
-continuation. No JSON is decoded for a chunk of plain text (`event_bytes.py`). Pure.
+If the engine sends no ids, the text is kept (`answer_text.py`), and nothing shows whether the next engine's answer
+is a continuation. No JSON is decoded for a chunk of plain text (`event_bytes.py`). Pure.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _IDS_BYTES = len(event_bytes.IDS)
 
 
 class ContinuableStream:
-    """One answer. `chat`: else a completion; `tools`: it may call one; `stop`: its stop strings; `hide_ids`,
-    `hide_usage`: the client did not ask for them. `close` gives its memory back.
+    """One answer. `chat`: a chat, else a completion; `tools`: the answer may call a tool; `stop`: the stop strings;
+    `hide_ids`, `hide_usage`: the client did not request them. `close` gives the memory back.
     """
 
     __slots__ = (
@@ -71,24 +71,24 @@ class ContinuableStream:
         self._budget = budget
         self._ids = AnswerIds(budget)
         self._text: AnswerText | None = None  # None: the answer is known as ids
-        self._by_text = hide_ids and not tools and stop is None  # its text would do, as far as is known
-        self._prompt_tokens: int | None = None  # beside a text; None: nobody has counted them
+        self._by_text = hide_ids and not tools and stop is None  # the text can replace the ids, as far as is known
+        self._prompt_tokens: int | None = None  # of an answer known as text; None: not counted
         self._answer = self._ids.answer
         self._room_bytes = 0  # that `_answer` may have
         self._tail = AnswerTail(stop) if tools or stop is not None else None  # None: no text is held back
         self._events = None if self._tail is None else self._tail.events
         self._expected: bytes | None = None  # ids that the part's first chunk must name
-        self._joined = 0  # tokens of the answer before the part that is fed now
+        self._joined = 0  # tokens of the answer before the part being fed
         self._again = ""  # text that the part must begin with, as the client has it
-        self._again_left = ""  # what still lacks of it
-        self._second = False  # a part after the first is fed
-        self._layout: PlainLayout | None = None  # None: every event is looked at
-        self._passing = False  # the stream is none that is understood here
+        self._again_left = ""  # the rest of `_again` that is still to come
+        self._second = False  # a part after the first is being fed
+        self._layout: PlainLayout | None = None  # None: every event is examined
+        self._passing = False  # the stream is not understood, and passes unchanged
         self._finished = self._sent_usage = self._done = self._reasoning = False
         self._refusal: BrokenReason | None = None
-        self.stopped = False  # what is fed is no part of the answer: nothing more of it may be used
-        self.ids_ignored = False  # because the engine did not use the ids that it got
-        self.reported = b""  # the event at which it is stopped: the engine's own report that it failed
+        self.stopped = False  # the stream being fed is not part of the answer: no more of it may be used
+        self.ids_ignored = False  # stopped because the engine did not use the ids that it was sent
+        self.reported = b""  # the event that stopped the part: the engine's own report that it failed
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece of the answer; return the whole events of it that the client may see."""
@@ -118,7 +118,7 @@ class ContinuableStream:
         return held if self._hide_usage is None else self._hide_usage.feed(held) + self._hide_usage.end()
 
     def find_refusal(self) -> BrokenReason | None:
-        """Return why the answer cannot be carried on from here; None if it can be."""
+        """Return why the answer cannot be continued from here; None if it can be."""
         if self._refusal is not None:
             return self._refusal
         if (self._text or self._ids).full:
@@ -129,32 +129,30 @@ class ContinuableStream:
 
     @property
     def begun(self) -> bool:
-        """Something of the answer has passed."""
+        """Whether any part of the answer has passed."""
         return bool(self._head)
 
     @property
     def finished(self) -> bool:
-        """The client has the whole text, and why it ended."""
+        """Whether the client has the whole text, and why it ended."""
         return self._finished or self._done
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer so far; at least, if it is known `by` text."""
+        """Number of tokens in the answer so far; a lower bound if the answer is known `by` text."""
         return self._ids.tokens if self._text is None else self._text.tokens
 
     @property
     def by(self) -> Literal["ids", "text"]:
-        """Form in which the next engine gets the answer so far."""
+        """The form in which the next engine receives the answer so far."""
         return "ids" if self._text is None else "text"
 
     def ids_for_text(self) -> list[int] | None:
-        """Return the ids of the answer, whose text may be used in their place; None: there is more than text in
-        it.
-        """
+        """Return the ids of the answer, whose text may be used in their place; None if it has more than text."""
         return msgspec.json.decode(b"[%b]" % bytes(self._answer[:-1]), type=list[int]) if self._by_text else None
 
     def use_text(self, text: str) -> None:
-        """Go on with `text`, which is that of `ids_for_text`."""
+        """Continue with `text`, the text of `ids_for_text`."""
         self._text, self._by_text = AnswerText(self._budget, chat=self._chat), False
         self._text.tokens, self._prompt_tokens = self._ids.tokens, self._ids.prompt_tokens
         self._expected = None
@@ -162,27 +160,27 @@ class ContinuableStream:
         self._text.add(encode_text(text))
 
     def resume_ids(self) -> list[int] | None:
-        """Return the last ids, of which it is not known whether all text was sent; None: it was, or `rewind`
-        knows.
+        """Return the last ids if it is unknown whether all their text was sent; None if it was, or `rewind` decides
+        it.
         """
         if self._tail is None or self._tail.stop is not None or self.tokens == self._joined:
             return None
         return self._tail.ids()
 
     def is_all_sent(self, text: str) -> bool:
-        """Return whether the client has all of `text`, which is that of `resume_ids`."""
+        """Return whether the client has all of `text`, the text of `resume_ids`."""
         return self._tail is None or self._tail.is_all(text)
 
     def drop_unsent(self) -> bool:
-        """Drop the last tokens as far as nothing of their text was sent; return whether there were such."""
-        if self._tail is None or not self._hide_ids:  # else the client knows these ids
+        """Drop the last tokens of which no text was sent; return whether there were any."""
+        if self._tail is None or not self._hide_ids:  # else the client has these ids
             return False
         self._ids.drop(dropped := self._tail.drop_unsent())
         return dropped > 0
 
     def rewind(self) -> bool:
-        """Go back to where the next engine sees every stop string whole; return whether that is known."""
-        if self._again_left:  # not even what the part was to begin with has come
+        """Go back to where the next engine sees every stop string whole; return whether that position is known."""
+        if self._again_left:  # the part has not even repeated the text that it must begin with
             self._ids.drop(self.tokens - self._joined)
         elif self._tail is not None and self._tail.stop is not None:
             if (rewound := self._tail.rewind()) is None:
@@ -192,10 +190,10 @@ class ContinuableStream:
         return True
 
     def begin_rest(self, prompt_tokens: int | None = None) -> bytes | None:
-        """Return the ids of the prompt and of the answer so far, as JSON numbers with commas between them; or `by`
-        text the answer so far, as the inside of a JSON string. What is fed from now on is the answer of an engine
-        that got these; None: nothing has `begun`, and it is the answer to the request as it was. `prompt_tokens`:
-        as the router counts them.
+        """Return the ids of the prompt and of the answer so far, as JSON numbers separated by commas; or, `by`
+        text, the answer so far as the inside of a JSON string. All that is fed from now on is the answer of an
+        engine that received these. None if nothing has `begun`: what is fed is then the answer to the unchanged
+        request. `prompt_tokens`: the router's count.
         """
         self._held = self.reported = b""
         self.stopped = self.ids_ignored = False
@@ -214,7 +212,7 @@ class ContinuableStream:
         return self._expected
 
     def closing(self, *, with_usage: bool) -> bytes:
-        """Return the missing end of a finished answer: usage, if the client asked for it, and the last event."""
+        """Return the missing end of a finished answer: usage, if the client requested it, and the last event."""
         if self._done:
             return b""
         if not with_usage or self._sent_usage or self._text is not None:
@@ -224,7 +222,7 @@ class ContinuableStream:
         return self._head + b'"choices":[],"usage":%b}\n\n' % msgspec.json.encode(usage) + DONE
 
     def join_usage(self, part: Usage | None) -> Usage | None:
-        """Return the usage of the whole answer; `part`: as the last engine counted, `None` if it did not."""
+        """Return the usage of the whole answer. `part`: the last engine's counts, None if it sent none."""
         if not self._second:
             return part
         if part is None:
@@ -234,7 +232,7 @@ class ContinuableStream:
         return join_usage_by_ids(part, self._ids.prompt_tokens, self._joined)
 
     def count(self) -> Usage:
-        """Return the usage as the ids tell it; a text does not."""
+        """Return the usage as counted from the ids; `NO_USAGE` if the answer is known as text."""
         if self._text is not None:
             return NO_USAGE
         return Usage(self._ids.prompt_tokens, None, self.tokens)
@@ -246,7 +244,7 @@ class ContinuableStream:
             self._text.close()
 
     def _take_ids(self, event: bytes, before: bytes, after: bytes) -> bytes:
-        """Keep the ids of one event, which has them between `before` and `after`; return it as the client sees
+        """Keep the ids of one event, which are between `before` and `after`; return the event as the client sees
         it.
         """
         end = after.find(b"]")
@@ -266,7 +264,7 @@ class ContinuableStream:
         return b"".join((before, event_bytes.NULL_IDS, after[end + 1 :])) if self._hide_ids else event
 
     def _refuse(self, reason: BrokenReason, *, passing: bool = False) -> None:
-        """Keep no more ids: the answer is not carried on. The ids go on being hidden, unless all is `passing`."""
+        """Keep no more ids: the answer is not continued. Ids are still hidden, unless the stream is `passing`."""
         self._passing = self._passing or passing
         if self._refusal is None:
             self._refusal, self._layout = reason, None
@@ -274,7 +272,7 @@ class ContinuableStream:
             self._text, self._by_text = None, False
 
     def _feed_pieces(self, piece: bytes) -> bytes:
-        """Take any piece, event by event: where it was cut makes no difference."""
+        """Take any piece, event by event, wherever it was cut."""
         if self.stopped:
             return b""
         if self._held:
@@ -333,8 +331,9 @@ class ContinuableStream:
         return self._feed_choice(event)
 
     def _take_error(self, event: bytes, error: StreamError) -> bytes:
-        """Take an error event, after which the engine ends the stream as if it were whole. The client's own error
-        is its answer; but that of a continuation, which is the router's request, is no part of the answer.
+        """Take an error event, after which the engine ends the stream as if it were complete. An error caused by
+        the client is its answer; but the error of a continuation, which is the router's request, is no part of the
+        answer.
         """
         if is_clients_own(error) and not self._second:
             self._finished = self._sent_usage = True
@@ -382,7 +381,7 @@ class ContinuableStream:
         if event_bytes.REASONING.search(before) is not None:
             if self._second:  # its parser has begun anew, in an answer that is past its reasoning
                 return self._stop()
-            self._reasoning, self._layout = True, None  # until an event is looked at that adds text
+            self._reasoning, self._layout = True, None  # until an event that adds text is examined
             self._by_text = False  # a text has no reasoning
             if self._events is not None:
                 self._events.clear()
@@ -399,7 +398,7 @@ class ContinuableStream:
         return self._take_ids(event, before, after) if has_ids else event
 
     def _watch_tail(self) -> None:
-        """The engine holds text back: from now on it is to be found out whether it still does."""
+        """Keep the last events from now on: the engine holds text back, and they show whether it still does."""
         self._by_text = False
         if self._tail is None:
             self._tail = AnswerTail()

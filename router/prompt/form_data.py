@@ -1,9 +1,9 @@
-"""Reads and edits forms (multipart/form-data), as which audio files are uploaded: their fields by name, never a
+"""Reads and edits fields of forms (multipart/form-data), in which audio files are uploaded: fields by name, never a
 file.
 
-Engines act on a form as on a JSON object, so its `model` places it and fields that only the router may set are cut
-out. Two parsers must not read one form in two ways: what RFC 7578 does not need, and clients do not write, is
-refused. The files are searched for the delimiter and not copied; an edit copies the body once.
+Engines act on a form as on a JSON object, so its `model` determines the placement, and fields that only the router
+may set are removed. Two parsers must not read one form in two ways: whatever RFC 7578 does not need, and clients do
+not write, is refused. The files are searched for the delimiter and not copied; an edit copies the body once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _PARAMETER = re.compile(
 
 
 class Field(NamedTuple):
-    """One part. Its value is `body[start:end]`, where the next delimiter begins; the one before ends at `begin`."""
+    """One part. Its value is `body[start:end]`; the previous delimiter ends at `begin`, the next one begins at
+    `end`.
+    """
 
     name: str
     is_file: bool
@@ -34,7 +36,7 @@ class Field(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The parts of a body, and what separates them."""
+    """The parts of a body, and the delimiter between them."""
 
     delimiter: bytes
     fields: list[Field]
@@ -54,7 +56,7 @@ def read_delimiter(content_type: str) -> bytes:
 
 
 def open_form(body: bytes, delimiter: bytes) -> Form:
-    """Return the parts of `body`. Raises BadRequest for one that engines might read differently."""
+    """Return the parts of `body`. Raises BadRequest for a body that engines might read differently."""
     fields: list[Field] = []
     at = len(delimiter) - 2
     if not body.startswith(delimiter[2:]):
@@ -73,8 +75,8 @@ def open_form(body: bytes, delimiter: bytes) -> Form:
 
 
 def read_text(body: bytes, form: Form, name: str) -> str | None:
-    """Return the value of a field, of a repeated one the last, as engines do; None if it is missing or empty.
-    Raises BadRequest for a file, or a value that is no UTF-8.
+    """Return the value of a field, the last value if it is repeated, as engines do; None if it is missing or empty.
+    Raises BadRequest for a file, or a value that is not UTF-8.
     """
     field = next((field for field in reversed(form.fields) if field.name == name), None)
     if field is None:
@@ -88,7 +90,7 @@ def read_text(body: bytes, form: Form, name: str) -> str | None:
 
 
 def edit_fields(body: bytes, form: Form, changes: Mapping[str, bytes | None]) -> bytes:
-    """Return `body` with these values wherever a field of that name stands; None: without the field."""
+    """Return `body` with these values in all fields of these names; a field whose new value is None is removed."""
     pieces: list[bytes | memoryview] = []
     view, at = memoryview(body), 0
     for field in form.fields:
@@ -122,7 +124,7 @@ def _read_head(head: bytes) -> tuple[str, bool]:
 
 
 def _read_parameters(rest: bytes) -> dict[bytes, bytes]:
-    """Return the parameters of a header, behind its value, by their names in lower case. Raises BadRequest."""
+    """Return the parameters that follow a header's value, by their lower-case names. Raises BadRequest."""
     parameters: dict[bytes, bytes] = {}
     at = 0
     while at < len(rest):

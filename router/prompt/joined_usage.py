@@ -1,4 +1,4 @@
-"""The usage of an answer that several engines sent, from what the last of them counted. Pure."""
+"""The usage of an answer that several engines sent, computed from the counts of the last engine. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from router.prompt.usage import NO_USAGE, Usage, read_openai_usage
 
 def join_usage_by_ids(part: Usage, prompt_tokens: int, joined: int) -> Usage:
     """Return the usage of an answer of which `joined` tokens were sent before the last engine's `part`. That engine
-    counted them as prompt.
+    counted these tokens as prompt.
     """
     output = None if part.output_tokens is None else part.output_tokens + joined
     return Usage(prompt_tokens, _least(part.cached_tokens, prompt_tokens), output)
 
 
 def join_usage_by_text(part: Usage, prompt_tokens: int | None) -> Usage:
-    """Return the usage of an answer whose first part the last engine got as text: with the tokens that it made of
-    that text. Unknown if nobody has counted those of the prompt alone.
+    """Return the usage of an answer whose first part the last engine received as text, counting the tokens that
+    this engine made of the text. `NO_USAGE` if a count is missing, for example that of the prompt alone.
     """
     if prompt_tokens is None or part.prompt_tokens is None or part.output_tokens is None:
         return NO_USAGE
@@ -29,9 +29,7 @@ def join_usage_by_text(part: Usage, prompt_tokens: int | None) -> Usage:
 
 
 def replace_usage(event: bytes, join: Callable[[Usage], Usage | None]) -> bytes:
-    """Return the chunk with the usage of the last part as one with that of the whole answer; nothing if that is
-    unknown.
-    """
+    """Return the last part's usage chunk with the usage of the whole answer in it; empty if that is unknown."""
     chunk: dict[str, Any] = msgspec.json.decode(event[len(b"data: ") :])
     usage = chunk["usage"]
     whole = join(read_openai_usage(usage))

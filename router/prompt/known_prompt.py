@@ -1,10 +1,10 @@
-"""A prompt as it is remembered for the next turn of its chat: what was read of its messages, and how they were
-printed.
+"""A prompt as remembered for the next turn of its chat: its messages as read, and their text as the template
+printed it.
 
-A chat's next turn repeats the bytes of its messages. `api/known_messages.py` reads only what is new behind them,
-`tokenization/named_text.py` encodes and names only the text that is printed differently, and
-`tokenization/prompt_memory.py` keeps the latest prompts. Whatever is taken over was compared byte by byte: a hash
-finds a prompt, and proves nothing.
+A chat's next turn repeats the bytes of its messages. `api/known_messages.py` reads only the new messages after
+them, `tokenization/named_text.py` encodes and names only the text that is printed differently, and
+`tokenization/prompt_memory.py` keeps the latest prompts. Everything that is reused was compared byte by byte: a
+hash finds a prompt, and proves nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 
 class NamedText:
-    """A prompt's text as a template printed it, and its complete segments: those that a delimiter follows."""
+    """A prompt's text as a template printed it, and its complete segments: those followed by a delimiter."""
 
     def __init__(self, root: bytes) -> None:
         self.root: Final = root  # of the names
@@ -23,23 +23,23 @@ class NamedText:
         self.chunk_ends: list[int] = []  # in bytes of UTF-8, from the beginning of the text
         self.ends: list[int] = []  # likewise, of the segments
         self.names: list[bytes] = []  # of the segments
-        self.hashes: list[blake2b] = []  # from which the names behind each segment are computed
+        self.hashes: list[blake2b] = []  # from which the names after each segment are computed
 
 
 class ReadMessages:
-    """The messages of one body. `ends`: where each of them ends in `raw`, the array as the client wrote it;
-    `digests`: of its beginnings, by which it is found again.
+    """The messages of one body. `ends`: where each message ends in `raw`, the array as the client wrote it;
+    `digests`: hashes of the beginnings of `raw`, by which the prompt is found again.
     """
 
     def __init__(self, raw: bytes, digests: list[int], known: KnownPrompt | None) -> None:
         self.raw: Final = raw
         self.digests: Final = digests
         self.known: Final = known  # the remembered prompt whose messages begin alike
-        self.known_messages = 0  # number of messages that are the known prompt's
+        self.known_messages = 0  # number of messages taken from the known prompt
         self.ends: list[int] = []
         self.messages: list[dict[str, Any]] = []  # normalised; shared with other prompts, so nobody changes them
-        self.sizes: list[int] = []  # memory that the messages take, each with all before it
-        self.flat: dict[str, list[dict[str, Any]]] = {}  # by content format: as templates take them
+        self.sizes: list[int] = []  # memory of each message together with all before it
+        self.flat: dict[str, list[dict[str, Any]]] = {}  # by content format: the messages as templates take them
         self.clean_messages = 0  # number of messages, from the first, known to spell no special token
 
 
@@ -60,4 +60,4 @@ class KnownPrompt:
 
 
 FindKnown = Callable[[bytes], ReadMessages]
-"""Returns an array of messages (as JSON) with the remembered prompt that begins alike, nothing of it read yet."""
+"""Returns a JSON array of messages with the remembered prompt that begins alike; no message has been read yet."""

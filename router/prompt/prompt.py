@@ -1,8 +1,8 @@
 """A request as the router understands it: the fields that routing needs.
 
-A `Prompt` is read once from the body (`api/parse.py`) and carries the body on, to be forwarded unchanged unless a
-field had to be edited (`body_rewrite.py`). Its `source` says how to get its token ids; `router/prompt/tokenization`
-renders and tokenises it.
+A `Prompt` is read once from the body (`api/parse.py`) and keeps the body, which is forwarded unchanged unless a
+field had to be edited (`body_rewrite.py`). Its `source` is what its token ids are computed from;
+`router/prompt/tokenization` renders and tokenises it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.prompt.known_prompt import FindKnown, ReadMessages
 
 
 class Endpoint(Enum):
-    """The four endpoints whose prompts are matched against the caches, and `OTHER`, placed by load."""
+    """The four endpoints whose prompts are matched against the caches, and `OTHER`, which is placed by load."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -27,7 +27,7 @@ class Endpoint(Enum):
     OTHER = "other"
 
 
-OUTLINED = 64  # kinds of messages, template variables, characters of a role or variable
+OUTLINED = 64  # limit on kinds of messages, template variables, and characters of a role or variable
 MEDIA = "media"  # type of a content part that stands for an image, audio or video
 
 
@@ -52,8 +52,8 @@ class Chat(NamedTuple):
     tools_declined: bool = False  # `tool_choice` is none: an engine may leave the tools out
 
     def outline(self) -> Chat | None:
-        """Return the chat without its text, by which token-id pass-through still tells kinds of chats apart; `None`
-        for one of more kinds of messages, more variables or longer roles than chats have.
+        """Return the chat without its text, enough for token-id pass-through to distinguish kinds of chats. None
+        for a chat with more kinds of messages, more variables or longer roles than chats have.
         """
         kinds = {(message["role"], *message) for message in self.messages}
         if max(len(kinds), len(self.template_kwargs)) > OUTLINED or any(len(role) > OUTLINED for role, *_ in kinds):
@@ -87,7 +87,7 @@ class Ids(NamedTuple):
 
 
 class UnknownIds(NamedTuple):
-    """No token ids, and why (a closed set of short words: it is a metric's label)."""
+    """No token ids, and the reason (one of a closed set of short words: it is a metric's label)."""
 
     reason: str
 
@@ -102,8 +102,8 @@ class PromptFields(NamedTuple):
     remote_fields: dict[str, Any]
 
     def outline(self) -> PromptFields:
-        """Return the part of a tokenised prompt that is still needed: an answer may take minutes, and the objects
-        that Python makes of a body can be 25 times as large.
+        """Return the part of a tokenised prompt that is still needed: an answer may take minutes, and the Python
+        objects made from a body can be 25 times as large as the body.
         """
         chat = self.source.outline() if isinstance(self.source, Chat) else None
         return PromptFields(chat or UnknownIds("dropped"), {})
@@ -113,9 +113,9 @@ class PromptReader(Protocol):
     """Converts the messages of a body."""
 
     def __call__(self, text_limit_bytes: int | None, find: FindKnown | None = None) -> PromptFields:
-        """Return the prompt, or why it was not read: the model can take text of `text_limit_bytes` (`None`: any).
-        Messages that `find` knows are not read again; the prompt has no `remote_fields` then. Raises BadRequest.
-        May run in any thread.
+        """Return the prompt, or why it was not read. `text_limit_bytes`: the longest text that the model can take
+        (None: any). Messages that `find` finds are not read again; the prompt has no `remote_fields` then. Raises
+        BadRequest. May run in any thread.
         """
 
 
@@ -126,26 +126,26 @@ class Unread(NamedTuple):
 
 
 class Prompt(msgspec.Struct):
-    """One request. `body` is what is forwarded: already stripped, and with usage requested where `hide_usage`."""
+    """One request. `body` is forwarded as it is: already stripped, and with usage requested where `hide_usage`."""
 
     endpoint: Endpoint
     path: str
-    model: str | None  # None: the body names none
+    model: str | None  # None: the body has none
     body: bytes
     source: Source | Unread
     stream: bool = False
-    hide_usage: bool = False  # the router asked for the usage chunk, the client did not
-    hide_ids: bool = False  # the same of the answer's token ids
-    answers: int = 1  # that the engine makes at most, for all prompts of the request
-    several_answers: bool = False  # the prompt is computed for more than one, which find each other's blocks
-    has_tools: bool = False  # of a chat that can be carried on: the answer may call one
-    stop: StopStrings | None = None  # of an answer that can be carried on
-    uncontinuable: str | None = "off"  # why no other engine can carry the answer on: see `api/continuable.py`
+    hide_usage: bool = False  # the router requested the usage chunk, the client did not
+    hide_ids: bool = False  # the same for the answer's token ids
+    answers: int = 1  # largest number that the engine makes for all prompts of the request
+    several_answers: bool = False  # the prompt is computed for several answers, which find each other's blocks
+    has_tools: bool = False  # of a chat that can be continued: the answer may call a tool
+    stop: StopStrings | None = None  # of an answer that can be continued
+    uncontinuable: str | None = "off"  # why no other engine can continue the answer: see `api/continuable.py`
     salt: str | None = None
     session: str | None = None  # these three: as the client names them, see `api/lineage.py`
     parent: str | None = None
     program: str | None = None
-    conversation: bytes | UnsetType | None = UNSET  # without a session's name: see `scheduling/conversations.py`
+    conversation: bytes | UnsetType | None = UNSET  # if no session is named: see `scheduling/conversations.py`
     previous_response_id: str | None = None
     remote_fields: dict[str, Any] = {}  # fields that POST /tokenize needs beside `model`
     priority: int | None = None  # lower is more urgent, as in vLLM
@@ -153,9 +153,9 @@ class Prompt(msgspec.Struct):
     returns_prompt_text: bool = False  # the answer must contain the prompt as text
     ttft_ms: float | None = None  # requested objectives: time to first token and time per output token
     tpot_ms: float | None = None
-    delimiter: bytes | None = None  # of a form: what separates its parts
+    delimiter: bytes | None = None  # of a form: the bytes that separate its parts
 
     @property
     def is_object(self) -> bool:
-        """The body is a JSON object by its first byte: it is no form, no other file, and not empty."""
+        """Whether the body is a JSON object by its first byte: not a form, not another file, and not empty."""
         return self.body.lstrip().startswith(b"{")

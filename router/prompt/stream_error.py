@@ -5,8 +5,8 @@
     /v1/responses        event: error, data: {"type": "error", "code": ..., "message": ...}
                          event: response.failed, data: {..., "response": {..., "error": {"code": ..., "message": ...}}}
 
-The code says whose error it is, as the status of an answer would: 4xx is the client's own. Where there is no number
-the API's word for it is looked up; what is unknown is the engine's. Pure.
+The code determines whose error it is, as the status of an answer would: 4xx is the client's own. If the code is not
+a number, the API's word for the error is looked up; an unknown error is the engine's. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from router.errors import quote_name
 
-CLIENT_ERROR: Final = 400  # in place of a word
+CLIENT_ERROR: Final = 400  # the status for one of `CLIENT_WORDS`
 MESSAGE_CHARS: Final = 300
 CLIENT_WORDS: Final = frozenset(
     (
@@ -27,7 +27,7 @@ CLIENT_WORDS: Final = frozenset(
         *("rate_limit_error", "rate_limit_exceeded"),
     )
 )
-"""Types and codes of errors that are the client's own, of vLLM, OpenAI and Anthropic."""
+"""The types and codes that vLLM, OpenAI and Anthropic give to errors that are the client's own."""
 
 _ERROR: Final = re.compile(rb'"error"\s*+(?::\s*+["{]|[,}])')  # a key with a value, or itself a value; never in a text
 _BOUNDARY: Final = re.compile(rb"\r?\n\r?\n")
@@ -35,7 +35,7 @@ _DATA: Final = re.compile(rb"^data:(.*)$", re.MULTILINE)
 
 
 class StreamError(NamedTuple):
-    """An error in a stream. `status`: the status that an answer with this error would have; None: it names none."""
+    """An error in a stream. `status`: the status of an answer with this error; None if the error names none."""
 
     status: int | None
     message: str

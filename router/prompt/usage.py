@@ -1,16 +1,16 @@
-"""Reads the token usage of an answer from its first and last bytes, and drops the usage chunk a client did not ask
-for.
+"""Reads the token usage of an answer from its first and last bytes, and drops a usage chunk that the client did not
+request.
 
 Chunks are not decoded as they pass. `UsageTail` keeps the last bytes of the answer (and the first, where they
 matter) and searches them once, at the end: in JSON a quote inside a string is escaped, so `"usage":` in the bytes
 is always a key, and the last one with an object is the answer's. This holds for whole bodies and for event streams
 alike.
 
-`HideUsage` drops the chunk that the router asked for (`body_rewrite.py`). For the client a stream then differs from
-the engine's own answer in one thing: vLLM 0.32 puts `system_fingerprint`, and per-request metrics if it is started
-with them, into that last chunk instead of the one with `finish_reason`. Other chunks get no `"usage": null`, unlike
-OpenAI's. An engine that always sends usage (`--enable-force-include-usage`) sends it to clients that did not ask;
-through the router they do not see it.
+`HideUsage` drops the chunk that the router requested (`body_rewrite.py`). For the client a stream then differs from
+the engine's own answer in one respect: vLLM 0.32 puts `system_fingerprint`, and per-request metrics if it is
+started with them, into that last chunk instead of the one with `finish_reason`. Other chunks get no `"usage":
+null`, unlike OpenAI's. An engine that always sends usage (`--enable-force-include-usage`) sends it also to clients
+that did not request it; behind the router they do not see it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from router.prompt.prompt import Endpoint
 from router.prompt.stream_error import StreamError, find_error
 
 TAIL_BYTES: Final = 16 * 1024
-EVENTS_BYTES: Final = (
-    4 * 1024
-)  # of a stream of chat or completion chunks: the last one has the usage; kept by each open one
+EVENTS_BYTES: Final = 4 * 1024  # of each open stream of chat or completion chunks: the last one has the usage
 HEAD_BYTES: Final = 4 * 1024
 LARGEST_EVENT_BYTES = 64 * 1024  # a usage chunk has a few hundred bytes: longer events are not held back
-MOST_KEYS = 64  # looked at from the end, until one has an object; an answer may be made of nothing else
-MAX_TOKENS: Final = 1 << 24  # a larger count is not one
+MOST_KEYS = 64  # examined from the end, until one has an object; an answer may consist of nothing but keys
+MAX_TOKENS: Final = 1 << 24  # a larger number is not a token count
 
-# Python 3.11 runs code of its own at each look at a member of an Enum.
+# Python 3.11 runs code of its own at each access to an Enum's member.
 _MESSAGES: Final = Endpoint.MESSAGES
 _RESPONSES: Final = Endpoint.RESPONSES
 _NAME = b'"usage"'
@@ -44,15 +42,15 @@ _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _FULL_CHOICES = re.compile(rb'"choices"\s*:\s*(?:\[\s*)?[^\[\]\s]')
 _REASON = re.compile(rb'\s*+:\s*+"([a-z_]+)"')
 _CALL_REASONS = frozenset((b"tool_calls", b"function_call", b"tool_use"))  # OpenAI's, its older form, Anthropic's
-_CALL_END = b'_call"'  # found in a tenth of the time of the next
+_CALL_END = b'_call"'  # found in a tenth of the time that the next one takes
 _CALL_ITEM = re.compile(rb'"type"\s*+:\s*+"(?:function|custom_tool)_call"')
 _READ = json.JSONDecoder()
-# With their line break: inside an event's JSON it would be escaped, so generated text cannot contain them.
+# Each with its line break: inside an event's JSON it would be escaped, so generated text cannot contain them.
 _END_MARKS = (b"\ndata: [DONE]", b"\nevent: message_stop", b"\nevent: response.completed")
 
 
 class Usage(NamedTuple):
-    """Tokens of one answer as the engine counted them; `None` where it did not report a count."""
+    """Tokens of one answer as the engine counted them; None for a count that the engine did not report."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -70,7 +68,7 @@ class UsageTail:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._head = b""
-        # Of chats and completions nothing at the beginning matters.
+        # In chats and completions nothing at the beginning matters.
         self._head_bytes = HEAD_BYTES if endpoint in (_RESPONSES, _MESSAGES) else 0
         self._tail_bytes = TAIL_BYTES
         self._chunks: deque[bytes] = deque()
@@ -105,7 +103,7 @@ class UsageTail:
         return None if answer.startswith(b"{") else find_error(answer)
 
     def read_usage(self) -> Usage | None:
-        """Return the usage in the answer; `None` if it reported none, or was cut off before."""
+        """Return the usage in the answer; None if the answer reported none, or was cut off before it."""
         answer = self._join()
         last = _whole_usage(answer) if answer.startswith(b"{") else _last_usage(answer)
         if self._endpoint is _MESSAGES:
@@ -116,11 +114,11 @@ class UsageTail:
         return _anthropic(last) if self._endpoint is _MESSAGES else read_openai_usage(last)
 
     def ends_in_tool_call(self) -> bool | None:
-        """Return whether the answer ended in a tool call, which its client answers by itself; None if its last
-        bytes do not tell.
+        """Return whether the answer ended in a tool call, to which the client replies by itself; None if the last
+        bytes do not show it.
         """
         answer = self._join()
-        if self._endpoint is _RESPONSES:  # names no reason: a call is one of the items of its output
+        if self._endpoint is _RESPONSES:  # has no finish reason: a call is one of its output items
             if _CALL_END in answer and _CALL_ITEM.search(answer):
                 return True
             return None if self._cut else False
@@ -136,7 +134,7 @@ class UsageTail:
         return self._chunks[0]
 
     def response_id(self) -> str | None:
-        """Return the id under which `/v1/responses` can continue this answer, if it has one."""
+        """Return the id under which `/v1/responses` can continue this answer; None if it has none."""
         if self._endpoint is not _RESPONSES or not (found := _RESPONSE_ID.search(self._head)):
             return None
         return found[1].decode(errors="replace")
@@ -236,7 +234,7 @@ class HideUsage:
         return b"".join(out)
 
     def _pass_events(self, chunk: bytes, start: int, end: int, out: list[bytes]) -> int:
-        """Pass the whole events on that are between `start` and `end`. Return where the last event there begins."""
+        """Append the whole events between `start` and `end` to `out`. Return where the last event there begins."""
         begin = start
         at = max(chunk.rfind(b"\n\n", start, end), chunk.rfind(b"\n\r\n", start, end))
         if at >= 0:

@@ -1,9 +1,9 @@
 """Accepts the connections of an address that several processes serve, each with listening sockets of its own.
 
-The kernel gives each connection to one of the sockets, for good (Linux, SO_REUSEPORT). Every process has the
-sockets of all. It accepts from its own, and one process also from those of the processes that do not accept: a
-connection in the backlog of a process that dies is not lost. Neither a flood of connections nor a lack of file
-descriptors keeps the event loop from its other work.
+The kernel assigns each connection to one of the sockets, for good (Linux, SO_REUSEPORT). Every process has the
+sockets of all processes. Each process accepts from its own sockets, and one process also accepts from the sockets
+of processes that do not accept, so that a connection in the backlog of a process that dies is not lost. Neither a
+flood of connections nor a lack of file descriptors keeps the event loop from its other work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.proxy.listening_sockets import SocketShare
 
 log = logging.getLogger("warmroute.web")
 
-ACCEPTS_AT_ONCE = 64  # connections, before the event loop turns to something else
+ACCEPTS_AT_ONCE = 64  # connections, before the event loop runs anything else
 ACCEPT_RETRY_S = 1.0  # after the system had no descriptor for a connection
 WARN_INTERVAL_S = 60.0  # between two lines about connections that are not served
 
@@ -29,7 +29,7 @@ class Acceptor:
     def __init__(self, share: SocketShare, admit: Callable[[socket.socket, str], None]) -> None:
         self._share = share
         self._admit = admit
-        # One by one where others may accept from the same socket: a burst of connections is shared out among them.
+        # One by one where others may accept from the same socket, so that all share a burst of connections.
         self._accepts_at_once = 1 if share.processes > 1 or share.sockets.handed_over else ACCEPTS_AT_ONCE
         self._groups: list[list[socket.socket]] = []  # of each process; none: not bound, or closed
         self._served = {share.number}  # processes whose sockets this one accepts from
@@ -45,8 +45,8 @@ class Acceptor:
         return self._groups[process]
 
     async def bind(self, host: str, port: int) -> int:
-        """Take or bind the sockets of all processes. Return the bound port. Raises `ConfigError` when the address
-        cannot be bound.
+        """Take over or bind the sockets of all processes. Return the bound port. Raises `ConfigError` when the
+        address cannot be bound.
         """
         self._groups = await self._share.sockets.open(host, port, self._share.processes)
         return int(self._groups[0][0].getsockname()[1])
@@ -57,13 +57,13 @@ class Acceptor:
         self._follow()
 
     def serve_for(self, process: int, on: bool) -> None:
-        """Accept from the sockets of another process, which does not; or no longer."""
+        """Accept from the sockets of another process, which does not accept; with `on` False, no longer."""
         (self._served.add if on else self._served.discard)(process)
         if self._started:
             self._follow()
 
     def close(self) -> None:
-        """Accept no more, and close the sockets: those that another process has too stay open there."""
+        """Accept no more, and close the sockets; a socket that another process also has stays open there."""
         sockets = list(chain(*self._groups))
         self._groups.clear()
         self._follow()
@@ -81,13 +81,13 @@ class Acceptor:
         self._accepting = wanted
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept what waits, up to a number."""
+        """Accept waiting connections, up to `_accepts_at_once`."""
         for _ in range(self._accepts_at_once):
             try:
                 accepted, address = listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptor, or no memory: what waits goes on waiting
+            except OSError as error:  # no descriptor, or no memory: waiting connections keep waiting
                 self._warn("connections cannot be accepted, trying again every %g s: %s", ACCEPT_RETRY_S, error)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
@@ -101,7 +101,7 @@ class Acceptor:
 
 
 class RareWarnings:
-    """Logs a warning unless there was one a short while ago."""
+    """Logs a warning unless one was logged a short while ago."""
 
     def __init__(self) -> None:
         self._next_s = 0.0  # not before; seconds of the event loop

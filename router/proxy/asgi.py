@@ -1,8 +1,8 @@
-"""Runs an ASGI application behind the router's own connections: what FastAPI serves (health, metrics, the admin
-API).
+"""Runs an ASGI application behind the router's own connections: the part that FastAPI serves (health, metrics, the
+admin API).
 
-The hot paths do without it (`request/public_api.py` answers exchanges directly). An application is never cancelled:
-it learns from `receive` that its client has disconnected, as ASGI has it.
+The hot paths do not use it (`request/public_api.py` answers exchanges directly). An application is never cancelled:
+`receive` reports to it that its client has disconnected, as ASGI specifies.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class AsgiHandler:
         await self._app(_scope(exchange), bridge.receive, bridge.send)
 
     def on_unfit(self, status: int) -> None:
-        """Applications count nothing."""
+        """Do nothing: applications count no refusals."""
 
     def on_crash(self, exchange: ClientExchange) -> tuple[int, Headers, bytes]:
-        """Return the answer for an application that gave none; most give one, and then raise."""
+        """Return the answer for an application that sent none; most send an error answer and then raise."""
         return CRASHED
 
 
@@ -74,7 +74,7 @@ class _Bridge:
 
 
 async def read_body(request: Request, limit_bytes: int, too_large: TooLarge) -> bytes:
-    """Return the body, read no further than the limit. Raises `too_large` (a `TooLarge`) beyond it, and
+    """Return the body, read no further than the limit. Raises `too_large` (a `TooLarge`) beyond the limit, and
     `BadRequest` where the client stops early.
     """
     body = bytearray()
@@ -89,7 +89,7 @@ async def read_body(request: Request, limit_bytes: int, too_large: TooLarge) -> 
 
 
 def _headers(headers: Any, exchange: ClientExchange) -> list[tuple[bytes, bytes]]:
-    """Drop `connection`, which the router sets; an application may only ask to close."""
+    """Return the headers without `connection`, which the router sets; an application may only request to close."""
     result = []
     for name, value in headers:
         if (lower := name.lower()) != b"connection":

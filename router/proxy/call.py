@@ -2,9 +2,9 @@
 piece.
 
 `with call:` watches the client: when it disconnects, whatever the block waits for is cancelled and the block ends
-with `ClientDisconnected`, so nothing is computed in vain. Writes to a client that is gone are dropped. The
-listener's exchange (`proxy/client_exchange.py`) is a `ClientRequest`; nothing here knows engines, prompts or
-policies.
+with `ClientDisconnected`, so that nothing is computed in vain. Writes to a disconnected client are dropped. The
+listener's exchange (`proxy/client_exchange.py`) is a `ClientRequest`. This module does not depend on engines,
+prompts or policies.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class BodyBudget(Protocol):
     """Counts the memory that request bodies take."""
 
     def hold(self, bytes_: int) -> None:
-        """Count `bytes_` more for this request. Raises `TooBusy` when the budget, or the client's share of it, is
-        used up.
+        """Count `bytes_` more for this request. Raises `TooBusy` when the budget, or the client's share of the
+        budget, is used up.
         """
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClientRequest(ABC):
-    """A request of a client. `headers` are as received, names in lower case; `target` is the path with its query,
+    """A request of a client. `headers` are as received, names in lower case; `target` is path and query,
     undecoded.
     """
 
@@ -50,18 +50,18 @@ class ClientRequest(ABC):
     target: bytes
     headers: Headers
     fields: Mapping[bytes, bytes]  # the headers by name; of several values the first one
-    tenant: Tenant | None  # whose it is, set by the public API where clients must say who they are
+    tenant: Tenant | None  # that sent it; set by the public API where clients must authenticate
     own_lines: bytes  # headers of the router, added to every answer: whole lines
-    cross_origin: bool  # they say which pages may read the answer (CORS), in the place of an engine's headers
+    cross_origin: bool  # `own_lines` say which pages may read the answer (CORS), in place of an engine's headers
     recorded: bool  # set once a record counts this exchange; the public API counts all others
-    started: bool  # an answer has begun: there can be no other
-    expired: bool  # the server stops and no longer waits for the answer: see `last_events`
-    last_events: Callable[[], bytes] | None  # returns what ends the stream that has begun; None: it is cut off
+    started: bool  # an answer has begun: no other can be sent
+    expired: bool  # the server is stopping and no longer waits for the answer: see `last_events`
+    last_events: Callable[[], bytes] | None  # returns the events that end a begun stream; None: it is cut off
 
     @property
     @abstractmethod
     def sender(self) -> str:
-        """Whom the request is counted for: its tenant by name, else the client by its address."""
+        """The party that the request is counted for: its tenant by name, else the client by its address."""
 
     @property
     def client(self) -> str | None:
@@ -71,7 +71,7 @@ class ClientRequest(ABC):
     @property
     @abstractmethod
     def proxied(self) -> bool:
-        """A trusted proxy sent it."""
+        """True if a trusted proxy sent the request."""
 
     @abstractmethod
     def header(self, name: bytes) -> bytes | None:
@@ -79,7 +79,7 @@ class ClientRequest(ABC):
 
     @abstractmethod
     def text(self, name: bytes) -> str | None:
-        """Return the first value of header `name` as text; `None` when missing or empty."""
+        """Return the first value of header `name` as text; None when missing or empty."""
 
     @abstractmethod
     def __enter__(self) -> Self: ...
@@ -92,16 +92,16 @@ class ClientRequest(ABC):
     @abstractmethod
     async def body(self, limit_bytes: int, budget: BodyBudget) -> bytes:
         """Return the whole body, counted in `budget` as it arrives. Call it inside `with call:`. Raises `TooLarge`
-        beyond `limit_bytes`, at once where the length is known, and what `budget.hold` raises.
+        beyond `limit_bytes`, at once where the length is known, and whatever `budget.hold` raises.
         """
 
     @abstractmethod
     def start(self, status: int, headers: Headers) -> None:
-        """Begin the answer. Its head goes out with the first piece of the body: a write is a system call."""
+        """Begin the answer. Its head is sent with the first piece of the body, to save a system call."""
 
     @abstractmethod
     def write(self, data: bytes) -> None:
-        """Send `data` at once, whether the client reads or not: see `write_paused`."""
+        """Send `data` at once, whether or not the client is reading: see `write_paused`."""
 
     @abstractmethod
     def finish(self, last: bytes = b"") -> None:
@@ -114,12 +114,12 @@ class ClientRequest(ABC):
     @property
     @abstractmethod
     def write_paused(self) -> bool:
-        """The client has not read what was sent: write nothing more before `drain`."""
+        """True while the client has not read what was sent: write nothing more before `drain`."""
 
     @abstractmethod
     async def drain(self) -> None:
-        """Wait until the client has read enough, or is gone."""
+        """Wait until the client has read enough, or has disconnected."""
 
     @abstractmethod
     def abort(self) -> None:
-        """End a started answer so that the client sees it is not whole. Nothing more may be sent."""
+        """End a started answer so that the client notices that it is incomplete. Nothing more may be sent."""

@@ -1,4 +1,4 @@
-"""The TLS certificate of a listener, read again when its files change, so that renewal needs no restart."""
+"""The TLS certificate of a listener, read again when its files change, so that a renewal needs no restart."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Certificates:
         self.context = self._load()
 
     async def follow(self) -> None:
-        """Refresh every few seconds, until cancelled. It is done in a thread: a file may be on a slow disk."""
+        """Refresh every few seconds, until cancelled, in a thread, because a file may be on a slow disk."""
         while True:
             await asyncio.sleep(POLL_S)
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> None:
-        """Use the files as they are now, if they have changed. A pair that does not fit changes nothing but the
-        log.
+        """Load the files again if they have changed. A key and certificate that do not match change nothing and are
+        only logged.
         """
         found = self._identify()
         if found == self._read:

@@ -1,9 +1,10 @@
-"""Whom a connection and its requests are counted for: the client's address, or the one that a trusted proxy names.
+"""Determines the client that a connection and its requests are counted for: its address, or the address that a
+trusted proxy names.
 
-An IPv6 client has a whole /64, so all of that is one client. Behind a load balancer every connection comes from one
-address; `listen.trusted_proxies` says which addresses to look behind. Each proxy appends to X-Forwarded-For the
-address that it was called from, so the last address that is not itself a trusted proxy's is the client's, and what
-a client wrote there itself, further left, does not count.
+An IPv6 client has a whole /64, so the whole /64 is one client. Behind a load balancer every connection comes from
+one address; `listen.trusted_proxies` lists the proxies' addresses. Each proxy appends to X-Forwarded-For the
+address from which it was called, so the last address that is not itself a trusted proxy's is the client's. Whatever
+a client wrote there itself, further left, is ignored.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from router.proxy.call import Headers
 
 FORWARDED_FOR = b"x-forwarded-for"
-MAX_PROXIES = 16  # in a row; looked at per request
+MAX_PROXIES = 16  # in a row; examined per request
 CLIENT_PREFIX = 64  # of an IPv6 address
 
 Network = IPv4Network | IPv6Network
 
 
 def client_of(host: str) -> str:
-    """Return the client that `host`, an address as the system writes it, is counted as."""
+    """Return the client for `host`, an address as the system writes it."""
     if ":" not in host:
         return host
     address = _read(host)
@@ -35,12 +36,12 @@ class TrustedProxies:
         self._networks = networks
 
     def trusts(self, host: str) -> bool:
-        """Return whether `host` is one of them."""
+        """Return whether `host` is the address of a trusted proxy."""
         address = _read(host) if self._networks else None
         return address is not None and self._includes(address)
 
     def find_client(self, headers: Headers) -> str | None:
-        """Return the client that the trusted proxies name in a request's `headers`; `None` where they name none."""
+        """Return the client that the trusted proxies name in a request's `headers`; None if they name none."""
         line = b",".join(value for name, value in headers if name == FORWARDED_FOR)
         for hop in reversed(line.decode("latin-1").rsplit(",", MAX_PROXIES)[-MAX_PROXIES:]):
             address = _read(hop.strip())
@@ -55,8 +56,8 @@ class TrustedProxies:
 
 
 def _read(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the address in `text`, which may have a port or a zone; an IPv4 address inside IPv6 is that
-    address.
+    """Return the address in `text`, which may have a port or a zone; for an IPv4 address inside IPv6, the IPv4
+    address. None if it is no address.
     """
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -1,11 +1,11 @@
 """The server side of one client connection: llhttp parses, and this module limits what a client may do.
 
-A cap on the head's size; deadlines for the head, for the body, for idle keep-alive and for a client that stops
-reading (lazy timers, set once per read); refusal of everything that two HTTP parsers could read differently; limits
-on pipelining and on chunk framing; the exchange learns at once that its client disconnected. One task answers a
-connection's requests, one after another, and none before the client has read what it was sent. An answer that needs
-none of the request's body may come early: the rest is read and thrown away, for a limited time. The tests list what
-llhttp itself refuses.
+It caps the head's size; sets deadlines for the head, the body, idle keep-alive and a client that stops reading
+(lazy timers, set once per read); refuses everything that two HTTP parsers could read differently; limits pipelining
+and chunk framing; and notifies the exchange at once when its client disconnects. One task answers a connection's
+requests one after another, each only when the client has read what it was sent. An answer that needs none of the
+body may be sent early: the rest of the body is read and discarded, for a limited time. The tests list what llhttp
+itself refuses.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from router.proxy.request_parser import RequestParser
 log = logging.getLogger("warmroute.web")
 
 HIGH_WATER_BYTES: Final = 64 * 1024
-AHEAD_BYTES: Final = 16 * 1024  # of further requests, before the current one is answered; then nothing is read
+AHEAD_BYTES: Final = 16 * 1024  # of further requests read before the current one is answered; beyond, reading stops
 SLICE_BYTES: Final = 2 * 1024  # parsed at once where requests may follow each other
-CHUNKED_BYTES: Final = 8 * 1024  # the same of a chunked body, whose end is not known
-MAX_PIPELINED: Final = 128  # requests within one slice: what is larger than 16 bytes each fits
+CHUNKED_BYTES: Final = 8 * 1024  # the same for a chunked body, whose end is not known
+MAX_PIPELINED: Final = 128  # requests within one slice: enough for requests of more than 16 bytes each
 FRAMING_PER_BODY_BYTE: Final = 16  # chunk sizes, extensions and trailers; one-byte chunks have 5
 AHEAD = "too much was sent ahead of the answer"
 
 
 class ConnectionContext(NamedTuple):
-    """The things that all connections of a listener share."""
+    """The values that all connections of a listener share."""
 
     handler: RequestHandler
     limits: ConnectionLimits
@@ -52,7 +52,7 @@ class ClientConnection(ClientSender):
     `_reading` the last one begun: they differ when the client pipelines.
     """
 
-    task: asyncio.Task[None]  # which runs `serve`
+    task: asyncio.Task[None]  # runs `serve`
     __deletable__ = ("_parser",)
 
     def __init__(self, context: ConnectionContext, client: str, *, proxied: bool = False) -> None:
@@ -71,13 +71,13 @@ class ClientConnection(ClientSender):
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
         self._idle = True  # between requests: nothing of the next one has arrived
-        self._head_bytes = 0  # read since the head began, a little of the request before included
+        self._head_bytes = 0  # read since the head began, including a little of the previous request
         self._read_bytes = 0  # by the current read
-        self._slice_bytes = 0  # of it, that are parsed now
-        self._body_left = 0  # bytes of the body still to come; below 0: unknown
-        self._fault: UnfitRequest | None = None  # behind the requests that are still to be answered
+        self._slice_bytes = 0  # the part of the current read that is being parsed
+        self._body_left = 0  # bytes of the body still to arrive; below 0: unknown
+        self._fault: UnfitRequest | None = None  # follows the requests that are still to be answered
         self._framing_bytes = 0  # read since the head ended, less the body
-        self._body_due: float | None = None  # when a body at the lowest rate, after the grace, would be here
+        self._body_due: float | None = None  # when a body at the lowest rate, after the grace, would have arrived
         self._read_ahead = bytearray()  # received before the current request was answered
 
     # reading
@@ -99,11 +99,11 @@ class ClientConnection(ClientSender):
         self._read_ahead.clear()
         self.write_paused = False
         self._wake()
-        del self._parser  # without a cycle of references all is freed at once, not by some garbage collection
+        del self._parser  # without a reference cycle everything is freed at once, not by a later garbage collection
         self._reading = None
 
     def eof_received(self) -> None:
-        self.close()  # what was sent may never be read
+        self.close()  # the client may never read what was sent
 
     def data_received(self, data: bytes) -> None:
         if self._closing or self._fault is not None:
@@ -125,7 +125,7 @@ class ClientConnection(ClientSender):
 
     @property
     def _parses(self) -> bool:
-        """True while received bytes are parsed: a request is awaited, or the current one is not whole."""
+        """True while received bytes are parsed: a request is awaited, or the current one is incomplete."""
         current = self._current
         return current is None or (current.arriving and current is self._reading)
 
@@ -141,7 +141,7 @@ class ClientConnection(ClientSender):
         self._check_size()
 
     def _feed_slices(self, data: memoryview) -> None:
-        """Parse `data` in slices until the current request is whole, so that few are begun that have to wait; keep
+        """Parse `data` in slices until the current request is whole, so that few waiting requests are begun; keep
         the rest. Raises `HttpParserError` and `UnfitRequest`.
         """
         at = 0
@@ -156,7 +156,7 @@ class ClientConnection(ClientSender):
             at += size
 
     def _after_read(self, began: bool) -> None:
-        """Set the deadline for what is still to come; stop reading while the body is not read."""
+        """Set the deadline for what is still to arrive; stop reading while nobody reads the body."""
         reading = self._reading
         if self._in_head or reading is None:
             if self._current is not None:
@@ -166,8 +166,8 @@ class ClientConnection(ClientSender):
         elif reading.complete or reading.gone:
             return
         elif self._current is not None and reading is not self._current:
-            self._timer.clear()  # until its turn has come
-        elif not reading.reader_waits and reading.buffered > HIGH_WATER_BYTES:  # now the pause is the router's own
+            self._timer.clear()  # until this request's turn
+        elif not reading.reader_waits and reading.buffered > HIGH_WATER_BYTES:  # now the router causes the pause
             self._pause_reading()
             self._timer.clear()
             self._body_due = None
@@ -176,8 +176,8 @@ class ClientConnection(ClientSender):
             self._expect_body()
 
     def _expect_body(self) -> None:
-        """Set the deadline for more of the body. Each byte postpones it by what it takes at `MIN_BODY_RATE`, up to
-        the grace from now: who sent much at first may not trickle for long.
+        """Set the deadline for more of the body. Each byte postpones the deadline by the time that it takes at
+        `MIN_BODY_RATE`, up to the grace from now: a client that sent much at first may not trickle for long.
         """
         limits, now = self._limits, self._context.loop.time()
         latest = now + limits.body_grace_s
@@ -186,13 +186,13 @@ class ClientConnection(ClientSender):
         self._timer.set(min(due - now, limits.body_idle_timeout_s))
 
     def _keep_for_later(self, data: bytes | memoryview) -> None:
-        """Keep what follows the current request. Reading goes on while that is little: a disconnect is seen."""
+        """Keep what follows the current request, and read on while it is little, to notice a disconnect."""
         self._read_ahead += data
         if len(self._read_ahead) > AHEAD_BYTES:
             self._pause_reading()
 
     def _parse_ahead(self) -> None:
-        """Parse what was kept, as far as its turn has come."""
+        """Parse the kept data, up to the request whose turn it is."""
         if self._read_ahead and self._parses:
             ahead, self._read_ahead = self._read_ahead, bytearray()
             self.data_received(bytes(ahead))
@@ -239,7 +239,7 @@ class ClientConnection(ClientSender):
 
     def on_headers_complete(self) -> None:
         """Begin an exchange. Raises `UnfitRequest` when too much is pipelined."""
-        if self._head_bytes > self._limits.header_bytes:  # or it is what came behind the head
+        if self._head_bytes > self._limits.header_bytes:  # the excess may be what followed the head
             check_begun(measure_head(self._url, self._headers), self._headers, self._limits.header_bytes)
         if (head := self._parser.read_head(self._url, self._headers)) is None:
             return
@@ -281,7 +281,7 @@ class ClientConnection(ClientSender):
         else:
             reading.wake()
 
-    # from one request to the next
+    # answering one request after another
 
     def _wake(self) -> None:
         if self._next is not None and not self._next.done():
@@ -291,7 +291,7 @@ class ClientConnection(ClientSender):
     async def serve(self) -> None:
         """Answer the requests of this connection until it closes."""
         while not self._closing:
-            if self.write_paused:  # nobody is served who does not read
+            if self.write_paused:  # a client that does not read is not served
                 await self.drain()
             elif self._current is not None:
                 await self._answer(self._current)
@@ -324,14 +324,14 @@ class ClientConnection(ClientSender):
             return
         elif self._reading is not None and self._reading.arriving:
             self._reading.pieces.clear()
-            self._timer.set(self._limits.header_timeout_s)  # for all that is left of it
+            self._timer.set(self._limits.header_timeout_s)  # for the whole rest of the body
         else:
             self._go_idle()
         if self._read_ahead or self._read_paused:
             self._parse_ahead()
 
     def _go_idle(self) -> None:
-        """Wait for the next request, part of which may be here already."""
+        """Wait for the next request, part of which may have arrived already."""
         self._idle = True
         self._reading = None
         self._timer.set(self._limits.keepalive_s)
@@ -344,7 +344,7 @@ class ClientConnection(ClientSender):
     # closing
 
     def _close_with(self, refusal: UnfitRequest) -> None:
-        """Answer the requests before the fault, then send an error and close (RFC 9112 9.3.2)."""
+        """Answer the requests before the faulty one, then send an error and close (RFC 9112 9.3.2)."""
         current = self._current
         if current is not None and not (current.arriving and current is self._reading):
             if self._queue and self._queue[-1].arriving:
@@ -352,7 +352,7 @@ class ClientConnection(ClientSender):
             self._fault = refusal
             self._timer.clear()
             self._read_ahead.clear()
-            self._resume_reading()  # what still comes is thrown away; a disconnect is seen
+            self._resume_reading()  # what still arrives is discarded, but a disconnect is noticed
             return
         if current is None:
             self._context.handler.on_unfit(refusal.status)
@@ -371,7 +371,7 @@ class ClientConnection(ClientSender):
             self._close_with(UnfitRequest(408, "the request did not arrive in time"))
 
     def retire(self, limits: ConnectionLimits) -> None:
-        """Let the next answer be the last. One that has begun could not say so: another may follow it."""
+        """Make the next answer the last. An answer that has begun cannot announce that: another may follow."""
         self._limits = limits
         last = self._queue[-1] if self._queue else self._current
         if last is not None and not last.started:
@@ -380,7 +380,7 @@ class ClientConnection(ClientSender):
             self._timer.set(limits.keepalive_s)
 
     def shutdown(self) -> None:
-        """Begin no more requests; the one being answered may end."""
+        """Begin no more requests; the exchange that is running may end."""
         self._queue.clear()
         if self._current is not None:
             self._current.keep_alive = False
@@ -390,7 +390,7 @@ class ClientConnection(ClientSender):
             self.task.cancel()
 
     def expire(self) -> None:
-        """Wait no longer for the answer: see `ClientExchange.expire`."""
+        """Stop waiting for the answer: see `ClientExchange.expire`."""
         if self._current is not None:
             self._current.expire()
         elif self.made:

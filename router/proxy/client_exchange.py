@@ -1,8 +1,8 @@
 """One request of a client and its answer on an HTTP/1 connection: a `ClientRequest` (`proxy/call.py`).
 
-The body stays in the pieces in which it arrived until it is read. The answer is framed here (length, chunks, or the
-end of the connection for HTTP/1.0) and goes straight to the transport, which gathers what is written in one turn of
-the loop; nothing is copied in between. An answer to a client that still waits for `100 Continue` closes the
+The body is kept in the pieces in which it arrived until it is read. The answer is framed here (length, chunks, or
+the end of the connection for HTTP/1.0) and is written straight to the transport, which gathers all writes of one
+turn of the loop; nothing is copied in between. An answer to a client that still waits for `100 Continue` closes the
 connection.
 """
 
@@ -16,36 +16,36 @@ from router.proxy.request_head import STATUS_LINES, RequestHead
 from router.proxy.watched_exchange import PIECE_BYTES, WatchedExchange, check_body_size
 
 ALLOW_ORIGIN: Final = b"access-control-allow-origin"
-CHUNK_SIZES: Final = [b"%x\r\n" % size for size in range(1024)]  # of the chunks of a stream, which are mostly so small
+CHUNK_SIZES: Final = [b"%x\r\n" % size for size in range(1024)]  # most chunks of a stream are this small
 
 
 class ExchangeTransport(Protocol):
     """The connection of an exchange."""
 
     transport: asyncio.Transport
-    task: asyncio.Task[None]  # which answers its requests
+    task: asyncio.Task[None]  # answers its requests
     write_paused: bool
     proxied: bool  # by a trusted proxy
 
     def find_client(self, headers: Headers) -> str:
-        """Return the client that a request with these headers is counted for, by its address."""
+        """Return the client, by its address, that a request with these headers is counted for."""
 
     async def drain(self) -> None:
-        """Wait until the client has read enough of what was sent, or is gone."""
+        """Wait until the client has read enough of what was sent, or has disconnected."""
 
     def resume_body(self) -> None:
         """Read more of the body."""
 
     def close(self) -> None:
-        """Close once the client has read what was sent, or has not read it for too long."""
+        """Close once the client has read what was sent, or has read nothing for too long."""
 
     def reset(self) -> None:
         """Cut the connection off, so that the client notices."""
 
 
 class ClientExchange(WatchedExchange):
-    """One exchange. `pieces` and `buffered` are filled by the connection, and emptied as the body is read. It is
-    `gone` when the client disconnected before the answer was complete, or the answer was aborted.
+    """One exchange. The connection fills `pieces` and `buffered`, which are emptied as the body is read. The
+    exchange is `gone` when the client disconnected before the answer was complete, or the answer was aborted.
     """
 
     __slots__ = (
@@ -76,16 +76,16 @@ class ClientExchange(WatchedExchange):
         self.recorded = False
         self.pieces: list[bytes] = []
         self.buffered = 0
-        self.arriving = True  # not all of the body is here
+        self.arriving = True  # the body has not arrived completely
         self.started = False
-        self.complete = False  # the answer
+        self.complete = False  # True: the whole answer was written
         self._connection = connection
         self._awaits_continue = b"expect" in self.fields and self._expects()
         self._waiter: asyncio.Future[None] | None = None
         self._head = b""
         self._chunked = False
         self._bodiless = False
-        self._remaining: int | None = None  # bytes still to come of an answer that declared its length
+        self._remaining: int | None = None  # bytes still to be sent of an answer that declared its length
 
     @property
     def http_version(self) -> str:
@@ -106,7 +106,7 @@ class ClientExchange(WatchedExchange):
     def _expects(self) -> bool:
         return self._http_1_1 and self.fields[b"expect"].lower() == b"100-continue"
 
-    # the watch on the client
+    # watching the client
 
     def _find_task(self) -> asyncio.Task[None]:
         return self._connection.task
@@ -119,11 +119,11 @@ class ClientExchange(WatchedExchange):
 
     def _leave(self) -> None:
         self.gone = True
-        self.last_events = None  # it refers to this exchange: memory is freed at once only without cycles
+        self.last_events = None  # refers to this exchange: memory is freed at once only without cycles
 
     def expire(self) -> None:
-        """End it now, as the server stops: a stream with its last events, a request without an answer with 503, any
-        other answer by a cut.
+        """End the exchange now, because the server is stopping: a stream ends with its last events, a request
+        without an answer with 503, any other answer is cut off.
         """
         if self.complete or self.gone:
             return
@@ -151,12 +151,12 @@ class ClientExchange(WatchedExchange):
                 budget.hold(len(piece) + PIECE_BYTES)
                 pieces.append(piece)
         if self.gone:
-            await asyncio.sleep(0)  # where the cancellation arrives
+            await asyncio.sleep(0)  # the cancellation is raised here
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
-        """Return the part of the body that has arrived since, never empty; `b""` at its end or when the client is
-        gone.
+        """Return the part of the body that has arrived since the last call, never empty; `b""` at its end or when
+        the client has disconnected.
         """
         pieces = await self._take()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -177,11 +177,11 @@ class ClientExchange(WatchedExchange):
 
     @property
     def reader_waits(self) -> bool:
-        """The reader of the body waits, and was not woken."""
+        """True while the reader of the body waits and was not woken."""
         return self._waiter is not None and not self._waiter.done()
 
     async def wait_end(self) -> None:
-        """Wait until the answer is complete, or the client gone."""
+        """Wait until the answer is complete, or the client has disconnected."""
         while not self.complete and not self.gone:
             await self._wait()
 
@@ -197,9 +197,9 @@ class ClientExchange(WatchedExchange):
     # the answer
 
     def start(self, status: int, headers: Headers) -> None:
-        """Begin the answer. Raises `RuntimeError` for a line break inside a header: one check on the whole head."""
+        """Begin the answer. Raises `RuntimeError` for a line break in a header, by one check of the whole head."""
         self.started = True
-        if self._awaits_continue:  # the client may or may not send its body now: not to be guessed
+        if self._awaits_continue:  # it is unknown whether the client will send its body now
             self.keep_alive = False
         if self.cross_origin:
             headers = [header for header in headers if header[0] != ALLOW_ORIGIN]
@@ -232,7 +232,7 @@ class ClientExchange(WatchedExchange):
             self._write(data, b"")
 
     def finish(self, last: bytes = b"") -> None:
-        """Send `last` and complete the answer. Raises `RuntimeError` when the body lacks bytes of its length."""
+        """Send `last` and complete the answer. Raises `RuntimeError` if the body is shorter than declared."""
         if self.gone:
             return
         self._write(last, b"0\r\n\r\n")
@@ -245,7 +245,7 @@ class ClientExchange(WatchedExchange):
             self._connection.close()
 
     def _write(self, data: bytes, end: bytes) -> None:
-        """Write once. `end` terminates the chunks."""
+        """Send `data` in one write. `end` terminates the chunks."""
         if self.complete:
             raise RuntimeError("the answer is already complete")
         head, self._head = self._head, b""
@@ -276,7 +276,7 @@ class ClientExchange(WatchedExchange):
         await self._connection.drain()
 
     def fail(self, status: int, headers: Headers, body: bytes) -> None:
-        """Answer so if nothing was answered yet, and end an answer that has begun early."""
+        """Send this answer if none has begun, else end the begun answer early."""
         if self.complete or self.gone:
             return
         if self.started:
@@ -285,7 +285,9 @@ class ClientExchange(WatchedExchange):
             self.answer(status, headers, body)
 
     def abort(self) -> None:
-        """End the answer early: a length or chunking shows what is missing, one without either needs a reset."""
+        """End the answer early: with a length or chunking the client notices that it is incomplete, without either
+        the connection is reset.
+        """
         self._leave()
         if self._chunked or self._remaining is not None:
             self._connection.close()
@@ -300,7 +302,7 @@ class RequestHandler(Protocol):
         """Answer `exchange`."""
 
     def on_unfit(self, status: int) -> None:
-        """Count a request that the connection has refused with this status: no valid HTTP, or too slow."""
+        """Count a request that the connection refused with this status: invalid HTTP, or too slow."""
 
     def on_crash(self, exchange: ClientExchange) -> tuple[int, Headers, bytes]:
-        """Return the answer, with status and headers, to send where `answer` failed or gave none."""
+        """Return status, headers and body of the answer to send where `answer` failed or sent none."""

@@ -1,7 +1,7 @@
-"""The sending half of a client connection: backpressure, and the ways to end it.
+"""The sending half of a client connection: backpressure, and the ways to end the connection.
 
-A client that does not read is not written to without end (`write_paused`), and is cut off when it has read nothing
-for `stall_timeout_s`. Nothing here knows requests.
+While a client does not read, no more should be written to it (`write_paused`); it is cut off when it has read
+nothing for `stall_timeout_s`. This module does not depend on requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
 class ClientSender(asyncio.Protocol):
-    """`_on_deadline` is called when the deadline of `_timer` has passed, which is for what the client sends."""
+    """`_on_deadline` is called when the deadline of `_timer`, which is for what the client sends, has passed."""
 
     transport: asyncio.Transport
 
@@ -27,7 +27,7 @@ class ClientSender(asyncio.Protocol):
         self._loop = loop
         self._limits = limits
         self._timer = DeadlineTimer(loop, self._on_deadline)
-        self._stall_timer = DeadlineTimer(loop, self.reset)  # for what it reads
+        self._stall_timer = DeadlineTimer(loop, self.reset)  # for what the client reads
         self._writable: asyncio.Future[None] | None = None  # a task waits for the client to read
         self._closing = False  # nothing more is read or served
         self.write_paused = False
@@ -36,8 +36,8 @@ class ClientSender(asyncio.Protocol):
         raise NotImplementedError
 
     def _linger(self) -> None:
-        """Send no more, and throw away what still comes for a while: to close before it was read would be a reset,
-        at which the client could lose the answer (RFC 9112 9.6). TLS has an end of its own.
+        """Send no more, and discard what still arrives for a while: closing with unread data would be a reset, by
+        which the client could lose the answer (RFC 9112 9.6). TLS has its own way to end.
         """
         self._closing = True
         if self.transport.can_write_eof():
@@ -55,8 +55,8 @@ class ClientSender(asyncio.Protocol):
         self.transport.close()
 
     def reset(self) -> None:
-        """Cut the connection off with a TCP reset: a plain end is how an answer without a length ends, and the
-        system would keep trying to deliver what the client does not read.
+        """Cut the connection off with a TCP reset. An ordinary close would look like the regular end of an answer
+        without a length, and the system would keep trying to deliver what the client does not read.
         """
         if (tcp := self.transport.get_extra_info("socket")) is not None:
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)

@@ -1,13 +1,13 @@
 """Relays a prefill/decode pair: one engine computes the prompt and hands its KV to another, which answers.
 
     relay_beside    Mooncake: both halves at once; the decode engine waits for the KV by itself
-    relay_after     Nixl: the prefill half's answer says where the KV is and goes into the decode half, at once: the KV
-                    is kept under a lease
+    relay_after     Nixl: the prefill half's answer names the location of the KV and goes into the decode half, at
+                    once, because the KV is retained only under a lease
 
-The prefill half's answer is not relayed. If that half fails before the other has begun to answer, the decode half
-is cancelled, because it would wait for KV that will not come: nothing was sent to the client, and the caller may
-try another pair, or let the decode engine do it all. Once bytes have gone out the prefill half matters no more. A
-client that disconnects ends both.
+The prefill half's answer is not relayed. If that half fails before the decode half has begun to answer, the decode
+half is cancelled, because it would wait for KV that will never arrive. Nothing was sent to the client then, so the
+caller may try another pair, or let the decode engine do the whole request. Once bytes have been sent to the client,
+the prefill half no longer matters. A client that disconnects ends both halves.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from router.proxy.relay import (
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamTimeouts, UpstreamUnanswered
 from router.tasks import Tasks
 
-ANSWER_BYTES = 2 * 1024 * 1024  # where the KV of a million tokens is takes 0.5 MB
+ANSWER_BYTES = 2 * 1024 * 1024  # the location of the KV of a million tokens takes 0.5 MB
 
 
 class PrefillLeg(NamedTuple):
     """The prefill half on its way to one instance. `beside`: the decode half is sent at once, and waits for the KV
-    by itself; otherwise it is sent when this half has ended.
+    by itself; otherwise the decode half is sent when the prefill half has ended.
     """
 
     outgoing: OutgoingRequest
@@ -50,7 +50,7 @@ class PrefillLeg(NamedTuple):
 
 
 class PrefillResult(NamedTuple):
-    """The end of a prefill half. `body`: of a good answer; `refusal`: one that may be sent to the client."""
+    """The end of a prefill half. `body`: of a good answer; `refusal`: a refusal that may be sent to the client."""
 
     end: Literal["ok", "rejected", "connect", "busy", "died", "failed", "deadline"]
     status: int | None = None
@@ -61,7 +61,7 @@ class PrefillResult(NamedTuple):
 
 class PairWatch(RelayWatch, Protocol):
     def on_prefill_end(self, result: PrefillResult) -> None:
-        """The prefill half has ended. Not called when it was cancelled because the pair ended first."""
+        """Handle the end of the prefill half. Not called when it was cancelled because the pair ended first."""
 
 
 async def relay_beside(
@@ -110,8 +110,8 @@ async def relay_after(
     limits: UpstreamTimeouts,
     watch: PairWatch,
 ) -> RelayEnd:
-    """Run one half, then the other. `outgoing` is the client's request, to which is added what the first half hands
-    over; if it hands nothing over, the decode engine computes the prompt itself.
+    """Run the prefill half, then the decode half. `outgoing` is the client's request, to which the parameters that
+    the prefill half hands over are added; without any, the decode engine computes the prompt itself.
     """
     result = await run_prefill(upstreams, prefill.outgoing, limits)
     watch.on_prefill_end(result)
@@ -148,7 +148,7 @@ async def _read_failure(answer: UpstreamExchange, prefill: OutgoingRequest) -> P
 
 
 def pair_end(result: PrefillResult) -> RelayNotStarted | RelayDeadline | RelayRejected:
-    """Return how a pair ends when its prefill half failed."""
+    """Return the end of a pair whose prefill half failed."""
     match result:
         case PrefillResult(end="rejected", refusal=refusal) if refusal is not None:
             return RelayRejected(refusal)

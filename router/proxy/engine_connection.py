@@ -1,14 +1,15 @@
 """One HTTP/1 connection to an engine, carrying one exchange at a time.
 
-llhttp parses strictly; what it lets pass and two readers of the stream could still read differently is refused
-here: a transfer coding other than `chunked`, an upgrade, bytes that answer no request. So is what would fill memory
-or keep the loop busy without being an answer: heads, chunk framing and trailers larger than `OVERHEAD_BYTES`. After
-any of these, and after an exchange that did not end cleanly, the connection is not used again.
+llhttp parses strictly. This module also refuses what llhttp allows although two readers of the stream could read it
+differently: a transfer coding other than `chunked`, an upgrade, bytes that answer no request. It refuses as well
+what would fill memory or keep the loop busy without being an answer: heads, chunk framing and trailers larger than
+`OVERHEAD_BYTES`. After any of these, and after an exchange that did not end cleanly, the connection is not reused.
 
-The reader has two ways. `read()` returns what has arrived since, at once if something has. `pipe()` passes each
-piece on in the very turn of the loop in which it came, which saves a future and a task's wake-up per chunk of a
-stream. Nothing is read from the socket while more than `HIGH_WATER_BYTES` wait to be read, or while the sink has
-had enough, so a client that stops reading stops its engine, and does not fill the router's memory.
+The reader has two methods. `read()` returns what has arrived since the last call, at once if something has.
+`pipe()` passes each piece on in the same turn of the loop in which it arrived, which saves a future and a task's
+wake-up per chunk of a stream. Nothing is read from the socket while more than `HIGH_WATER_BYTES` wait to be read,
+or while the sink has had enough, so a client that stops reading stops its engine and does not fill the router's
+memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FRAMING_PER_BODY_BYTE: Final = 16  # not counted as overhead; one-byte chunks ha
 STATUSES: Final = range(100, 600)
 
 Sink = Callable[[bytes, bool], bool]
-"""Takes a piece of an answer, and whether it is the last one. Returns True when it has had enough for now."""
+"""Takes a piece of an answer, and whether it is the last one. Returns True when the sink has had enough for now."""
 
 
 class ExchangeFailure(Enum):
@@ -45,7 +46,7 @@ class ExchangeFailure(Enum):
 
 
 class EngineConnection(asyncio.Protocol):
-    """One connection. `on_lost` is called once, when it is lost."""
+    """One connection. `on_lost` is called once, when the connection is lost."""
 
     _timer: DeadlineTimer  # this and the parser exist while the connection does, since both refer to it
     _parser: httptools.HttpResponseParser
@@ -71,7 +72,7 @@ class EngineConnection(asyncio.Protocol):
         self.status = 0
         self.headers: Headers = []
         self._collected: Headers = []
-        self._silent = True  # not one byte of the answer has arrived
+        self._silent = True  # no byte of the answer has arrived
         self.complete = False
         self.failure: ExchangeFailure | None = None
         self._bodiless = method == "HEAD"
@@ -84,7 +85,7 @@ class EngineConnection(asyncio.Protocol):
     # called by the exchange's owner
 
     def send(self, method: str, head: bytes, body: bytes, first_byte_s: float, idle_s: float) -> None:
-        """Send a request in one system call; a large body is not copied for that."""
+        """Send a request in one system call, without copying a large body."""
         assert self._transport is not None
         self._reset(method)
         self._busy = True
@@ -98,15 +99,17 @@ class EngineConnection(asyncio.Protocol):
             self._transport.writelines((head, body))
 
     async def wait_begin(self) -> bool:
-        """Wait for the first byte of the body, or the answer's end: `status` and `headers` are valid then. Return
-        False when there is a `failure` instead.
+        """Wait for the first byte of the body, or the answer's end: from then on `status` and `headers` are valid.
+        Return False when there is a `failure` instead.
         """
         if not self._over and not self._pieces:
             await self._wait()
         return bool(self._pieces) or self.complete
 
     async def read(self) -> bytes:
-        """Return body bytes as they arrive, never empty; `b""` at the end: `complete`, or `failure` says why."""
+        """Return body bytes as they arrive, never empty; `b""` at the end, where `complete` is True or `failure`
+        has the reason.
+        """
         if not self._over and not self._pieces:
             await self._wait()
         data = self._take_pieces()
@@ -114,8 +117,9 @@ class EngineConnection(asyncio.Protocol):
         return data
 
     async def pipe(self, sink: Sink) -> bool:
-        """Pass everything on to `sink` as it arrives. Return False at the end (`complete`, or `failure` says why),
-        and True when `sink` had enough: nothing is read from the socket until the next call.
+        """Pass everything on to `sink` as it arrives. Return False at the end, where `complete` is True or
+        `failure` has the reason, and True when `sink` has had enough: nothing is read from the socket until the
+        next call.
         """
         self._resume()
         if self._pieces:
@@ -126,7 +130,7 @@ class EngineConnection(asyncio.Protocol):
                 await self._wait()
         finally:
             self._sink = None
-        if self._pieces:  # what came before the failure
+        if self._pieces:  # received before the failure
             sink(self._take_pieces(), self.complete)
         return not self._over
 
@@ -149,12 +153,14 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def drained(self) -> bool:
-        """The answer is whole and all of it was read."""
+        """True if the answer is whole and all of it was read."""
         return self.complete and not self._pieces
 
     @property
     def stale(self) -> bool:
-        """The engine closed the connection without a byte of answer: an idle one may have been closed meanwhile."""
+        """True if the engine closed the connection without a byte of answer: an idle connection may have been
+        closed meanwhile.
+        """
         return self._silent and self.failure is ExchangeFailure.CLOSED
 
     def sent_since_s(self) -> float:
@@ -162,7 +168,7 @@ class EngineConnection(asyncio.Protocol):
         return self._loop.time() - self._sent_s
 
     def release(self) -> bool:
-        """End the exchange. Return whether the connection can be used again; if not it was closed, which aborts the
+        """End the exchange. Return whether the connection can be reused; if not, it was closed, which aborts the
         engine's work.
         """
         self._busy = False
@@ -181,8 +187,8 @@ class EngineConnection(asyncio.Protocol):
         self._timer.set(seconds)
 
     def readable(self) -> bool:
-        """Return whether something has arrived that was not read yet. On an idle connection that is the engine's
-        close, or bytes that answer no request (urllib3 `is_connection_dropped`).
+        """Return whether unread bytes have arrived. On an idle connection they are the engine's close, or bytes
+        that answer no request (urllib3 `is_connection_dropped`).
         """
         return bool(self._arrivals.poll(0))
 
@@ -230,7 +236,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._timer.close()
-        del self._parser  # without a cycle of references all is freed at once, not by a later garbage collection
+        del self._parser  # without a reference cycle everything is freed at once, not by a later garbage collection
         if self._busy and not self.complete:
             if self._until_close and exc is None and self.failure is None:
                 self.complete = True
@@ -250,13 +256,11 @@ class EngineConnection(asyncio.Protocol):
         self._collected.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Raises `HttpParserError` for a transfer coding other than chunked, and a status that HTTP does not
-        have.
-        """
+        """Raises `HttpParserError` for a transfer coding other than chunked, or a status unknown to HTTP."""
         self.status = self._parser.get_status_code()
         if self.status not in STATUSES:
             raise httptools.HttpParserError("no status of HTTP")
-        self.headers, self._collected = self._collected, []  # what is collected from now on are trailers: dropped
+        self.headers, self._collected = self._collected, []  # headers collected from now on are trailers: dropped
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
         if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
             raise httptools.HttpParserError("a transfer coding other than chunked")
@@ -275,7 +279,7 @@ class EngineConnection(asyncio.Protocol):
         self._waiting_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        if self.status < 200:  # 100 Continue, 103 Early Hints: the answer is still to come
+        if self.status < 200:  # 100 Continue, 103 Early Hints: the answer follows
             return
         self.complete = True
         self._clean = self._parser.should_keep_alive()
@@ -290,7 +294,7 @@ class EngineConnection(asyncio.Protocol):
 
     def _fail(self, failure: ExchangeFailure) -> None:
         self._clean = False
-        if not self.complete:  # what comes after a whole answer spoils the connection, not the answer
+        if not self.complete:  # bytes after a whole answer spoil the connection, not the answer
             self.failure = failure
         self._wake()
         self.close()
@@ -300,7 +304,7 @@ class EngineConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _pause(self) -> None:
-        """Stop reading. The silence is the router's own now, so the idle deadline does not run."""
+        """Stop reading. The silence is now caused by the router, so the idle deadline does not run."""
         if not self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()

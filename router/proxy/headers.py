@@ -1,11 +1,12 @@
 """Header rules in both directions: which headers pass, and which the router sets itself.
 
-Every header passes unchanged, in its order and with its duplicates, except: what belongs to one hop (RFC 9110
-7.6.1, and what `Connection` lists), what the router decides (length, host, request id, rank, credentials), what the
-operator forbids clients to set, and `accept-encoding`: a compressed answer would hide its `usage`. llhttp lets no
-line break into a name or value; since one would let a client write headers of its own here, it is checked again.
-Headers by which routers tell engines and their sidecars where a request goes (`STEERING`) are never a client's:
-they would undo the choice, or make a sidecar connect to an address of the client's own.
+Every header passes unchanged, in its order and with its duplicates, except: headers for one hop (RFC 9110 7.6.1,
+and those that `Connection` lists), headers that the router sets (length, host, request id, rank, credentials),
+headers that the operator forbids clients to set, and `accept-encoding`, because a compressed answer would hide its
+`usage`. llhttp allows no line break in a name or value. A line break would let a client inject headers of its own,
+so this module checks for one again. Headers by which routers direct engines and their sidecars (`STEERING`) are
+never taken from a client: they would override the choice, or make a sidecar connect to an address that the client
+names.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ STEERING = frozenset(
         b"x-envoy-original-dst-host",
     )
 )
-"""Headers that say which engine, rank or helper serves a request: only routers may set them."""
+"""Headers that name the engine, rank or helper that serves a request: only routers may set them."""
 GATEWAY_REMOVES = STEERING | {b"accept-encoding"}
-"""What no client may set where a gateway sends the request; it takes care of the rest by itself."""
+"""Headers that no client may set where a gateway sends the request; the gateway handles all others by itself."""
 RESIZED: Final = HOP_BY_HOP | {b"content-length"}
 REQUEST_ID: Final = b"x-request-id"
 NO_NAMES: Final[frozenset[bytes]] = frozenset()
@@ -79,7 +80,7 @@ COMMON_CONNECTION: Final = (b"keep-alive", b"close", b"Keep-Alive")
 
 class ForwardedHeaders:
     """A client's headers for the engine, rendered once per request, for all its attempts. `credentials` are the
-    client's own; an instance with an `api_key` gets that instead.
+    client's own; an instance with an `api_key` receives the key instead.
     """
 
     def __init__(self, lines: bytes, credentials: bytes) -> None:
@@ -91,19 +92,19 @@ class TraceHeader(NamedTuple):
     """The `traceparent` of one call to an engine."""
 
     parent: bytes
-    begins: bool  # the trace begins here: a `tracestate` of the client belongs to none
+    begins: bool  # the trace begins here: a `tracestate` of the client belongs to no trace
 
 
 class HeaderEdits(NamedTuple):
-    """Says what a gateway changes in a client's headers before it sends them to an engine."""
+    """The changes that a gateway makes to a client's headers before it sends them to an engine."""
 
     removed: list[str]
-    own_id: bool  # the client sent an `x-request-id`
+    own_id: bool  # True: the client sent an `x-request-id`
 
 
 class HeaderRules:
-    """Rules for requests. `strip`: headers that clients may not set. `own_keys`: clients' API keys are the router's
-    own and reach no engine.
+    """Rules for requests. `strip`: headers that clients may not set. `own_keys`: the clients' API keys are issued
+    by the router and are not forwarded to engines.
     """
 
     def __init__(self, strip: Iterable[str] = (), *, own_keys: bool = False) -> None:
@@ -116,8 +117,8 @@ class HeaderRules:
 
     def forward(self, headers: Headers, request_id: str, trace: TraceHeader | None = None) -> ForwardedHeaders:
         """Return the client's headers for the engine; `request_id` is used where the client sent no `x-request-id`.
-        With a `trace` its `traceparent` takes the place of the client's. Raises `BadRequest` for a line break
-        inside a header.
+        The `traceparent` of `trace`, if given, replaces the client's. Raises `BadRequest` for a line break inside a
+        header.
         """
         if hop_headers := find_hop_headers(headers):
             headers = [header for header in headers if header[0] not in hop_headers]
@@ -137,14 +138,14 @@ class HeaderRules:
         return ForwardedHeaders(_join(lines), b"" if self._own_keys or not credentials else _join(credentials))
 
     def edit(self, headers: Headers) -> HeaderEdits:
-        """Return the same rules for a gateway, which has the headers."""
+        """Return the changes by which a gateway, which has the headers, applies the same rules."""
         removed = [name for name, _ in headers if name in self._removed or name.startswith(PREFIX)]
         return HeaderEdits([name.decode("latin-1") for name in removed], any(n == REQUEST_ID for n, _ in headers))
 
 
 def build_header_rules(config: Config) -> HeaderRules:
-    """Return the rules by which a client's headers reach engines: without its key for this router, and the name
-    that a proxy gave.
+    """Return the rules by which a client's headers are forwarded to engines: without the client's key for this
+    router, and without the tenant name that a proxy added.
     """
     clients, strip = config.clients, config.edge.strip_headers
     named = [] if clients.tenant_header is None else [clients.tenant_header]
@@ -172,13 +173,13 @@ def render_head(
 
 
 class AnswerLabels(NamedTuple):
-    """The values of the router's own headers of an answer, `x-warmroute-target` and so on. `model`: the one of an
-    alias that answers in place of its first; None: the first does, or there is no alias.
+    """The values of the router's own headers of an answer, `x-warmroute-target` and so on. `model`: the model that
+    answers in place of an alias's first one; None if the first one answers, or there is no alias.
     """
 
     target: str
     record: str
-    waited_ms: float | None = None  # for admission; None: not at all
+    waited_ms: float | None = None  # for admission; None: it did not wait
     model: str | None = None
 
     @property
@@ -192,9 +193,7 @@ class AnswerLabels(NamedTuple):
 
 
 def response_headers(headers: Headers, labels: AnswerLabels, *, resized: bool) -> Headers:
-    """Return an engine's headers for the client. `resized`: part of the body is removed, so its length is
-    dropped.
-    """
+    """Return an engine's headers for the client. `resized`: the body's length may change and is dropped."""
     dropped = RESIZED if resized else HOP_BY_HOP
     if hop_headers := find_hop_headers(headers):
         dropped |= hop_headers
@@ -203,12 +202,12 @@ def response_headers(headers: Headers, labels: AnswerLabels, *, resized: bool) -
 
 
 def split_lines(lines: bytes) -> Headers:
-    """Return the headers of whole lines that the router wrote."""
+    """Return the headers in `lines`, whole lines that the router wrote."""
     return [(name, value) for name, _, value in (line.partition(b": ") for line in lines.splitlines())]
 
 
 def last_value(headers: Headers, name: bytes) -> bytes:
-    """Return the last value of header `name`; empty where there is none."""
+    """Return the last value of header `name`; empty if the header is missing."""
     found = b""
     for each, value in headers:
         if each == name:
@@ -217,7 +216,7 @@ def last_value(headers: Headers, name: bytes) -> bytes:
 
 
 def content_encoding(headers: Headers) -> bytes:
-    """Return the codings by which a body is compressed; empty for a plain body."""
+    """Return the encodings by which a body is compressed; empty for a plain body."""
     values = [value.lower() for name, value in headers if name == b"content-encoding"]
     codings = [coding.strip() for value in values for coding in value.split(b",")]
     return b", ".join(coding for coding in codings if coding not in (b"", b"identity"))

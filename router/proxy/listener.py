@@ -1,9 +1,9 @@
-"""A listening socket: where it is bound, TLS, who gets a connection, and the connections from start to stop.
+"""A listening socket: its address, TLS, admission of connections, and the connections from start to stop.
 
-Two listeners share one event loop and `app.py` owns the signals, so this does only two things: start, so that the
-bound port is known, and stop, so that running exchanges may end. It accepts by itself (`acceptor.py`): a connection
-beyond the capacity or its client's share costs no more than to accept and close it, and one in its TLS handshake
-counts like any other.
+Two listeners share one event loop and `app.py` owns the signals, so a listener does only two things: start, so that
+the bound port is known, and stop, so that running exchanges may end. It accepts connections itself (`acceptor.py`):
+a connection beyond the capacity or its client's share costs only an accept and a close, and a connection in its TLS
+handshake counts like any other.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from router.proxy.listening_sockets import ListeningSockets, SocketShare
 from router.tasks import Tasks
 from router.tenants.fair_share import FairShare, Shortage
 
-KEEPALIVE_S = 75.0  # longer than the usual 60 s of load balancers, so that they are the ones to close
+KEEPALIVE_S = 75.0  # longer than the usual 60 s of load balancers, so that the load balancers close
 LAST_GRACE_S = 1.0  # for clients to read the end of their streams, and for handlers to end
 FEW_CONNECTIONS = 256
 DESCRIPTORS_PER_REQUEST = 3  # the client's connection, and those to a pair of engines
-CONNECTIONS_PER_REQUEST = 8  # most are idle; each takes up to some 100 KB if its client wants it to
+CONNECTIONS_PER_REQUEST = 8  # most are idle; a client can make each take up to some 100 KB
 
 
 @dataclass(frozen=True, slots=True)
 class RequestServer:
-    """A request handler, and where and to whom it is served."""
+    """A request handler, with the address at which and the clients to which it is served."""
 
     handler: RequestHandler
     host: str
@@ -47,7 +47,7 @@ class RequestServer:
 def configure_server(
     handler: RequestHandler, listen: ListenConfig, *, connections: int = FEW_CONNECTIONS, stall_timeout_s: float = 120.0
 ) -> RequestServer:
-    """Return how `handler` is served. A client that reads nothing of its answer for `stall_timeout_s` is cut off.
+    """Return a server for `handler`. A client that reads nothing of its answer for `stall_timeout_s` is cut off.
     Raises `ConfigError` for certificate files that cannot be used.
     """
     limits = ConnectionLimits(
@@ -70,15 +70,15 @@ def configure_server(
 
 
 def connection_capacity(concurrent: int, open_files: int) -> int:
-    """Return how many clients may be connected: so many that with `open_files` descriptors each can have a request
-    served, and no more than serve to keep `concurrent` requests in progress.
+    """Return how many clients may be connected: few enough that each can have a request served with `open_files`
+    descriptors, and no more than are useful to keep `concurrent` requests in progress.
     """
     return max(1, min(concurrent * CONNECTIONS_PER_REQUEST, open_files // DESCRIPTORS_PER_REQUEST))
 
 
 class HttpListener:
     """Serves `server` on the running event loop (uvloop) from `start` to `stop`, on sockets of `share`; None: on
-    sockets of its own.
+    its own sockets.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HttpListener:
         self._context: ConnectionContext | None = None  # None: not started, or stopped
         self._renewal: asyncio.Task[None] | None = None
         self._warn = RareWarnings().warn
-        self.refused: Counter[str] = Counter()  # connections, by why: total, share, handshake
+        self.refused: Counter[str] = Counter()  # connections, by reason: total, share, handshake
         self.port = server.port
 
     @property
@@ -100,14 +100,14 @@ class HttpListener:
         return len(self._connections)
 
     async def bind(self) -> None:
-        """Take or bind the sockets; `port` is the bound one from here on. Raises `ConfigError` when the address
+        """Take over or bind the sockets and set `port` to the bound one. Raises `ConfigError` when the address
         cannot be bound.
         """
         self.port = await self._acceptor.bind(self._config.host, self._config.port)
 
     async def start(self) -> None:
-        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` has done
-        that.
+        """Accept connections. Raises `ConfigError` when the address cannot be bound, unless `bind` was called
+        before.
         """
         config, loop = self._config, asyncio.get_running_loop()
         if not self._acceptor.bound:
@@ -121,11 +121,11 @@ class HttpListener:
         return self._acceptor.sockets_of(process)
 
     def serve_for(self, process: int, on: bool) -> None:
-        """Accept from the sockets of another process, which does not; or no longer."""
+        """Accept from the sockets of another process, which does not accept; with `on` False, no longer."""
         self._acceptor.serve_for(process, on)
 
     def _admit(self, accepted: socket.socket, host: str) -> None:
-        """Serve a connection from `host`, or close it at once where that is one too many."""
+        """Serve a connection from `host`, or close it at once if it exceeds a limit."""
         assert self._context is not None
         client = client_of(host)
         shortage = self._connections.shares.take(client, 1)
@@ -164,12 +164,12 @@ class HttpListener:
             self._warn("a connection of %s is refused: its %d are its share of %d", client, held, shares.capacity)
 
     def stop_accepting(self) -> None:
-        """Accept no new connections; those that are open go on."""
+        """Accept no new connections; open ones continue."""
         self._acceptor.close()
 
     def retire(self, idle_s: float) -> None:
-        """Let each connection end with its next answer, which says so, or once it was idle for `idle_s`; also those
-        that are still to come.
+        """End each connection, existing or new, with its next answer, which announces the close, or once it has
+        been idle for `idle_s`.
         """
         if self._context is not None:
             limits = self._config.limits._replace(keepalive_s=idle_s, requests_last=True)
@@ -178,14 +178,14 @@ class HttpListener:
                 connection.retire(limits)
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no new connections; running exchanges have `grace_s` to end. Then streams get their last events,
-        and clients that do not read those within `LAST_GRACE_S` are cut off.
+        """Accept no new connections; running exchanges have `grace_s` to end. Then streams receive their last
+        events, and clients that do not read these within `LAST_GRACE_S` are cut off.
         """
         self.stop_accepting()
         if self._context is None:
             return
         self._context = None
-        await asyncio.sleep(0)  # what was just accepted has a transport then
+        await asyncio.sleep(0)  # then the connections just accepted have a transport
         for connection in list(self._connections):
             connection.shutdown()
         if not await self._connections.wait_empty(grace_s):
@@ -204,7 +204,7 @@ class HttpListener:
 class _Connections(set[ClientConnection]):
     """The connections, from before their handshake until they are lost, each counted in its client's share.
 
-    It has a wait for the last one to end (`Server.wait_closed` has none on uvloop).
+    `wait_empty` waits for the last one to end (`Server.wait_closed` cannot on uvloop).
     """
 
     def __init__(self, capacity: int) -> None:
@@ -219,7 +219,7 @@ class _Connections(set[ClientConnection]):
             self._empty.set()
 
     async def wait_empty(self, seconds: float | None) -> bool:
-        """Return whether the last one ends within `seconds` (None: wait for ever)."""
+        """Return whether the last connection ends within `seconds` (None: wait forever)."""
         try:
             async with asyncio.timeout(seconds):
                 while self:

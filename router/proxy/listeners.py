@@ -1,4 +1,4 @@
-"""All listeners of a process together: those on which every worker accepts, and those of the process on duty."""
+"""All listeners of a process together: some accept in every worker, others only in the process on duty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Listener(Protocol):
 
     @property
     def port(self) -> int:
-        """The port; the bound one after `bind`."""
+        """The port; after `bind`, the bound one."""
 
     async def bind(self) -> None: ...
 
@@ -28,7 +28,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """Those in `shared` accept in every worker, those in `on_duty` where `has_duties`."""
+    """The listeners in `shared` accept in every worker, those in `on_duty` only where `has_duties` returns True."""
 
     def __init__(self, shared: Sequence[Listener], on_duty: Sequence[Listener], has_duties: Callable[[], bool]) -> None:
         self._shared = shared
@@ -37,7 +37,7 @@ class Listeners:
         self._open = False
 
     async def bind(self) -> None:
-        """Bind all addresses. Raises `ConfigError` when one cannot be bound."""
+        """Bind all addresses. Raises `ConfigError` when an address cannot be bound."""
         for listener in chain(self._shared, self._on_duty):
             await listener.bind()
 
@@ -48,23 +48,23 @@ class Listeners:
             await listener.start()
 
     async def take_duties(self) -> None:
-        """Accept also where the process on duty does, if this process is open."""
+        """Accept on the `on_duty` listeners as well, if this process is open."""
         for listener in self._on_duty if self._open else ():
             await listener.start()
 
     def serve_for(self, processes: Iterable[int], on: bool) -> None:
-        """Accept from the shared sockets of other processes, which do not; or no longer."""
+        """Accept from the shared sockets of other processes, which do not accept; with `on` False, no longer."""
         for process in processes:
             for listener in self._shared:
                 listener.serve_for(process, on)
 
     def retire(self, idle_s: float) -> None:
-        """Let each connection end with its next answer, or once it was idle for `idle_s`."""
+        """End each connection with its next answer, or once it has been idle for `idle_s`."""
         for listener in self._accepting():
             listener.retire(idle_s)
 
     def stop_accepting(self) -> None:
-        """Accept no new connections; those that are open go on."""
+        """Accept no new connections; open ones continue."""
         for listener in chain(self._shared, self._on_duty):
             listener.stop_accepting()
 

@@ -1,10 +1,10 @@
-"""The listening sockets of a router: handed over by whoever held them before, else bound here.
+"""The listening sockets of a router: handed over by their previous owner, else bound here.
 
-A socket that is closed resets every connection that waits in its backlog, also where another process listens on the
-same port (Linux: each socket with SO_REUSEPORT has a backlog of its own; `net.ipv4.tcp_migrate_req` is off by
-default). So a router that replaces another gets its predecessor's sockets, not sockets of its own: the backlog
-belongs to the socket, whoever accepts from it. The service manager hands sockets over in the same way (systemd,
-`LISTEN_FDS`).
+Closing a socket resets every connection that waits in its backlog, even where another process listens on the same
+port (Linux: each socket with SO_REUSEPORT has a backlog of its own; `net.ipv4.tcp_migrate_req` is off by default).
+So a router that replaces another takes over its predecessor's sockets instead of opening its own: the backlog
+belongs to the socket, whichever process accepts from it. The service manager hands sockets over in the same way
+(systemd, `LISTEN_FDS`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 from router.errors import ConfigError
 
 BACKLOG = 2048
-FIRST_FD = 3  # of those that a service manager passes
+FIRST_FD = 3  # of the sockets that a service manager passes
 
 SocketAddress = tuple[socket.AddressFamily, Any]
 
 
 class ListeningSockets:
-    """All listening sockets of one process. `handed_over`: those that are bound already; they are taken for the
-    addresses of the configuration that they are bound to, and this owns them.
+    """All listening sockets of one process. `handed_over`: sockets that are bound already. Each is used for the
+    configured address that it is bound to, and this object owns them.
     """
 
     def __init__(self, handed_over: Iterable[socket.socket] = ()) -> None:
@@ -37,14 +37,14 @@ class ListeningSockets:
 
     @property
     def all(self) -> list[socket.socket]:
-        """Those that are in use, and not closed."""
+        """The sockets that are in use and not closed."""
         return [listening for listening in self._used if listening.fileno() >= 0]
 
     async def open(self, host: str, port: int, copies: int = 1) -> list[list[socket.socket]]:
-        """Return the sockets for `host` and `port`, for `copies` processes: one list for each, with a socket for
-        each address of `host`, the same lists in every process that gets the same sockets in the same order. The
-        kernel assigns each connection to one of the processes; where fewer sockets were handed over than there are
-        processes, some share one. Raises ConfigError when an address cannot be bound.
+        """Return the sockets for `host` and `port`, for `copies` processes: one list for each process, with a
+        socket for each address of `host`. The lists are the same in every process that receives the same sockets in
+        the same order. The kernel assigns each connection to one of the processes; where fewer sockets were handed
+        over than there are processes, some share one. Raises ConfigError when an address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -83,12 +83,12 @@ class ListeningSockets:
         return groups
 
     def unused(self) -> list[str]:
-        """Return the addresses, host:port, of what was handed over and is in no listener of the configuration."""
+        """Return the addresses, host:port, of the sockets handed over that no configured listener uses."""
         return [_describe(*listening.getsockname()[:2]) for listening in self._unused]
 
 
 class SocketShare(NamedTuple):
-    """Sockets of `processes` that serve the same addresses, of which this is the one with this `number`."""
+    """The sockets of `processes` processes that serve the same addresses; this process is the one with `number`."""
 
     sockets: ListeningSockets
     processes: int = 1
@@ -96,9 +96,9 @@ class SocketShare(NamedTuple):
 
 
 def take_passed_sockets(environment: MutableMapping[str, str], pid: int) -> list[socket.socket]:
-    """Return the sockets that a service manager passed to the process `pid`, and remove from `environment` what
-    says so, which is not for child processes: sd_listen_fds(3). Raises ConfigError for anything but a TCP socket
-    that listens.
+    """Return the sockets that a service manager passed to the process `pid`, and remove the variables that announce
+    them from `environment`, because they are not for child processes: sd_listen_fds(3). Raises ConfigError for
+    anything but a TCP socket that listens.
     """
     names = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
     owner, count, _ = (environment.pop(name, "") for name in names)
@@ -116,7 +116,7 @@ def take_passed_sockets(environment: MutableMapping[str, str], pid: int) -> list
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raise `ConfigError` when another process listens there, even one that would share the port."""
+    """Raise `ConfigError` when another process listens on the port, even one that would share the port."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -127,8 +127,8 @@ def check_port_free(host: str, port: int) -> None:
 
 
 def _share_out(sockets: list[socket.socket], copies: int) -> list[list[socket.socket]]:
-    """Return as many lists as there are `copies`, each with a socket of every address. They depend on the order of
-    `sockets` alone, so that all processes that got the same ones agree on them.
+    """Return one list for each of the `copies`, each with a socket of every address. The lists depend only on the
+    order of `sockets`, so that all processes that received the same sockets agree on them.
     """
     groups: list[list[socket.socket]] = [[] for _ in range(copies)]
     by_address = defaultdict(list)
@@ -141,8 +141,8 @@ def _share_out(sockets: list[socket.socket], copies: int) -> list[list[socket.so
 
 
 def _is_bound_to(listening: socket.socket, address: tuple[Any, ...]) -> bool:
-    """`listening` gets what is sent to `address`. One socket of the service manager may be for both versions of
-    IP.
+    """Return whether `listening` receives what is sent to `address`. One socket of the service manager may serve
+    both versions of IP.
     """
     (host, port), (bound, bound_port) = address[:2], listening.getsockname()[:2]
     both = bound == "::" and host == "0.0.0.0" and not listening.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)

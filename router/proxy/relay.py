@@ -1,15 +1,15 @@
-"""Relays one attempt: the request goes to one engine, its answer comes back to the client, byte for byte as it
+"""Relays one attempt: sends the request to one engine and relays its answer to the client, byte for byte as it
 arrives.
 
-Nothing reaches the client before the engine has begun to answer (head and first byte of body), so until then the
-caller may try another engine; what may be tried again is the caller's decision. A 503 is kept back, to be sent if
-no other engine can answer; a JSON answer until it is whole, as its engine may die while it sends it. After that
-there are only three ends: whole; broken by the engine (an event stream is closed with an error event in the
-client's dialect, anything else is cut off so that the client sees it); or the client disconnected, which cancels
-the relay and thereby closes the engine's connection: that is how vLLM is told to stop.
+Nothing is sent to the client before the engine has begun to answer (head and first byte of body), so until then the
+caller may try another engine; the caller decides what may be retried. A 503 is held back, to be sent if no other
+engine can answer. A JSON answer is held until it is whole, because its engine may die while sending it. After that
+there are only three ends: the answer is whole; the engine breaks it off (an event stream is closed with an error
+event in the client's dialect, anything else is cut off so that the client notices); or the client disconnects,
+which cancels the relay and thereby closes the engine's connection, by which vLLM stops the request.
 
-A broken stream that another engine can carry on is left open (`RelayBroken.open`). The caller then relays that
-engine's answer into it, of which only the body goes out, or ends it.
+A broken stream that another engine can continue is left open (`RelayBroken.open`). The caller then relays the next
+engine's answer into the open stream, sending only its body, or ends the stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from router.proxy.headers import AnswerLabels, Headers, content_encoding, last_v
 from router.proxy.upstreams import Upstream, UpstreamExchange, UpstreamRequest, UpstreamTimeouts, UpstreamUnanswered
 
 REFUSAL_BYTES = 64 * 1024
-HELD_BYTES: Final = 1024 * 1024  # of a JSON answer; a larger one passes as it comes, and can no longer be tried again
+HELD_BYTES: Final = 1024 * 1024  # of a JSON answer; a larger one is relayed as it arrives and cannot be retried
 BUSY: Final = 503
 
 
@@ -33,35 +33,35 @@ class AnswerWatch(Protocol):
     """Observes an answer as it passes."""
 
     def on_first_byte(self, status: int) -> None:
-        """The answer's first byte of body (or its end, if it has none) has arrived."""
+        """Note that the first byte of the answer's body has arrived, or its end if it has no body."""
 
     def on_encoded(self, encoding: bytes) -> None:
-        """The answer is compressed: nothing in it can be read, and nothing removed. Called before `feed`."""
+        """Note that the answer is compressed: nothing in it can be read or removed. Called before `feed`."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece of the answer as it arrived; return what of it the client may see now."""
+        """Take a piece of the answer as it arrived; return the part that the client may receive now."""
 
     def flush(self) -> bytes:
-        """Return the part held back, which may be sent now that the answer is whole."""
+        """Return the part held back, which may be sent because the answer is whole."""
 
 
 class RelayWatch(AnswerWatch, Protocol):
-    """Observes an answer that another engine may carry on."""
+    """Observes an answer that another engine may continue."""
 
     @property
     def stopped(self) -> bool:
-        """True once the engine's bytes are no part of the answer: nothing more of it is relayed."""
+        """True once the engine's bytes no longer belong to the answer: nothing more from this engine is relayed."""
 
     def can_continue(self) -> bool:
-        """Return whether another engine can carry on this answer, of which only whole events have passed."""
+        """Return whether another engine can continue this answer, of which only whole events have been relayed."""
 
     def end_broken(self, failure: ExchangeFailure, last: bytes) -> bytes:
-        """Return the events that end a stream in the client's dialect. `last`: the bytes that were sent last."""
+        """Return the events that end a broken stream in the client's dialect. `last`: the bytes sent last."""
 
 
 class OutgoingRequest(NamedTuple):
-    """A request on its way to one instance. `hides`: the watch may remove something from a stream; `renames`: it
-    may change the length of any body.
+    """A request on its way to one instance. `hides`: the watch may remove something from a stream; `renames`: the
+    watch may change the length of any body.
     """
 
     instance: str
@@ -76,7 +76,7 @@ class OutgoingRequest(NamedTuple):
 
 
 class EngineRefusal(NamedTuple):
-    """An engine's own answer that it is too busy, or what is wrong with the request."""
+    """An engine's own answer that it is too busy, or that the request is invalid."""
 
     status: int
     headers: Headers
@@ -86,20 +86,20 @@ class EngineRefusal(NamedTuple):
 class RelayNotStarted(NamedTuple):
     """Nothing was sent to the client. Only an engine that `died` or `failed` can have worked on the request.
 
-    `prefill`: the prefill half of a pair (`disaggregated.py`) failed so; only that can have `failed`, with a 5xx,
-    since the 5xx of an answering engine is sent to the client.
+    `prefill`: the prefill half of a pair (`disaggregated.py`) failed in this way. Only a prefill half can have
+    `failed`, with a 5xx, since the 5xx of an answering engine is sent to the client.
     """
 
     reason: Literal["connect", "busy", "died", "failed"]
     detail: str = ""
     refusal: EngineRefusal | None = None
     prefill: bool = False
-    moved_to: TargetId | None = None  # a gateway has turned to this target, which answers
+    moved_to: TargetId | None = None  # the gateway went to this target instead, which answers
 
 
 class RelayFinished(NamedTuple):
-    """The whole answer was relayed. `connect_s`: the time that a new connection took, None where a gateway made it,
-    here as below. `usage`: what a gateway read of it.
+    """The whole answer was relayed. `connect_s`: the time that a new connection took; None, here and below, if a
+    gateway made the connection. `usage`: the usage that a gateway read from the answer.
     """
 
     status: int
@@ -108,27 +108,27 @@ class RelayFinished(NamedTuple):
 
 
 class RelayBroken(NamedTuple):
-    """The engine failed after its first byte; the client was told as well as the format allows."""
+    """The engine failed after its first byte; the client was notified as well as the format allows."""
 
     status: int
     failure: ExchangeFailure
     connect_s: float | None
-    open: bool = False  # the client was not told yet
+    open: bool = False  # the client was not notified yet
 
 
 class RelayCut(NamedTuple):
-    """A gateway ended the exchange before the answer was whole: the engine failed, or the client left."""
+    """A gateway ended the exchange before the answer was whole: the engine failed, or the client disconnected."""
 
     detail: str
 
 
 class RelayDeadline(NamedTuple):
-    """The first byte did not come in time; nothing was sent to the client."""
+    """The first byte did not arrive in time; nothing was sent to the client."""
 
 
 class RelayRejected(NamedTuple):
-    """A prefill half rejected the request (4xx) before anything was sent to the client; or the next engine of a
-    broken stream did not continue it (any status), and nothing of its answer was used.
+    """A prefill half rejected the request (4xx) before anything was sent to the client; or the next engine for a
+    broken stream did not continue the stream (any status), and nothing of its answer was used.
     """
 
     refusal: EngineRefusal
@@ -147,14 +147,14 @@ async def relay(
 def send(
     upstreams: Upstream, outgoing: OutgoingRequest, limits: UpstreamTimeouts
 ) -> Awaitable[UpstreamExchange | UpstreamUnanswered]:
-    """Send `outgoing`, the first half of `relay`: until the engine has begun to answer."""
+    """Send `outgoing` and wait until the engine has begun to answer: the first half of `relay`."""
     return upstreams.send(outgoing.instance, outgoing.request, first_byte_s=limits.first_byte_s, idle_s=limits.idle_s)
 
 
 async def relay_answer(
     call: ClientRequest, answer: UpstreamExchange | UpstreamUnanswered, outgoing: OutgoingRequest, watch: RelayWatch
 ) -> RelayEnd:
-    """Relay an answer that has begun, the second half of `relay`."""
+    """Relay an answer that has begun: the second half of `relay`."""
     if isinstance(answer, UpstreamUnanswered):
         if answer.reason == "late":
             return RelayDeadline()
@@ -174,7 +174,7 @@ async def relay_answer(
 
 
 async def read_refusal(answer: UpstreamExchange, labels: AnswerLabels) -> EngineRefusal | None:
-    """Return the whole answer, for the client perhaps; `None` when it is too large for that, or breaks off."""
+    """Return the whole answer, which may be sent to the client; None when it is too large or breaks off."""
     body = await answer.read_all(REFUSAL_BYTES)
     if body is None:
         return None
@@ -194,7 +194,7 @@ async def _stream(
     content_type: bytes,
     held: bytes,
 ) -> RelayEnd:
-    """Relay an answer, of which `held` is here already."""
+    """Relay an answer, of which `held` has already been read."""
     watch.on_first_byte(answer.status)
     stream = content_type.startswith(b"text/event-stream")
     if encoding := content_encoding(answer.headers):
@@ -222,7 +222,7 @@ async def _stream(
 
 
 async def _stream_rest(call: ClientRequest, answer: UpstreamExchange, watch: RelayWatch) -> RelayEnd:
-    """Relay the answer of an engine that carries on a stream which the client has the beginning of."""
+    """Relay the answer of an engine that continues a stream whose beginning the client already has."""
     stream = _content_type(answer.headers).startswith(b"text/event-stream")
     if answer.status != 200 or not stream or content_encoding(answer.headers):
         return RelayRejected(EngineRefusal(answer.status, [], await answer.read_all(REFUSAL_BYTES) or b""))
@@ -236,7 +236,7 @@ async def _stream_rest(call: ClientRequest, answer: UpstreamExchange, watch: Rel
 
 
 async def _pass_body(call: ClientRequest, answer: UpstreamExchange, client: _ClientSink) -> RelayBroken | None:
-    """Pass the body on and complete the client's answer; return how it broke if it did."""
+    """Relay the body and complete the client's answer; return how the answer broke, None if it did not."""
     while await answer.pipe(client.take) and not client.stopped:
         await call.drain()
     if answer.drained and not client.stopped:
@@ -247,7 +247,7 @@ async def _pass_body(call: ClientRequest, answer: UpstreamExchange, client: _Cli
 
 
 class _ClientSink:
-    """Passes the pieces of an answer to the client, through the watch."""
+    """Relays the pieces of an answer to the client, through the watch."""
 
     __slots__ = ("_call", "_finished", "_watch", "last_sent")
 
@@ -258,7 +258,9 @@ class _ClientSink:
         self.last_sent = b""
 
     def take(self, piece: bytes, last: bool) -> bool:
-        """Pass `piece` on; return whether the client has stopped reading."""
+        """Relay `piece`; return True if nothing more should be passed for now: the client is not reading, or the
+        watch stopped.
+        """
         visible = self._watch.feed(piece)
         if last and not self._watch.stopped:
             self.finish(visible)
@@ -269,7 +271,7 @@ class _ClientSink:
 
     @property
     def stopped(self) -> bool:
-        """The watch has found that what comes is no part of the answer."""
+        """True once the watch has found that the incoming bytes do not belong to the answer."""
         return self._watch.stopped
 
     def finish(self, last: bytes = b"") -> None:

@@ -1,7 +1,7 @@
-"""The head of a request: what llhttp parsed, checked for what it lets pass.
+"""The head of a request as llhttp parsed it, checked for faults that llhttp allows.
 
-Refused is whatever two HTTP parsers could read differently, what this server does not speak (CONNECT, transfer
-codings but chunked), and a request that does not say once and validly which host it is for (RFC 9112 3.2). Pure.
+A request is refused if two HTTP parsers could read it differently, if this server does not support it (CONNECT,
+transfer codings other than chunked), or if it does not name its host exactly once and validly (RFC 9112 3.2). Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from router.proxy.call import Headers
 
 STATUS_LINES: Final = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
-MAX_HEADERS: Final = 100  # the default of Apache and Envoy; as objects, short ones take 50 times the bytes they came in
+MAX_HEADERS: Final = 100  # the default of Apache and Envoy; as objects, short ones take 50 times their bytes
 UPGRADE = (b"upgrade", b"http2-settings")  # headers, and options of `Connection`
 HOST_BYTES: Final = (
     string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:[]"
@@ -26,7 +26,7 @@ HOST_BYTES: Final = (
 
 
 class UnfitRequest(Exception):
-    """The request is refused and its connection closed. Raised in parser callbacks, it stops the parser."""
+    """The request is refused and its connection closed. Raised in a parser callback, this stops the parser."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class UnfitRequest(Exception):
 
 class RequestHead:
     """A request's head. `target` is the path with its query; `keep_alive` and `http_1_1` are the client's; `fields`
-    are the headers by name, of several values the first one.
+    are the headers by name, with the first of several values.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Heade
     if method == b"CONNECT":
         raise UnfitRequest(400, "CONNECT is not supported: this is no proxy")
     if not target.startswith(b"/") or b"#" in target:
-        url: Any = httptools.parse_url(target)  # a part may be None, which its stub does not say
+        url: Any = httptools.parse_url(target)  # a part may be None, which the type stub omits
         target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
     path = target.partition(b"?")[0].decode("ascii")
     head = RequestHead(
@@ -84,7 +84,7 @@ def read_head(parser: httptools.HttpRequestParser, target: bytes, headers: Heade
 
 
 def render_without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers: Headers) -> bytes:
-    """Return the head that `parser` has just completed without its offer to go on in another protocol."""
+    """Return the head that `parser` has just completed, without its offer to switch to another protocol."""
     lines = [b"%b %b HTTP/%b" % (parser.get_method(), target, parser.get_http_version().encode())]
     for name, value in headers:
         if name == b"connection":
@@ -101,7 +101,7 @@ def measure_head(target: bytes, headers: Headers) -> int:
 
 
 def check_begun(bytes_: int, headers: Headers, limit_bytes: int) -> None:
-    """Raise `UnfitRequest` for a head of which more has arrived than a whole one may have."""
+    """Raise `UnfitRequest` if more of an unfinished head has arrived than a whole one may have."""
     if bytes_ > limit_bytes:
         raise UnfitRequest(431, f"the request's head is larger than {limit_bytes} bytes")
     _check_count(headers)
@@ -133,7 +133,7 @@ def _check_coding(head: RequestHead) -> None:
 
 
 def find_fault(error: Exception, parser: httptools.HttpRequestParser) -> UnfitRequest:
-    """Return why a request is refused at which `parser` failed with `error`."""
+    """Return why the request is refused for which `parser` failed with `error`."""
     reason = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
     if isinstance(reason, UnfitRequest):
         return reason

@@ -1,7 +1,7 @@
 """llhttp for the requests of one connection.
 
-An offer to go on in another protocol is ignored, as RFC 9110 (7.8) allows: Java's HttpClient makes one (h2c) with
-its first request. llhttp would take the body of such a request for the other protocol, so its head is parsed a
+An offer to switch to another protocol is ignored, as RFC 9110 (7.8) allows: Java's HttpClient makes one (h2c) with
+its first request. llhttp would treat the body of such a request as the other protocol, so the head is parsed a
 second time, without the offer.
 """
 
@@ -14,7 +14,9 @@ from router.proxy.request_head import RequestHead, UnfitRequest, find_fault, rea
 
 
 class RequestParser:
-    """Calls the methods of `callbacks` (`on_url`, `on_header`, ...: see `httptools`), which it refers to."""
+    """Calls the methods of `callbacks` (`on_url`, `on_header`, ...: see `httptools`), and keeps a reference to
+    it.
+    """
 
     def __init__(self, callbacks: object) -> None:
         self._callbacks = callbacks
@@ -22,7 +24,7 @@ class RequestParser:
         self._restart()
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Parse `data`. Raises `HttpParserError`, also for an exception of a callback."""
+        """Parse `data`. Raises `HttpParserError`, also where a callback raised an exception."""
         while True:
             try:
                 self._parser.feed_data(data)
@@ -36,7 +38,7 @@ class RequestParser:
                 data = data[end:]
 
     def read_head(self, target: bytes, headers: Headers) -> RequestHead | None:
-        """Return the head that is complete now; `None` when it comes again. Raises `UnfitRequest`."""
+        """Return the head that has just been completed; None if it will be parsed again. Raises `UnfitRequest`."""
         parser = self._parser
         if parser.should_upgrade() and parser.get_method() != b"CONNECT":
             self._plain_head = render_without_upgrade(parser, target, headers)
@@ -45,13 +47,13 @@ class RequestParser:
 
     @property
     def repeats(self) -> bool:
-        """The head just parsed comes again: the end of its message means nothing."""
+        """True if the head just parsed will be parsed again: the end of its message is to be ignored."""
         return self._plain_head is not None
 
     def find_fault(self, error: Exception) -> UnfitRequest:
-        """Return why a request is refused at which `feed` failed with `error`."""
+        """Return why the request is refused for which `feed` failed with `error`."""
         return find_fault(error, self._parser)
 
     def _restart(self) -> None:
         self._parser = httptools.HttpRequestParser(self._callbacks)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what comes after is thrown away
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # data after a close is discarded

@@ -1,8 +1,8 @@
 """A deadline timer for deadlines that move far more often than they expire.
 
 A loop's `call_later` and `cancel` cost microseconds, and a stream moves its idle deadline at every chunk. So the
-armed timer stays where it is: moving the deadline sets an attribute, and a timer that wakes too early looks at the
-deadline and sleeps again. One timer serves a connection for its whole life, on both sides of the router.
+armed timer stays where it is: moving the deadline only sets an attribute, and a timer that wakes too early checks
+the deadline and sleeps again. One timer serves a connection for its whole life, on both sides of the router.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 
 class DeadlineTimer:
-    """Calls `on_expiry` once when the deadline set last has passed. `close` it when done: it keeps its owner
-    alive.
+    """Calls `on_expiry` once when the most recently set deadline has passed. `close` it when done, because it keeps
+    its owner alive.
     """
 
     __slots__ = ("_armed", "_armed_at", "_closed", "_deadline", "_loop", "_on_expiry")

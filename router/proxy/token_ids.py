@@ -1,12 +1,13 @@
-"""Sends requests as `Upstreams` does, with the prompt's token ids beside its text for engines that accept them.
+"""Sends requests like `Upstreams`, adding the prompt's token ids to its text for engines that accept them.
 
-It stands between the relays and the engines, so that a request, both halves of a pair, and a half that is made only
-when the other has answered (`disaggregated.py`) all get ids in the same way, and none of them knows.
+This class stands between the relays and the engines, so that a whole request, both halves of a pair, and a half
+that is made only when the other has answered (`disaggregated.py`) all get ids in the same way, without knowing
+about ids.
 
-After a 400 the engine is asked once more without ids: either it refused just those, or the client's request was
-wrong, and the engine then says so about what the client really sent. A decode half is then the client's request
-alone: refusing it made the engine drop the KV that waited for it (generate/base/serving.py,
-`_with_kv_transfer_rejection_cleanup`).
+After a 400 the request is sent to the engine once more without ids: either the engine refused only the ids, or the
+client's request was wrong, and the engine's second answer then concerns what the client really sent. A retried
+decode half is the client's request alone, because refusing the first one made the engine drop the KV that waited
+for it (generate/base/serving.py, `_with_kv_transfer_rejection_cleanup`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ REFUSAL_BYTES = 64 * 1024
 
 
 class TokenIdUpstreams:
-    """The upstreams of one attempt. `plain` is the client's request, as the instance `answering` would get it
-    without ids; `on_refusal` is called for each 400, with its body or `None`.
+    """The upstreams of one attempt. `plain` is the client's request as the instance `answering` would receive it
+    without ids; `on_refusal` is called for each 400 with the answer's body, None if the body could not be read.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class TokenIdUpstreams:
     async def send(
         self, instance: str, request: UpstreamRequest, *, first_byte_s: float, idle_s: float
     ) -> UpstreamExchange | UpstreamUnanswered:
-        """Send `request`, as `Upstreams.send`."""
+        """Send `request`, like `Upstreams.send`."""
         send = self._upstreams.send
         if instance not in self._takers:
             return await send(instance, request, first_byte_s=first_byte_s, idle_s=idle_s)

@@ -1,11 +1,12 @@
 """The engines as the data path sees them: addresses, credentials, and a pool of connections to each.
 
 Idle connections are reused last in, first out, so that few stay warm and the rest age out before the engine closes
-them (vLLM's uvicorn does after 5 s). A busy router may not have read such a close yet, so an idle connection with
-unread bytes is not used. An engine that closes a connection just as a request goes out has not failed: when a
-*reused* connection ends at once and without a single byte of answer, the request goes out once more on a fresh one,
-as every HTTP client does (RFC 9112 9.3.1). One that ends later had been working on it, and may have died of it: that,
-as every other failure, is a value for the caller, who knows what may be tried again.
+them (vLLM's uvicorn does so after 5 s). A busy router may not have read such a close yet, so an idle connection
+with unread bytes is not used. An engine that closes a connection just as a request is sent has not failed: when a
+*reused* connection ends at once and without a single byte of answer, the request is sent once more on a fresh
+connection, as every HTTP client does (RFC 9112 9.3.1). An engine that closes the connection later had been working
+on the request and may have died of it. This failure, like every other, is returned as a value to the caller, which
+decides what may be retried.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from router.errors import ConfigError
 from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Sink
 from router.proxy.headers import NO_HEADERS, ForwardedHeaders, render_head
 
-LOOKS: Final = 10  # at the clock, within a time-out
-CROSSED_WITHIN_S: Final = 0.1  # a close that crossed the request on its way is known within a round trip
+LOOKS: Final = 10  # checks of the clock within a time-out
+CROSSED_WITHIN_S: Final = 0.1  # a close that crossed the request on its way arrives within a round trip
 JSON = ForwardedHeaders(b"content-type: application/json\r\n", b"")
 
 
@@ -37,7 +38,7 @@ class UpstreamTimeouts:
 
 
 class UpstreamRequest:
-    """A request to an engine; `target` is path and query. `sent`: a connection was there to take it."""
+    """A request to an engine; `target` is path and query. `sent`: it was written to a connection."""
 
     def __init__(
         self, method: str, target: bytes, headers: ForwardedHeaders, body: bytes, rank: int | None = None
@@ -55,8 +56,8 @@ class UpstreamRequest:
 
 
 class UpstreamUnanswered(NamedTuple):
-    """No answer began. `connect`: the engine was not reached; `died`: it took the request; `late`: it stayed
-    silent.
+    """No answer began. `connect`: the engine was not reached; `died`: the engine received the request; `late`: the
+    engine stayed silent.
     """
 
     reason: Literal["connect", "died", "late"]
@@ -69,7 +70,7 @@ class Upstream(Protocol):
     async def send(
         self, instance: str, request: UpstreamRequest, *, first_byte_s: float, idle_s: float
     ) -> UpstreamExchange | UpstreamUnanswered:
-        """Send `request`, as `Upstreams.send`."""
+        """Send `request`, like `Upstreams.send`."""
 
 
 class Upstreams:
@@ -82,9 +83,7 @@ class Upstreams:
         self._tls = TlsContexts()
 
     def add(self, instance: str, url: str, *, api_key: str | None = None, ca_file: str | None = None) -> None:
-        """Reach `instance` at `url` (http or https, no path) from now on. Raises `ConfigError` for a bad
-        `ca_file`.
-        """
+        """Register `instance` at `url` (http or https, no path). Raises `ConfigError` for a bad `ca_file`."""
         self.remove(instance)
         tls = self._tls.get(ca_file) if urlsplit(url).scheme == "https" else None
         self._engines[instance] = _Engine(url, api_key, tls, self._connect_timeout_s, self._keepalive_s)
@@ -105,7 +104,7 @@ class Upstreams:
         return len(engine.idle) if engine is not None else 0
 
     def credentials(self, instance: str) -> bytes | None:
-        """Return the `authorization` with which `instance` is asked; None: that of the client."""
+        """Return the `authorization` value for requests to `instance`; None if the client's own is forwarded."""
         engine = self._engines.get(instance)
         return None if engine is None or engine.api_key is None else b"Bearer " + engine.api_key.encode()
 
@@ -114,8 +113,8 @@ class Upstreams:
     ) -> Coroutine[Any, Any, UpstreamExchange | UpstreamUnanswered]:
         """Send `request` and wait until its answer has begun: its head and the first byte of its body, or its end.
 
-        An engine sends the head of a stream before it has computed anything, so until a byte of the body has come
-        the request may still go to another engine. Close the exchange when done with it.
+        An engine sends the head of a stream before it has computed anything, so until a byte of the body has
+        arrived the request may still be sent to another engine. Close the exchange when done with it.
         """
         engine = self._engines.get(instance)
         return _report_removed() if engine is None else engine.send(request, first_byte_s, idle_s)
@@ -131,13 +130,13 @@ class Upstreams:
         limit_bytes: int = ANSWER_BYTES,
         rank: int | None = None,
     ) -> HttpAnswer | None:
-        """Fetch `path`, as `router/backends/fetch.py:Fetch`."""
+        """Fetch `path`: see `router/backends/fetch.py:Fetch`."""
         request = UpstreamRequest(method, path.encode(), JSON if body else NO_HEADERS, body, rank)
         answer = await self._fetch(instance, request, timeout_s, limit_bytes)
         return answer if isinstance(answer, HttpAnswer) else None
 
     async def probe(self, instance: str, path: str, *, timeout_s: float) -> HttpAnswer | NoAnswer:
-        """Fetch `path`, as `router/backends/fetch.py:ProbeFetch`."""
+        """Fetch `path`: see `router/backends/fetch.py:ProbeFetch`."""
         request = UpstreamRequest("GET", path.encode(), NO_HEADERS, b"")
         return await self._fetch(instance, request, timeout_s, ANSWER_BYTES)
 
@@ -161,8 +160,8 @@ class Upstreams:
 
 
 class OthersTimeout:
-    """`asyncio.timeout` for what another process has to do: it does not count how late this process's event loop
-    was. A router that is short of CPU time would else take its engines for dead.
+    """An `asyncio.timeout` for work of another process: it does not count the time by which this process's event
+    loop was late. Otherwise a router that is short of CPU time would take its engines for dead.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -189,17 +188,15 @@ class OthersTimeout:
 
 
 class TlsContexts:
-    """TLS contexts to verify servers with, by CA file. Each context is made once: loading the system's CAs takes
-    tens of ms.
+    """TLS contexts for verifying servers, by CA file. Each context is made once, because loading the system's CAs
+    takes tens of ms.
     """
 
     def __init__(self) -> None:
         self._contexts: dict[str | None, ssl.SSLContext] = {}
 
     def get(self, ca_file: str | None) -> ssl.SSLContext:
-        """Return the context for a CA file; None: the system's CAs. Raises `ConfigError` for one that is of no
-        use.
-        """
+        """Return the context for a CA file; None: the system's CAs. Raises `ConfigError` for an unusable file."""
         if ca_file not in self._contexts:
             try:
                 self._contexts[ca_file] = ssl.create_default_context(cafile=ca_file)
@@ -213,8 +210,8 @@ async def _report_removed() -> UpstreamUnanswered:
 
 
 class UpstreamExchange:
-    """An answer that has begun. Use it with `with`: leaving gives the connection back, or closes it, which aborts
-    the engine's work.
+    """An answer that has begun. Use it with `with`: leaving the block returns the connection to the pool, or closes
+    it, which aborts the engine's work.
     """
 
     __slots__ = ("_connection", "_engine", "headers", "status")
@@ -235,18 +232,19 @@ class UpstreamExchange:
 
     @property
     def drained(self) -> bool:
-        """The answer is whole and all of it was read."""
+        """True if the answer is whole and all of it was read."""
         return self._connection.drained
 
     def read(self) -> Awaitable[bytes]:
-        """Return the bytes that have arrived since, never empty; `b""` at the end: `drained`, or `failure` says
-        why.
+        """Return the bytes that have arrived since the last call, never empty; `b""` at the end, where either
+        `drained` is True or `failure` has the reason.
         """
         return self._connection.read()
 
     def pipe(self, sink: Sink) -> Awaitable[bool]:
-        """Pass everything on to `sink`, each piece as it arrives. Return True when `sink` had enough: call this
-        again when it can take more. Return False at the end: `drained`, or `failure` says why.
+        """Pass everything on to `sink`, each piece as it arrives. Return True when `sink` has had enough: call this
+        again when it can take more. Return False at the end, where either `drained` is True or `failure` has the
+        reason.
         """
         return self._connection.pipe(sink)
 
@@ -262,7 +260,7 @@ class UpstreamExchange:
         return b"".join(pieces)
 
     async def read_all(self, limit_bytes: int) -> bytes | None:
-        """Return the whole body, or `None` when it is larger than that or breaks off."""
+        """Return the whole body; None when it is larger than `limit_bytes` or breaks off."""
         pieces: list[bytes] = []
         size = 0
         while piece := await self.read():
@@ -316,7 +314,7 @@ class _Engine:
         request.sent = False
         fresh = await self._connect()
         if isinstance(fresh, UpstreamUnanswered):
-            return answer or fresh  # the engine took the request and is gone now: perhaps it died of it
+            return answer or fresh  # the engine took the request and is gone now: the request may have killed it
         return await self._exchange(fresh, request, head, first_byte_s, idle_s)
 
     def _take_idle(self) -> EngineConnection | None:

@@ -1,9 +1,9 @@
-"""Common part of an exchange over a connection and through a gateway: headers by name, the watch on the client, and
-the bounds of a body.
+"""The common part of an exchange over a connection and through a gateway: headers by name, the watch on the client,
+and the bounds of a body.
 
 `with exchange:` watches the client (`proxy/call.py`): when it disconnects, the task that answers is cancelled, and
-the block ends with `ClientDisconnected`. A server that stops cancels it as well. A cancellation by anybody else
-passes through as it is.
+the block ends with `ClientDisconnected`. A server that stops cancels the task as well. A cancellation by anybody
+else passes through unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE_BYTES: Final = 41  # of memory, beside its content: a bytes object and its
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class WatchedExchange(ClientRequest):
-    """The part of a `ClientRequest` that does not depend on how the request came."""
+    """The part of a `ClientRequest` that does not depend on how the request arrived."""
 
     __slots__ = ("_cancelled", "_watched", "gone")
 
@@ -56,8 +56,8 @@ class WatchedExchange(ClientRequest):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raise `ClientDisconnected` in place of the cancellation that a disconnect caused, and `NoTarget` in place
-        of that of a request that has no answer when the server stops.
+        """Raise `ClientDisconnected` in place of a cancellation that a disconnect caused, and `NoTarget` in place
+        of the cancellation of a request that has no answer when the server stops.
         """
         task, self._watched = self._watched, None
         if self._cancelled and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:

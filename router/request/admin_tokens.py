@@ -2,7 +2,7 @@
 
     X-Warmroute-Policy: NAME          X-Warmroute-Token: an admin token with the right `override`
 
-Neither header reaches an engine (`proxy/headers.py`). The time that a check takes says nothing about any token.
+Neither header reaches an engine (`proxy/headers.py`). The time of a check reveals nothing about any token.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class AdminTokens:
         return bool(self._digests)
 
     def holder(self, token: bytes) -> AdminTokenConfig | None:
-        """Return the entry of `token`; `None` when it is unknown."""
+        """Return the entry of `token`; None if the token is unknown."""
         digest = hashlib.sha256(token.strip()).digest()
-        # All are compared, in constant time each: how long it takes says nothing about any of them.
+        # All entries are compared, each in constant time, so the time reveals nothing about any of them.
         found = [entry for entry, expected in self._digests if hmac.compare_digest(digest, expected)]
         return found[0] if found else None
 
 
 class PolicyOverride(NamedTuple):
-    """A policy that the client selects by header, whatever is in force."""
+    """A policy that the client selects by header, whichever policy is active."""
 
     policy: Policy
     by: str  # name of the admin token
@@ -45,7 +45,8 @@ class PolicyOverride(NamedTuple):
 def read_override(
     fields: Mapping[bytes, bytes], admin_tokens: AdminTokens, policies: Mapping[str, Policy]
 ) -> PolicyOverride | None:
-    """Return the policy that a request selects, `None` for none. `fields` are its headers, names in lower case.
+    """Return the policy that a request selects; None if it selects none. `fields` are the request's headers, with
+    names in lower case.
 
     Raises `Forbidden` without a token that has the right, and `BadRequest` for an unknown policy.
     """

@@ -1,6 +1,4 @@
-"""One attempt at a request: its observer, the data path that carries it out, and the booking, which is given
-back.
-"""
+"""One attempt at a request: its observer, the data path that carries it out, and the release of its booking."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from router.scheduling.ticket import Ticket
 
 
 class EarlierAttempts:
-    """The result of earlier attempts at a request that the next one needs. `failed`: target ids, and those of
-    targets that the request cannot go to.
+    """The results of earlier attempts at a request that the next attempt needs. `failed` has the ids of targets
+    that failed, and of targets to which the request cannot go.
     """
 
     __slots__ = ("failed", "moved_to", "prefilled")
@@ -24,11 +22,11 @@ class EarlierAttempts:
     def __init__(self, failed: set[str]) -> None:
         self.failed = failed
         self.prefilled: PrefilledKv | None = None
-        self.moved_to: TargetId | None = None  # that answers in place of the chosen one
+        self.moved_to: TargetId | None = None  # the target that answers instead of the chosen one
 
 
 async def attempt(request: Request, ticket: Ticket, earlier: EarlierAttempts, services: Services) -> RelayEnd:
-    """Carry out the attempt of `ticket`. The booking is given back whatever happens."""
+    """Carry out the attempt of `ticket`, and return how it ended. The booking is always released."""
     call = request.call
     observer = ResponseObserver(ticket, request, services)
     kv_transfer_params = None if earlier.prefilled is None else earlier.prefilled.params
@@ -53,7 +51,7 @@ async def attempt(request: Request, ticket: Ticket, earlier: EarlierAttempts, se
 
 
 def keep_prefilled(prefilled: PrefilledKv | None, end: RelayNotStarted, now: float) -> PrefilledKv | None:
-    """Return handed-over KV that another engine may still fetch. An engine that took the request may have fetched
-    and so freed it; one that turned the request away drops it.
+    """Return handed-over KV that another engine may still fetch; None if there is none. An engine that took the
+    request may have fetched the KV, which frees it; an engine that rejected the request drops the KV.
     """
     return prefilled if prefilled is not None and end.reason == "connect" and now < prefilled.until_s else None

@@ -1,9 +1,9 @@
 """Limits on concurrent requests and on the bytes of their bodies in memory, both shared fairly among clients.
 
-A request is refused before anything is read or computed, so overload costs an answer of 429 and nothing else; and
-it takes its place among the concurrent ones only when its body is here, so who sends slowly takes nobody's place. A
-`Slot` is given back exactly once, whatever ends its request: it is a context manager and idempotent. Pure counting:
-no waiting, no clock, no sockets.
+A request is rejected before anything is read or computed, so overload costs only a 429 answer. A request counts as
+concurrent only once its body is complete, so slow senders take no one's slot. A `Slot` is released exactly once,
+whatever ends its request: it is a context manager, and its release is idempotent. This module only counts: it uses
+no waiting, no clock and no sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RETRY_AFTER_S = 1
 
 
 class ConcurrencyLimiter:
-    """A limit of `concurrent` requests, and of `body_budget_bytes` of bodies over all of them."""
+    """A limit of `concurrent` requests, and of `body_budget_bytes` for the bodies of all requests."""
 
     def __init__(self, concurrent: int, body_budget_bytes: int) -> None:
         self.requests = FairShare(concurrent)
@@ -25,7 +25,7 @@ class ConcurrencyLimiter:
 
     @property
     def in_flight(self) -> int:
-        """Requests that have taken their slot."""
+        """Number of requests that have taken their slot."""
         return self.requests.taken
 
     @property
@@ -33,8 +33,8 @@ class ConcurrencyLimiter:
         return self.bodies.taken
 
     def open(self, sender: str) -> Slot:
-        """Return a slot for one request of `sender`, to be used with `with`, and to be taken when its body is here.
-        Raises `TooBusy` when it could not be taken now.
+        """Return a slot for one request of `sender`, to be used with `with`, and to be taken when the request's
+        body is complete. Raises `TooBusy` if it could not be taken now.
         """
         if (shortage := self.requests.check(sender, 1)) is not None:
             raise self.refuse_request(shortage, sender)
@@ -58,7 +58,7 @@ class ConcurrencyLimiter:
 
 
 class Slot:
-    """One request's slot, and the bytes that its body takes."""
+    """One request's slot, and the bytes that the request's body takes."""
 
     __slots__ = ("_limiter", "_sender", "_taken", "held_bytes")
 
@@ -69,19 +69,19 @@ class Slot:
         self.held_bytes = 0
 
     def hold(self, bytes_: int) -> None:
-        """Count `bytes_` more of the body. Raises `TooBusy` when there is no room for them."""
+        """Count `bytes_` more of the body. Raises `TooBusy` if there is no room for them."""
         if (shortage := self._limiter.bodies.take(self._sender, bytes_)) is not None:
             raise self._limiter.refuse_bytes(shortage, self._sender)
         self.held_bytes += bytes_
 
     def take(self) -> None:
-        """Count the request as one that is being served. Raises `TooBusy` when there are too many."""
+        """Count the request as one that is being served. Raises `TooBusy` if there are too many."""
         if (shortage := self._limiter.requests.take(self._sender, 1)) is not None:
             raise self._limiter.refuse_request(shortage, self._sender)
         self._taken = True
 
     def release(self) -> None:
-        """Give back all that was taken; a second call does nothing."""
+        """Release everything that was taken; a second call does nothing."""
         if self._taken:
             self._limiter.requests.give_back(self._sender, 1)
             self._taken = False

@@ -1,8 +1,8 @@
 """Access from pages of other origins (CORS, https://fetch.spec.whatwg.org/#http-cors-protocol), without
 credentials.
 
-The router answers for the fleet: its headers are in every answer, in the place of those that engines set. Without
-`edge.cors_origins` it adds none, and those of engines pass.
+The router answers for the fleet: its CORS headers are in every answer and replace those of engines. Without
+`edge.cors_origins` the router adds no such headers, and those of engines pass unchanged.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ ORIGIN: Final = b"origin"
 REQUESTED_METHOD: Final = b"access-control-request-method"
 REQUESTED_HEADERS: Final = b"access-control-request-headers"
 METHODS: Final = b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
-MAX_AGE_S: Final = 600  # for which a browser remembers the answer to a preflight request
+MAX_AGE_S: Final = 600  # how long a browser remembers the answer to a preflight request
 
 
 class CrossOrigin:
-    """The rules for `origins`; with `*` any page may read the router's answers."""
+    """The CORS rules for `origins`; with `*`, any page may read the router's answers."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         self._any = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def open(self, call: ClientRequest) -> bool:
-        """Add the headers for the page that sends `call` to its answer. Return whether the request is a preflight,
-        which needs no key. Raises `BadRequest` for a preflight of an origin that is not listed.
+        """Add the headers for the page that sends `call` to the answer. Return whether the request is a preflight,
+        which needs no API key. Raises `BadRequest` for a preflight of an origin that is not listed.
         """
         origin = call.fields.get(ORIGIN)
         if origin is None or not self._origins:

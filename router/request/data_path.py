@@ -1,8 +1,8 @@
-"""The way in which an attempt is carried out: the one seam between the modes in which the router runs.
+"""The way in which an attempt is carried out: the only interface between the modes in which the router runs.
 
-`relay_path.py` sends the request to the engine and relays the answer; `picker_path.py` tells a gateway where to
-send it and follows what the gateway says. Everything before and after, the choice, the books and the record, is the
-same.
+`relay_path.py` sends the request to the engine and relays the answer; `picker_path.py` passes the chosen endpoint
+to a gateway and follows the gateway's reports. Everything before and after (the choice, the bookings and the
+record) is the same in both modes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from router.scheduling.ticket import Ticket
 
 
 class AttemptWatch(PairWatch, Protocol):
-    """Observes one attempt. Used with `with`, so that a cancelled attempt is seen as well."""
+    """Observes one attempt. It is used with `with`, so that a cancelled attempt is observed as well."""
 
     def on_end(self, end: RelayEnd) -> None:
-        """The attempt has ended."""
+        """Handle the end of the attempt."""
 
     def __enter__(self) -> AttemptWatch: ...
 
@@ -38,28 +38,29 @@ class AttemptWatch(PairWatch, Protocol):
 class DataPath(Protocol):
     @property
     def renames(self) -> bool:
-        """An answer's body may change its length, so the client's name for a model can be in it."""
+        """Whether an answer's body may change its length, so that it can have the client's name for the model."""
 
     @property
     def implies_model(self) -> bool:
-        """A prompt that names no model is for the only one there is."""
+        """Whether a prompt that names no model is for the only model of the fleet."""
 
     def excludes(self, call: ClientRequest) -> set[str]:
-        """Return the ids of the targets that this request cannot go to."""
+        """Return the ids of the targets to which this request cannot go."""
 
     def follow(self, prompt: Prompt) -> ContinuableStream | None:
-        """Return the stream that keeps the answer to `prompt` for another engine to continue; None where none
-        can.
+        """Return the stream that keeps the answer to `prompt` so that another engine can continue it; None if no
+        engine can.
         """
 
     async def run(
         self, request: Request, ticket: Ticket, kv_transfer_params: bytes | None, watch: AttemptWatch
     ) -> RelayEnd:
-        """Carry out the attempt of `ticket` and return how it ended, as `watch` was notified.
-        `kv_transfer_params`: those of an earlier attempt's prefill half, whose KV can still be fetched; None: none.
+        """Carry out the attempt of `ticket` and return how it ended; `watch` gets the same end.
+        `kv_transfer_params` are the parameters of an earlier attempt's prefill half whose KV can still be fetched;
+        None if there is none.
         """
 
 
 def label_answer(request: Request, record: Record, target: Target) -> AnswerLabels:
-    """Return the router's own headers of an answer of `target`."""
+    """Return the router's own headers for an answer of `target`."""
     return AnswerLabels(target.id, record.id, record.stages.admission_ms, request.other_model)

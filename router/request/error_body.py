@@ -1,9 +1,10 @@
-"""Error responses in the client's own dialect: OpenAI's shape, or Anthropic's on `/v1/messages` and for its
-clients.
+"""Error responses in the client's own dialect: OpenAI's format, or Anthropic's on `/v1/messages` and for
+Anthropic's clients.
 
-Used by the public API, which is plain ASGI, and by the FastAPI applications, where `install_error_handlers` also
-gives the framework's own refusals (unknown path, wrong method, invalid parameter) the same shape. A stream that
-breaks after its first byte cannot become an error response any more: `proxy/relay.py` reports it inside the stream.
+The public API, which is plain ASGI, and the FastAPI applications use these responses. In the latter,
+`install_error_handlers` also gives the framework's own refusals (unknown path, wrong method, invalid parameter) the
+same format. A stream that breaks after its first byte cannot become an error response any more: `proxy/relay.py`
+reports the error inside the stream.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException
 from router.errors import InternalError, RequestRefused, quote_name
 
 ANTHROPIC_PATHS = "/v1/messages"
-ANTHROPIC_VERSION: Final = b"anthropic-version"  # its clients send it with every request
+ANTHROPIC_VERSION: Final = b"anthropic-version"  # Anthropic's clients send this header with every request
 ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -38,7 +39,7 @@ class InvalidRequest(RequestRefused):
 
 
 class ErrorBody(NamedTuple):
-    """An error response; `headers` without content-length."""
+    """An error response. `headers` do not include content-length."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -46,24 +47,24 @@ class ErrorBody(NamedTuple):
 
 
 def encode_error(refused: RequestRefused, *, anthropic: bool = False) -> ErrorBody:
-    """Return the response to a request that is refused, in OpenAI's dialect or Anthropic's."""
+    """Return the response to a rejected request, in OpenAI's dialect or Anthropic's."""
     headers = [(b"content-type", b"application/json"), *refused.headers]
     shape = _anthropic if anthropic else _openai
     return ErrorBody(refused.status, headers, msgspec.json.encode(shape(refused)))
 
 
 def speaks_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:
-    """Return whether a request's client expects errors in Anthropic's dialect; `fields`: its headers."""
+    """Return whether a client expects errors in Anthropic's dialect. `fields` are the request's headers."""
     return path.startswith(ANTHROPIC_PATHS) or ANTHROPIC_VERSION in fields
 
 
 def describe_crash() -> InternalError:
-    """Return the message for a client about an exception that nobody expected."""
+    """Return the error to send to a client after an unexpected exception."""
     return InternalError("the router failed to answer this request; its log has the reason", code="internal_error")
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Give every error response of `app` this shape."""
+    """Give every error response of `app` OpenAI's format."""
 
     async def on_refusal(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefused)

@@ -1,13 +1,13 @@
-"""The unit of randomisation of an experiment: what stays on one arm.
+"""The unit of randomisation of an experiment: the requests that stay on one arm.
 
     session   the client's name for its session or user, else the conversation
-    program   the same of the first session of its family, so that an agent and its sub-agents stay together
-    user      the client's name for its user (as `program`, without falling back on the conversation)
+    program   as `session`, for the first session of its family, so that an agent and its sub-agents stay together
+    user      the client's name for its user (as `program`, without falling back to the conversation)
     api_key   the name of the client's key
-    time      the window of time that the request falls into
+    time      the window of time of the request
     request   the request itself
 
-A request without such a name is a unit of its own.
+A request without such a name is a unit by itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def derive_unit(
     record_id: str,
     at_wall_s: float,
 ) -> bytes:
-    """Return 16 bytes, equal for equal units in every process, as far as `conversations` without a name of their
-    own have the same one there. Names of users and keys cannot be read from them.
+    """Return 16 bytes, equal for equal units in every process, provided that a conversation without a session name
+    has the same name in the `conversations` of each process. The bytes do not reveal the names of users and keys.
     """
     match experiment.unit:
         case "session":
@@ -47,7 +47,7 @@ def derive_unit(
 
 
 def window_unit(experiment: ExperimentConfig, at_wall_s: float) -> bytes:
-    """Return the unit of the window of time that a moment falls into."""
+    """Return the unit of the window of time that contains `at_wall_s`."""
     name = b"%d" % (at_wall_s // experiment.window_s)
     return blake2b(name, digest_size=16, person=b"time").digest()
 

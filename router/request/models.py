@@ -1,4 +1,4 @@
-"""The models that requests name: which is implied where none is named, and what a name stands for."""
+"""The models that requests name: which model is implied if none is named, and which model a name stands for."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from router.tenants.tenant import Tenant
 
 
 def name_model(prompt: Prompt, fleet: Fleet, tenant: Tenant | None, *, implied: bool = True) -> None:
-    """Let a prompt that names no model be for the only base model, as engines take it; the body stays. One that is
-    placed by load needs no name, unless its tenant may use some models only: whatever its body is, an engine of
-    another model must not get it. Raises `BadRequest` where there are several models, or none is `implied`;
-    `NoTarget` where none is known yet.
+    """Set the model of a prompt that names none to the only base model, as engines do; the body stays unchanged. A
+    prompt that is placed by load needs no model, unless its tenant may use only some models: then an engine of
+    another model must not get it, whatever its body is. Raises `BadRequest` if there are several models, or if a
+    model may not be `implied`; `NoTarget` if no model is known yet.
     """
     if prompt.endpoint is Endpoint.OTHER and may_use_all(tenant):
         return
@@ -29,12 +29,12 @@ def name_model(prompt: Prompt, fleet: Fleet, tenant: Tenant | None, *, implied: 
 
 
 def may_use_all(tenant: Tenant | None) -> bool:
-    """Return whether there is no list of the models that the tenant may use."""
+    """Return whether the tenant may use all models."""
     return tenant is None or tenant.service_class.allows_all
 
 
 def check_allowed(model: str | None, tenant: Tenant | None) -> None:
-    """Raise `Forbidden` for a model that the tenant may not use, by the name that the client gives it."""
+    """Raise `Forbidden` for a model, given the client's name for it, that the tenant may not use."""
     if model is None or tenant is None or tenant.service_class.allows(model):
         return
     raise Forbidden(
@@ -45,9 +45,9 @@ def check_allowed(model: str | None, tenant: Tenant | None) -> None:
 
 
 def resolve_model(prompt: Prompt, scheduler: Scheduler, name: str | None) -> ServedModel | None:
-    """Return the served model that `prompt` names; None where the request names none (load-placed endpoints only).
-    `name` is the client's own for it. Raises `NotFound` for one that no instance serves, `NoTarget` for one that
-    never was while no instance is ready to say what it serves.
+    """Return the served model that `prompt` names; None if the request names no model (load-placed endpoints only).
+    `name` is the client's own name for the model. Raises `NotFound` for a model that no instance serves, `NoTarget`
+    for a model that was never served while no instance is ready to report its models.
     """
     if prompt.model is None:
         return None

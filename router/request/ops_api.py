@@ -1,7 +1,7 @@
 """The applications behind health and metrics.
 
-`/health` says that the process answers and nothing more, so that a supervisor does not restart a router whose
-engines are down. `/ready` says whether a load balancer should send requests here.
+`/health` reports only that the process answers, so that a supervisor does not restart a router whose engines are
+down. `/ready` reports whether a load balancer should send requests to this process.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from router.telemetry.metrics.exposition import CONTENT_TYPES, PageForm, choose_
 
 
 class MetricsAccess(NamedTuple):
-    """The metrics page, and the sha256 (hex) of the bearer token that it takes; `None`: none."""
+    """The metrics page, and the sha256 (hex) of the bearer token that it requires; None if it requires no token."""
 
     scrape: Callable[[PageForm], Awaitable[bytes]]
     token_hash: str | None = None
-    has_exemplars: bool = False  # so that OpenMetrics, which costs more to render, is worth it
+    has_exemplars: bool = False  # if True, OpenMetrics is worth its higher rendering cost
 
 
 class Readiness:
-    """Readiness of a process for requests. With `wakes`, requests for a model without an engine start one."""
+    """Readiness of a process for requests. With `wakes`, a request for a model without an engine starts one."""
 
     def __init__(self, fleet: Fleet, *, wakes: bool) -> None:
         self._fleet = fleet
@@ -38,7 +38,7 @@ class Readiness:
         self.started = self.stopping = False
 
     def unready_reason(self) -> str | None:
-        """Return why it should get none now; None when it should."""
+        """Return why the process should get no requests now; None if it should get requests."""
         if self.stopping:
             return "stopping"
         if not self.started:
@@ -49,8 +49,8 @@ class Readiness:
 
 
 def ops_app(why_not_ready: Callable[[], str | None], metrics: MetricsAccess | None) -> FastAPI:
-    """Return the application behind `OPS`. `why_not_ready` returns `None` when this process should get requests
-    (`Readiness`); `metrics` `None`: they are on a listener of their own.
+    """Return the application behind `OPS`. `why_not_ready` returns None if this process should get requests
+    (`Readiness`). `metrics` is None if metrics have a separate listener.
     """
     app = _app() if metrics is None else metrics_app(metrics)
 

@@ -1,7 +1,8 @@
-"""The requests that a gateway sends through a picker: the same API, with refusals as gateways know them.
+"""The API for requests that a gateway sends through a picker: the same as the proxy's, with gateway-specific
+refusals.
 
-What a client may ask for, and in which words it is refused, is the proxy's (`public_api.py`). `/health`, `/ready`
-and `/metrics` are not among it: they are the router's own, and have a port of their own.
+The accepted requests and the texts of refusals are the proxy's (`public_api.py`). `/health`, `/ready` and
+`/metrics` are not part of this API: they are the router's own, and have a separate port.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ WAITED = "no_room"  # the code of a refusal after a wait for admission
 
 
 class PickerApi:
-    """Answers exchanges of gateways. With `testing` the headers of conformance tests are obeyed."""
+    """Answers the exchanges of gateways. With `testing`, the headers of conformance tests take effect."""
 
     def __init__(self, services: Services, *, testing: bool = False) -> None:
         options = services.read_options
         unhidden = ReadOptions(options.strip_fields, inject_usage=False, want_source=options.want_source)
         self._conforming = _GatewayApi(services, open_paths=testing)
-        # What a gateway keeps of an answer cannot be hidden from its client, so it is not asked for either.
+        # A thin gateway retains the answer: nothing in it can be hidden, so no usage is injected.
         self._thin = _GatewayApi(replace(services, read_options=unhidden), open_paths=testing)
         self._testing = testing
 

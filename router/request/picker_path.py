@@ -1,9 +1,10 @@
-"""The data path of a picker: a gateway is told where the request goes, carries it out, and reports.
+"""The data path of a picker: the gateway receives the chosen endpoint, sends the request there, and reports the
+answer.
 
-What a proxy would find out by itself is told here: the head and the pieces of an answer, or its first piece and
-later an entry of the access log. A gateway that could not reach the engine has answered its client when it says so:
-nothing is tried again here, but the record, the breaker and the health check learn of it. Where it has turned to
-another engine of the list that it was given, that one's part is booked and recorded as a second attempt.
+The gateway reports what a proxy would observe itself: the head and the pieces of an answer, or its first piece and
+later an entry of the access log. When a gateway reports that it could not reach the engine, it has already answered
+its client: the router does not retry, but the record, the breaker and the health check are updated. If the gateway
+used another engine of the list that it received, that engine's part is booked and recorded as a second attempt.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ from router.telemetry.trace_context import attempt_number
 
 log = logging.getLogger("warmroute.picker")
 
-MAX_ENDPOINTS = 4096  # kept of engines that are there or were
-CUT_LOG_S = 2.0  # how long after an exchange was cut its log entry is waited for
+MAX_ENDPOINTS = 4096  # number of cached endpoints of present and past engines
+CUT_LOG_S = 2.0  # how long to wait for the log entry of an exchange that was cut
 KEY_BYTES = 8
 
 
 class PickerPath:
-    """A `DataPath` (`data_path.py`). `fallbacks`: how many endpoints are named after the chosen one; `credentials`
-    returns the `authorization` for an instance; `on_moved` is called when another endpoint answers than the chosen
-    one.
+    """The `DataPath` (`data_path.py`) of a picker. `fallbacks` is the number of endpoints listed after the chosen
+    one; `credentials` returns the `authorization` header for an instance; `on_moved` is called when another
+    endpoint than the chosen one answers.
     """
 
     def __init__(
@@ -82,17 +83,17 @@ class PickerPath:
 
     @property
     def renames(self) -> bool:
-        return False  # a gateway has sent the head, with the body's length
+        return False  # the gateway has already sent the head, with the body's length
 
     @property
     def implies_model(self) -> bool:
-        return False  # llm-d's picker refuses such a prompt
+        return False  # llm-d's picker rejects such a prompt
 
     def follow(self, prompt: Prompt) -> None:
-        """Return None: the answer does not pass here."""
+        """Return None: the answer does not pass through the router."""
 
     def excludes(self, call: ClientRequest) -> set[str]:
-        """Return the targets outside of the endpoints that the gateway, or a test, allows."""
+        """Return the ids of the targets that are not among the endpoints that the gateway, or a test, allows."""
         assert isinstance(call, PickerExchange)
         if (allowed := call.subset) is None:
             return set()
@@ -147,7 +148,7 @@ class PickerPath:
             added.append((PREFILLER, prefiller.encode()))
         if (trace := request.trace) is not None:
             added.append(("traceparent", trace.traceparent(attempt_number(len(record.attempts) - 1))))
-        named = {DESTINATION, *(name for name, _ in added)}  # what is overwritten must not be removed as well
+        named = {DESTINATION, *(name for name, _ in added)}  # overwritten headers must not be removed as well
         removed = [name for name in edits.removed if name not in named]
         if trace is not None and trace.begun and b"tracestate" in call.fields:
             removed.append("tracestate")
@@ -155,11 +156,11 @@ class PickerPath:
             body = add_ids(body, offered.ids)
         elif offered is not None:
             ticket.attempt.token_id_passthrough = False
-        key = f"{record.id}.{secrets.token_hex(KEY_BYTES)}"  # not to be guessed by who could send log entries
+        key = f"{record.id}.{secrets.token_hex(KEY_BYTES)}"  # a sender of log entries must not guess it
         return Choice(",".join([endpoint, *self._next_best(ticket, endpoint)]), key, added, removed, body)
 
     def _next_best(self, ticket: Ticket, chosen: str) -> list[str]:
-        """Return the endpoints to try when the chosen one fails, the cheapest first."""
+        """Return the endpoints to try if the chosen one fails, the cheapest first."""
         if not self._fallbacks or ticket.prefill is not None or ticket.target.instance.has_ranks:
             return []
         decision = ticket.attempt.decision
@@ -174,8 +175,8 @@ class PickerPath:
         return found
 
     async def _judge(self, end: AnswerEnd, call: PickerExchange, ticket: Ticket, answer: OpenAnswer) -> RelayEnd:
-        """Return the attempt's end for the end of the exchange. Raises `ClientDisconnected` where the log says
-        so.
+        """Return the attempt's end, given the end of the exchange. Raises `ClientDisconnected` if the log reports
+        that the client left.
         """
         record = ticket.record
         status = end.status or 0
@@ -204,7 +205,7 @@ class PickerPath:
                 return RelayRejected(EngineRefusal(status, [], b""))
 
     async def _wait_briefly(self, answer: OpenAnswer) -> LoggedEnd | None:
-        """Return the log entry of an exchange that was cut; None where its gateway sends none."""
+        """Return the log entry of an exchange that was cut; None if its gateway sends no log, or not in time."""
         if not self._log.follows(answer.gateway):
             return None
         try:
@@ -214,7 +215,7 @@ class PickerPath:
             return None
 
     def _find(self, endpoint: str | None) -> TargetId | None:
-        """Return a target by its endpoint; None where it is none, or one of several ranks."""
+        """Return the target with this endpoint; None if no target has it, or several ranks share it."""
         for instance in self._fleet:
             for target in instance.targets.values():
                 if self._endpoint(target) == endpoint:
@@ -222,12 +223,14 @@ class PickerPath:
         return None
 
     def _endpoint(self, target: Target) -> str | None:
-        """Return the `ip:port` of a target; None where its URL has a host name."""
+        """Return the `ip:port` of a target; None if its URL has a host name."""
         return self._read_endpoint(target.instance.config.url)
 
 
 class _PairedWatch:
-    """Passes on what is seen of an answer; its first byte ends the prefill half of a pair, which a sidecar ran."""
+    """Passes the observed answer on to a watch. The first byte ends the prefill half of a pair, which a sidecar
+    ran.
+    """
 
     __slots__ = ("_ticket", "_watch", "feed", "flush", "on_encoded")
 
@@ -254,7 +257,7 @@ def read_endpoint(url: str) -> str | None:
 
 
 def _judge_log(logged: LoggedEnd | None, status: int) -> RelayEnd:
-    """Return how an answer ended by its log entry. Raises `ClientDisconnected` where the client left."""
+    """Return how an answer ended according to its log entry. Raises `ClientDisconnected` if the client left."""
     if logged is None:
         return RelayCut("the gateway did not say how the answer ended")
     if logged.details == "via_upstream":

@@ -1,8 +1,8 @@
 """The public API: an allow-list of endpoints, API keys, and the health and metrics endpoints on the same port.
 
-The list is in `public_paths.py`. A path that is not on it, or in `edge.extra_endpoints`, is 404; a wrong method is
-405. Every `RequestRefused` that reaches this file becomes one answer in the client's own dialect, and so does an
-exception that nobody expected. What the router answers by itself is counted and logged here, too.
+The list is in `public_paths.py`. A path that is neither on this list nor in `edge.extra_endpoints` gets 404; a
+wrong method gets 405. Every `RequestRefused` that reaches this file becomes one answer in the client's own dialect,
+and so does an unexpected exception. Answers that the router gives by itself are counted and logged here, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JSON: Headers = [(b"content-type", b"application/json")]
 
 
 class PublicApi:
-    """Answers exchanges on the public port: `requests` those of clients, `ops` what is in `OPS`."""
+    """Answers exchanges on the public port: `requests` answers clients' requests, `ops` the paths in `OPS`."""
 
     def __init__(self, requests: RequestApi, ops: ASGIApp) -> None:
         self._requests = requests
@@ -51,8 +51,8 @@ class PublicApi:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestApi:
-    """Answers the requests of clients, whoever carries them out. With `open_paths` every path that is not listed is
-    routed by load instead of being refused.
+    """Answers the requests of clients on any data path. With `open_paths`, every path that is not listed is routed
+    by load instead of being rejected.
     """
 
     def __init__(self, services: Services, *, open_paths: bool = False) -> None:
@@ -88,11 +88,11 @@ class RequestApi:
                     log_disconnect(call.path, call.sender)
 
     def on_unfit(self, status: int) -> None:
-        """Count a request that was no valid HTTP, or too slow."""
+        """Count a request that was not valid HTTP, or too slow."""
         self._services.metrics.on_unfit(status)
 
     def on_crash(self, call: ClientRequest) -> ErrorBody:
-        """Return the answer to `call` after an exception that nobody expected, and count it."""
+        """Return the answer to `call` after an unexpected exception, and count the crash."""
         crash = describe_crash()
         if call.recorded:
             self._services.metrics.on_crash(self._label(call))
@@ -101,7 +101,7 @@ class RequestApi:
         return self.encode_refusal(crash, call)
 
     def _find_route(self, call: ClientRequest) -> Awaitable[None] | None:
-        """Return the coroutine that answers `call`; None when it is answered already. Raises `RequestRefused`."""
+        """Return the coroutine that answers `call`; None if `call` is already answered. Raises `RequestRefused`."""
         method, path = call.method, call.path
         if (method, path) in self._routed:
             return self.route(call)
@@ -135,11 +135,11 @@ class RequestApi:
             sink(call, refusal, self._label(call), arrived_s)
 
     def encode_refusal(self, refusal: RequestRefused, call: ClientRequest) -> ErrorBody:
-        """Return the answer to a refused request, in the client's dialect."""
+        """Return the answer to a rejected request, in the client's dialect."""
         return encode_error(refusal, anthropic=speaks_anthropic(call.path, call.fields))
 
     def _answer(self, call: ClientRequest, headers: Headers, body: bytes) -> None:
-        """Answer a request that needs no engine: it has no record, so it is counted and logged here."""
+        """Answer a request that needs no engine. Such a request has no record, so it is counted and logged here."""
         self._services.metrics.on_own_answer(self._label(call))
         if self._services.config.log.access:
             log_own_answer(call.path, call.sender)
@@ -153,8 +153,8 @@ class RequestApi:
         return OTHER if found is None else found.entry.path
 
     def _answer_models(self, call: ClientRequest, found: FoundPath) -> None:
-        """Answer with the model cards that the tenant may use, or with one of them, in the form of an engine's own
-        and dated now, as there. Raises `NotFound`.
+        """Answer with the model cards that the tenant may use, or with one of them, in an engine's format and dated
+        now, as engines do. Raises `NotFound`.
         """
         common = {"object": "model", "created": int(self._services.clock.wall()), "owned_by": "vllm"}
         models: Sequence[ModelCard] = self._services.scheduler.fleet.models()

@@ -1,8 +1,8 @@
-"""The paths of the public listener: the methods of each, and what places its requests.
+"""The paths of the public listener: the methods of each path, and how its requests are placed.
 
-Routing, the 405 of a wrong method with its `Allow`, and the HTTP reference come from this table. Any other path of
-an engine may be its administration, and is 404 here. `{id}` stands for the id of a stored response, `{model}` for
-the name of a model, which may contain slashes.
+This table determines routing, the 405 answer for a wrong method with its `Allow`, and the HTTP reference. Any other
+path of an engine may be for administration, and gets 404 here. `{id}` stands for the id of a stored response,
+`{model}` for the name of a model, which may contain slashes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from router.prompt.api.parse import SALTED_OTHERS
 from router.prompt.prompt import Endpoint
 
 Placement = Literal["cache", "load", "response", "router", "operation"]
-"""`cache`: by the policy, which may match prompts; `load`; `response`: the target that made the response; `router`:
-no engine is involved; `operation`: the same, by the application of `ops_api.py`.
+"""`cache`: by the policy, which may match prompts; `load`: by load alone; `response`: at the target that produced
+the response; `router`: no engine is involved; `operation`: as `router`, but by the application of `ops_api.py`.
 """
 
 POST: Final = ("POST",)
-READ: Final = ("GET", "HEAD")  # of answers of the router's own
+READ: Final = ("GET", "HEAD")  # for answers by the router itself
 
 
 class PublicPath(NamedTuple):
@@ -53,15 +53,15 @@ _PARAMETERS: Final = {"{id}": r"([A-Za-z0-9_\-]{1,128})", "{model}": r"(.{1,512}
 
 
 class FoundPath(NamedTuple):
-    """A path of the table, and the value of its parameter, empty where it has none."""
+    """A path of the table, and the value of the path's parameter, empty if it has no parameter."""
 
     entry: PublicPath
     value: str = ""
 
 
 class PathTable:
-    """Finds what a request's path stands for. `extra`: methods and paths that the operator adds, placed by load.
-    Paths of operation are not in it.
+    """Finds the table entry for a request's path. `extra` are methods and paths that the operator adds; their
+    requests are placed by load. Paths with the placement `operation` are not included.
     """
 
     def __init__(self, extra: Iterable[tuple[str, str]]) -> None:
@@ -77,7 +77,7 @@ class PathTable:
             self._plain[path] = known._replace(methods=tuple(dict.fromkeys((*known.methods, method))))
 
     def find(self, path: str) -> FoundPath | None:
-        """Return the entry for a request's (decoded) path; None: it is not served."""
+        """Return the entry for a request's (decoded) path; None if the path is not served."""
         if (plain := self._plain.get(path)) is not None:
             return FoundPath(plain)
         for pattern, entry in self._patterns:
@@ -86,7 +86,7 @@ class PathTable:
         return None
 
     def forwarded(self) -> Iterator[tuple[str, str]]:
-        """Yield method and path of each request that is placed by cache or load."""
+        """Yield each method and path whose requests are placed by cache or load."""
         for entry in self._plain.values():
             if entry.placed in ("cache", "load"):
                 for method in entry.methods:

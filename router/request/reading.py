@@ -1,4 +1,4 @@
-"""The stages of every request: its body is read, its model resolved, its prompt's token ids found."""
+"""The stages of every request: they read its body, resolve its model, and find its prompt's token ids."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NOT_NEEDED: Final = UnknownIds("not_needed")
 
 
 def build_read_options(config: Config, *, want_source: bool = False, relays: bool = False) -> ReadOptions:
-    """Return how to read bodies; requests read the prompt in them only when its token ids are needed. Who `relays`
-    the answers may also ask for what it then takes out.
+    """Return how to read bodies; the prompt in a body is read only when its token ids are needed. A data path that
+    relays the answers (`relays`) may also request fields that it then removes from them.
     """
     stripped = frozenset(config.edge.strip_fields)
     continues = relays and config.limits.continuation_bytes > 0 and PARAMS in stripped
@@ -34,16 +34,14 @@ def build_read_options(config: Config, *, want_source: bool = False, relays: boo
 
 
 def check_coding(call: ClientRequest) -> None:
-    """Raise `UnsupportedCoding` for a compressed body: engines take none, and its fields could not be checked
-    here.
-    """
+    """Raise `UnsupportedCoding` for a compressed body: engines accept none, and its fields cannot be checked."""
     if b"content-encoding" in call.fields and (coding := content_encoding(call.headers)):
         name = quote_name(coding.decode("latin-1"))
         raise UnsupportedCoding(f"a body in `Content-Encoding: {name}` cannot be read: send it plain")
 
 
 async def read_request(request: Request, services: Services) -> None:
-    """Read the body into a prompt that names a model. It takes its slot when it is here."""
+    """Read the body into a prompt that names a model. The request takes its slot when the body is complete."""
     call = request.call
     policies = services.scheduler.selector.policy_set.policies
     request.override = read_override(call.fields, services.admin_tokens, policies)
@@ -59,13 +57,13 @@ async def read_request(request: Request, services: Services) -> None:
 
 
 def end_reading(request: Request, services: Services) -> None:
-    """Note how long reading took, with all that changed the body."""
+    """Record how long reading took, including the stages that changed the body."""
     request.durations.parse_ms = (services.clock.now() - request.read_s) * 1e3
 
 
 async def parse(request: Request, body: bytes, services: Services) -> Prompt:
-    """Read what routing needs of a body; the prompt itself is left `Unread`. A large body is read in a thread, one
-    at a time, as they would delay the event loop together.
+    """Read the parts of a body that routing needs; the prompt itself stays `Unread`. Large bodies are read in a
+    thread, one at a time, because several at once would delay the event loop.
     """
     call, override = request.call, request.override
     chosen = services.scheduler.selector.policy_set if override is None else override.policy
@@ -79,8 +77,8 @@ async def parse(request: Request, body: bytes, services: Services) -> Prompt:
 
 
 async def find_response(request: Request, services: Services) -> None:
-    """Find the stored response that the request is about, and read its body. Raises `NotFound` for an id that is
-    unknown here.
+    """Find the stored response that the request is about, and read the request's body. Raises `NotFound` for an
+    unknown response id.
     """
     call, response_id = request.call, request.response_id
     assert response_id is not None, "its path names one"
@@ -96,13 +94,13 @@ async def find_response(request: Request, services: Services) -> None:
 
 
 def resolve_model(request: Request, services: Services) -> None:
-    """Find out what the model's name stands for. Raises `NotFound` and `NoTarget`."""
+    """Find the model that the request's model name stands for. Raises `NotFound` and `NoTarget`."""
     request.served = find_served(request.prompt, services.scheduler, request.name)
 
 
 async def tokenize(request: Request, services: Services) -> None:
-    """Find the prompt's token ids and block keys, or why they are unknown: as of a prompt that is certain to be
-    longer than may be sent.
+    """Find the prompt's token ids and block keys, or the reason why they are unknown: for instance, the prompt is
+    certainly longer than allowed.
     """
     request.tokens = await _find_tokens(request, services)
 

@@ -1,5 +1,5 @@
-"""The data path of a proxy: one attempt is relayed to an engine, or to a prefill/decode pair in the way in which
-its KV is handed over.
+"""The data path of a proxy: it relays an attempt to an engine, or to a prefill/decode pair by the pair's KV
+transfer protocol.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOTHING = nullcontext()
 
 
 class AttemptHeaders:
-    """The headers for the engine that answers, and for the one that computes the prompt, where there is one."""
+    """The headers for the answering engine, and for the prefill engine if the attempt is a pair."""
 
     def __init__(self, answer: ForwardedHeaders, prefill: ForwardedHeaders) -> None:
         self.answer = answer
@@ -37,7 +37,7 @@ class AttemptHeaders:
 
 
 class RelayPath:
-    """A `DataPath` (`data_path.py`)."""
+    """The `DataPath` (`data_path.py`) of a proxy."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class RelayPath:
     def _prepare(
         self, request: Request, ticket: Ticket, kv_transfer_params: bytes | None
     ) -> tuple[OutgoingRequest, PrefillLeg | None]:
-        """Return the request for the engine that answers, and the one for the engine that computes the prompt;
-        None: the engine that answers does.
+        """Return the request for the answering engine, and the request for the prefill engine; the latter is None
+        if the answering engine computes the prompt.
         """
         headers, prompt, half = self._build_headers(request, ticket), request.prompt, ticket.prefill
         if half is None:
@@ -121,9 +121,7 @@ class RelayPath:
         return outgoing, PrefillLeg(prefill, prompt.endpoint, beside=peer is not None)
 
     def _build_headers(self, request: Request, ticket: Ticket) -> AttemptHeaders:
-        """Return the headers of the attempt; with tracing each call to an engine gets a `traceparent` of its
-        own.
-        """
+        """Return the headers of the attempt. With tracing, each request to an engine gets its own `traceparent`."""
         call, record, trace = request.call, ticket.record, request.trace
         if trace is None:
             headers = self._header_rules.forward(call.headers, record.id)
@@ -141,7 +139,7 @@ class RelayPath:
 def build_outgoing(
     request: Request, ticket: Ticket, target: Target, headers: ForwardedHeaders, body: bytes
 ) -> OutgoingRequest:
-    """Return the request as it goes to `target`, one half of a pair or the only one."""
+    """Return the request to send to `target`, which is one half of a pair or the only target."""
     call, prompt = request.call, request.prompt
     return OutgoingRequest(
         target.instance.id,

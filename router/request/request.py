@@ -1,4 +1,4 @@
-"""One request, from its first byte to its end: what its stages find out about it, and what they hold for it."""
+"""One request, from its first byte to its end: the facts that its stages find, and the resources that they hold."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from router.scheduling.ticket import Ticket
 from router.telemetry.trace_context import TraceContext
 from scorers.contract import PoolHit
 
-FIRST_EVENTS = 4  # of a stream, with no token of the answer: at most, of all APIs
+FIRST_EVENTS = 4  # at most this many events at the start of a stream contain no token of the answer, in any API
 UNREAD = UnknownIds("not_needed")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Held:
-    """The part of a stage in one request: it is called as the request goes on, and released once, whatever ends it.
-    Every method does nothing unless a stage has a use for it.
+    """The part of a stage in one request: it is called as the request proceeds, and released once, whatever ends
+    the request. Every method does nothing unless a stage overrides it.
     """
 
     def on_record(self, record: Record) -> None:
-        """Describe in the record, which is about to open, what the stage has done."""
+        """Add the results of the stage to the record, which is about to open."""
 
     def on_placed(self, ticket: Ticket) -> None:
-        """The request is booked at the target of `ticket`."""
+        """Handle the booking of the request at the target of `ticket`."""
 
     def on_first_byte(self, ticket: Ticket) -> None:
-        """The answer has begun; called once, also where another engine carries the answer on."""
+        """Handle the start of the answer. Called once, even if another engine continues the answer."""
 
     def release(self, request: Request) -> None:
-        """Give back what is held. The request's record is complete; None: the request ended before it had one."""
+        """Release what is held. The request's record is complete, or None if it ended before it had one."""
 
 
 Part = TypeVar("Part", bound=Held)
@@ -52,33 +52,33 @@ class Request:
     """A request of a client. Stages fill in the fields, in the order in which they run."""
 
     # read
-    override: PolicyOverride | None  # None: the policy in force decides
+    override: PolicyOverride | None  # None: the active policy decides
     body: bytes
     prompt: Prompt
-    name: str | None  # the client's own for the model; None: it names none
+    name: str | None  # the client's own name for the model; None: the client names no model
     # prepared
-    served: ServedModel | None  # None: it names no model
-    most_tokens: int | None  # of its prompt, that make sense to count; None: as many as its model takes
+    served: ServedModel | None  # None: the request names no model
+    most_tokens: int | None  # longer prompts need no count; None: count as many tokens as the model accepts
     tokens: TokenizedPrompt | UnknownIds
     pool_hit: PoolHit | None  # None: unknown
-    avoid: frozenset[str]  # targets that had no room for it: it goes there only where no other one takes it
+    avoid: frozenset[str]  # targets without room for the request, used only if no other target can take it
     trace: TraceContext | None  # None: no tracing
     # placed and answered
     record: Record | None  # None: not yet open
     bound_to: TargetId | None  # the only target that can answer it; None: any
-    stream: ContinuableStream | None  # None: another engine cannot carry the answer on
+    stream: ContinuableStream | None  # None: another engine cannot continue the answer
     rename: AnswerModel | None  # names the model in the answer as the client does; None: the engine does so itself
-    other_model: str | None  # that answers in place of the first one of the client's name for it
-    counts_events: bool  # of a stream that is not kept in `stream`
+    other_model: str | None  # the model that answers instead of the first one behind the client's name
+    counts_events: bool  # whether to count the events of a stream that is not kept in `stream`
     events: int
-    follow: Callable[[int], None] | None  # is called with the tokens that have passed, after each piece of a stream
+    follow: Callable[[int], None] | None  # called after each piece of a stream with the tokens that have passed
 
     def __init__(self, call: ClientRequest, slot: Slot, arrived_s: float, response_id: str | None = None) -> None:
-        """`response_id`: of the stored response that the request is about; None: it brings a prompt."""
+        """`response_id` is the id of the stored response that the request is about; None if it has a prompt."""
         self.call = call
         self.slot = slot
         self.arrived_s = arrived_s  # monotonic
-        self.read_s = arrived_s  # when its body was complete
+        self.read_s = arrived_s  # when the body was complete
         self.response_id = response_id
         self.durations = Stages()
         self.override = None
@@ -101,20 +101,20 @@ class Request:
         self.held: list[Held] = []
 
     def hold(self, part: Held) -> None:
-        """Let a stage take part in the rest of the request."""
+        """Add the part of a stage, which is then called for the rest of the request."""
         self.held.append(part)
 
     def find(self, kind: type[Part]) -> Part | None:
-        """Return the part of a stage that takes part with this class; None: it does not."""
+        """Return the part of this class; None if there is none."""
         return next((part for part in self.held if isinstance(part, kind)), None)
 
     def on_placed(self, ticket: Ticket) -> None:
-        """Let all parts know that the request is booked."""
+        """Notify all parts that the request is booked."""
         for part in self.held:
             part.on_placed(ticket)
 
     def release(self) -> None:
-        """Release all parts, the last one first; one that fails does not keep the others from it."""
+        """Release all parts, the last one first. If releasing a part fails, the others are still released."""
         if not self.held:
             if self.stream is not None:
                 self.stream.close()
@@ -126,21 +126,21 @@ class Request:
 
     @property
     def known(self) -> TokenizedPrompt | None:
-        """Tokens of the prompt; None: they are not known."""
+        """The tokens of the prompt; None if they are unknown."""
         return self.tokens if isinstance(self.tokens, TokenizedPrompt) else None
 
     def to_schedule(self, record: Record) -> SchedulingRequest:
-        """Return the request as the scheduler reads it."""
+        """Return the facts of the request that the scheduler reads."""
         return SchedulingRequest(record, self.prompt, self.served, self.known, self.pool_hit)
 
     @property
     def passed_tokens(self) -> int:
-        """Tokens of a streamed answer that passed so far, as far as they can be counted before its end."""
+        """Number of tokens of a streamed answer that have passed, as far as they can be counted before its end."""
         return max(0, self.events - FIRST_EVENTS) if self.stream is None else self.stream.tokens
 
     def for_rest(self, prompt: Prompt) -> Request:
-        """Return the request for the engine that carries the answer on: with `prompt`, whose ids the router has not
-        counted.
+        """Return the request for the engine that continues the answer. It has the given `prompt`, whose token ids
+        are unknown to the router.
         """
         rest = Request(self.call, self.slot, self.arrived_s)
         rest.prompt, rest.served, rest.tokens = prompt, self.served, UnknownIds("continued")

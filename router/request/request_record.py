@@ -1,5 +1,5 @@
-"""Opens and closes the record of a request: what is known when all is ready for a choice, and who learns of its
-end.
+"""Opens and closes the record of a request: a record opens when everything is ready for a choice, and closes when
+the request ends.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from router.telemetry.access_log import log_request
 
 
 def describe_tokens(tokens: TokenizedPrompt | UnknownIds) -> tuple[str, int | None]:
-    """Return where token ids came from, or why there are none, and how many the whole prompt has."""
+    """Return the source of the token ids, or why there are none, and the token count of the whole prompt (None:
+    unknown).
+    """
     if isinstance(tokens, UnknownIds):
         return tokens.reason, None
     return tokens.source, len(tokens.ids) if tokens.complete else None
 
 
 def open_record(request: Request, services: Services) -> Record:
-    """Create the record of a request, visible while the request runs."""
+    """Create the record of a request, and make it visible while the request runs."""
     call, prompt, tokens, durations = request.call, request.prompt, request.tokens, request.durations
     number = services.scheduler.selector.next_number()
     tokens_from, counted = describe_tokens(tokens)

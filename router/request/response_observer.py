@@ -1,8 +1,8 @@
-"""Follows one attempt's answer as it passes: when it began, what it cost, and which chunk to hide from the client.
+"""Observes one attempt's answer as it passes: when it began, what it cost, and which chunk to hide from the client.
 
-The relay reports what happens on the wire; the observer updates the scheduler, the record and the tokenizer
-statistics. For a prefill/decode pair it also learns how the prefill half ended, and keeps the KV that it handed
-over for as long as another engine may fetch it.
+The relay reports events on the wire; the observer updates the scheduler, the record and the tokenizer statistics.
+For a prefill/decode pair, the observer is also notified of the end of the prefill half, and keeps the reference to
+the KV of that half for as long as another engine may fetch it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from router.tenants.tenant import own_name
 
 log = logging.getLogger("warmroute.request")
 
-OTHER: Final = Endpoint.OTHER  # Python 3.11 runs code of its own at each look at a member of an Enum
+OTHER: Final = Endpoint.OTHER  # a constant, as Python 3.11 runs code at each access to a member of an Enum
 RESPONSES: Final = Endpoint.RESPONSES
-ENGINE_ERROR: Final = 500  # status of an error in a stream that names none
+ENGINE_ERROR: Final = 500  # status of an error in a stream that names no status
 
 
 class PrefilledKv(NamedTuple):
-    """KV that a Nixl prefill half holds under a lease, not fetched yet."""
+    """KV that the engine of a Nixl prefill half holds under a lease and that has not been fetched yet."""
 
     params: bytes
     until_s: float
@@ -57,13 +57,13 @@ class PrefilledKv(NamedTuple):
 
 
 def rename_after(feed: Callable[[bytes], bytes] | None, rename: AnswerModel) -> Callable[[bytes], bytes]:
-    """Return a function that passes pieces through `feed`, if there is one, and then through `rename`."""
+    """Return a function that passes pieces through `feed` (if not None), and then through `rename`."""
     return rename.feed if feed is None else lambda piece: rename.feed(feed(piece))
 
 
 class ResponseObserver:
-    """The observer of one attempt. Used with `with`, so that a cancelled attempt (the client left) is recorded
-    too.
+    """The observer of one attempt, to be used with `with`, so that a cancelled attempt (the client left) is
+    recorded, too.
     """
 
     def __init__(self, ticket: Ticket, request: Request, services: Services) -> None:
@@ -88,13 +88,13 @@ class ResponseObserver:
         self._continues = ticket.attempt.continued_tokens is not None
         self._counts_events = request.counts_events and prompt.stream and self._stream is None
         self._follow = request.follow if prompt.stream else None
-        self._half_end = False  # the last piece ended with the first line break of an event's end
-        self._answering: Instance | None = None  # delivers the answer that passes
-        self._wants_id = prompt.endpoint is RESPONSES  # until the answer's id has passed
+        self._half_end = False  # whether the last piece ended with the first line break of an event's end
+        self._answering: Instance | None = None  # the instance that delivers the answer
+        self._wants_id = prompt.endpoint is RESPONSES  # True until the answer's id has passed
         self.prefilled: PrefilledKv | None = None
 
     def on_prefill_end(self, result: PrefillResult) -> None:
-        """The prefill half has ended; its answer says what it cost if it ended well."""
+        """Settle the prefill half, which has ended; if it succeeded, its answer contains the usage."""
         usage = NO_USAGE
         if result.end == "ok":
             tail = UsageTail(self._request.prompt.endpoint)
@@ -120,7 +120,7 @@ class ResponseObserver:
             part.on_first_byte(self._ticket)
 
     def on_encoded(self, encoding: bytes) -> None:
-        """The answer is compressed: it passes unread."""
+        """Stop reading the answer, because it is compressed: it passes unread."""
         self._tail = self._hide = self._stream = self._feed = self._rename = None
         instance = self._ticket.target.instance
         detail = f"its answers have content-encoding {quote_name(encoding.decode('latin-1'))}, unasked: not read"
@@ -128,13 +128,13 @@ class ResponseObserver:
             log.warning("instance %s: %s", instance.id, detail)
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece of the answer; return what of it the client may see now."""
+        """Process a piece of the answer, and return the bytes that the client may get now."""
         if self._answering is not None:
             self._answering.delivered = True
         if self._tail is not None:
             self._tail.feed(data)
             if self._wants_id and (response_id := self._tail.response_id()) is not None:
-                self._wants_id = False  # known from the first event on: a stream can be cancelled while it runs
+                self._wants_id = False  # known from the first event on, so a running stream can be cancelled
                 tenant = self._request.call.tenant
                 name = "" if tenant is None else tenant.name
                 self._scheduler.remember_response(own_name(tenant, response_id), self._ticket.target.id, name)
@@ -148,7 +148,7 @@ class ResponseObserver:
         return shown
 
     def flush(self) -> bytes:
-        """Return the part held back, which may go out now that the answer is complete."""
+        """Return the bytes that were held back, to be sent now that the answer is complete."""
         held = b""
         if self._stream is not None:
             held = self._stream.flush()
@@ -161,8 +161,8 @@ class ResponseObserver:
         return self._stream is not None and self._stream.stopped
 
     def end_broken(self, failure: ExchangeFailure, last: bytes) -> bytes:
-        """Return the events that end a stream in the client's dialect: the engine's own report where it sent
-        one.
+        """Return the events that end a broken stream in the client's dialect: the engine's own error report if it
+        sent one.
         """
         if failure is ExchangeFailure.REPORTED and self._stream is not None and self._stream.reported:
             end = self._stream.reported + DONE  # after whole events
@@ -174,7 +174,7 @@ class ResponseObserver:
         return end if self._rename is None else self._rename.feed(end)
 
     def can_continue(self) -> bool:
-        """Return whether another engine can carry the answer on; the record says why not."""
+        """Return whether another engine can continue the answer; if not, set the reason in the record."""
         record = self._ticket.record
         refusal = self._request.prompt.uncontinuable if self._stream is None else self._stream.find_refusal()
         if refusal is None and record.policy is not None and not record.policy.continuation:
@@ -183,7 +183,7 @@ class ResponseObserver:
         return self._stream is not None and refusal is None
 
     def on_end(self, end: RelayEnd) -> None:
-        """Write how the relay ended into the ticket and the record."""
+        """Record in the ticket and the record how the relay ended."""
         ticket, record = self._ticket, self._ticket.record
         match end:
             case RelayFinished(connect_s=connect_s, usage=usage):
@@ -225,13 +225,13 @@ class ResponseObserver:
         return None if self._tail is None or not self._ticket.record.stream else self._tail.read_error()
 
     def _record_error(self, error: StreamError) -> None:
-        """Write an error that the engine reported in a stream: judged as an answer with its status would be."""
+        """Record an error that the engine reported in a stream, judged like an answer with the error's status."""
         ticket, record = self._ticket, self._ticket.record
         if is_clients_own(error):
             ticket.end, ticket.status, record.error = "rejected", error.status, error.message
             return
         ticket.end = "broken"
-        self.can_continue()  # the record says why not
+        self.can_continue()  # sets the reason in the record
         record.error = _describe(error)
 
     def __enter__(self) -> ResponseObserver:
@@ -240,15 +240,17 @@ class ResponseObserver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Count a client that disconnects after the last event of a stream, before its end, as answered: it got
-        all.
+        """If the client disconnects after the last event of a stream but before its end, count the request as
+        answered, since the client got everything.
         """
         if kind in (asyncio.CancelledError, ClientDisconnected) and self._tail is not None and self._tail.ended():
             self._ticket.end = "ok"
             self._read_usage()
 
     def _read_usage(self, read: Usage | None = None) -> None:
-        """Read the usage of the answer; `read` is what a gateway read of it, where it did not pass here."""
+        """Read the usage of the answer. `read` is the usage reported by a gateway, if the answer did not pass
+        through the router.
+        """
         record, served = self._ticket.record, self._request.served
         if self._tail is None or served is None:
             return

@@ -1,8 +1,8 @@
 """A retry budget for the whole router: a share of its requests, plus a burst.
 
-Without it a failing fleet gets its load multiplied just when it can bear it least. A token bucket filled by
-requests, not by time: an idle router saves nothing up beyond the burst, and no clock is needed (Finagle's
-`RetryBudget`).
+Without a retry budget, retries would multiply the load of a failing fleet just when it can bear the least. The
+budget is a token bucket filled by requests, not by time: an idle router saves nothing beyond the burst, and no
+clock is needed (Finagle's `RetryBudget`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RetryBudget:
         self._balance = min(self._burst, self._balance + self._ratio)
 
     def try_withdraw(self) -> bool:
-        """Take one retry; return whether there was one."""
+        """Take one retry from the budget; return whether there was one."""
         if self._balance < 1.0 - 1e-9:  # ten tenths make one
             return False
         self._balance -= 1.0

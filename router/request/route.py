@@ -1,23 +1,24 @@
 """The path of one request, from its first byte to its end: the file to read first.
 
-A request takes a concurrency slot, which counts once its body is here, and passes its stages, one after the other
-(`stages.py`). Then an engine is chosen and booked, and its answer relayed, until one engine has begun to answer.
-Choosing and booking happen in one turn of the event loop, so no two requests decide on the same view of the load.
-Whatever ends the request (the answer's end, a dying engine, a client that disconnects) gives the booking back
-exactly once, and releases what the stages hold.
+A request gets a concurrency slot, which counts once the request's body is complete, and passes its stages one after
+the other (`stages.py`). Then an engine is chosen and booked, and the answer relayed; this is repeated on failures
+until one engine has begun to answer. An engine is chosen and booked in one turn of the event loop, so no two
+requests decide on the same view of the load. Whatever ends the request (the answer's end, a dying engine, a client
+that disconnects), the booking is released exactly once, and everything that the stages hold is released.
 
-Retries. Connection failures and 503 are retried on another engine, within the router's retry budget: the engine has
-done no work. An engine that took the request and died before its first byte may have died *of* it: one more engine
-is tried, a second death ends the request with 502 and marks its record, so that a poison prompt does not walk
-through the fleet. That one retry takes nothing from the budget: it is bounded by itself, and the end of one engine
-must not fail the hundred requests that waited there. After the first byte to the client nothing is tried again.
+Retries: connection failures and 503 are retried on another engine, within the router's retry budget, because the
+engine has done no work. If an engine took the request and died before its first byte, the request may be the cause:
+one more engine is tried, and a second death ends the request with 502 and marks its record, so that a poison prompt
+does not kill one engine after another. This single retry does not count against the budget: there is at most one,
+and the death of one engine must not fail the hundred requests that waited for that engine. After the first byte to
+the client, the request is not retried.
 
-A prefill/decode pair is one attempt with two engines (`proxy/disaggregated.py`). If its prefill half fails, another
-pair is tried, and after the second failure the answering engine computes the prompt itself: bounded by itself
-again, so without the budget.
+A prefill/decode pair is one attempt with two engines (`proxy/disaggregated.py`). If the prefill half fails, another
+pair is tried, and after the second failure the answering engine computes the prompt itself. These retries are
+bounded as well, so they do not count against the budget.
 
-Recoveries come after that, each where it applies: the next model of an alias, or another
-engine that carries on a stream which broke off.
+After the retries come recoveries, each where it applies: the next model of an alias, or another engine that
+continues a broken stream.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from router.tenants.tenant import Tenant, own_name
 
 
 async def route(call: ClientRequest, services: Services) -> None:
-    """Answer a request with a prompt. Raises `RequestRefused` while nothing has been sent."""
+    """Answer a request that has a prompt. Raises `RequestRefused` while nothing has been sent."""
     check_coding(call)
     await run(call, services.path.stages, services)
 
 
 async def route_stored(call: ClientRequest, response_id: str, services: Services) -> None:
-    """Answer a request about a stored response; only the engine that made it has it. Raises `RequestRefused` while
-    nothing has been sent.
+    """Answer a request about a stored response, which only the engine that produced it has. Raises `RequestRefused`
+    while nothing has been sent.
     """
     await run(call, services.path.stored, services, response_id)
 
 
 async def run(call: ClientRequest, stages: Sequence[Stage], services: Services, response_id: str | None = None) -> None:
-    """Take a request through its stages, and answer it. All that it holds is released, whatever ends it."""
+    """Take a request through its stages, and answer it. Whatever ends it, everything that it holds is released."""
     with services.limiter.open(call.sender) as slot:
         request = Request(call, slot, services.clock.now(), response_id)
         try:
@@ -69,7 +70,7 @@ async def run(call: ClientRequest, stages: Sequence[Stage], services: Services, 
 
 
 async def answer(request: Request, services: Services) -> None:
-    """Place the request and relay its answer, with a record that is open meanwhile and complete at the end."""
+    """Place the request and relay its answer. Its record is open meanwhile and complete at the end."""
     record = open_record(request, services)
     try:
         request.stream = services.data_path.follow(request.prompt)
@@ -85,8 +86,8 @@ async def answer(request: Request, services: Services) -> None:
 
 
 async def place(request: Request, record: Record, services: Services) -> RelayEnd | None:
-    """Choose, book, relay; again while that is allowed. Return how the last attempt ended; None: no target was
-    there. Raises `NotFound` for a response that is unknown here.
+    """Choose, book and relay, and retry while this is allowed. Return how the last attempt ended; None if there was
+    no target. Raises `NotFound` for an unknown response.
     """
     call, prompt, scheduler = request.call, request.prompt, services.scheduler
     only = request.bound_to = locate_response(prompt, call.tenant, scheduler)
@@ -103,7 +104,7 @@ async def place(request: Request, record: Record, services: Services) -> RelayEn
             prefilled=earlier.prefilled.leg if earlier.prefilled is not None else None,
         )
         if ticket is None and avoid:
-            avoid = frozenset()  # no other engine takes it
+            avoid = frozenset()  # no other engine can take the request
             continue
         if ticket is None:
             break
@@ -115,9 +116,9 @@ async def place(request: Request, record: Record, services: Services) -> RelayEn
 
 
 def locate_response(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler) -> TargetId | None:
-    """Return the target that made the response which a prompt goes on from; `None`: any target will do. That
-    includes an id that is unknown here, as the engine that gets it knows best what to answer; but where tenants are
-    kept apart it may be another one's, which engines cannot tell. Raises `NotFound` for that.
+    """Return the target that produced the response from which a prompt continues; None if any target will do. This
+    includes an unknown response id, since the engine that gets the request gives the best answer. If tenants are
+    isolated, however, an unknown id may be another tenant's, which engines cannot detect. Raises `NotFound` then.
     """
     if (response_id := prompt.previous_response_id) is None:
         return None
@@ -128,8 +129,8 @@ def locate_response(prompt: Prompt, tenant: Tenant | None, scheduler: Scheduler)
 
 
 def may_retry(last: RelayEnd, record: Record, retry_budget: RetryBudget) -> bool:
-    """Return whether another engine may be tried: a death is bounded by the record, a failed prefill half by
-    splitting no more, everything else by the router's retry budget.
+    """Return whether another engine may be tried. Retries after a death are limited by the record's count of
+    deaths, after a failed prefill half by no longer splitting, after everything else by the router's retry budget.
     """
     if not isinstance(last, RelayNotStarted):
         return False
@@ -141,7 +142,7 @@ def may_retry(last: RelayEnd, record: Record, retry_budget: RetryBudget) -> bool
 
 
 def refuse(call: ClientRequest, last: RelayEnd | None, record: Record) -> None:
-    """Answer with an engine's own refusal where there is one. Raises `RequestRefused` otherwise."""
+    """Answer with the engine's own refusal if there is one. Raises `RequestRefused` otherwise."""
     match last:
         case None:
             refusal: RequestRefused = NoTarget("no engine can serve this model now; try again", retry_after_s=1)
@@ -161,7 +162,7 @@ def refuse(call: ClientRequest, last: RelayEnd | None, record: Record) -> None:
 
 
 def assign_policy(request: Request, record: Record, services: Services) -> None:
-    """Fix the policy that decides for this request, from its first attempt to its last."""
+    """Set the policy that decides for all attempts at this request."""
     experiment = services.scheduler.selector.policy_set.experiment
     if request.override is not None:
         record.policy, record.asked_by = request.override

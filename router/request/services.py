@@ -1,4 +1,4 @@
-"""The services that a request passes through."""
+"""The services that a request uses on its path."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ from router.tenants.tenant import Tenant
 
 
 class RequestPath(NamedTuple):
-    """The stages of requests in their order (`stages.py`), and what follows them: those of the core and of
-    features.
-    """
+    """The stages of requests in their order (`stages.py`), and the later parts, of the core and of features."""
 
     stages: tuple[Stage, ...]  # of a request with a prompt
-    stored: tuple[Stage, ...]  # of one about a stored response
-    again: tuple[Stage, ...]  # those of `stages` that run once more for another model
+    stored: tuple[Stage, ...]  # of a request about a stored response
+    again: tuple[Stage, ...]  # the part of `stages` that runs again for another model
     recoveries: tuple[Recovery, ...]
-    refusals: tuple[RefusalSink, ...]  # of requests without a record
+    refusals: tuple[RefusalSink, ...]  # notified of refusals of requests without a record
     cards: tuple[CardFilter, ...]
 
 
@@ -50,12 +48,12 @@ class Services:
     limiter: ConcurrencyLimiter
     retry_budget: RetryBudget
     tokenization: Tokenization
-    identify: Identify | None  # None: nobody has to say who it is
+    identify: Identify | None  # None: clients need not identify themselves
     read_options: ReadOptions
     large_body: asyncio.Lock  # held while a large body is read
     data_path: DataPath
-    suspect: Callable[[str], None]  # probes an instance now, because a request failed there
-    show: Callable[[Record], None]  # lets the admin API show a record that has opened
+    suspect: Callable[[str], None]  # probes an instance now, because a request to it failed
+    show: Callable[[Record], None]  # makes a new open record visible in the admin API
     metrics: Metrics
     admin_tokens: AdminTokens
     stored_responses: StoredResponseFinder
@@ -64,16 +62,17 @@ class Services:
 
 
 Stage = Callable[[Request, Services], Awaitable[None] | None]
-"""A step towards the choice of an engine, at once or with something to wait for. Raises `RequestRefused`."""
+"""A step before the choice of an engine; returns None, or an awaitable to wait for. Raises `RequestRefused`."""
 
 Recovery = Callable[[Request, Record, RelayEnd | None, Services], Awaitable[RelayEnd | None]]
-"""What may be done when an attempt has ended so; None: no engine was there. Returns the end that counts then."""
+"""A recovery after the last attempt, given its end (None: there was no engine). Returns the end that counts then.
+"""
 
 RefusalSink = Callable[[ClientRequest, RequestRefused, str, float], None]
-"""Gets a refused request with its endpoint as in metrics, and its arrival."""
+"""Receives a rejected request, the refusal, the endpoint as in metrics, and the arrival time in s."""
 
 Identify = Callable[[ClientRequest], Tenant]
-"""Returns whose request it is, by its headers. Raises `Unauthorized`."""
+"""Returns the tenant of a request, by its headers. Raises `Unauthorized`."""
 
 CardFilter = Callable[[Sequence[ModelCard], ClientRequest], Sequence[ModelCard]]
-"""Adds or removes model cards of the list that a client gets."""
+"""Adds model cards to, or removes them from, the list that a client gets."""

@@ -1,4 +1,4 @@
-"""The order of the stages of a request: those of the core, and between them the places of features' stages."""
+"""The order of a request's stages: the stages of the core, and between them the places for stages of features."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Part = TypeVar("Part")
 
 
 class FeaturePath(NamedTuple):
-    """Parts of one feature in the path of requests: stages by the place where they run, and what follows them."""
+    """The parts of one feature in the path of requests: stages by the place where they run, and the later parts."""
 
-    arrived: Stage | None = None  # nothing is done yet but for its head; also of a request about a stored response
+    arrived: Stage | None = None  # only the head has been read; also runs for a request about a stored response
     read: Stage | None = None  # the body is read, and may still change; it has the client's own name for the model
     named: Stage | None = None  # the model's name is final; perhaps no instance serves it
     resolved: Stage | None = None  # instances serve the model; the prompt is not counted yet
-    tokenized: Stage | None = None  # the prompt's token ids are known, as far as they can be
-    admitted: Stage | None = None  # it waits for nothing more; runs again for another model
-    ready: Stage | None = None  # its record is about to open; also of a request about a stored response
+    tokenized: Stage | None = None  # the prompt's token ids are known, as far as possible
+    admitted: Stage | None = None  # the last stage that waits; runs again for another model
+    ready: Stage | None = None  # the record is about to open; also runs for a request about a stored response
     recovery: Recovery | None = None
     on_refusal: RefusalSink | None = None
     filter_cards: CardFilter | None = None
 
 
 def build_request_path(features: Sequence[FeaturePath]) -> RequestPath:
-    """Return the path of requests through the core and these features. Where several have a stage at one place, it
-    is their order that counts. Model cards go back through the features, the last one first.
+    """Return the path of requests through the core and these features. If several features have a stage at one
+    place, the stages run in the order of the features. Model cards pass through the features in reverse order.
     """
     arrived = given(feature.arrived for feature in features)
     ready = given(feature.ready for feature in features)

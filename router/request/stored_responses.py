@@ -1,9 +1,8 @@
-"""Finds the engine that stores a response which this router does not know: one from before a restart, or of another
-router.
+"""Finds the engine that stores a response unknown to this router: from before a restart, or of another router.
 
-Its id is a random number, so the engines are queried for it, all at the same time: `GET /v1/responses/{id}`. A miss
-is remembered, and few ids are looked for at a time, so that unknown ids cost engines little. Where tenants are kept
-apart nothing is looked for: an engine cannot tell whose a response is.
+A response id is a random number, so all engines are queried for it at the same time: `GET /v1/responses/{id}`.
+Misses are remembered, and only a few ids are queried at a time, so that unknown ids cost engines little. If tenants
+are isolated, engines are not queried, because an engine cannot determine the tenant of a response.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from router.kvcache.events import TargetId
 from router.scheduling.scheduler import Scheduler
 from router.tenants.tenant import Tenant, own_name
 
-QUERY_S: Final = 1.0  # for an engine's answer
-AT_ONCE: Final = 4  # ids
-FIND_S: Final = 3.0  # with the wait for other ids
-MISS_S: Final = 10.0  # in which a missing id is not looked for again
+QUERY_S: Final = 1.0  # time limit for an engine's answer
+AT_ONCE: Final = 4  # number of ids queried at the same time
+FIND_S: Final = 3.0  # time limit for one id, including the wait for other ids
+MISS_S: Final = 10.0  # how long a missing id is not queried again
 MISSES_KEPT: Final = 10_000
-_ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")  # vLLM refuses others
+_ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")  # vLLM rejects others
 
 
 class StoredResponseFinder:
@@ -38,7 +37,7 @@ class StoredResponseFinder:
         self._missed: dict[str, float] = {}  # ids that no engine had, the oldest first
 
     async def find(self, response_id: str, tenant: Tenant | None) -> TargetId | None:
-        """Return the target that stores a response, and remember it; None: it is not known, nor found."""
+        """Return the target that stores a response, and remember it; None if it is unknown and not found."""
         name = own_name(tenant, response_id)
         if (target := self._scheduler.response_target(name)) is not None:
             return target
@@ -49,7 +48,7 @@ class StoredResponseFinder:
                 if (target := self._scheduler.response_target(name)) is not None or self._is_missing(response_id):
                     return target
                 target = await self._query_engines(response_id)
-        except TimeoutError:  # others are looked for
+        except TimeoutError:  # the queries for other ids took too long
             return None
         if target is None:
             self._missed[response_id] = self._clock.now()

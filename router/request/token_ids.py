@@ -1,6 +1,6 @@
-"""Token-id pass-through for one attempt: which of its engines get the prompt's ids, and what came of it.
+"""Token-id pass-through for one attempt: which of its engines get the prompt's ids, and with which result.
 
-Connects `backends/token_ids/passthrough.py`, which decides, with the data path, which sends.
+This module connects `backends/token_ids/passthrough.py`, which decides, with the data path, which sends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from router.scheduling.ticket import Ticket
 
 
 def offer_token_ids(request: Request, ticket: Ticket, passthrough: TokenIdPassthrough) -> AttemptPassthrough | None:
-    """Return the ids of this attempt, with the engines that accept them; None for a prompt that never goes with
+    """Return the ids for this attempt, with the engines that accept them; None for a prompt that is never sent as
     ids.
     """
     served, known = request.served, request.known
@@ -29,8 +29,8 @@ def offer_token_ids(request: Request, ticket: Ticket, passthrough: TokenIdPassth
 
 
 class AttemptPassthrough:
-    """The ids of one attempt: marks its record, and reports refusals. Leaving it compares the token count of the
-    answer, if it has one, with the router's own.
+    """The ids of one attempt. As a context manager, it marks the attempt's record on entry, and on exit it compares
+    the answer's token count, if there is one, with the router's own. It also reports refusals.
     """
 
     __slots__ = ("_offer", "_passthrough", "_ticket")
@@ -58,7 +58,7 @@ class AttemptPassthrough:
         return self
 
     def on_refusal(self, instance: str, answer: bytes | None) -> None:
-        """`instance` has answered 400 to a request with ids; `answer` is its body, if it could be read."""
+        """Handle a 400 of `instance` to a request with ids; `answer` is the answer's body, None if unreadable."""
         if instance == self._ticket.target.instance.id:
             self._ticket.attempt.token_id_passthrough = False
         elif self._ticket.prefill is not None:
@@ -72,7 +72,7 @@ class AttemptPassthrough:
 
 
 def context_tokens(cards: Sequence[ModelCard], model: str) -> int | None:
-    """Return the most tokens that a prompt and its answer may have on the base model; `None` if the engine does not
+    """Return the maximum number of tokens of a prompt and its answer on the base model; None if the engine does not
     report it.
     """
     return next((card.max_model_len for card in cards if card.id == model), None)

@@ -1,10 +1,11 @@
-"""Decides before a choice whether a model can answer now, or an alias falls back.
+"""Determines before a choice whether a model can answer now, or an alias falls back.
 
-    no_instance    no ready instance serves it, or none of the revision that is wanted
-    breakers_open  the circuit breakers of all of them are open
-    saturated      in the queue of every one's engine wait as many requests as the alias allows, at the last poll
+    no_instance    no ready instance serves the model in the requested revision
+    breakers_open  the circuit breakers of all these instances are open
+    saturated      the queues of all these engines were at or above the alias's limit at the last poll
 
-Two more are found out by trying: `busy`, the engines that were tried answered 503; `unreachable`, none was reached.
+Two more reasons only show in an attempt: `busy` (the engines that were tried answered 503) and `unreachable` (no
+engine was reached).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Unavailability = Literal["no_instance", "breakers_open", "saturated", "busy", "u
 def find_unavailability(
     fleet: Fleet, model: str, revision: str | None, most_waiting: int, now: float, sender: str | None = None
 ) -> Unavailability | None:
-    """Return why no instance should be asked for `model` now; None if one can be. `most_waiting`: requests in an
-    engine's queue from which it counts as saturated; an engine that reports none is not.
+    """Return why no request for `model` should be sent now; None if an instance can take it. An engine with at
+    least `most_waiting` requests in its queue is saturated; one that does not report its queue is not.
     """
     targets = [
         target

@@ -1,14 +1,15 @@
-"""Which conversation a request without a session name belongs to: the longest beginning of it that is known.
+"""Identifies the conversation of a request without a session name, by the request's longest known prefix of turns.
 
-A conversation stands at the turn of its latest request. A request that goes on from there belongs to it and moves
-it on; one that only repeats a turn belongs to it, too: a retry, or another answer to the same question. Where a
-request goes on from an earlier turn, the conversation forks, and a new one begins. So chats that begin alike (the
-same example in front of every chat) are told apart as soon as they differ, and are one as long as they do not.
+The current turn of a conversation is the one of its latest request. A request that continues from the current turn
+belongs to the conversation and advances it. A request that only repeats a turn (a retry, or another answer to the
+same question) belongs to the conversation, too. If a request continues from an earlier turn, the conversation forks
+and a new one begins. So chats with the same beginning (such as one example in front of every chat) are
+distinguished as soon as they differ, and are one conversation until then.
 
-A conversation is named by the digest of its shortest beginning that names no other one, mostly of its first turn;
-one that forks off by that of its first turn of its own. So other processes, and this one after a restart, mostly
-give it the same name. Beyond that each process has its own table; the turn that was not used for longest is
-forgotten.
+The name of a conversation is the digest of its shortest prefix that does not name another conversation, mostly of
+its first turn; the name of a fork is the digest of the first turn that only the fork has. So other processes, and
+this process after a restart, mostly give a conversation the same name. Apart from that, each process has its own
+table; the least recently used turn is forgotten first.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ class LastAnswer(NamedTuple):
     """The last answer of a conversation."""
 
     target: TargetId
-    tokens: int  # of its prompt and of the answer: what the target held then
+    tokens: int  # of its prompt and the answer: these were in the target's cache then
     at_s: float
 
 
 class Conversations:
-    """The latest turns of conversations, at most `limit` of them."""
+    """The most recently used turns of conversations, at most `limit` turns."""
 
     def __init__(self, limit: int = TURNS_KEPT) -> None:
         self._limit: Final = limit
         self._names: dict[bytes, bytes] = {}  # of conversations by the digest of each turn, the least recent first
-        self._stands: dict[bytes, bytes] = {}  # by a conversation's name: the digest of its latest turn
+        self._stands: dict[bytes, bytes] = {}  # digest of the current turn, by a conversation's name
         self._answers: dict[bytes, LastAnswer] = {}  # by a conversation's name
 
     def __len__(self) -> int:
@@ -48,8 +49,8 @@ class Conversations:
         return len(self._names)
 
     def identify(self, prompt: Prompt) -> bytes | None:
-        """Return the name (16 bytes) of the conversation that a request belongs to, and remember its turn; None: it
-        is in none that can be identified. Read once for each request.
+        """Return the name (16 bytes) of a request's conversation, and remember the request's turn; None if no
+        conversation can be identified. The turns are read once per request.
         """
         if prompt.conversation is UNSET:
             turns = read_turns(prompt)
@@ -57,17 +58,17 @@ class Conversations:
         return prompt.conversation
 
     def preview(self, prompt: Prompt) -> None:
-        """Let the request belong to the conversation that `identify` would return, and remember nothing."""
+        """Set the request's conversation to the one that `identify` would return, and remember nothing."""
         turns = read_turns(prompt)
         prompt.conversation = self._find(turns) if turns else None
 
     def on_answer(self, name: bytes, target: TargetId, tokens: int, now: float) -> None:
-        """Record that `target` answered the conversation `name`, and held `tokens` of it then."""
+        """Record that `target` answered the conversation `name` and then held `tokens` of that conversation."""
         if name in self._stands:
             self._answers[name] = LastAnswer(target, tokens, now)
 
     def last_answer(self, prompt: Prompt, now: float) -> LastAnswer | None:
-        """Return the last answer of the request's conversation; None: there was none in the last `HELD_FOR_S`."""
+        """Return the last answer of the request's conversation; None if there was none in the last `HELD_FOR_S`."""
         name = self.identify(prompt)
         last = None if name is None else self._answers.get(name)
         return None if last is None or now - last.at_s > HELD_FOR_S else last
@@ -78,7 +79,7 @@ class Conversations:
             del self._answers[name]
 
     def _find(self, turns: list[bytes]) -> bytes:
-        """Return the name of the conversation with these turns, the known or a new one."""
+        """Return the name of the known conversation with these turns, or a new name."""
         known = next((i for i in range(len(turns) - 1, -1, -1) if turns[i] in self._names), -1)
         if known >= 0:
             name = self._names[turns[known]]
@@ -104,7 +105,7 @@ class Conversations:
         return name
 
     def _forget(self) -> None:
-        """Forget the turn that was not used for longest, and its conversation if that stands there."""
+        """Forget the least recently used turn, and its conversation if this is the conversation's current turn."""
         oldest = next(iter(self._names))
         name = self._names.pop(oldest)
         if self._stands.get(name) == oldest:

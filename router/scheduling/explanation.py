@@ -1,4 +1,4 @@
-"""Explains what a scheduler would choose now, without choosing."""
+"""Explains which target a scheduler would choose now, without booking it."""
 
 from __future__ import annotations
 

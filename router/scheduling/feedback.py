@@ -1,8 +1,8 @@
-"""Feedback of an answer to the target that gave it: the accuracy of its predicted overlap, and its prefill speed.
+"""Feeds an answer back to the target that gave it: the accuracy of the predicted overlap, and the prefill speed.
 
-An engine reports how much it found in a cache, not in which. So tokens delivered beyond the target's own prediction
-are attributed to the pool as far as the pool was seen to reach, and only the rest counts for or against its event
-stream.
+An engine reports how many tokens it found cached, but not in which cache. So cached tokens beyond the target's
+predicted overlap are attributed to the pool, up to the length of the pool's hit; only the rest counts for or
+against the target's event stream.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from scorers.contract import Overlap, PoolHit
 def learn_from_answer(
     part: TargetBooking, pool_hit: PoolHit | None, usage: Usage, ttft_ms: float | None, now: float, *, shared_pool: bool
 ) -> None:
-    """Learn from a complete answer. `ttft_ms` is None if it does not show the prefill. `shared_pool`: engines may
-    have found tokens there that none of them holds.
+    """Learn from a complete answer. `ttft_ms` is None if the time does not show the prefill. `shared_pool` is
+    whether engines may have found tokens in a shared pool that no engine holds.
     """
     prompt_tokens, cached_tokens, _ = usage
     if cached_tokens is None:
         return
     estimate, target = part.estimate, part.target
-    emptied = part.sent_prompt is not None and part.sent_prompt.speculative.forgotten  # after its choice
+    emptied = part.sent_prompt is not None and part.sent_prompt.speculative.forgotten  # after the choice
     if estimate is not None and estimate.indexed_tokens is not None and estimate.block_tokens and not emptied:
         own = _own_tokens(estimate.indexed_tokens, cached_tokens, pool_hit, shared_pool)
         target.overlap_accuracy.observe(estimate.indexed_tokens, own, estimate.block_tokens)
@@ -36,24 +36,24 @@ def learn_from_answer(
 
 
 def predicted_tokens(estimate: OverlapEstimate | None) -> tuple[int | None, int | None]:
-    """Return the overlap that the index predicts for a target, and the same with what was just sent there."""
+    """Return the overlap that the index predicts for a target, and the overlap with prompts just sent to it."""
     if estimate is None:
         return None, None
     return estimate.indexed_tokens, None if estimate.overlap is None else estimate.overlap.expected_tokens
 
 
 def _own_tokens(predicted: int, delivered: int, pool_hit: PoolHit | None, shared_pool: bool) -> int:
-    """Return how many of the delivered tokens must have come from the target itself. Tokens beyond its prediction
-    may be the pool's, as far as the pool was seen to reach.
+    """Return how many of the delivered tokens must have come from the target itself. Tokens beyond the target's
+    prediction may have come from the pool, up to the length of the pool's hit.
     """
     reach = pool_hit.tokens if pool_hit is not None else delivered if shared_pool else 0
     return min(delivered, predicted) if delivered <= reach else delivered
 
 
 def _find_fetched(overlap: Overlap, pool_hit: PoolHit | None, delivered: int, shared_pool: bool) -> FetchedKv | None:
-    """Return the delivered tokens that came from a slower tier, and over which link; None if there are none.
-    Fetched is what is not on the GPU. Host memory and disk are the engine's own and come first; where several tiers
-    could have delivered the tokens, they are attributed to the slowest.
+    """Return the delivered tokens that came from a slower tier than the GPU, and the link; None if there are none.
+    The engine's own host memory and disk come before the pool; if several tiers could have delivered the tokens,
+    the slowest of them is taken.
     """
     tokens = delivered - max(overlap.gpu_tokens, overlap.expected_tokens)
     if tokens <= 0:
@@ -63,6 +63,6 @@ def _find_fetched(overlap: Overlap, pool_hit: PoolHit | None, delivered: int, sh
     if delivered <= overlap.disk_tokens:
         return FetchedKv("disk", tokens)
     if pool_hit is None and not shared_pool:
-        return None  # its GPU held more than the index knew
+        return None  # the GPU held more than the index recorded
     on_disk = pool_hit is not None and pool_hit.memory_tokens is not None and delivered > pool_hit.memory_tokens
     return FetchedKv("pool_disk" if on_disk else "pool", tokens)

@@ -1,11 +1,12 @@
-"""The choice of a prefill/decode pair: two targets, or one where a transfer would not pay.
+"""The choice of a prefill/decode pair: two targets, or one target if a transfer would not pay.
 
-    answer   the decode target, by the `decode` profile: it streams the answer and keeps the session's cache
-    prefill  by the `prefill` profile, among those that can hand KV over to it - or none, where the decode target has
-             so little left to compute that a transfer would not pay (`prefill_from_tokens`)
+    answer   the decode target, chosen by the `decode` profile: it streams the answer and keeps the session's cache
+    prefill  the prefill target, chosen by the `prefill` profile among the targets that can hand KV to the decode
+             target; none if the decode target has so little to compute that a transfer would not pay
+             (`prefill_from_tokens`)
 
-The decode target comes first because it decides how much there is to prefill. Sees only the contract: the caller
-knows which targets can hand KV to which.
+The decode target is chosen first because its cache determines how much there is to prefill. This module depends
+only on the contract: the caller finds the targets that can hand KV to a decode target.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from scorers.contract import Row, View
 
 
 class PairChoice(NamedTuple):
-    """The answering target, and the one that computes its prompt; None if the answering target does that itself."""
+    """The choice of the answering target and of the prefill target; None if the answering target prefills."""
 
     answer: Decision
     prefill: Decision | None
@@ -29,7 +30,9 @@ class PairChoice(NamedTuple):
 def choose_pair(
     selector: Selector, policy: Policy, view: View, prefill_rows: Callable[[str], tuple[Row, ...]]
 ) -> PairChoice:
-    """Choose among the rows of `view` to answer, and those that `prefill_rows` returns for the answering target."""
+    """Choose the answering target among the rows of `view`, and the prefill target among the rows that
+    `prefill_rows` returns for the answering target.
+    """
     answer = selector.decide(view, policy, "decode")
     if not should_split(view, answer.row, policy.prefill_from_tokens):
         return PairChoice(answer, None)
@@ -38,9 +41,9 @@ def choose_pair(
 
 
 def should_split(view: View, row: Row, from_tokens: int) -> bool:
-    """Return whether the target of `row` has enough to compute for another instance to do it. Only whole blocks can
-    be cached, so up to a block is left even where everything is cached. A prompt of unknown length counts as long:
-    it may be, and a needless leg costs less than a long prefill amid running answers.
+    """Return whether the target of `row` has enough tokens to compute that another instance should prefill them.
+    Only whole blocks can be cached, so up to a block is left even if everything is cached. A prompt of unknown
+    length counts as long, because a needless prefill half costs less than a long prefill beside running answers.
     """
     if view.prompt_tokens is None:
         return True

@@ -1,12 +1,12 @@
-"""Prefill peers: the instances that only prefill, and what must be known to pair one with a decode target.
+"""Prefill peers: the instances that only prefill, and the facts needed to pair one with a decode target.
 
-Both sides of a pair use one transfer protocol and are of one revision: KV of another version of the engine or the
-model may be laid out otherwise, and a rollout has both for a while. Mooncake also needs the prefill engine's id,
-which changes with every start of that engine: `backends/feeds/bootstrap.py` asks for it, and asks again whenever it
-may have changed. Until it is known, that engine is no peer and prompts are computed where they are answered:
-counted, not an error.
+Both halves of a pair must use the same transfer protocol and have the same revision: another version of the engine
+or the model may lay out KV differently, and during a rollout both versions run. Mooncake also needs the prefill
+engine's id, which changes with every start of that engine: `backends/feeds/bootstrap.py` queries the id, and
+queries it again whenever it may have changed. Until the id is known, the engine is no peer, and the answering
+engine computes the prompt: this is counted and is not an error.
 
-Pure, and knows nothing of load or caches: the policy chooses among the peers.
+This module does no I/O and ignores load and caches: the policy chooses among the peers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PrefillPeers:
         return bool(self._prefilling)
 
     def add(self, config: schema.InstanceConfig) -> None:
-        """Add a ready instance, which may be another process than before."""
+        """Add a ready instance, which may be a new process."""
         if config.role == "prefill":
             self._prefilling[config.id] = config
         self.forget_engine_ids(config.id)
@@ -50,7 +50,7 @@ class PrefillPeers:
         self.forget_engine_ids(instance)
 
     def forget_engine_ids(self, instance: str) -> None:
-        """Forget an instance's engine ids: another process may answer there."""
+        """Forget an instance's engine ids: a new process may have started."""
         self._engine_ids.pop(instance, None)
 
     def without_engine_ids(self) -> list[str]:
@@ -72,12 +72,12 @@ class PrefillPeers:
         return None if url is None or engine_id is None else MooncakePeer(url, engine_id)
 
     def is_prefill_only(self, target: Target) -> bool:
-        """Return whether the target never answers by itself."""
+        """Return whether the target only prefills and never answers clients."""
         return target.instance.id in self._prefilling
 
     def peers_for(self, answering: Target, prefilling: Sequence[Target]) -> list[Target]:
-        """Return those of `prefilling` that can hand KV to `answering` now; counts in `unpaired` if there are
-        none.
+        """Return the targets in `prefilling` that can hand KV to `answering` now; if there are none, count the
+        reason in `unpaired`.
         """
         config = answering.instance.config
         protocol = None if config.transfer is None else config.transfer.protocol

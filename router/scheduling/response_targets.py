@@ -1,9 +1,9 @@
-"""Which target stores each response that clients may go on from (`previous_response_id`): it is state of its
-engine.
+"""Maps each stored response that clients may continue from (`previous_response_id`) to the target that stores it:
+a stored response is state of its engine.
 
-Bounded, and shared fairly: when there is one too many, the oldest of the tenant that holds most is forgotten, so
-that a tenant which stores without end loses its own. Where nobody says who it is, all are of one tenant: the oldest
-goes.
+The map is bounded and shared fairly: when it is full, the oldest response of the tenant with the most responses is
+forgotten, so a tenant that stores without end loses only its own. Where clients need not identify themselves, all
+responses belong to one tenant, so the oldest of all is forgotten.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from router.kvcache.events import TargetId
 
 
 class StoredResponse(NamedTuple):
-    """`tenant` is empty where clients need not say who they are."""
+    """A stored response. `tenant` is empty where clients need not identify themselves."""
 
     id: str
     target: TargetId
@@ -22,17 +22,17 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseTargets:
-    """At most `limit` responses."""
+    """The targets of at most `limit` stored responses."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._stored: dict[str, StoredResponse] = {}  # by id, the oldest first
         self._ids: dict[str, dict[str, None]] = {}  # by tenant, the oldest first
-        self._holders: dict[int, dict[str, None]] = {}  # tenants by how many they hold, so that no search is needed
-        self._most = 0  # that a tenant holds
+        self._holders: dict[int, dict[str, None]] = {}  # tenants by number of responses, to avoid a search
+        self._most = 0  # the largest number of responses of any tenant
 
     def put(self, response: StoredResponse) -> None:
-        """Remember a response as the newest, and forget another one where there are too many."""
+        """Remember a response as the newest; forget another one if there are more than the limit."""
         if (before := self._stored.get(response.id)) is not None:
             self._remove(before)
         self._stored[response.id] = response
@@ -44,12 +44,12 @@ class ResponseTargets:
             self._remove(self._stored[next(iter(self._ids[fullest]))])
 
     def target(self, id: str) -> TargetId | None:
-        """Return the target that stores a response; None: it is not known."""
+        """Return the target that stores a response; None if the response is unknown."""
         found = self._stored.get(id)
         return None if found is None else found.target
 
     def all(self) -> list[StoredResponse]:
-        """Return all, the oldest first."""
+        """Return all stored responses, the oldest first."""
         return list(self._stored.values())
 
     def _remove(self, response: StoredResponse) -> None:
@@ -61,7 +61,7 @@ class ResponseTargets:
         self._move(response.tenant, len(ids) + 1, len(ids))
 
     def _move(self, tenant: str, before: int, after: int) -> None:
-        """Note that a tenant holds one more or one less."""
+        """Move a tenant from `before` to `after` responses in `_holders`; the two differ by one."""
         if before:
             del self._holders[before][tenant]
             if not self._holders[before]:

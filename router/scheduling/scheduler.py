@@ -1,11 +1,11 @@
-"""The router without a network: engine state comes in, requests are placed, and outcomes are learned from.
+"""The router without a network: takes engine state, places requests, and learns from their outcomes.
 
     engines   add_instance, remove_instance, apply_metrics      -> the targets and their load
     requests  admit -> on_first_byte -> settle                  -> the choice of a target, and its outcome
 
 (KV cache events go to `indexer`.) All calls run on one event loop and return at once, so there are no locks:
-`admit` chooses *and* books in one turn, and no two requests ever decide on the same picture of the load. Time comes
-from the clock argument; nothing here waits or sends.
+`admit` chooses *and* books in one turn, so no two choices ever see the same state of the load. Time comes from the
+clock argument; nothing in this module waits or sends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from router.scheduling.ticket import ENGINE_IN_DOUBT, PrefillBooking, Ticket, bu
 from router.scheduling.view_builder import ViewBuilder
 from scorers.contract import Overlap, Row
 
-BYTES_PER_TOKEN = 4  # for bookings only, where a prompt could not be tokenised
+BYTES_PER_TOKEN = 4  # only for bookings of prompts that could not be tokenised
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -64,7 +64,7 @@ class Scheduler:
         self.selector = selector
         self._clock = clock
         self._responses = ResponseTargets(responses_kept)
-        self.shared_pool = shared_pool  # engines may find prompts there that none of them holds
+        self.shared_pool = shared_pool  # whether engines may find prompts in a shared pool that no engine holds
         self.peers = PrefillPeers()
         self.working_sets = WorkingSets()
         self.on_swap: list[Callable[[PolicySet], None]] = []  # called after every swap
@@ -77,7 +77,7 @@ class Scheduler:
         self.swap(selector.policy_set)
 
     def swap(self, policy_set: PolicySet) -> None:
-        """Make `policy_set` the active one. An experiment that continues keeps its results."""
+        """Make `policy_set` the active one. An experiment that continues retains its results."""
         before = self.selector.policy_set
         self.selector.swap(policy_set)
         if policy_set.experiment is None:
@@ -95,14 +95,14 @@ class Scheduler:
             follow(policy_set)
 
     def drain(self, instance: str, on: bool) -> bool:
-        """Drain an instance, so that it gets no new request, or undrain it. Returns False if it does not exist."""
+        """Drain an instance, so that it gets no new requests, or undrain it. Returns False if it does not exist."""
         return self.fleet.drain(instance, on)
 
     def add_instance(self, instance: str, cards: Sequence[ModelCard], sources: Sequence[EventEndpoint]) -> list[Target]:
         """Make an instance ready, with its models and the ranks that publish events. Returns its targets."""
         if (member := self.fleet.get(instance)) is None:
             return []
-        for target in member.targets.values():  # it may come back with fewer
+        for target in member.targets.values():  # the instance may return with fewer targets
             self._leave(target.id)
         self.peers.add(member.config)
         self.fleet.mark_ready(instance, cards, {source.rank for source in sources})
@@ -112,7 +112,7 @@ class Scheduler:
         return list(member.targets.values())
 
     def forget_cache(self, instance: str) -> bool:
-        """Forget what an instance's caches hold: its weights changed. Returns False if it does not exist."""
+        """Forget the cache contents of an instance whose weights changed. Returns False if it does not exist."""
         member = self.fleet.get(instance)
         for target in () if member is None else member.targets.values():
             self.indexer.clear(target.id)
@@ -120,7 +120,7 @@ class Scheduler:
         return member is not None
 
     def distrust(self, instance: str) -> Sequence[Target]:
-        """Treat an instance as one without events until it is added again. Returns its targets."""
+        """Treat an instance as having no events until it is added again. Returns its targets."""
         member = self.fleet.get(instance)
         targets = [] if member is None else list(member.targets.values())
         for target in targets:
@@ -128,7 +128,7 @@ class Scheduler:
         return targets
 
     def remove_instance(self, instance: str) -> None:
-        """Remove an instance and everything known of its caches."""
+        """Remove an instance and everything known about its caches."""
         if (member := self.fleet.get(instance)) is not None:
             for target in member.targets.values():
                 self._leave(target.id)
@@ -138,7 +138,7 @@ class Scheduler:
         self.fleet.leave(instance)
 
     def apply_metrics(self, instance: str, page: Mapping[int, Gauges], sent_at: float) -> None:
-        """Apply an instance's metrics page, by rank."""
+        """Apply an instance's metrics page (gauges by rank), requested at `sent_at`."""
         joined, left = self.fleet.apply_metrics(instance, page, sent_at)
         for target in joined:
             self._index(target, None)
@@ -168,7 +168,7 @@ class Scheduler:
         return self.view_builder.block_sizes(model)
 
     def hash_inputs(self, salt: str | None, served: ServedModel) -> HashInputs:
-        """Return the inputs of this prompt's hashes in the shared pool."""
+        """Return the inputs of the hashes that identify a prompt's blocks in the shared pool."""
         adapter = None if served.adapter is None else (served.adapter, self.fleet.model_path(served.adapter) or "")
         return HashInputs(served.base, self.fleet.model_path(served.base), adapter, salt)
 
@@ -181,9 +181,9 @@ class Scheduler:
         splits: bool = False,
         prefilled: PrefillRecord | None = None,
     ) -> Ticket | None:
-        """Choose a target by the policy of the request's record and book it; a pair of them where the request
-        `splits` and that pays. None if no target can serve the request now. `prefilled` is an earlier prefill half
-        whose KV still waits to be fetched.
+        """Choose a target by the policy of the request's record and book it; choose a pair if the request may be
+        split (`splits`) and a pair pays. Returns None if no target can serve the request now. `prefilled` is an
+        earlier prefill half whose KV has not been fetched yet.
         """
         record, prompt, known = request.record, request.prompt, request.known
         now = self._clock.now()
@@ -197,7 +197,7 @@ class Scheduler:
                 feeding = [target for target in candidates if self.peers.is_prefill_only(target)]
         if not answering:
             return None
-        panic = not answering[0].breaker.allows(now, record.sender)  # then it holds for all of them
+        panic = not answering[0].breaker.allows(now, record.sender)  # then no breaker allows it
         blind = (known is None or not known.complete) and self._needs_cache(policy)
         last = self.conversations.last_answer(prompt, now) if blind else None
         narrows = last is None and len(answering) > SMALL and not self.peers
@@ -228,7 +228,7 @@ class Scheduler:
     def _narrow(
         self, candidates: Sequence[Target], policy: Policy, request: SchedulingRequest, now: float
     ) -> Sequence[Target]:
-        """Return the few of `candidates` that can win, or all of them if that cannot be determined."""
+        """Return the few `candidates` that can win, or all candidates if this cannot be determined."""
         orders = merge_orders(self.selector.policy_set.orders, policy.orders)  # shadows read the same view
         few = None if orders is None else self.view_builder.shortlist(orders, candidates, request, now)
         return candidates if few is None else few
@@ -236,8 +236,8 @@ class Scheduler:
     def _row_builder(
         self, policy: Policy, overlaps: Mapping[TargetId, Overlap | None], now: float
     ) -> Callable[[Sequence[Target]], tuple[Row, ...]]:
-        """Return a function from targets to rows. Rows are kept between decisions, and shadows read the view of the
-        deciding policy: so the rows have what any active policy needs, not this one alone.
+        """Return a function from targets to rows. Rows are reused by later decisions, and shadows read the view of
+        the deciding policy, so the rows contain everything that any active policy needs, not only `policy`.
         """
         count_held = self.view_builder.held_tokens if self._needs_cache(policy) else None
         return lambda targets: self.fleet.row_cache.rows(targets, overlaps, now, count_held)
@@ -246,7 +246,7 @@ class Scheduler:
         return self.selector.policy_set.needs_cache or policy.needs_cache
 
     def assign_policy(self, record: Record, unit: bytes | None) -> None:
-        """Set the policy that decides for a request to its end. `unit` is None outside of an experiment."""
+        """Set the policy that decides all attempts at a request. `unit` is None outside of an experiment."""
         policy_set = self.selector.policy_set
         record.policy = policy_set.policy
         if unit is None or policy_set.experiment is None:
@@ -257,19 +257,19 @@ class Scheduler:
             self.experiment.begin_request(record.arm, unit, record)
 
     def on_ttft(self, record: Record) -> None:
-        """Note that the answer of a request has begun, after `record.ttft_ms`, for the experiment."""
+        """Notify the experiment that the answer to a request has begun, after `record.ttft_ms`."""
         if self.experiment is not None and record.arm is not None:
             self.experiment.first_byte(record)
 
     def complete(self, record: Record) -> None:
-        """Evaluate shadows and count the request in the experiment: it has left, and its record is complete."""
+        """Evaluate shadows and count a request in the experiment, after it has ended and its record is complete."""
         if self.selector.shadows and record.attempts:
             record.shadows = self.selector.evaluate_shadows(record.attempts[0].decision)
         if self.experiment is not None and record.arm is not None:
             self.experiment.end_request(record)
 
     def settle_prefill(self, ticket: Ticket, end: LegEnd, status: int | None = None, usage: Usage = NO_USAGE) -> None:
-        """Settle a pair's prefill half; `end` is its end. Only the first call counts."""
+        """Settle a pair's prefill half, which ended with `end`. Only the first call has an effect."""
         half = ticket.prefill
         if half is None or half.leg.end != "running":
             return
@@ -283,7 +283,7 @@ class Scheduler:
             self.peers.forget_engine_ids(instance)
         if half.sent_prompt is not None:
             (self.indexer.on_first_byte if end == "ok" else self.indexer.on_failure)(half.sent_prompt)
-        ttft_ms = duration_ms if end == "ok" else None  # its answer is one token long
+        ttft_ms = duration_ms if end == "ok" else None  # the answer of a prefill half is one token long
         if end == "ok":
             half.target.instance.delivered = True
         if end == "ok" and not ticket.record.several_answers:
@@ -292,14 +292,14 @@ class Scheduler:
             self.selector.finished(leg.decision, build_outcome(end, status, ttft_ms, duration_ms, usage))
 
     def on_first_byte(self, ticket: Ticket) -> None:
-        """Note that the engine has begun to answer, with `ticket.status`: its prefill for this request is over."""
+        """Record that the engine began to answer with `ticket.status`: its prefill for this request is over."""
         ticket.ttft_ms = (self._clock.now() - ticket.sent_at) * 1e3
         ticket.booking.on_first_byte()
         if ticket.sent_prompt is not None and ticket.has_prefilled:
             self.indexer.on_first_byte(ticket.sent_prompt)
 
     def settle(self, ticket: Ticket) -> None:
-        """Settle an attempt, however it ended: release everything it booked, once, and learn from it."""
+        """Settle an attempt, however it ended: release all its bookings, once, and learn from its outcome."""
         self.settle_prefill(ticket, "client_gone" if ticket.end == "client_gone" else "cancelled")
         if not ticket.booking.release():
             return
@@ -315,10 +315,10 @@ class Scheduler:
         usage = Usage(record.prompt_tokens, record.cached_tokens, record.output_tokens)
         for follow in self.on_settled:
             follow(ticket, usage)
-        alone = ticket.end == "ok" and not record.several_answers  # else the counts are a sibling's, or of all
-        alone = alone and attempt.continued_tokens is None  # else they are of several engines
-        if alone and attempt.prefill is None:  # else the prefill was another target's
-            # Only a stream shows its prefill: any other answer begins after its last token.
+        alone = ticket.end == "ok" and not record.several_answers  # else counts are of another answer or of all
+        alone = alone and attempt.continued_tokens is None  # else the counts are of several engines
+        if alone and attempt.prefill is None:  # else another target did the prefill
+            # Only a stream shows the prefill time: any other answer begins after its last token.
             ttft_ms = ticket.ttft_ms if record.stream else None
             learn_from_answer(ticket, ticket.pool_hit, usage, ttft_ms, now, shared_pool=self.shared_pool)
             if ticket.sent_prompt is not None and ticket.sent_prompt.late is not None and usage.cached_tokens:
@@ -337,10 +337,10 @@ class Scheduler:
             self.selector.finished(attempt.decision, outcome)
 
     def report_load(self, target: TargetId) -> None:
-        """Do nothing: this router has one process, which knows its own bookings."""
+        """Do nothing: this router has one process, so there are no other workers to notify of bookings."""
 
     def remember_response(self, response_id: str, target: TargetId, tenant: str = "") -> None:
-        """Remember which target stores a response of `tenant`; empty: clients need not say who they are."""
+        """Remember which target stores a response of `tenant` (empty if clients need not identify themselves)."""
         self._responses.put(StoredResponse(response_id, target, tenant))
 
     def responses(self) -> list[StoredResponse]:
@@ -348,7 +348,7 @@ class Scheduler:
         return self._responses.all()
 
     def response_target(self, response_id: str) -> TargetId | None:
-        """Return the target that stores the response; None if it is unknown or left the fleet."""
+        """Return the target that stores the response; None if the response is unknown or its target has left."""
         target = self._responses.target(response_id)
         return target if target is not None and self.fleet.target(target) is not None else None
 
@@ -360,7 +360,7 @@ class Scheduler:
         prefilled: PrefillRecord | None,
         now: float,
     ) -> Ticket:
-        """Book the choice. Where KV is handed over, the answering target has the context but no prefill work."""
+        """Book the choice. If KV is handed over, the answering target's booking has context but no prefill work."""
         record, known, pool_hit = request.record, request.known, request.pool_hit
         tokens = len(known.ids) if known is not None else len(request.prompt.body) // BYTES_PER_TOKEN
         half = None
@@ -388,12 +388,12 @@ class Scheduler:
         uncached: int,
         now: float,
     ) -> tuple[Target, Booking, OverlapEstimate | None, SentPrompt | None]:
-        """Book the chosen target for a prompt of `tokens`, and expect it to hold that soon."""
+        """Book the chosen target for a prompt of `tokens`, and add the prompt to what it is expected to hold."""
         target = self.fleet.target(TargetId(decision.target))
         assert target is not None, "candidates belong to the fleet"
         sent = self.indexer.add_sent(target.id, known, estimate) if known is not None and estimate is not None else None
         target.breaker.on_request_sent(now)
         booking = target.book(uncached, tokens) if known is None else target.book(uncached, tokens, known.keys)
-        if known is not None and not self.shared_pool:  # a pool keeps what engines evict
+        if known is not None and not self.shared_pool:  # a shared pool retains what engines evict
             self.working_sets.add(target.instance, known, now)
         return target, booking, estimate, sent

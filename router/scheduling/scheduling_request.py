@@ -1,4 +1,4 @@
-"""A request as a scheduler reads it, to choose a target for each of its attempts."""
+"""The facts of a request from which a scheduler chooses a target for each attempt."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scorers.contract import PoolHit
 
 
 class SchedulingRequest(NamedTuple):
-    """A request as the scheduler knows it. `record` is written to; `served` is None for a request about a stored
-    response, which names no model.
+    """The facts of a request that the scheduler reads. The scheduler writes to `record`. `served` is None for a
+    request about a stored response, which names no model.
     """
 
     record: Record
     prompt: Prompt
     served: ServedModel | None
-    known: TokenizedPrompt | None  # the prompt's tokens; None: they are not known
+    known: TokenizedPrompt | None  # the prompt's tokens; None: unknown
     pool_hit: PoolHit | None = None  # None: unknown

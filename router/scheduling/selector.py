@@ -1,10 +1,11 @@
-"""The selector: applies the active policies to views, and keeps the history that deciding needs.
+"""The selector: applies the active policies to views, and keeps the history that decisions need.
 
-The history is the number of the request, the turn, the seed, and each session's last target, whichever arm chose
-it: its cache is there. All of it goes into the view, so a decision can be replayed from its record. `decide`
-changes none of it: only a real choice (`picked`) does, so explaining a choice has no effect. Prefill halves of
-pairs have a history of their own: they go to other targets. A policy that fails is replaced by the fallback for
-that decision, and the fault is counted: a scorer's bug may cost cache hits, never requests.
+The history is the number of the request, the turn, the seed, and each session's last target (which has the
+session's cache), whichever arm chose that target. The whole history goes into the view, so a decision can be
+replayed from its record. `decide` does not change the history; only a real choice (`picked`) does, so explaining a
+choice has no effect. Prefill halves of pairs have a separate history, because they go to other targets. If a policy
+fails, the fallback makes that decision and the fault is counted: a scorer's bug may cost cache hits, never
+requests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from scorers.contract import Needs, Outcome, Scorer, View
 
 log = logging.getLogger("warmroute.decide")
 
-MAX_TURNS = 10_000  # engines load and unload adapters under new names; beyond, all begin at 0 again
+MAX_TURNS = 10_000  # engines load and unload adapters under new names; above this limit, all turns restart at 0
 
 
 class DecisionHistory(NamedTuple):
@@ -37,27 +38,27 @@ class DecisionHistory(NamedTuple):
 
 
 class Selector:
-    """Decides by the active policies. Draws depend on `seed`; up to `sessions` sessions are remembered."""
+    """Makes decisions by the active policies. Draws depend on `seed`; up to `sessions` sessions are remembered."""
 
     def __init__(self, policy_set: PolicySet, *, seed: int, sessions: int = 100_000) -> None:
         self.seed = seed
         self.faults: Counter[tuple[str, str]] = Counter()  # by (policy, plug-in), in decisions and in learning
-        self.fallbacks = 0  # decisions made by the fallback
+        self.fallbacks = 0  # number of decisions made by the fallback
         self.shadows: list[Shadow] = []
         self._fallback = fallback_policy()
         self.request_count = 0  # of requests so far
         self.sessions = SessionMemory(sessions)
-        self.progress = SessionProgress(sessions)  # kept where a policy in use reads it
+        self.progress = SessionProgress(sessions)  # updated only if a policy in use reads it
         self._turns: Counter[tuple[bool, str, str | None]] = Counter()  # by (is a prefill half, model, adapter)
         self.swap(policy_set)
 
     @property
     def needs(self) -> Needs:
-        """The parts of a view that the active policies read; nothing else needs to be gathered."""
+        """The parts of a view that the active policies read; no other parts need to be gathered."""
         return self.policy_set.needs
 
     def swap(self, policy_set: PolicySet) -> None:
-        """Make `policy_set` the active one. Sessions and the results of unchanged shadows stay."""
+        """Make `policy_set` the active one. Sessions and the results of unchanged shadows are retained."""
         self.policy_set = policy_set
         current = {(shadow.policy.name, shadow.policy.digest): shadow for shadow in self.shadows}
         names = [] if policy_set.experiment is None else policy_set.experiment.shadows
@@ -65,7 +66,7 @@ class Selector:
         self.shadows = [current.get((policy.name, policy.digest)) or Shadow(policy) for policy in policies]
 
     def next_number(self) -> int:
-        """Return the number of a new request, for its view; a retry keeps it."""
+        """Return the number of a new request, for its view; retries keep the number."""
         number = self.request_count
         self.request_count += 1
         return number
@@ -85,11 +86,11 @@ class Selector:
         return DecisionHistory(self.seed, turn, last_target, parent_target)
 
     def decide(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
-        """Return the choice for a view with at least one row; fills in its history."""
+        """Fill in the history of a view with at least one row, and return the choice."""
         return self.choose(self._with_history(view, part), policy, part)
 
     def choose(self, view: View, policy: Policy, part: Part = "whole") -> Decision:
-        """Return the choice for a view with at least one row that has its history."""
+        """Return the choice for a view that has its history and at least one row."""
         try:
             return policy.decide(view, part)
         except PolicyFault as fault:
@@ -98,7 +99,7 @@ class Selector:
             return self._fallback.decide(view)._replace(part=part)
 
     def explain(self, view: View, policy: Policy) -> Decision:
-        """Return the decision of `decide`, without counting faults."""
+        """Return the decision that `decide` would make, without counting faults."""
         view = self._with_history(view, "whole")
         try:
             return policy.decide(view)
@@ -109,7 +110,7 @@ class Selector:
         return view._replace(**self.history(view.model, view.adapter, view.session, view.parent, part)._asdict())
 
     def picked(self, decision: Decision) -> None:
-        """Note that the request goes where `decision` says. Call it once, when it is booked."""
+        """Record that the request goes to the target of `decision`. Call this once, when the request is booked."""
         view, part = decision.view, decision.part
         self._turns[part == "prefill", view.model, view.adapter] += 1
         if len(self._turns) > MAX_TURNS:
@@ -124,12 +125,12 @@ class Selector:
             self.progress.on_answer((view.model, view.session), now_s, tool_call)
 
     def evaluate_shadows(self, decision: Decision) -> list[ShadowChoice]:
-        """Return the choice of each shadow. Not on the request's path: call it when the answer is complete."""
+        """Return the choice of each shadow. Call this when the answer is complete, off the request's path."""
         choices = [shadow.evaluate(decision) for shadow in self.shadows]
         return [choice for choice in choices if choice is not None]
 
     def finished(self, decision: Decision, outcome: Outcome) -> None:
-        """Note that the request has ended. Call it once for every `picked`, also after a swap."""
+        """Report the end of a request to the learners. Call this once for every `picked`, also after a swap."""
         self._notify_learners(decision, lambda scorer: scorer.finished(decision.seen, decision.row, outcome))
 
     def _notify_learners(self, decision: Decision, notify: Callable[[Scorer], None]) -> None:
@@ -140,7 +141,7 @@ class Selector:
                 self._record_fault(PolicyFault(decision.policy, type(scorer).__name__, failure))
 
     def _record_fault(self, fault: PolicyFault) -> None:
-        """Count a fault, and log the 1st, 2nd, 4th, 8th, ... of a plug-in: a broken one fails at every request."""
+        """Count a fault; log a plug-in's 1st, 2nd, 4th, 8th, ... fault: a broken plug-in fails at every request."""
         self.faults[fault.policy, fault.plugin] += 1
         times = self.faults[fault.policy, fault.plugin]
         if times & (times - 1) == 0:

@@ -2,13 +2,14 @@
 
     all candidates --> groups that hold the same of the prompt --> from each, those with the least deciding measure
 
-A policy may declare what decides among candidates that hold the same (`Measure`, in the contract): then of all that
-hold nothing, say, and of all that hold the common prefix, only those with the shortest queue or the least work left
-need a row. Ties are drawn, so that equals keep equal chances: `EQUALS` of them are listed, so that the decision
-still shows a choice among several.
+A policy may declare which measure (`Measure`, in the contract) decides among candidates that hold the same part of
+a prompt. Then only the candidates with the shortest queue or the least work left need a row: of those that hold
+nothing, of those that hold the common prefix, and so on. Ties are broken by a draw, so that equal candidates have
+equal chances: `EQUALS` of them are listed, so that the decision still shows a choice among several.
 
-A filter followed by a price decides in two ways: where the filter keeps a whole group, the least price wins; where
-it keeps only those with the least of its own measure, the least price among them. `Policy.orders` contains both.
+A filter followed by a price decides in one of two ways: if the filter keeps a whole group, the least price wins; if
+it keeps only the candidates with the least of its own measure, the least price among these wins. `Policy.orders`
+contains both.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from scorers.streams import SHORTAGE, STREAMED, growth_tokens
 from scorers.ttft import PromptTokens, alike_ms, least_ms, prompt_held
 
 Order = tuple[Measure, ...]
-"""The least of the first measure wins; among ties, the least of the next."""
+"""The candidate with the least first measure wins; among ties, the one with the least next measure."""
 
-FEW = 8  # at most one in so many is few
-SMALL = 64  # up to so many candidates all get a row: a shortlist costs as much
+FEW = 8  # at most one in `FEW` counts as few
+SMALL = 64  # up to this many candidates all get a row: a shortlist would cost as much
 EQUALS = 4
 SERVED = {Measure.SERVED: Measure.WORK_LEFT, Measure.SERVED_BUT_POOL: Measure.WORK_LEFT_BUT_POOL}
 """Maps each served measure to the work measure it includes."""
 
 
 class AlikeGroup(NamedTuple):
-    """Slots of candidates that hold the same of a prompt; `excluded` ones (few) are not part of the group."""
+    """Slots of candidates that hold the same part of a prompt, without the few `excluded` ones."""
 
     slots: Sequence[int]
     excluded: Collection[int] = ()  # of `slots`; they are few
@@ -57,7 +58,7 @@ def shortlist(
     orders: Collection[Order],
     request: ShortlistRequest,
 ) -> list[int]:
-    """Return the slots that can win, sorted. `groups` are the candidates' slots by overlap; none is empty."""
+    """Return the slots that can win, sorted. `groups` has the candidates' slots by overlap; no group is empty."""
     overlaps = list(groups)
     prompts = {
         measure: prompt_held(request.prompt_tokens, request.pool if measure is Measure.WORK_LEFT else None, overlaps)
@@ -76,7 +77,7 @@ def shortlist(
 
 
 def all_but(count: int, others: Collection[int]) -> AlikeGroup:
-    """Return the slots 0 to `count`, without `others`. Where these are not few, listing the rest is as cheap."""
+    """Return the slots below `count` without `others`; listed one by one if `others` are not few."""
     if len(others) * FEW <= count:
         return AlikeGroup(range(count), others)
     flags = bytearray(b"\1") * count
@@ -136,7 +137,9 @@ class _GroupColumns:
         return [queued_ms[slot] + least_ms(self._overlap, columns.speeds[slot], prompt) for slot in slots]
 
     def _served(self, work: Measure) -> list[float]:
-        """Return the queue, the work, the stalls that it causes, and the own answer, in ms."""
+        """Return the sum of the queue, the work, the stalls that the work causes, and the request's own answer, in
+        ms.
+        """
         columns, answer, prompt, overlap = self._columns, self._answer_tokens, self._prompts[work], self._overlap
         prices, steps = columns.weighted_prices, answer * STREAMED
         column = alike_ms(prices, self._slots, overlap, prompt, steps)
@@ -164,7 +167,7 @@ def _first(order: Order, measures: _GroupColumns) -> list[int]:
     column, places = measures.column(first), measures.least(then)
     least = 0 if any(column[place] == 0 for place in places) else min(column)  # 0 is the least possible
     if both := [place for place in places if column[place] == least]:
-        return both  # the usual case: least of both, so no other candidate matters
+        return both  # the usual case: these have the least of both measures, so no other candidate matters
     tied = measures.least(first)
     prices = measures.column(then)
     return [tied[place] for place in places_of_least([prices[place] for place in tied])]
@@ -174,7 +177,7 @@ def places_of_least(values: list[float]) -> list[int]:
     """Return the indices of the least values."""
     least = inf
     places: list[int] = []
-    for place, value in enumerate(values):  # not `min` and `count`: one loop is faster once it is compiled
+    for place, value in enumerate(values):  # one loop is faster than `min` and `count` once it is compiled
         if value < least:
             least, places = value, [place]
         elif value == least:
@@ -183,7 +186,7 @@ def places_of_least(values: list[float]) -> list[int]:
 
 
 def _draw(tied: Sequence[int], request: ShortlistRequest) -> list[int]:
-    """Return `EQUALS` neighbours from a drawn place on: each of `tied` is as likely as any other."""
+    """Return `EQUALS` neighbours, starting at a drawn place: each of `tied` is equally likely."""
     (draw,) = draws(request.seed, request.number, ["equals"], use="shortlist")
     first = int(draw * len(tied))
     return [tied[(first + i) % len(tied)] for i in range(EQUALS)]

@@ -1,8 +1,8 @@
-"""Tickets: the bookings that `Scheduler.admit` makes and `Scheduler.settle` releases, and the judgement of how they
-ended.
+"""Tickets: the bookings that `Scheduler.admit` makes and `Scheduler.settle` releases, and the verdicts on their
+ends.
 
-A pair is one ticket with two bookings. The prefill half's has the prompt's work and ends with that half; the
-ticket's own has the context and ends with the answer.
+A pair is one ticket with two bookings. The prefill half's booking has the prompt's work and ends with that half;
+the ticket's own booking has the context and ends with the answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.prompt.usage import Usage
 from router.scheduling.policy.record import Attempt, AttemptEnd, LegEnd, PrefillRecord, Record
 from scorers.contract import Outcome, PoolHit
 
-ENGINE_IN_DOUBT = frozenset(("connect", "died", "failed"))  # ends after which another process may answer
+ENGINE_IN_DOUBT = frozenset(("connect", "died", "failed"))  # after these ends, another process may answer
 
 
 class TargetBooking(msgspec.Struct):
@@ -47,11 +47,11 @@ class Ticket(TargetBooking):
     end: AttemptEnd = "client_gone"  # the end of a request that is cancelled without another
     status: int | None = None
     ttft_ms: float | None = None
-    conversation: bytes | None = None  # of a prompt that is not known to its end, where it can be identified
+    conversation: bytes | None = None  # of a prompt whose tokens are not all known, if it can be identified
 
     @property
     def has_prefilled(self) -> bool:
-        """Engine has the prompt's KV. A request that it refused left nothing in its cache."""
+        """Whether the engine has the prompt's KV. A rejected request leaves nothing in the engine's cache."""
         return self.ttft_ms is not None and self.status is not None and self.status < 400
 
 
@@ -75,8 +75,8 @@ def build_outcome(
 
 
 def uncached_tokens(tokens: int, estimate: OverlapEstimate | None, pool_hit: PoolHit | None) -> int:
-    """Return the tokens of a prompt that a target has to compute. An engine loads all that the pool has, cheap or
-    not.
+    """Return the number of prompt tokens that a target has to compute. An engine loads everything that the pool
+    has, whether or not loading is cheaper.
     """
     overlap = estimate.overlap if estimate is not None else None
     held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0

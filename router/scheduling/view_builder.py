@@ -1,7 +1,7 @@
 """Builds the view of a decision: the candidates, the overlaps estimated for them, and all other facts.
 
-Reads the fleet, the index, and the prefill peers. Changes one thing: a target's block size, which its events know
-better than its metrics page.
+The builder reads the fleet, the index, and the prefill peers. It changes one thing: a target's block size, for
+which the target's events are a better source than its metrics page.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from router.scheduling.shortlist import AlikeGroup, ShortlistRequest, all_but, s
 from scorers.contract import Ask, Overlap, Row, View
 from scorers.streams import answer_tokens
 
-NO_MODEL = ServedModel("", None)  # of requests about a stored response
-NO_ANSWER = 0, None, None  # of a session before its first answer
+NO_MODEL = ServedModel("", None)  # for requests about a stored response
+NO_ANSWER = 0, None, None  # the progress of a session before its first answer
 SENT_NOTHING = Overlap(0, 0, 0, 0, "approximate", None)
 NOT_SENT = OverlapEstimate(SENT_NOTHING, None, None, 0)
 
-CLIENTS_KNOWN = 10_000  # whose pseudonyms are not derived anew
+CLIENTS_KNOWN = 10_000  # number of clients whose pseudonyms are cached
 
 
 class ViewBuilder:
-    """Builds views. Pseudonyms depend on `secret`."""
+    """Builds views. The pseudonyms in views depend on `secret`."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class ViewBuilder:
         self._conversations = conversations
         self._secret = secret.to_bytes(8, "little")
         self._clients: dict[str, str] = {}  # pseudonyms of clients by name
-        self.names_sessions = False  # in every view, whether or not a policy reads them
+        self.names_sessions = False  # whether every view names its session, even if no policy reads it
 
     def candidates(
         self, record: Record, model: str | None, excluding: Collection[str], only: TargetId | None, now: float
     ) -> Sequence[Target]:
-        """Return the targets that may get the request. One target where `only` requires it, whatever its breaker
-        says: no other one can answer. Else those of the request's revision, and of its arm where arms are isolated,
-        as long as there is one.
+        """Return the targets that may get the request. With `only`, this is that target in any breaker state, since
+        no other target can answer. Otherwise, these are the targets of the request's revision. If arms are isolated
+        and the request's arm has any targets among these, only the arm's targets are returned.
         """
         if only is not None:
             target = self._fleet.ready_target(model, only)
@@ -84,7 +84,7 @@ class ViewBuilder:
         request: SchedulingRequest,
         now: float,
     ) -> list[Target] | None:
-        """Return the few of `candidates` that can win by these `orders`; None if that cannot be determined."""
+        """Return the few `candidates` that can win by these `orders`; None if this cannot be determined."""
         prompt, known = request.prompt, request.known
         columns = self._fleet.columns(prompt.model, now)
         if columns.others_waiting:  # then each row's price depends on all rows
@@ -103,7 +103,9 @@ class ViewBuilder:
     def _group(
         self, columns: CandidateColumns, others: Collection[int], known: TokenizedPrompt | None, model: str | None
     ) -> Mapping[Overlap, AlikeGroup] | None:
-        """Return the slots of all but `others` by overlap, without source and age; None if some are unknown."""
+        """Return all slots except `others` by overlap, without its source and age; None if any overlap is
+        unknown.
+        """
         if known is None or not known.keys:
             return {NO_OVERLAP: all_but(len(columns.targets), others)}
         if not self.block_sizes(model) <= known.keys.keys():
@@ -135,7 +137,7 @@ class ViewBuilder:
         return all_groups
 
     def block_sizes(self, model: str | None) -> frozenset[int]:
-        """Return the block sizes in use by the targets that serve the model, as far as they are known."""
+        """Return the known block sizes of the targets that serve the model."""
         self._update_block_sizes()
         return self._fleet.block_sizes(model)
 
@@ -145,8 +147,8 @@ class ViewBuilder:
                 self.block_tokens(target)
 
     def block_tokens(self, target: Target) -> int | None:
-        """Return a target's block size. Its events take precedence over its metrics page, which may report the size
-        of something else (protocol 5).
+        """Return a target's block size. The target's events take precedence over its metrics page, which may report
+        the size of something else (protocol 5).
         """
         reported = self._indexer.block_tokens(target.id)
         if reported is not None:
@@ -154,14 +156,15 @@ class ViewBuilder:
         return target.block_tokens
 
     def held_tokens(self, target: Target) -> int | None:
-        """Return how many tokens a target holds in all, as far as the index knows."""
+        """Return the total number of tokens that a target holds according to the index."""
         return self._indexer.held_tokens(target.id, self.block_tokens(target), target.overlap_accuracy.trusted)
 
     def estimates(
         self, known: TokenizedPrompt | None, candidates: Sequence[Target], last: LastAnswer | None = None
     ) -> dict[TargetId, OverlapEstimate]:
-        """Return the overlap estimates of the candidates; empty if nothing is known of the prompt. `last`, the last
-        answer of the conversation of a prompt that is not known to its end: its target is expected to hold that.
+        """Return the overlap estimates of the candidates; empty if no tokens of the prompt and no `last` are known.
+        `last` is the last answer of the conversation, for a prompt whose tokens are not all known: the target of
+        `last` is expected to hold that answer and its prompt.
         """
         estimates: dict[TargetId, OverlapEstimate] = {}
         if known is not None and known.keys:
@@ -180,7 +183,7 @@ class ViewBuilder:
         return estimates
 
     def build(self, request: SchedulingRequest, candidates: tuple[Row, ...], now: float, others: int = 0) -> View:
-        """Return the view for a request placed as a whole. `others` counts candidates without a row."""
+        """Return the view for a request placed as a whole. `others` is the number of candidates without a row."""
         record, prompt, served, known, pool_hit = request
         model, adapter = served if served is not None else NO_MODEL
         session = parent = program = session_turn = idle_s = after_tool_call = None
@@ -229,8 +232,8 @@ class ViewBuilder:
         )
 
     def _lineage(self, prompt: Prompt) -> tuple[str | None, str | None, str | None]:
-        """Return pseudonyms of a request's session, its parent and its program. Where the client names none, the
-        conversation is the session.
+        """Return the pseudonyms of a request's session, the session's parent, and the program. If the client names
+        no session, the conversation is the session.
         """
         if prompt.session is None:
             name = self._conversations.identify(prompt)
@@ -245,11 +248,11 @@ class ViewBuilder:
         return session, parent, self.session_pseudonym(prompt.program)
 
     def session_pseudonym(self, name: str) -> str:
-        """Return the name of a client's session in views and records."""
+        """Return the pseudonym of a client's session, as used in views and records."""
         return self._digest(name.encode(errors="surrogatepass"), b"session")
 
     def _client_pseudonym(self, name: str | None) -> str | None:
-        """Return the name of a client, its tenant, in views; None: it has none."""
+        """Return the pseudonym of a client (its tenant), as used in views; None if the client has no name."""
         if name is None or (known := self._clients.get(name)) is not None:
             return None if name is None else known
         if len(self._clients) >= CLIENTS_KNOWN:
@@ -258,19 +261,19 @@ class ViewBuilder:
         return pseudonym
 
     def _digest(self, text: bytes, kind: bytes) -> str:
-        """Return a pseudonym, equal wherever the deployment's secret is. Clients often name sessions after people,
-        and API keys are named after their holders: policies never see these names.
+        """Return a pseudonym, the same in every process with the deployment's secret. Clients often name sessions
+        after people, and API keys are named after their holders: policies never see these names.
         """
         return blake2b(text, digest_size=8, key=self._secret, person=kind).hexdigest()
 
     def peers_for(self, answering: str, prefilling: Sequence[Target]) -> list[Target]:
-        """Return those of `prefilling` that can hand KV to the target `answering`."""
+        """Return the targets in `prefilling` that can hand KV to the target `answering`."""
         target = self._fleet.target(TargetId(answering))
         return [] if target is None else self._peers.peers_for(target, prefilling)
 
 
 def prefix_keys(known: TokenizedPrompt | None) -> tuple[Key, ...]:
-    """Return names of the prompt's prefixes: its keys of blocks 1, 2, 4, 8, ... in the smallest block size."""
+    """Return names of the prompt's prefixes: the keys of blocks 1, 2, 4, 8, ... in the smallest block size."""
     if known is None or not known.keys:
         return ()
     keys = known.keys[min(known.keys)]

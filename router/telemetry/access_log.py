@@ -1,7 +1,7 @@
 """One line per request, when its answer has ended: logger `warmroute.access`, with `log.access`.
 
-The facts of a line are its fields: `name=value` behind one another in a text log, keys of the object in a JSON log
-(`log.format`). Nothing of a prompt is in it. Only what is logged is built.
+The facts of a line are its fields: a sequence of `name=value` in a text log, keys of the object in a JSON log
+(`log.format`). A line contains nothing of a prompt. Only lines that are logged are built.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _log(facts: dict[str, Field | None]) -> None:
 
 
 class _Fields:
-    """Facts as text, written out only where a text log asks."""
+    """Facts as text, rendered only where a text log needs them."""
 
     def __init__(self, fields: dict[str, Field]) -> None:
         self._fields = fields
@@ -78,7 +78,7 @@ class _Fields:
 
 
 def _quote(value: Field) -> str:
-    """Return a value that ends at the next space: clients choose names of models and paths."""
+    """Return the value so that it ends at the next space, because clients choose names of models and paths."""
     text = str(value)
     return msgspec.json.encode(text).decode() if '"' in text or any(map(str.isspace, text)) else text
 

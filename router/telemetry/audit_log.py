@@ -1,9 +1,10 @@
 """The audit log: who switched what, when, why, and what a dry run predicted. JSON lines, fsynced one by one.
 
 An entry counts as soon as `add` has returned; a thread writes it. So a full or hanging disk never delays a switch
-or a first token: what could not be written is kept, tried again, and counted. The end of the file is read at start.
-A crash in the middle of a line leaves it torn: it is skipped, and the next entry begins on a line of its own. With
-other processes (`router/control/peers`), each has the entries of all, and of a host's workers one writes them.
+or a first token: entries that could not be written are kept, retried, and counted. The end of the file is read at
+start. A crash in the middle of a line leaves it torn: a torn line is skipped, and the next entry begins on a line
+of its own. With other processes (`router/control/peers`), each process has the entries of all, and one of a host's
+workers writes them.
 
     {"at_wall_s": 1766000000.1, "who": "guard", "what": "rollback", "from": {...}, "to": {...}, "why": "...", ...}
 """
@@ -33,7 +34,7 @@ class PoliciesInForce(msgspec.Struct, frozen=True):
     """The policies in force at one moment."""
 
     active: str
-    policies: dict[str, str]  # digests of those in use, by name
+    policies: dict[str, str]  # digests of the policies in use, by name
     experiment: str | None = None  # its fingerprint
     arms: dict[str, float] = {}
     rolled_back: list[str] = []
@@ -46,16 +47,16 @@ class AuditEntry(msgspec.Struct, frozen=True, rename={"before": "from", "after":
     what: str
     before: PoliciesInForce | None
     after: PoliciesInForce
-    plan: list[str] | None = None  # of the dry run, in sentences; None: there was none
+    plan: list[str] | None = None  # of the dry run, in sentences; None: there was no dry run
     why: str | None = None
     arm: str | None = None  # of a rollback
-    replica: str | None = None  # run id of the process where it happened; None: here
+    replica: str | None = None  # run id of the process where it happened; None: this process
     split: str | None = None  # fingerprint of the model split that `arm` belongs to; None: of no split
-    number: int | None = None  # among the entries of that process's run, from 1; None: it happened here
+    number: int | None = None  # among the entries of that process's run, from 1; None: this process's entry
 
 
 class AuditLog:
-    """The newest `MAX_ENTRIES` entries in memory, and all of them in `file` if this process `writes` it."""
+    """The newest `MAX_ENTRIES` entries in memory, and all entries in `file` if this process `writes` the file."""
 
     def __init__(self, file: Path | str | None = None, retry_s: float = RETRY_S, *, writes: bool = True) -> None:
         self.writes = writes
@@ -74,7 +75,7 @@ class AuditLog:
 
     @property
     def pending(self) -> int:
-        """Entries that are not on disk yet."""
+        """The number of entries that are not on disk yet."""
         return len(self._pending) + self._in_flight
 
     def add(self, entry: AuditEntry) -> None:
@@ -90,11 +91,11 @@ class AuditLog:
         self._wake.set()
 
     def latest(self, limit: int = MAX_ENTRIES) -> list[AuditEntry]:
-        """Return the newest entries first."""
+        """Return up to `limit` entries, newest first."""
         return list(islice(reversed(self._entries), limit))
 
     async def run(self) -> None:
-        """Write entries as they are added, without end: supervise it."""
+        """Write entries as they are added, forever: run this supervised."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -109,7 +110,7 @@ class AuditLog:
                 line = self._pending.popleft()
                 self._in_flight = 1
                 try:
-                    await asyncio.to_thread(self._write, line)  # continues when this is cancelled: it is never repeated
+                    await asyncio.to_thread(self._write, line)  # runs on if this is cancelled: no line is repeated
                 except OSError as error:
                     self._pending.appendleft(line)
                     self._on_failure(error)

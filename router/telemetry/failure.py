@@ -1,4 +1,4 @@
-"""Why a request failed, in one word: a label of metrics, and `error.type` of spans."""
+"""The reason why a request failed, in one word: a label of metrics, and `error.type` of spans."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from router.scheduling.policy.record import Record
 
 ENDS: Final = frozenset({"connect", "busy", "died", "broken", "client_gone", "cut", "deadline", "prefill"})
 CLIENTS_OWN = frozenset({"client_gone", "engine_4xx"})
-"""Reasons that say nothing of the router or of an engine: the client left, or sent what an engine finds fault
-with.
+"""Reasons that are not faults of the router or of an engine: the client left, or an engine rejected what the client
+sent.
 """
 
 
 def failure_reason(record: Record) -> str | None:
-    """Return why the request failed, or `None`. A 4xx is the engine's verdict on what the client sent."""
+    """Return why the request failed, None if it did not. A 4xx is the engine's verdict on what the client sent."""
     if record.poison:
         return "poison"
     if record.uncontinued is not None:

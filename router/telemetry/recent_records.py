@@ -1,8 +1,8 @@
-"""The last N decision records, in memory: what `/admin/records` shows.
+"""The last N decision records, in memory, as shown by `/admin/records`.
 
 A record is added when its request is decided, not when it ends, so that a request in flight can be inspected too.
-Bounded by count; adding, dropping and finding one by its id take constant time whatever the bound. Finding some by
-anything else reads all of them, in slices between which requests go on.
+The number of records is bounded; adding, dropping, and finding a record by its id take constant time whatever the
+bound. A search by anything else reads all records, in slices between which requests continue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.scheduling.policy.record import Record
 from router.scheduling.policy.record_view import describe_record
 from router.telemetry.record_query import RecordQuery
 
-RECORDS_PER_TURN = 8  # of the event loop: in a large fleet one takes a millisecond to describe
+RECORDS_PER_TURN = 8  # of the event loop: in a large fleet one record takes a millisecond to describe
 COMPARED_PER_TURN = 256  # under a millisecond
 
 
@@ -51,8 +51,8 @@ class RecentRecords:
         return list(islice(reversed(self._order), limit))
 
     async def find(self, query: RecordQuery) -> list[Record]:
-        """Return the records that match, newest first. Requests go on meanwhile; records of these are not looked
-        at.
+        """Return the records that match, newest first. Requests continue meanwhile; their records are not
+        included.
         """
         found: list[Record] = []
         for n, record in enumerate(self.latest(len(self)), 1):
@@ -65,7 +65,7 @@ class RecentRecords:
         return found
 
     async def encode(self, query: RecordQuery) -> list[bytes]:
-        """Return the records that match as JSON, newest first. Requests go on meanwhile."""
+        """Return the records that match as JSON, newest first. Requests continue meanwhile."""
         encoded: list[bytes] = []
         for record in await self.find(query):
             encoded.append(msgspec.json.encode(describe_record(record, in_full=False)))

@@ -1,4 +1,4 @@
-"""Which of the recent records are asked for."""
+"""A query for some of the recent records."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from router.scheduling.policy.record import Record
 
 
 class RecordQuery(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which records to return: those that match everything that is given, and of these the newest `limit`."""
+    """Selects the records that match every given field, and of these returns the newest `limit`."""
 
     limit: int = 50
-    id: str | None = None  # its beginning
+    id: str | None = None  # the beginning of the record's id
     sessions: tuple[str, ...] = ()  # pseudonyms of the session, any of them
-    client: str | None = None  # the name of its API key, or its sender
+    client: str | None = None  # the name of the request's API key, or its sender
     model: str | None = None  # as the request named it
     target: str | None = None  # of any attempt, or of the prefill half of one
-    since_s: float | None = None  # wall time of its choice, in seconds
+    since_s: float | None = None  # earliest wall time of the record's choice, in seconds
     until_s: float | None = None
 
     def matches(self, record: Record) -> bool:
-        """Return whether the record is one of those."""
+        """Return whether the record matches every given field, regardless of `limit`."""
         at_s = record.at_wall_s
         return (
             (self.since_s is None or at_s >= self.since_s)

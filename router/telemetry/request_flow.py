@@ -2,10 +2,10 @@
 
 recent records -> `RequestFlow`, one per worker -> `FlowUpdate`, what changed -> `MergedFlow`, all workers together
 
-Nothing is counted as requests pass: whoever wants the sums makes a `RequestFlow`, which reads the recent records,
-and then calls `update` every second or so, which reads the new records and those that have ended meanwhile. The
-price is paid by who looks, about 3 us per request. Records are read `RECORDS_PER_TURN` at a time, so that requests
-go on.
+Nothing is counted as requests pass. A caller that wants the sums creates a `RequestFlow`, which reads the recent
+records, and then calls `update` every second or so, which reads the new records and those that have ended
+meanwhile. So only a viewer causes the cost, about 3 us per request. Records are read `RECORDS_PER_TURN` at a time,
+so that requests continue meanwhile.
 
 Latencies are counted in logarithmic bins: bin `i` has the times from `exp(i / 8)` to `exp((i + 1) / 8)` ms, 13 %
 wide.
@@ -45,13 +45,13 @@ class FlowBucket(msgspec.Struct, array_like=True):
     failed: int = 0
     blind: int = 0  # placed without the ids of their prompts
     returning: int = 0  # of sessions that had a target
-    stayed: int = 0  # of those, sent to it again
+    stayed: int = 0  # of `returning`, sent to that target again
     prompt_tokens: int = 0  # of answers whose cached tokens the engine reported
-    delivered_tokens: int = 0  # of them, those cached
-    promised_prompt_tokens: int = 0  # those of them whose cached tokens the index had estimated
-    predicted_tokens: int = 0  # of these, cached as the index promised
-    compared_tokens: int = 0  # of these, cached as the engine reported
-    pool_tokens: int = 0  # of `prompt_tokens`, beyond the target's own, as the shared pool promised
+    delivered_tokens: int = 0  # of `prompt_tokens`, those cached
+    promised_prompt_tokens: int = 0  # of `prompt_tokens`, those of requests whose cached tokens the index estimated
+    predicted_tokens: int = 0  # of `promised_prompt_tokens`, cached as the index predicted
+    compared_tokens: int = 0  # of `promised_prompt_tokens`, cached as the engine reported
+    pool_tokens: int = 0  # of `prompt_tokens`, predicted from the shared pool beyond the target's own
     ttft: dict[int, int] = {}  # requests by bin of the time to first byte
     own: dict[int, int] = {}  # requests by bin of the router's own time
 
@@ -71,11 +71,9 @@ class TargetFlow(msgspec.Struct, array_like=True):
 
 
 class FlowUpdate(msgspec.Struct):
-    """Carries what changed since the last update: whole buckets, with all their requests. `targets` are all of
-    them.
-    """
+    """The changes since the last update: whole buckets, with all their requests. `targets` has every target."""
 
-    since_s: float | None  # wall clock: how far back the records go; None: there were none
+    since_s: float | None  # wall clock: how far back the records go; None: there were no records
     buckets: list[FlowBucket]
     targets: list[TargetFlow]
 
@@ -92,9 +90,9 @@ class TargetRequest(NamedTuple):
     cached_tokens: int | None
     predicted_tokens: int | None
     output_tokens: int | None
-    ttft_ms: float | None  # of streamed answers: others begin after their last token
+    ttft_ms: float | None  # of streamed answers only: others begin after their last token
     duration_ms: float | None
-    alone: bool  # nothing else was prefilling there when it was placed
+    alone: bool  # no other request was prefilling or waiting at the target when this one was placed
 
 
 class RequestFlow:
@@ -111,7 +109,7 @@ class RequestFlow:
         self._since_s: float | None = None
 
     async def update(self) -> FlowUpdate:
-        """Count what is new. Return it, with all of it at the first call."""
+        """Count the new records and the requests that ended. Return the changes; at the first call, everything."""
         oldest_s = self._clock.wall() - WINDOW_S
         new = self._records.latest(self._records.added - self._seen)
         self._seen += len(new)
@@ -199,7 +197,7 @@ class RequestFlow:
 
 
 class MergedFlow:
-    """The sums of all workers, each named by the run that its records' ids begin with."""
+    """The sums of all workers. A worker is named by the run with which its records' ids begin."""
 
     def __init__(self) -> None:
         self.since_s: float | None = None
@@ -208,7 +206,7 @@ class MergedFlow:
         self._parts: dict[tuple[int, str], dict[str, FlowBucket]] = {}
 
     def apply(self, updates: dict[str, FlowUpdate], oldest_s: float) -> list[FlowBucket]:
-        """Add the workers' updates, drop buckets before `oldest_s`. Return the buckets that changed."""
+        """Add the workers' updates and drop buckets before `oldest_s`. Return the buckets that changed."""
         changed = set()
         for run, update in updates.items():
             for bucket in update.buckets:
@@ -256,12 +254,14 @@ def _merge_buckets(parts: list[FlowBucket]) -> FlowBucket:
 
 
 def lane_of(record: Record) -> str:
-    """Return the arm that decided, or the policy outside of an experiment; empty where none did."""
+    """Return the arm that decided, or the policy outside of an experiment; empty if none decided."""
     return record.arm or (record.policy.name if record.policy is not None else "")
 
 
 def own_time_ms(record: Record) -> float | None:
-    """Return the milliseconds that the router computed for a request; waiting for others does not count."""
+    """Return the milliseconds that the router computed for a request, without waiting for others. None if
+    unknown.
+    """
     stages = record.stages
     known = [
         ms

@@ -1,10 +1,10 @@
 """The prefixes that recent prompts share: a tree of the lengths 1, 2, 4, 8, ... blocks, for the live page.
 
-Each record's view names the prefixes of its prompt by their block keys, from which the text cannot be found. So the
-tree is made from the recent records when somebody asks, and nothing is kept for it. Two prompts that share 300
+Each record's view names the prefixes of its prompt by their block keys, from which the text cannot be derived. So
+the tree is built from the recent records on request, and nothing is stored for it. Two prompts that share 300
 blocks meet at 256: a shared length is known to a factor of two, and is never overstated.
 
-The tree of each worker is cut to `MAX_PREFIXES` before it is sent, those of the most requests first.
+The tree of each worker is cut to the `MAX_PREFIXES` prefixes with the most requests before it is sent.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class SharedPrefix(msgspec.Struct, array_like=True):
     """One prefix and the requests of the window that begin with it."""
 
     key: int
-    parent: int | None  # the prefix half as long
+    parent: int | None  # key of the prefix half as long
     model: str
     blocks: int
     requests: int = 0
-    hits: int = 0  # answers with so many cached tokens
+    hits: int = 0  # answers with at least this prefix's tokens cached
     known: int = 0  # answers whose cached tokens the engine reported
     last_s: float = 0.0  # wall clock, of the last request
 
 
 async def count_prefixes(records: RecentRecords, now: float, block_tokens: dict[str, int]) -> list[SharedPrefix]:
-    """Return the prefixes of the records of the last `WINDOW_S` before `now` (wall clock), those of the most
-    requests first. `block_tokens`: the smallest block size of each model, in which prefixes are named.
+    """Return the prefixes of the records of the last `WINDOW_S` before `now` (wall clock), most requests first.
+    `block_tokens`: the smallest block size of each model, in which prefixes are named.
     """
     found: dict[int, SharedPrefix] = {}
     for n, record in enumerate(records.latest(len(records))):
@@ -59,7 +59,7 @@ async def count_prefixes(records: RecentRecords, now: float, block_tokens: dict[
 
 
 def merge_prefixes(parts: Iterable[Iterable[SharedPrefix]]) -> list[SharedPrefix]:
-    """Return the prefixes of all workers, those of the most requests first."""
+    """Return the prefixes of all workers, most requests first."""
     found: dict[int, SharedPrefix] = {}
     for part in parts:
         for prefix in part:
@@ -74,8 +74,8 @@ def merge_prefixes(parts: Iterable[Iterable[SharedPrefix]]) -> list[SharedPrefix
 
 
 def most_shared(prefixes: Iterable[SharedPrefix], most: int = MAX_PREFIXES) -> list[SharedPrefix]:
-    """Return the prefixes of more than one request, those of the most requests first. So none is among them without
-    the shorter one that it begins with, which has as many requests at least.
+    """Return the prefixes of more than one request, most requests first. A prefix follows the shorter one with
+    which it begins, which has at least as many requests, so none is returned without that shorter prefix.
     """
     shared = [prefix for prefix in prefixes if prefix.requests > 1]
     shared.sort(key=lambda prefix: (-prefix.requests, prefix.blocks))

@@ -1,9 +1,9 @@
-"""The trace that a request belongs to, as W3C Trace Context (https://www.w3.org/TR/trace-context) has it.
+"""The trace that a request belongs to, as defined by W3C Trace Context (https://www.w3.org/TR/trace-context).
 
-A client's `traceparent` is continued, with its decision whether the trace is sampled; without a valid one the
-request begins a trace, sampled by ratio. That is decided when the request arrives, since the engine is told by the
-flag of the `traceparent` that it gets. Span ids follow from that of the request's own span, so that an id can be
-sent to an engine long before there is a span: only what is exported is ever built.
+A client's `traceparent` is continued, including its decision whether the trace is sampled; without a valid one the
+request begins a trace, sampled by ratio. Sampling is decided when the request arrives, because the flag in the
+`traceparent` that the engine receives carries the decision. Span ids are derived from the id of the request's own
+span, so that an id can be sent to an engine long before the span exists: only exported spans are ever built.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 VALID = re.compile("(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]([0-9a-f])(-.*)?")
 SAMPLED = frozenset("13579bdf")  # last digits of flags whose lowest bit is set
 TRACE_DIGITS, SPAN_DIGITS = 32, 16
-RATIO_DIGITS = 14  # the last ones of a trace id are random (level 2); samplers of other services compare the same ones
-IDS_AT_ONCE = 128  # a system call per request would cost as much as all the rest
+RATIO_DIGITS = 14  # the last of a trace id, which are random (level 2); samplers of other services compare them too
+IDS_AT_ONCE = 128  # a system call per request would cost as much as everything else
 
 TOKENS, ADMISSION, POOL = 1, 2, 3  # numbers of spans, for `TraceContext.span_id`
 FIRST_ATTEMPT, PER_ATTEMPT = 16, 4
@@ -33,12 +33,12 @@ class TraceContext(msgspec.Struct, frozen=True, gc=False):
     trace_id: str
     span: str  # the request's own
     parent: str | None  # the client's span; None: the trace begins here
-    sampled: bool  # decided on arrival; the engines are told
+    sampled: bool  # decided on arrival and sent to the engines
     state: bytes | None = None  # the client's `tracestate`
 
     @property
     def begun(self) -> bool:
-        """The trace begins with this request, so what the client sent of one is not passed on."""
+        """True if the trace begins with this request, so that trace headers from the client are not forwarded."""
         return self.parent is None
 
     def span_id(self, number: int) -> str:
@@ -46,7 +46,7 @@ class TraceContext(msgspec.Struct, frozen=True, gc=False):
         return f"{int(self.span, 16) ^ number or number << 32:016x}"  # 0 is no id
 
     def traceparent(self, number: int) -> bytes:
-        """Return the header that makes span `number` the parent of what the engine does."""
+        """Return the header that makes span `number` the parent of the engine's spans."""
         if not self.sampled:
             return f"00-{self.trace_id}-{self.span}-00".encode()
         return f"00-{self.trace_id}-{self.span_id(number)}-01".encode()
@@ -58,8 +58,8 @@ def attempt_number(attempt: int) -> int:
 
 
 def draw_ids() -> Iterator[str]:
-    """Yield random ids of a trace and a span, together 48 hex digits. One that is zero, and so invalid, never
-    comes.
+    """Yield random ids of a trace and a span, together 48 hex digits. An id of zero, which is invalid, practically
+    never occurs.
     """
     digits = TRACE_DIGITS + SPAN_DIGITS
     while True:
@@ -69,8 +69,8 @@ def draw_ids() -> Iterator[str]:
 
 
 class HeadSampler:
-    """Decides about traces as requests arrive. `ratio` of those without a parent are sampled; with `continues` off
-    the headers of clients are ignored. `draw` returns 48 random hex digits.
+    """Decides about traces as requests arrive. `ratio` is the share of requests without a parent that are sampled;
+    with `continues` off the headers of clients are ignored. `draw` returns 48 random hex digits.
     """
 
     def __init__(self, ratio: float, draw: Callable[[], str], *, continues: bool = True) -> None:
@@ -92,7 +92,7 @@ class HeadSampler:
 
 
 class Parent(NamedTuple):
-    """The span that a request was sent from."""
+    """The span from which a request was sent."""
 
     trace_id: str
     span_id: str
@@ -100,8 +100,8 @@ class Parent(NamedTuple):
 
 
 def read_parent(header: bytes) -> Parent | None:
-    """Return the parent named by a `traceparent`; None if it is not valid. Later versions may have more fields,
-    version 00 has not.
+    """Return the parent named by a `traceparent`; None if it is not valid. Later versions may have more fields than
+    version 00.
     """
     found = VALID.fullmatch(header.decode("latin-1"))
     if found is None or (found[1] == "00" and found[5] is not None):

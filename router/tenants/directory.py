@@ -1,8 +1,8 @@
-"""Finds the tenant of a request, by what its headers prove.
+"""Finds the tenant of a request, by the proof in its headers.
 
-In this order: the header of a trusted proxy, a signed token, an API key. A header from somebody else is ignored,
-not refused: it proves nothing. An API key is looked up by its sha256, so timing tells something about hashes, not
-keys.
+The order is: the header of a trusted proxy, a signed token, an API key. Another sender's tenant header proves
+nothing and is ignored, not rejected. An API key is looked up by its sha256, so timing reveals something only about
+hashes, not about keys.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from router.tenants.tenant import ServiceClass, Tenant
 if TYPE_CHECKING:  # PyJWT is loaded where tokens are configured
     from router.tenants.tokens import TokenVerifier
 
-UNLISTED_KEPT = 10_000  # tenants that no setting names are made anew when they are forgotten
+UNLISTED_KEPT = 10_000  # cached tenants that no setting names; they are rebuilt after they were dropped
 UNLISTED = TenantConfig()
 
 
 class TenantDirectory:
-    """All tenants. `verifier` None: no tokens; `salt_key` None: caches are not kept apart."""
+    """All tenants. Without a `verifier`, tokens are not used; without a `salt_key`, caches are not isolated."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class TenantDirectory:
         self._unlisted: OrderedDict[tuple[str, str], Tenant] = OrderedDict()  # by name and class
 
     def set_keys(self, content: bytes, where: str) -> None:
-        """Replace the API keys by those of a keys file. Raises ConfigError, with the old ones still in use."""
+        """Replace the API keys by those of a keys file. Raises ConfigError; the old keys then stay in use."""
         self._keys = parse_client_keys(content, where)
 
     def identify(self, fields: Mapping[bytes, bytes], *, trusted: bool, now_wall_s: float) -> Tenant:
-        """Return the tenant of a request with these headers (names in lower case), which a trusted proxy sent or
-        not. Raises `Unauthorized`.
+        """Return the tenant of a request with these headers (names in lower case). `trusted` is whether a trusted
+        proxy sent them. Raises `Unauthorized`.
         """
         if trusted and self._header is not None and (named := fields.get(self._header)):
             return self._get(_check_name(named.decode("latin-1")), None)
@@ -81,7 +81,7 @@ class TenantDirectory:
         return self._get(name, None)
 
     def _get(self, name: str, service_class: str | None) -> Tenant:
-        """Return a tenant; `service_class` is what a token says, else the settings do."""
+        """Return a tenant. `service_class` comes from a token; if it is None, the settings determine the class."""
         listed = self._listed.get(name)
         if service_class is None and listed is not None:
             return listed

@@ -1,9 +1,10 @@
 """A capacity that clients share fairly, by the dynamic threshold of Choudhury and Hahne (IEEE/ACM Transactions on
 Networking, 1998), which switches use to share packet memory among their ports.
 
-A client that holds something may take more only while that leaves it with at most `SHARE` times what is then free.
-So one client alone takes four fifths and no more; two take four ninths each; and whoever takes how much, the next
-newcomer finds room. It needs no table of quotas, no rates and no clock, and knows only clients that hold something.
+A client that already holds something may take more only if it then holds at most `SHARE` times the capacity that is
+still free. So a single client gets at most four fifths, and two clients get four ninths each. Whatever the other
+clients hold, a new client finds room. This needs no table of quotas, no rates and no clock, and stores only the
+clients that hold something.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ SHARE: Final = 4
 class Shortage(Enum):
     """Why a client gets no more."""
 
-    TOTAL = "total"  # all of the capacity is taken, by whomever
-    SHARE = "share"  # the client holds its share of it
+    TOTAL = "total"  # the whole capacity is taken
+    SHARE = "share"  # the client holds its share of the capacity
 
 
 class FairShare:
-    """A capacity in any unit. `taken`: what all clients hold together."""
+    """A capacity in any unit. `taken` is what all clients hold together."""
 
     __slots__ = ("_held", "capacity", "taken")
 
@@ -36,7 +37,7 @@ class FairShare:
         return self._held.get(client, 0)
 
     def check(self, client: str, amount: int) -> Shortage | None:
-        """Return why `client` may not take `amount` now; `None` when it may."""
+        """Return why `client` may not take `amount` now; None if it may."""
         free = self.capacity - self.taken - amount
         if free < 0:
             return Shortage.TOTAL
@@ -44,7 +45,7 @@ class FairShare:
         return Shortage.SHARE if held is not None and held + amount > SHARE * free else None
 
     def take(self, client: str, amount: int) -> Shortage | None:
-        """Count `amount` (above 0) more for `client`; return why not when it may not have that."""
+        """Count `amount` (above 0) more for `client`, and return None; if it may not take `amount`, return why."""
         shortage = self.check(client, amount)
         if shortage is None:
             self.taken += amount
@@ -52,7 +53,7 @@ class FairShare:
         return shortage
 
     def give_back(self, client: str, amount: int) -> None:
-        """Count `amount` less for `client`, which it has taken."""
+        """Release `amount` that `client` has taken."""
         self.taken -= amount
         left = self._held[client] - amount
         if left:

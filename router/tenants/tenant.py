@@ -1,4 +1,4 @@
-"""A tenant: whose a request is, and what its service class lets it do."""
+"""A tenant: the owner of requests, and the rights that its service class gives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = "(?!)"  # a pattern that matches nothing
 
 
 class ServiceClass:
-    """Rights of the tenants of a class: the configuration, prepared for questions that every request asks."""
+    """The rights of the tenants of a class: the configuration, prepared for fast checks of every request."""
 
     __slots__ = ("_models", "config", "limits", "most_tokens", "name")
 
@@ -20,23 +20,23 @@ class ServiceClass:
         self.name = name
         self.config = config
         limited = config.limits is not None and config.limits != TenantLimits()
-        self.limits = config.limits if limited else None  # None: as much as there is
-        self.most_tokens = None if self.limits is None else self.limits.tokens_per_minute  # of a prompt
+        self.limits = config.limits if limited else None  # None: no limits
+        self.most_tokens = None if self.limits is None else self.limits.tokens_per_minute  # in one prompt
         every = "*" in config.models
         self._models = None if every else re.compile("|".join(map(translate, config.models)) or NONE)
 
     @property
     def allows_all(self) -> bool:
-        """Its tenants may use every model."""
+        """Whether tenants of this class may use every model."""
         return self._models is None
 
     def allows(self, model: str) -> bool:
-        """Return whether its tenants may use a model, by the name that the client gives it."""
+        """Return whether tenants of this class may use a model, given the client's name for the model."""
         return self._models is None or self._models.match(model) is not None
 
 
 class Tenant:
-    """One tenant. `scope` None: its cached prompts are not kept apart from those of others."""
+    """One tenant. If `scope` is None, its cached prompts are not isolated from those of other tenants."""
 
     __slots__ = ("name", "scope", "service_class")
 
@@ -47,5 +47,5 @@ class Tenant:
 
 
 def own_name(tenant: Tenant | None, name: str) -> str:
-    """Return a name that a client gave as one of its tenant's own, where tenants are kept apart."""
+    """Return a name that a client chose, qualified by its tenant if tenants are isolated."""
     return name if tenant is None or tenant.scope is None else tenant.scope.qualify(name)

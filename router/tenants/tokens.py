@@ -1,8 +1,8 @@
 """Verifies the signed tokens (JWT) of clients with the public keys of an identity provider.
 
-PyJWT does the cryptography. Only algorithms with a public key: with a shared secret, whoever can read the published
-keys could sign. A token that was verified is remembered for a minute, since a client sends the same one with every
-request and RSA takes longer than all else that the router does for it.
+PyJWT does the cryptography. Only algorithms with a public key are accepted: with a shared secret, anyone who can
+read the published keys could sign. A verified token is remembered for a minute, since a client sends the same token
+with every request and RSA takes longer than all other work of the router for a request.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from router.errors import ConfigError, NoTarget, Unauthorized, quote_name
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 REMEMBERED = 10_000
-REMEMBERED_S = 60.0  # a key that the provider withdraws is honoured for so long
+REMEMBERED_S = 60.0  # tokens with a key that the provider withdrew are accepted for this long
 MAX_TOKEN_BYTES = 16_384
 RETRY_AFTER_S = 5
 INVALID = "invalid_token"  # the code of a refusal
 UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError)
-"""What PyJWT lets through for JSON of another form, numbers without end and deep nesting; its older versions
-more.
+"""Exceptions that PyJWT does not convert: for JSON of another form, infinite numbers and deep nesting. Older
+versions pass more of them.
 """
 MOMENTS = ("exp", "nbf", "iat")
 
@@ -42,7 +42,7 @@ class _Remembered(NamedTuple):
 
 
 class TokenVerifier:
-    """`on_unknown_key` is called for a token that is signed with a key that is not known: there may be new ones."""
+    """Verifies tokens. `on_unknown_key` is called for a token with an unknown key, since there may be new keys."""
 
     def __init__(self, config: JwtConfig, on_unknown_key: Callable[[], None] = lambda: None) -> None:
         self.on_unknown_key = on_unknown_key
@@ -52,12 +52,12 @@ class TokenVerifier:
 
     @property
     def ready(self) -> bool:
-        """There are keys."""
+        """Whether there are keys."""
         return bool(self._keys)
 
     def set_keys(self, jwks: bytes, where: str) -> None:
-        """Replace the keys by those of a JSON Web Key Set. Raises `ConfigError`, with the old ones still in use,
-        for text that is none and for a set without a key for signatures; keys of unknown kinds are left out.
+        """Replace the keys by those of a JSON Web Key Set, without keys of unknown kinds. Raises `ConfigError` if
+        the text is no such set or has no key for signatures; the old keys then stay in use.
         """
         try:
             found = jwt.PyJWKSet.from_json(jwks.decode()).keys
@@ -111,7 +111,7 @@ class TokenVerifier:
         return payload
 
     def _find_key(self, header: dict[str, Any]) -> jwt.PyJWK:
-        """Return the key that a token's header names; the only one where it names none. Raises `Unauthorized`."""
+        """Return the key that a token's header names, or the only key if it names none. Raises `Unauthorized`."""
         name = header.get("kid")
         if name is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
@@ -122,8 +122,8 @@ class TokenVerifier:
 
 
 def _read_moment(payload: dict[str, Any], claim: str) -> float:
-    """Return a claim that is a number of seconds (RFC 7519, NumericDate). Raises `Unauthorized`: PyJWT takes what
-    `int()` takes, and so text.
+    """Return a claim that is a number of seconds (RFC 7519, NumericDate). Raises `Unauthorized` if it is not a
+    number: PyJWT accepts what `int()` accepts, including text.
     """
     value = payload[claim]
     try:

@@ -78,7 +78,7 @@ async def test_an_experiment_runs_and_is_rolled_back(router, browse) -> None:
         finding = Finding("least", "guard", "ttft_p90", "it is slower", 9, 99.0, 2.0, 1.0)
         r.app.core.control.handle_finding(finding)
         await expect(page.locator(".verdict", has_text="Policy")).to_contain_text("rolled back", timeout=SOON_MS)
-        await page.get_by_role("link", name="Where requests go").click()
+        await page.get_by_role("link", name="Request flow").click()
         await expect(mark(page, "rollback")).to_contain_text("it is slower", timeout=SOON_MS)
         await check_access(page)
 
@@ -97,7 +97,7 @@ async def test_a_request_is_found_and_told(router, browse) -> None:
             await page.get_by_role("link", name=said.record).click()
             record = page.get_by_role("article")
             await expect(record.get_by_role("heading", level=2)).to_have_text(said.record)
-            await expect(record.get_by_role("region", name="Time line").get_by_role("row")).not_to_have_count(1)
+            await expect(record.get_by_role("region", name="Timeline").get_by_role("row")).not_to_have_count(1)
             await expect(
                 record.get_by_role("region", name="Costs of the candidates").locator("tbody tr")
             ).to_have_count(2)

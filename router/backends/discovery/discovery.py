@@ -1,8 +1,9 @@
-"""Instance discovery: its interface, what a source says of one instance, and the list of the main configuration.
+"""Instance discovery: its interface, the description of one instance by a source, and the list of the main
+configuration.
 
 A discovery yields *the whole list*, first at once and then after every change; the consumer works out who joined
-and who left (`merge.py`, `control/membership.py`). One that cannot read its source yields nothing: the last list
-stays in force, and `trouble` says what is wrong, because an unreadable source is no reason to drop a fleet.
+and who left (`merge.py`, `control/membership.py`). A discovery that cannot read its source yields nothing: the last
+list stays in force, and `trouble` describes the problem, because an unreadable source is no reason to drop a fleet.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ class DiscoveredInstance(NamedTuple):
     """One instance as one source lists it."""
 
     config: schema.InstanceConfig
-    origin: str  # what in the source it comes from, for operators
-    uid: str | None = None  # of the pod: the same name or address with another uid is another engine; None: unknown
-    accepting: bool = True  # False: it gets no new requests, finishes those it has, and stays known
+    origin: str  # the entry in the source that lists it, for operators
+    uid: str | None = None  # of the pod: another uid at the same name or address is another engine; None: unknown
+    accepting: bool = True  # False: it receives no new requests, finishes the open ones, and stays known
     lags: bool = False  # True: its source may list it for a while after it is gone
 
 
 def configure_engine(engines: DiscoveredEngines, host: str, port: int, **facts: Any) -> schema.InstanceConfig:
-    """Return the configuration of an engine at `host` and `port`, with the `facts` that its source knows and the
-    rest as `engines` says. Raises ValidationError.
+    """Return the configuration of an engine at `host` and `port`: the `facts` that its source provides, and the
+    rest from `engines`. Raises ValidationError.
     """
     shared = {name: getattr(engines, name) for name in ("api_key_env", "ca_file", "cpu_medium")}
     url = f"{engines.scheme}://{url_host(host)}:{port}"
@@ -39,12 +40,12 @@ class Discovery(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Return why the list may be out of date, for operators; `None` when there is no problem."""
+        """Return why the list may be out of date, for operators; None when there is no problem."""
 
     @property
     def confirmed_at(self) -> float | None:
-        """Return when the source last answered, on the router's clock; None for one that need not be asked, and
-        before the first answer.
+        """Return when the source last answered, on the router's clock; None before the first answer, and for a
+        source that needs no query.
         """
 
     def watch(self) -> AsyncIterator[list[DiscoveredInstance]]:

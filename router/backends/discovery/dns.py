@@ -1,9 +1,9 @@
 """Instances by DNS: the addresses of a host name, or its SRV records.
 
-The name is looked up at an interval, for the resolver of the system does not tell how long an answer holds. A
-lookup that fails, or finds no address, leaves the last list in force: from here an empty headless Service and a
-broken resolver look the same, and engines that are gone fail their health probes. An address that another engine
-takes over between two lookups is not noticed by its name; the probes and the engine's events tell.
+The name is looked up at an interval, because the system's resolver does not report how long an answer is valid. A
+lookup that fails, or finds no address, leaves the last list in force: an empty headless Service and a broken
+resolver cannot be distinguished here, and engines that are gone fail their health probes. If another engine takes
+over an address between two lookups, DNS does not show it; the probes and the engine's events do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIMEOUT_S = 5.0
 
 
 class LookupFailed(WarmrouteError):
-    """The name has no address now; the text says why."""
+    """The name has no address now; the text states why."""
 
 
 class ServiceAddress(NamedTuple):
@@ -43,8 +43,8 @@ class ServiceAddress(NamedTuple):
 
 
 class NameLookup:
-    """Looks names up. Addresses come from the system's resolver, so /etc/hosts counts; `srv` is asked for SRV
-    records, which the system's resolver does not know.
+    """Looks names up. Addresses are queried from the system's resolver, so /etc/hosts counts; SRV records, which
+    the system's resolver does not support, are queried from `srv`.
     """
 
     def __init__(self, srv: dns.asyncresolver.Resolver | None = None) -> None:
@@ -62,15 +62,15 @@ class NameLookup:
         return _prefer_ipv4(str(entry[4][0]) for entry in found)
 
     async def find_services(self, name: str) -> list[ServiceAddress]:
-        """Return where the SRV records of the lowest priority number point, sorted; weights do not count, since the
-        policy chooses. Raises LookupFailed, and CancelledError when it was cancelled.
+        """Return the targets of the SRV records with the lowest priority number, sorted; weights are ignored,
+        because the policy chooses. Raises LookupFailed, and CancelledError when it was cancelled.
         """
         try:
             resolver = self._srv or dns.asyncresolver.Resolver()
             answer = await resolver.resolve(name, "SRV", lifetime=TIMEOUT_S, search=True)
         except (dns.exception.DNSException, OSError) as error:
             raise LookupFailed(f"{name}: {error}") from error
-        # The resolver uses asyncio.wait_for, which in Python 3.11 forgets a cancellation that comes with the answer.
+        # The resolver uses asyncio.wait_for, which in Python 3.11 loses a cancellation that comes with the answer.
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise asyncio.CancelledError
         records = [record for record in answer if isinstance(record, dns.rdtypes.IN.SRV.SRV)]
@@ -88,7 +88,7 @@ class NameLookup:
 
 
 def _read_additional(response: dns.message.Message) -> dict[str, list[str]]:
-    """Return the addresses that a name server sent along, by lower-case host: no further lookup is needed."""
+    """Return the addresses that a name server included in its answer, by lower-case host; they save lookups."""
     sent: dict[str, list[str]] = {}
     for records in response.additional:
         if records.rdtype in (dns.rdatatype.A, dns.rdatatype.AAAA):
@@ -98,7 +98,7 @@ def _read_additional(response: dns.message.Message) -> dict[str, list[str]]:
 
 
 def _prefer_ipv4(addresses: Iterable[str]) -> list[str]:
-    """Return one family of the addresses, sorted: both families of a dual-stack host would be one engine twice."""
+    """Return the addresses of one family, sorted: both families of a dual-stack host would be one engine twice."""
     found = {ipaddress.ip_address(address.partition("%")[0]) for address in addresses}
     ipv4 = [address for address in found if address.version == 4]
     return [str(address) for address in sorted(ipv4 or found, key=int)]

@@ -20,11 +20,11 @@ log = logging.getLogger("warmroute.discovery")
 class FileDiscovery:
     """Instances from a YAML file that is edited, written by a deployment, or a mounted ConfigMap.
 
-    It is read, not only stat-ed, every `file_poll_s`, and counts as changed when its bytes differ: 20 KB for 200
-    instances cost 30 us, while times and sizes miss quick rewrites and symlink swaps. Unchanged bytes are not
-    parsed again; where something that the list refers to is missing, only that is looked for again. A broken file
-    (unreadable, not YAML, an unknown key, two instances of one name, empty in the middle of a write) is logged once
-    and reported as `trouble`. An empty *list*, `[]`, is valid.
+    The file is read, not only stat-ed, every `file_poll_s`, and counts as changed when its bytes differ: 20 KB for
+    200 instances cost 30 us, while times and sizes miss quick rewrites and symlink swaps. Unchanged bytes are not
+    parsed again; if something that the list refers to is missing, only the missing part is looked for again. A
+    broken file (unreadable, not YAML, an unknown key, two instances of one name, empty in the middle of a write) is
+    logged once and reported as `trouble`. An empty *list*, `[]`, is valid.
     """
 
     def __init__(self, path: Path | str, poll_s: float, clock: Clock) -> None:
@@ -32,7 +32,7 @@ class FileDiscovery:
         self._poll_s = poll_s
         self._clock = clock
         self._seen: bytes | str | None = None  # the last bytes read, or the error
-        self._list: ListedInstances | None = None  # parsed from them; None: not a list of instances
+        self._list: ListedInstances | None = None  # parsed from these bytes; None: not a list of instances
         self.instances: list[schema.InstanceConfig] | None = None  # the last valid list; None: none yet
         self.trouble: str | None = None
         self.confirmed_at: float | None = None

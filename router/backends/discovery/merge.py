@@ -1,14 +1,14 @@
-"""The lists of several discovery sources as one list of members.
+"""Merges the lists of several discovery sources into one list of members.
 
 Two sources that list one address mean one instance. The first of them describes it (name, role, credentials); the
-pod's uid counts whichever source knows it, and it gets requests only while all of them say so. Two sources that
-give one name to different addresses disagree: the first is used.
+pod's uid is taken from any source that provides it; and the instance receives requests only while all of them say
+that it accepts. Two sources that give one name to different addresses conflict: the first is used.
 
-A pod that is gone stays gone: a source that `lags` may go on listing its address for a while, and counts for that
-address again once it has dropped it, or once a pod has it again.
+A pod that is gone stays gone: a source that `lags` may list the pod's address for a while longer. The source's
+listing of that address is ignored until it has dropped the address, or until a pod has the address again.
 
-Most lists differ from the last one in a few of hundreds of instances, many times a second while a fleet rolls out.
-So an instance that is listed as before costs a comparison, and only ids whose member changed are returned.
+Most lists differ from the last one in a few of hundreds of instances, many times a second during a rollout. So an
+instance that is listed as before costs one comparison, and only ids whose member changed are returned.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Member(NamedTuple):
     config: schema.InstanceConfig
     uid: str | None
     accepting: bool
-    listings: tuple[Listing, ...]  # at least one; the first describes it
+    listings: tuple[Listing, ...]  # at least one; the first describes the instance
 
 
 class Conflict(NamedTuple):
-    """A name that a second source gives to another address, which is left out."""
+    """A name that a second source gives to another address; the second source's instance is left out."""
 
     id: str
     first: str
@@ -45,8 +45,8 @@ class Conflict(NamedTuple):
 
 
 class MergedSources:
-    """The newest list of each source, and the members that they make together. `precedence` has the names of the
-    sources; the first that lists an instance describes it.
+    """The newest list of each source, and the members that result from merging them. `precedence` has the names of
+    the sources in order; the first source that lists an instance describes it.
     """
 
     def __init__(self, precedence: Sequence[str] = ()) -> None:
@@ -81,7 +81,7 @@ class MergedSources:
 
     def _merge(self, before: Mapping[str, Member]) -> None:
         members, gone = self.members, self._gone
-        ids: dict[str, str] = {}  # by address, of the sources before
+        ids: dict[str, str] = {}  # by address, of the preceding sources
         for number, (source, listed) in enumerate(self._lists.items(), 1):
             for instance in listed:
                 config = instance.config
@@ -103,13 +103,13 @@ class MergedSources:
 
 
 def _start(listing: Listing) -> Member:
-    """Return the member that one source lists."""
+    """Return the member for an instance that one source lists."""
     instance = listing.instance
     return Member(instance.config, instance.uid, instance.accepting, (listing,))
 
 
 def _add(member: Member, listing: Listing) -> Member:
-    """Return the member that another source lists as well."""
+    """Return the member, extended by the listing of another source."""
     uid = member.uid if member.uid is not None else listing.instance.uid
     accepting = member.accepting and listing.instance.accepting
     return Member(member.config, uid, accepting, (*member.listings, listing))

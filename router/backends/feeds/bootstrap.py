@@ -2,7 +2,7 @@
 
 A decode engine finds its peer by an id that is new with every start of the peer (`GET /query`, protocol 7.1). The
 registry lists the instances whose ids are missing: after joining, after a restart, after a failed prefill half.
-Those are queried with growing pauses until they answer; otherwise nothing is sent.
+Only these are queried, with growing pauses, until they answer.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class _PendingQuery:
 
 
 def bootstrap_name(instance: str) -> str:
-    """Return the name by which the instance's bootstrap server is known to `fetch`: it has an address of its
-    own.
-    """
+    """Return the name under which `fetch` finds the instance's bootstrap server, which has its own address."""
     return f"{instance} bootstrap"
 
 

@@ -7,11 +7,11 @@
               are seen within half a second, and a restarted engine is found soon
 
 The registry (`fleet/fleet.py`) holds the state; this module decides only when to probe. `suspect` brings a probe
-forward when a request could not connect. A probe without an answer in time is reported as such: an engine that is
-busy is not gone, and one that delivers answers meanwhile is well.
+forward when a request could not connect. A probe without an answer in time is reported as late: an engine that is
+busy is not gone, and an engine that delivers answers meanwhile is healthy.
 
 Cost. A probe is a small request, 0.2 ms or less. All probes together stay under `PROBES_PER_S`, by a longer
-interval when there are many instances: 200 are probed every 4 s, for 1 % of a core. That is enough, because an
+interval when there are many instances: 200 are probed every 4 s, for 1 % of a core. This is enough, because an
 instance in use is also watched by its own requests (`suspect`, breaker). An answered metrics page does *not* count
 as healthy: the HTTP front end still serves it when the engine behind it is dead, which /health reports (503).
 """
@@ -48,12 +48,10 @@ class HealthRegistry(Protocol):
         """Record that a ready instance serves other models or adapters than before."""
 
     def over_limit(self, instance: str, over: OverLimit) -> None:
-        """Record that the instance answered with more than is taken in."""
+        """Record that the instance's answer exceeds a limit."""
 
     def probe_ok(self, instance: str, now: float) -> bool:
-        """Record a successful probe. Return True if the instance is joining: the caller then reads what it
-        serves.
-        """
+        """Record a successful probe. Return True for a joining instance: the caller then reads what it serves."""
 
     def probing(self, instance: str) -> None:
         """Record that a probe begins."""
@@ -63,7 +61,7 @@ class HealthRegistry(Protocol):
 
 
 class _Problem(NamedTuple):
-    """A problem that a probe found. `late`: an answer that did not come in time, and nothing else."""
+    """A problem that a probe found. `late`: the answer did not arrive in time, and nothing else is wrong."""
 
     detail: str
     late: bool = False
@@ -105,7 +103,7 @@ class HealthProbe:
         self._tasks.supervise("health", self._run)
 
     def watch(self, config: schema.InstanceConfig) -> None:
-        """Probe the instance from now on, at once. The registry and `fetch` must know it already."""
+        """Probe the instance from now on, beginning at once. The registry and `fetch` must know it already."""
         self._states[config.id] = _ProbeState(config, self._clock.now())
 
     def unwatch(self, instance: str) -> None:
@@ -118,7 +116,7 @@ class HealthProbe:
             state.due_at = self._clock.now()
 
     def trouble(self, instance: str) -> str | None:
-        """Return the problem that the last probe of the instance found, for operators; None: there is none."""
+        """Return the problem that the last probe of the instance found, for operators; None if there is none."""
         state = self._states.get(instance)
         return None if state is None else state.trouble
 
@@ -170,7 +168,7 @@ class HealthProbe:
         return None
 
     async def _introduce(self, instance: str, state: _ProbeState, joining: bool) -> _Problem | None:
-        """Read what the instance serves and tell the registry what is new. Return the problem, if there is one."""
+        """Read what the instance serves and report changes to the registry. Return the problem, if there is one."""
         answer = await self._get(instance, "/v1/models")
         if not isinstance(answer, HttpAnswer):
             return _find_silence("/v1/models", answer)
@@ -193,9 +191,7 @@ class HealthProbe:
         return None
 
     async def _sources(self, instance: str, state: _ProbeState) -> list[EventEndpoint] | OverLimit:
-        """Return where the instance publishes events. Versions before 0.31 lack the endpoint; theirs are
-        configured.
-        """
+        """Return where the instance publishes events. Versions before 0.31 lack the endpoint and are configured."""
         setting = state.config.kv_events
         if setting == "off":
             return []

@@ -7,9 +7,10 @@
             end marker or timeout ----> handler.on_replay_end ---+
 
 The handler decides what batches mean, what is missing and when to replay; this module only handles sockets. A
-replay has its own socket, closed with it: the engine's ROUTER silently drops what a slow reader does not take, and
-whatever is missing is requested again. What an engine sends is read no faster than it is applied, a piece at a time
-(`stream_reader.py`), and bounded (`zmtp.py`, `backends/vllm/kv_events.py`); beyond a bound `limits` is told.
+replay has its own socket, closed with the replay: the engine's ROUTER silently drops what a slow reader does not
+take, and whatever is missing is requested again. Data from an engine is read no faster than it is applied, a piece
+at a time (`stream_reader.py`), and is bounded (`zmtp.py`, `backends/vllm/kv_events.py`); beyond a bound `limits` is
+notified.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ log = logging.getLogger("warmroute.feeds.kv_events")
 
 
 class EventHandler(Protocol):
-    """Receives events. A returned int requests a replay from that sequence number; a target has one at a time."""
+    """Receives events. A returned int requests a replay from that sequence number, one at a time per target."""
 
     def on_connected(self, target: TargetId) -> int | None:
-        """Handle a connect or reconnect: the process behind may be another."""
+        """Handle a connect or reconnect: the engine may be a new process."""
 
     def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
         """Handle a live batch."""
@@ -46,7 +47,7 @@ class EventHandler(Protocol):
         """Handle a batch of the running replay."""
 
     def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
-        """Handle the end of a replay; `complete`: with the engine's end marker, and in time."""
+        """Handle the end of a replay; `complete`: the engine's end marker arrived in time."""
 
     def on_malformed(self, target: TargetId, reason: str) -> None:
         """Count a message that could not be decoded."""
@@ -55,21 +56,21 @@ class EventHandler(Protocol):
         """Apply a piece of what is left of earlier batches. Return False when nothing was left."""
 
     def sweep(self) -> bool:
-        """Clean a piece of what was applied for targets that are gone. Return False when nothing was left."""
+        """Clean up a piece of what was applied for targets that are gone. Return False when nothing was left."""
 
     def over_bounds(self, target: TargetId) -> tuple[IndexLimit, str] | None:
-        """Return why no more of this target's events can be taken in; `None`: they can."""
+        """Return the limit that stops the intake of this target's events, and why; None if no limit is exceeded."""
 
 
 class LimitObserver(Protocol):
-    """Learns which engine publishes more than is taken in."""
+    """Receives the engines that publish more than is taken in."""
 
     def target_over_limit(self, target: TargetId, over: OverLimit) -> None:
-        """Handle it, possibly by unsubscribing from all targets of that engine."""
+        """Handle an exceeded limit, possibly by unsubscribing from all targets of that engine."""
 
 
 class KvEventSubscriber:
-    """The event streams of all targets, on the event loop that runs at the first `subscribe`."""
+    """The event streams of all targets, on the event loop that is running at the first `subscribe`."""
 
     def __init__(
         self, handler: EventHandler, limits: LimitObserver, tasks: Tasks, clock: Clock, replay_timeout_s: float
@@ -123,7 +124,7 @@ class KvEventSubscriber:
 
 
 class _Sweeper:
-    """A `PieceWork` of the reader, for when no other events come that would do it."""
+    """A `PieceWork` of the reader that sweeps when no other events arrive that would do so."""
 
     def __init__(self, handler: EventHandler) -> None:
         self.listed = False
@@ -160,10 +161,10 @@ class _Stream:
         self._tasks = tasks
         self._replay_timeout_s = replay_timeout_s
         self._decoding: LargeBatch | None = None
-        self._decoding_replay = False  # it is of the running replay
+        self._decoding_replay = False  # `_decoding` belongs to the running replay
         self._replay: ZmtpSocket | None = None
-        self._replay_answered = False  # the running one, with anything
-        self._replay_silent = False  # the last one: logged once
+        self._replay_answered = False  # the running replay, with any message
+        self._replay_silent = False  # the last replay; logged once
         self._replay_timer: asyncio.TimerHandle | None = None
         self._live = ZmtpSocket(
             "SUB", source.endpoint, subscription(source.topic), intake, self._callbacks(self._on_open), tasks
@@ -174,7 +175,7 @@ class _Stream:
         self._close_replay()
         self._decoding = None
 
-    # the reader's
+    # called by the reader
 
     def step(self) -> bool:
         if self._live.closed:
@@ -193,7 +194,7 @@ class _Stream:
         return more and not self._live.closed
 
     def _read(self) -> bool:
-        """Take the next message, of the replay first. Return False when there is none."""
+        """Take the next message, the replay's first. Return False when there is none."""
         if self._replay is not None and (frames := self._replay.next_message()) is not None:
             if frames:
                 self._take(decode_replay(frames, host_cpu=self._host_cpu), True)
@@ -222,7 +223,7 @@ class _Stream:
             case OverLimit():
                 self._limits.target_over_limit(self._target, message)
 
-    # the sockets'
+    # called by the sockets
 
     def _callbacks(self, on_open: Callable[[], None]) -> ZmtpCallbacks:
         return ZmtpCallbacks(on_open, self._on_readable, self._on_excess)
@@ -232,7 +233,7 @@ class _Stream:
 
     def _on_open(self) -> None:
         if not self._decoding_replay:
-            self._decoding = None  # from the connection before: what comes first shows which process this is
+            self._decoding = None  # from the previous connection: the first message shows which process this is
         self._start_replay(self._handler.on_connected(self._target))
 
     def _on_excess(self, over: OverLimit) -> None:
@@ -283,4 +284,4 @@ class _Stream:
 
 
 def _ignore() -> None:
-    """A replay's socket has connected: its request is on the way."""
+    """Do nothing when a replay's socket has connected: its request is on the way."""

@@ -1,12 +1,12 @@
 """Polls the engines' metrics pages: often for instances with requests in flight, rarely for idle ones.
 
-One task checks the whole list a few times per interval and starts what is due, instead of one sleeping task per
-instance: an idle instance that gets a request is then polled soon, without having to wake its task. A check costs
-0.2 us per instance, a poll of a 66 KB page about 0.4 ms (fetch, then 80 us of scanning): 200 idle instances at one
-poll in 10 s are under 1 % of a core.
+One task checks the whole list a few times per interval and starts the polls that are due, instead of one sleeping
+task per instance: an idle instance that receives a request is then polled soon, without having to wake its task. A
+check costs 0.2 us per instance, a poll of a 66 KB page about 0.4 ms (fetch, then 80 us of scanning): 200 idle
+instances at one poll in 10 s take under 1 % of a core.
 
 Intervals vary a little, so that instances that joined together drift apart (`jitter.py`). A page's age counts from
-when it was *requested*. An instance that does not answer is polled again after the idle interval; `health.py`
+when the page was *requested*. An instance that does not answer is polled again after the idle interval; `health.py`
 decides whether it is down, because an engine whose core is dead may still serve this page.
 """
 
@@ -34,16 +34,16 @@ class LoadRegistry(Protocol):
     """The load of all instances."""
 
     def in_flight(self, instance: str) -> int:
-        """Return the number of our requests at `instance`."""
+        """Return the number of the router's requests at `instance`."""
 
     def polling(self, instance: str) -> None:
-        """Prepare for a poll that is about to be sent: bookings from now until the answer are kept apart."""
+        """Prepare for a poll that is about to be sent: bookings from now until the answer are kept separately."""
 
     def gauges(self, instance: str, page: Mapping[int, Gauges], sent_at: float, now: float) -> None:
-        """Store the gauges of a metrics page, by rank; {}: it was answered, but nothing could be read."""
+        """Store the gauges of a metrics page, by rank; {}: the page was served, but nothing could be read."""
 
     def over_limit(self, instance: str, over: OverLimit) -> None:
-        """Record that the instance answered with more than is taken in."""
+        """Record that the instance's answer exceeds a limit."""
 
 
 class _Schedule:
@@ -91,7 +91,7 @@ class MetricsPoller:
             await asyncio.sleep(self._config.busy_interval_s / CHECKS_PER_INTERVAL)
 
     def poll(self) -> None:
-        """Start every poll that is due, never two at once of one instance."""
+        """Start every poll that is due, never two at once for one instance."""
         now = self._clock.now()
         for instance, schedule in self._schedules.items():
             if schedule.polling or now < schedule.busy_at:

@@ -1,11 +1,11 @@
 """Does the work of all event streams on the event loop: a piece of each in turn, in short slices.
 
-A replay of 10,000 batches done in one go would stall every token stream for a second. So a stream that has
-something to do is put on a list, and one task does a piece of work of each in turn, for 0.2 ms (`SLICE_S`), yields
-to the event loop, and continues. After a slice that took longer it rests as long as that took: engines that publish
-more than can be applied get half of the loop's time at most. 200 idle streams cost nothing.
+A replay of 10,000 batches done in one go would stall every token stream for a second. So a stream with work is put
+on a list, and one task does a piece of work of each stream in turn, for 0.2 ms (`SLICE_S`), yields to the event
+loop, and continues. After a longer slice it rests as long as the slice took, so engines that publish more than can
+be applied take at most half of the loop's time. 200 idle streams cost nothing.
 
-Knows nothing of sockets and messages.
+This module does not depend on sockets or messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLICE_S = 0.0002  # may be exceeded by one piece: 512 blocks are 0.6 ms
 
 
 class PieceWork(Protocol):
-    """Something to do, in pieces of a millisecond or two."""
+    """Work in pieces of a millisecond or two."""
 
     listed: bool  # set by the reader
 
@@ -38,14 +38,14 @@ class StreamReader:
         self._some = asyncio.Event()
 
     def add(self, work: PieceWork) -> None:
-        """List `work`, which has something to do."""
+        """List `work`, which has a piece to do."""
         if not work.listed:
             work.listed = True
             self._listed.append(work)
             self._some.set()
 
     async def run(self) -> None:
-        """Work in slices for ever."""
+        """Work in slices forever."""
         while True:
             await self._some.wait()
             began = self._clock.now()
@@ -63,7 +63,7 @@ class StreamReader:
             more = True
             try:
                 more = work.step()
-            finally:  # after an error too: the next slice continues with the others, and then with this one
+            finally:  # after an error too: the next slice continues with the others, and then with this work
                 work.listed = more
                 if more:
                     self._listed.append(work)

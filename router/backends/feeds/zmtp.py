@@ -1,18 +1,18 @@
 """A ZeroMQ client: a SUB or DEALER over TCP or a Unix socket, without libzmq, so that its memory is bounded in
 bytes.
 
-libzmq bounds its receive queue in messages, of up to a size that it checks frame by frame: an engine that never
-ends a message fills the memory, and so does one with a queue of large ones. Here a connection holds one message,
-and what was read together with it (`HIGH_WATER_BYTES`). Beyond that nothing is read from the socket, so the rest
-waits in the engine, which drops what exceeds its own limits: a gap, and gaps are replayed. All connections to one
-engine share an `Intake`. A connection is one file descriptor (libzmq: two, and two more to watch it) and no thread.
+libzmq bounds its receive queue in messages, whose size it checks frame by frame. So an engine that never ends a
+message fills the memory, and so does one with a queue of large messages. Here a connection holds one message, and
+what was read together with it (`HIGH_WATER_BYTES`). Beyond that nothing is read from the socket, so the rest waits
+in the engine, which drops what exceeds its own limits: a gap, and gaps are replayed. All connections to one engine
+share an `Intake`. A connection is one file descriptor (libzmq: two, and two more to watch it) and no thread.
 
     greeting   64 bytes both ways: version 3.0, mechanism NULL
     READY      a command both ways; then a SUB sends its subscription, a DEALER its request
     messages   frames: flags (1 more, 2 long, 4 command), length (1 byte, or 8), content
     PING       a command every `HEARTBEAT_S`, because a host that vanishes closes no connection
 
-RFC 23/ZMTP 3.0, with the heartbeats of RFC 37/ZMTP 3.1. Knows nothing of the content of messages.
+RFC 23/ZMTP 3.0, with the heartbeats of RFC 37/ZMTP 3.1. This module does not interpret the content of messages.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Literal, NamedTuple
 from router.fleet.engine_limits import OverLimit
 from router.tasks import Tasks
 
-MESSAGE_BYTES = 10 * 1024 * 1024  # all frames; a step that loads a prompt of a million tokens has 9.6 MB, 45 ms to scan
+MESSAGE_BYTES = 10 * 1024 * 1024  # all frames; a step that loads a million-token prompt has 9.6 MB, 45 ms to scan
 MESSAGE_FRAMES = 8
 HIGH_WATER_BYTES = 1024 * 1024
-INTAKE_BYTES = 512 * 1024 * 1024  # read of one engine and not decoded yet: every rank a message, live and replayed
+INTAKE_BYTES = 512 * 1024 * 1024  # read from an engine, not decoded yet: a live and a replayed message of each rank
 COMMAND_BYTES = 1024
-UNSENT_BYTES = 4096  # a peer that does not read our heartbeats is cut off
+UNSENT_BYTES = 4096  # a peer that does not read heartbeats is cut off
 CONNECT_TIMEOUT_S = 10.0  # until the peer is READY
 RECONNECT_S, MOST_RECONNECT_S = 0.1, 2.0
 HEARTBEAT_S, SILENT_S = 5.0, 15.0
@@ -44,23 +44,23 @@ Frames = list[bytes]
 
 
 class Intake:
-    """Counts the bytes that were read of one engine and not taken yet, over all its connections."""
+    """Counts the bytes that were read from one engine and not taken yet, over all its connections."""
 
     def __init__(self) -> None:
         self.held_bytes = 0
 
 
 class ZmtpCallbacks(NamedTuple):
-    """The functions that a `ZmtpSocket` calls to tell its owner what has happened."""
+    """The functions by which a `ZmtpSocket` notifies its owner."""
 
-    on_open: Callable[[], None]  # the peer is ready: for the first time, or again
+    on_open: Callable[[], None]  # the peer is ready, for the first time or again
     on_readable: Callable[[], None]  # `ZmtpSocket.next_message` may return something
-    on_excess: Callable[[OverLimit], None]  # the peer sent more than is taken in: the connection is closed
+    on_excess: Callable[[OverLimit], None]  # the peer exceeded a limit: the connection is closed
 
 
 class ZmtpSocket:
-    """A socket that connects to `endpoint` (tcp://host:port or ipc://path), and again whenever the connection is
-    lost. `first` is sent whenever the peer is ready: a subscription (`subscription`) or a request.
+    """A socket that connects to `endpoint` (tcp://host:port or ipc://path), and reconnects whenever the connection
+    is lost. `first` is sent whenever the peer becomes ready: a subscription (`subscription`) or a request.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class ZmtpSocket:
         self._task = tasks.spawn("connect", self._run())
 
     def next_message(self) -> Frames | None:
-        """Return the next message; [] for something else that came; `None`: nothing is left."""
+        """Return the next message; [] for a command; None if no complete message is left."""
         return None if self._connection is None else self._connection.next_message()
 
     def close(self) -> None:
-        """Close the connection, and make no other."""
+        """Close the connection, and open no other."""
         if not self.closed:
             self.closed = True
             self._task.cancel()
@@ -191,7 +191,7 @@ class _Connection(asyncio.Protocol):
     # the handshake
 
     def _shake_hands(self) -> None:
-        """Read the greeting and READY, as far as they are here. Anything else ends the connection."""
+        """Read the greeting and READY as far as they have arrived. Anything else ends the connection."""
         if not self._greeted:
             if self._buffer[:1] != GREETING[:1]:
                 self._abort()
@@ -241,11 +241,11 @@ class _Connection(asyncio.Protocol):
                 self._refuse(OverLimit("message", f"a KV event message of more than {MESSAGE_FRAMES} frames"))
                 return None
         if not self._closed:
-            self._resume(whatever_waits=True)  # it takes more to complete a message
+            self._resume(whatever_waits=True)  # completing the message takes more data
         return None
 
     def _frame(self, at: int) -> tuple[int, int, int] | None:
-        """Return flags, start and end of the frame at `at` of the buffer; `None`: it is not complete."""
+        """Return flags, start and end of the frame at `at` of the buffer; None if the frame is not complete."""
         buffer = self._buffer
         if len(buffer) < at + 2:
             return None
@@ -273,7 +273,7 @@ class _Connection(asyncio.Protocol):
         return taken
 
     def _on_command(self, command: bytes) -> None:
-        """Answer a PING with what it carries; other commands mean nothing here."""
+        """Answer a PING with its context; ignore other commands."""
         if command.startswith(b"\x04PING") and self._transport is not None:
             self._send_command(PONG + command[len(PING) : len(PING) + CONTEXT_BYTES])
 
@@ -287,7 +287,7 @@ class _Connection(asyncio.Protocol):
     # the connection's life
 
     def _beat(self) -> None:
-        """Send a heartbeat, and close a connection that is silent in spite of it."""
+        """Send a heartbeat, and close a connection that has stayed silent in spite of heartbeats."""
         if self._closed or self._transport is None:
             return
         if self._loop.time() - self._received_s > SILENT_S and not self._paused:
@@ -308,7 +308,7 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _abort(self) -> None:
-        """End the connection; the socket will make another."""
+        """End the connection; the socket will open another."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,21 +1,22 @@
-"""Token-id pass-through: decides which prompts go to engines with their token ids, which spares engines the
-tokenising.
+"""Token-id pass-through: decides which prompts are sent to engines with their token ids, which saves the engines
+the tokenising.
 
-A prompt qualifies if it was tokenised here, whole, by a trusted tokenizer (`prompt/tokenization/tokenization.py`),
-if nothing in the request needs the engine to render it (`backends/vllm/token_ids.py`), if the instance accepts ids
-(`support.py`), and if it proved that it generates from the same ids (`prompt/tokenization/trust.py`): of texts that
-spell special tokens, too, or the prompt has no such text.
+A prompt qualifies if it was tokenised here, whole, by a trusted tokenizer (`prompt/tokenization/tokenization.py`);
+if nothing in the request needs the engine to render it (`backends/vllm/token_ids.py`); if the instance accepts ids
+(`support.py`); and if the instance proved that it generates from the same ids (`prompt/tokenization/trust.py`). For
+a prompt whose text spells special tokens, the proof must cover such texts too.
 
-An engine that gets ids reports *our* count, so such prompts cannot reveal wrong rendering: every answer would
-agree. Hence a shape of chat (`shape_of`) is passed only after an engine's own count agreed with ours on a prompt of
-that shape, and every 64th prompt of each shape goes without ids as a check. By shape, because a template that fails
-on tool results fails on those alone, and a share of all prompts might never contain them; 64, because that costs
-1.6 % of the savings, while a shape that has become wrong is found within 64 of its prompts. After one mismatch all
-shapes of the model must be verified again, once the local tokenizer is trusted again at all.
+An engine that receives ids reports *the router's* count, so such prompts cannot reveal wrong rendering: every
+answer would agree. Hence a shape of chat (`shape_of`) is passed with ids only after an engine's own count agreed
+with the router's on a prompt of that shape, and every 64th prompt of each shape is sent without ids as a check. By
+shape, because a template that fails on tool results fails on those alone, and a share of all prompts might never
+contain them; 64, because that costs 1.6 % of the savings, while a shape that has become wrong is found within 64 of
+its prompts. After one mismatch all shapes of the model must be verified again, once the local tokenizer is trusted
+again.
 
 Savings: on vLLM 0.32 (CPU, tiny model, warm prompts, 2 cores) the time to first token is 0.87 of the time without
 ids at 12 to 450 tokens, 0.81 at 5,000, 0.66 at 10,000 and 0.64 at 32,000; the body doubles. So no prompt is too
-short for it.
+short for pass-through.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.prompt import Chat, Endpoint, Prompt, UnknownIds
 
 CHECK_EVERY = 64
-MAX_SHAPES = 256  # per model; the least recently seen are verified again
+MAX_SHAPES = 256  # per model; the least recently seen shapes must be verified again
 
 Reason = Literal["distrusted", "unproven", "special_text", "length", "prompt_text", "check", "refused"]
-Shape = int  # a hash: short whatever the client sent, and not to be guessed, as CPython seeds the hashes of strings
+Shape = int  # a hash: short whatever the client sent, and not guessable, because CPython seeds its string hashes
 
 MAX_WORD_CHARS = 64  # longer values of template variables do not distinguish shapes
 
 
 class PassthroughTarget(NamedTuple):
-    """An engine that a prompt goes to. `context_tokens` is `None` where the maximum prompt length is unknown."""
+    """An engine to which a prompt is sent. `context_tokens`: its maximum prompt length; None if unknown."""
 
     instance: str
     context_tokens: int | None
 
 
 class PassthroughOffer(NamedTuple):
-    """A prompt that could go with ids, and the instances that get them."""
+    """A prompt that could be sent with ids, and the instances that receive the ids."""
 
     model: str
     shape: Shape
@@ -59,17 +60,17 @@ class PassthroughReport(NamedTuple):
 
     instances: Mapping[str, InstanceSupport]  # trial results by instance
     sent: Mapping[str, int]  # attempts with ids, by base model
-    not_sent: Mapping[str, int]  # attempts that could have had them and went without, by `Reason`
+    not_sent: Mapping[str, int]  # attempts that could have had ids and were sent without, by `Reason`
 
 
 class ProvedIds(Protocol):
-    """Knows whose ids an engine generates from (`prompt/tokenization/tokenization.py`)."""
+    """Provides the source of the ids from which an engine generates (`prompt/tokenization/tokenization.py`)."""
 
     def source(self, model: str, endpoint: Endpoint) -> str | None:
-        """Return whose ids are used for prompts of `endpoint`: "local" are passed."""
+        """Return the source of the ids used for prompts of `endpoint`; ids from "local" are passed to engines."""
 
     def passes(self, model: str, instance: str, tokens: TokenizedPrompt) -> bool:
-        """Return whether a chat may go to `instance` with its ids."""
+        """Return whether a chat may be sent to `instance` with its ids."""
 
 
 class TokenIdPassthrough:
@@ -104,7 +105,9 @@ class TokenIdPassthrough:
         adapter: str | None,
         engines: Iterable[PassthroughTarget],
     ) -> PassthroughOffer | None:
-        """Decide about the next attempt at `prompt`, at `engines`. `None`: the prompt can never go with ids."""
+        """Decide about the next attempt at `prompt`, at `engines`. None: the prompt is not sent with ids, and its
+        count is not compared.
+        """
         source = prompt.source
         if not self._on or prompt.endpoint is not Endpoint.CHAT or not isinstance(source, Chat):
             return None
@@ -132,7 +135,7 @@ class TokenIdPassthrough:
             self._sent[model] += 1
             return PassthroughOffer(model, shape, tokens, fitting)
         self._not_sent[reason] += 1
-        if reason == "special_text":  # the engine's count may differ, and says nothing about its shape
+        if reason == "special_text":  # the engine's count may differ, and proves nothing about the prompt's shape
             return None
         return PassthroughOffer(model, shape, tokens, frozenset())
 
@@ -142,7 +145,7 @@ class TokenIdPassthrough:
         return "special_text" if passes else "unproven"
 
     def _is_check(self, model: str, shape: Shape) -> bool:
-        """Return whether this prompt goes without ids as a check, and mark its shape as the most recently seen."""
+        """Return whether this prompt is sent without ids as a check, and mark its shape as most recently seen."""
         shapes = self._shapes.get(model, {})
         sent = shapes.pop(shape, None)
         if sent is None:
@@ -153,15 +156,17 @@ class TokenIdPassthrough:
     # answers
 
     def on_refused(self, instance: str, offer: PassthroughOffer, answer: bytes | None) -> None:
-        """Record that a prompt with ids was answered 400 (`answer`: its body, if it could be read) and is sent
-        again without ids. The client may be at fault; then the second attempt fails, too.
+        """Record that a prompt with ids was answered 400 (`answer`: the answer's body, if it could be read) and is
+        sent again without ids. The client may be at fault; then the second attempt fails, too.
         """
         self._not_sent["refused"] += 1
         if answer is not None and refuses_ids(answer):
             self._support.mark_failed(instance, offer.model, "it refused the ids of a prompt")
 
     def on_answer(self, offer: PassthroughOffer, instance: str, had_ids: bool, prompt_tokens: int | None) -> None:
-        """Compare the count answered by `instance`, which got the ids or (`had_ids` False) tokenised, with ours."""
+        """Compare the token count answered by `instance`, which received the ids or (`had_ids` False) tokenised,
+        with the router's count.
+        """
         if prompt_tokens is None:
             return
         shapes = self._shapes.setdefault(offer.model, {})
@@ -181,7 +186,7 @@ class TokenIdPassthrough:
 
 
 def fits(known: TokenizedPrompt, context_tokens: int | None) -> bool:
-    """Return whether the prompt is certain to fit: the engine skips the length check for given ids."""
+    """Return whether the prompt is certain to fit: the engine skips the length check for ids that it receives."""
     return context_tokens is not None and len(known.ids) < context_tokens
 
 
@@ -202,7 +207,7 @@ def shape_of(chat: Chat, adapter: str | None) -> Shape:
 
 
 def _shape_of_value(value: Any) -> object:
-    """Return short values unchanged; of larger ones only the type."""
+    """Return a short value unchanged; for a long text "...", for an object or list only its type."""
     if isinstance(value, str):
         return value if len(value) <= MAX_WORD_CHARS else "..."
     return value if value is None or isinstance(value, bool | int | float) else type(value).__name__

@@ -1,13 +1,13 @@
-"""Proves the token ids of each instance's model when it joins, and again after an answer counted other tokens.
+"""Proves the token ids of each instance's model when it joins, and again after an answer with another token count.
 
-The proof itself is in `prompt/tokenization/proof.py`: ten one-token chats, or nothing that generates where the
-engine offers `/render`. No request waits for it. An instance that does not answer is tried again, ever more rarely:
-it may be busy, or asleep. One whose proof found other ids is tried again every hour, as it may have been restarted
-unnoticed.
+The proof itself is in `prompt/tokenization/proof.py`: ten one-token chats, or, where the engine offers `/render`,
+requests that generate nothing. No request waits for a proof. An instance that does not answer is tried again, ever
+more rarely: it may be busy, or asleep. An instance whose proof found other ids is tried again every hour, because
+it may have been restarted unnoticed.
 
-An answer with another count refutes the ids until the next proof, which follows at once. If that one agrees, the
-probes are right and some prompt is not: for a while, twice as long each time, further counts refute nothing.
-Otherwise clients with such prompts would take the ids of all other prompts away.
+An answer with another count refutes the ids until the next proof, which follows at once. If that proof agrees, the
+probes are right and some prompt is wrong: for a while, twice as long each time, further counts refute nothing.
+Otherwise clients with such prompts would deprive all other prompts of their ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.tasks import Tasks
 
 RETRY_PAUSES_S = (5.0, 30.0, 120.0, 600.0)  # after a proof without an answer; the last one from then on
 REFUTED_PAUSE_S = 3600.0  # after a proof that found other ids
-HELD_S = 60.0  # that a proof after the first other count holds against further ones; doubles with each proof
+HELD_S = 60.0  # how long a proof after the first other count holds against further ones; doubles with each proof
 LONGEST_HELD_S = 3600.0
 
 
@@ -29,23 +29,23 @@ class Verifier(Protocol):
     """Runs one proof (`prompt/tokenization/tokenization.py`)."""
 
     def begin(self, instance: str, model: str) -> None:
-        """Start anew with an instance that joins."""
+        """Discard earlier proofs of an instance that joins."""
 
     def verify(self, instance: str, model: str) -> Awaitable[bool | None]:
-        """Run one proof; None: no answer."""
+        """Run one proof and return whether it agrees; None: no answer."""
 
     def forget(self, instance: str) -> None:
-        """Drop what an instance that has left proved."""
+        """Drop the proofs of an instance that has left."""
 
 
 class _Proof:
-    """The proofs of one instance since it joined."""
+    """State of the proofs of one instance since it joined."""
 
     __slots__ = ("holds_until_s", "miscounts", "model", "scheduled")
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.miscounts = 0  # that led to a proof
+        self.miscounts = 0  # other counts that led to a proof
         self.holds_until_s = 0.0
         self.scheduled = False
 
@@ -66,9 +66,7 @@ class TokenizerProofs:
         self._schedule(instance, proof)
 
     def on_miscount(self, instance: str, model: str) -> bool:
-        """Prove an instance again that answered with another count. Return whether its ids are refuted until
-        then.
-        """
+        """Prove an instance again after another count. Return whether its ids are refuted until that proof."""
         proof = self._proofs.get(instance)
         if proof is None or proof.model != model:
             return True
@@ -89,7 +87,7 @@ class TokenizerProofs:
         self._tasks.spawn("prove tokenizer", self._run(instance, proof))
 
     async def _run(self, instance: str, proof: _Proof) -> None:
-        """Prove until nothing differs. `scheduled` ends then: a miscount may follow at once."""
+        """Prove until a proof agrees. `scheduled` is reset only then, and a miscount may follow at once."""
         tries = 0
         while self._proofs.get(instance) is proof:
             found = await self._verifier.verify(instance, proof.model)

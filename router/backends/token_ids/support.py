@@ -1,9 +1,9 @@
 """Finds out which instances accept token ids, by a trial request to each.
 
-A version number is no guarantee (it may be a fork, or a proxy may strip fields). So each instance is tried in the
-background when it joins, comes back, or has failed to use ids: with a tiny chat whose text and ids are different
-prompts; an answer with the count of the ids proves that they were read. No request waits for it, and an instance
-that does not answer is tried a few times, then not until it joins again.
+A version number is no guarantee: the engine may be a fork, or a proxy may strip fields. So each instance is tried
+in the background when it joins, comes back, or has failed to use ids. The trial is a tiny chat whose text and ids
+are different prompts; an answer with the count of the ids proves that the ids were read. No request waits for a
+trial, and an instance that does not answer is tried a few times, then not until it joins again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class TokenIdSupport:
 
 
 def read_support(status: int, answer: bytes, ids: int) -> InstanceSupport:
-    """Return the engine's support that an answer to `trial_body` with this many ids proves."""
+    """Return the engine's support as proved by an answer to `trial_body` with this many ids."""
     if status != 200:
         return InstanceSupport(False, f"it refuses token ids ({status})")
     count = read_count(answer)

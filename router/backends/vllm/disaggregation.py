@@ -1,10 +1,11 @@
 """vLLM's side of a prefill/decode pair: which requests can be split, and the bodies of both halves.
 
-    mooncake   both halves at once, tied by a `transfer_id`; the decode engine finds the other through its bootstrap
-               server and that engine's id (`read_engine_ids`)
-    nixl       the prefill half's answer names where the KV is (`read_kv_params`); the decode half carries it unchanged
+    mooncake   both halves at once, tied by a `transfer_id`; the decode engine finds the prefill engine through the
+               latter's bootstrap server and engine id (`read_engine_ids`)
+    nixl       the prefill half's answer names the location of the KV (`read_kv_params`), which the decode half
+               carries unchanged
 
-The decode body is the client's, byte for byte, with `kv_transfer_params` appended. The prefill body asks for one
+The decode body is the client's, byte for byte, with `kv_transfer_params` appended. The prefill body requests one
 token and nothing else, and must end by length: after an early stop a Mooncake producer may drop the KV, for which
 the decode engine would then wait minutes. Pure. Source: vLLM 0.32, protocol 7.1, 7.2, 11.30.
 """
@@ -24,7 +25,7 @@ from router.prompt.prompt import Endpoint
 
 PARAMS = "kv_transfer_params"
 LEASE_S = 30.0
-"""How long a Nixl producer keeps KV that no decode engine fetched (`kv_lease_duration`)."""
+"""How long a Nixl producer retains KV that no decode engine fetched (`kv_lease_duration`)."""
 
 NIXL_PREFILL = msgspec.json.encode(
     {
@@ -67,11 +68,11 @@ class MooncakeParams(NamedTuple):
 
 
 def can_split(endpoint: Endpoint, body: bytes) -> bool:
-    """Return whether one transfer of KV serves the whole request.
+    """Return whether one KV transfer serves the whole request.
 
     The transfer is for one engine request: several prompts or sequences, beams, and the rounds of a server-side
-    tool would request it again and wait for KV that was already given away. Nor is a body split that cannot be
-    taken apart.
+    tool would request the KV again and wait for KV that has already been handed over. A body that cannot be parsed
+    is not split either.
     """
     if endpoint not in _SET:
         return False
@@ -89,7 +90,7 @@ def can_split(endpoint: Endpoint, body: bytes) -> bool:
 
 
 def mooncake_params(transfer_id: str, bootstrap_url: str, engine_id: str) -> MooncakeParams:
-    """Return both halves' parameters. `engine_id` is of the prefill target's rank; a `transfer_id` is never
+    """Return both halves' parameters. `engine_id`: that of the prefill target's rank; `transfer_id`: never
     reused.
     """
     prefill = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
@@ -104,10 +105,10 @@ def mooncake_params(transfer_id: str, bootstrap_url: str, engine_id: str) -> Moo
 
 
 def prefill_body(endpoint: Endpoint, body: bytes, params: bytes) -> bytes:
-    """Return the client's request as one that only computes the prompt."""
+    """Return the client's request, changed so that it only computes the prompt."""
     members = open_body(body, _DROPPED).members
     members |= {"stream": _FALSE, **_SET[endpoint], PARAMS: Raw(params)}
-    if "max_completion_tokens" in members:  # it wins over `max_tokens`
+    if "max_completion_tokens" in members:  # it takes precedence over `max_tokens`
         members["max_completion_tokens"] = _ONE
     return msgspec.json.encode(members)
 
@@ -119,21 +120,21 @@ def decode_body(body: bytes, params: bytes) -> bytes:
 
 
 def read_kv_params(answer: bytes) -> bytes | None:
-    """Return the decode half's parameters from a Nixl prefill half's answer, verbatim; `None` if there are none."""
+    """Return the decode half's parameters from a Nixl prefill half's answer, verbatim; None if there are none."""
     params = _field(answer, PARAMS)
     return None if params is None or bytes(params) in (b"null", b"{}") else bytes(params)
 
 
 def ended_by_length(endpoint: Endpoint, answer: bytes) -> bool:
-    """Return whether the prefill half ended by length. `/v1/messages` alone may begin with an end of text
+    """Return whether the prefill half ended by length. Only `/v1/messages` may begin with an end of text
     instead.
     """
     return endpoint is not Endpoint.MESSAGES or _field(answer, "stop_reason") == Raw(b'"max_tokens"')
 
 
 def read_engine_ids(answer: bytes) -> dict[int, str] | None:
-    """Parse a Mooncake bootstrap server's `GET /query`: engine ids by data-parallel rank; `None` if unreadable, or
-    of more ranks than an instance may have.
+    """Parse a Mooncake bootstrap server's `GET /query`: engine ids by data-parallel rank; None if the answer is
+    unreadable or has more ranks than an instance may have.
     """
     try:
         ranks = msgspec.json.decode(answer)
@@ -157,7 +158,7 @@ def _many_prompts(prompt: bytes) -> bool:
 
 
 def _server_tools(tools: Raw | None) -> bool:
-    """Return whether the engine itself would call a tool and continue generating."""
+    """Return whether the engine itself would call a tool and continue to generate."""
     try:
         kinds = [tool.type for tool in _TOOLS.decode(tools) or ()] if tools is not None else []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

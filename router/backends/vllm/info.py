@@ -1,7 +1,7 @@
-"""Parses vLLM's small HTTP answers into domain values. Unreadable answers become `None`, never an exception.
+"""Parses vLLM's small HTTP answers into domain values. Unreadable answers become None, never an exception.
 
-Single invalid entries are left out; the rest of the answer still counts. The caller bounds an answer's bytes; here
-the number of entries and the length of names are bounded (`router/fleet/engine_limits.py`).
+Single invalid entries are left out; the rest of the answer still counts. The caller bounds an answer's bytes; this
+module bounds the number of entries and the length of names (`router/fleet/engine_limits.py`).
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _TOKENIZED = msgspec.json.Decoder(_Tokenized)  # typed: a million ids are checke
 
 
 class ModelList(NamedTuple):
-    """The first `MAX_MODELS` models and adapters of an engine; `over` says that there are more."""
+    """The first `MAX_MODELS` models and adapters of an engine; `over` is set if there are more."""
 
     cards: list[ModelCard]
     over: OverLimit | None = None
 
 
 def read_models(body: bytes) -> ModelList | None:
-    """Parse `GET /v1/models`; `None` if it cannot be read."""
+    """Parse `GET /v1/models`; None if it cannot be read."""
     answer = _json(body)
     entries = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(entries, list):
@@ -79,8 +79,8 @@ def _card(entry: Any) -> ModelCard | None:
 
 
 def read_event_sources(body: bytes, host: str) -> list[EventEndpoint] | OverLimit | None:
-    """Parse `GET /kv_event_sources` (0.31 and later): where each rank publishes, with `host`, the instance's own,
-    in place of the wildcards that engines bind to. Ranks without events are absent; `None` if it cannot be read.
+    """Parse `GET /kv_event_sources` (0.31 and later): where each rank publishes. `host`, the instance's own,
+    replaces the wildcards that engines bind to. Ranks without events are absent; None if the answer cannot be read.
     """
     answer = _json(body)
     if not isinstance(answer, dict):
@@ -104,7 +104,7 @@ def _source(key: str, entry: Any, host: str) -> EventEndpoint | None:
 
 
 def _reachable(endpoint: str | None, host: str) -> str | None:
-    """Return the endpoint as seen from the router; `None` for transports limited to the engine's process."""
+    """Return the endpoint as seen from the router; None for transports limited to the engine's process."""
     if endpoint is None or not endpoint.startswith(("tcp://", "ipc://")):
         return None
     if endpoint.startswith("ipc://"):
@@ -118,7 +118,7 @@ def _reachable(endpoint: str | None, host: str) -> str | None:
 
 
 def read_tokenize(body: bytes) -> array[int] | None:
-    """Return the prompt's token ids (typecode "I") from `POST /tokenize`; `None` if it cannot be read."""
+    """Return the prompt's token ids (typecode "I") from `POST /tokenize`; None if the answer cannot be read."""
     try:
         return array("I", _TOKENIZED.decode(body).tokens)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
@@ -126,8 +126,8 @@ def read_tokenize(body: bytes) -> array[int] | None:
 
 
 def read_answered_prompt(body: bytes) -> tuple[array[int] | None, int | None]:
-    """Return the prompt's token ids and their number from a whole answer that was asked for with
-    `return_token_ids`; None for each that is missing: engines before 0.10.2 name no ids.
+    """Return the prompt's token ids and their number from a whole answer that was requested with
+    `return_token_ids`; None for each that is missing: engines before 0.10.2 return no ids.
     """
     try:
         answer = _ANSWERED.decode(body)
@@ -141,8 +141,8 @@ def read_answered_prompt(body: bytes) -> tuple[array[int] | None, int | None]:
 
 
 def read_rendered_prompt(body: bytes) -> array[int] | None:
-    """Return the prompt's token ids from `/v1/chat/completions/render`, or of one prompt from that of completions;
-    None if it cannot be read.
+    """Return the prompt's token ids from `/v1/chat/completions/render`, or those of the single prompt from
+    `/v1/completions/render`; None if the answer cannot be read.
     """
     try:
         answer = _RENDERED.decode(body)
@@ -153,13 +153,13 @@ def read_rendered_prompt(body: bytes) -> array[int] | None:
 
 
 def read_sleeping(body: bytes) -> bool:
-    """Return whether `GET /is_sleeping` (development mode only) says that the engine sleeps."""
+    """Return whether `GET /is_sleeping` (development mode only) reports that the engine sleeps."""
     answer = _json(body)
     return isinstance(answer, dict) and answer.get("is_sleeping") is True
 
 
 def read_detokenize(body: bytes) -> str | None:
-    """Return the text of `POST /detokenize`; `None` if it cannot be read."""
+    """Return the text of `POST /detokenize`; None if the answer cannot be read."""
     answer = _json(body)
     text = answer.get("prompt") if isinstance(answer, dict) else None
     return text if isinstance(text, str) else None

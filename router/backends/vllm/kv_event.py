@@ -1,7 +1,8 @@
-"""One of vLLM's KV events: decodes its fields into a domain event, or says why it carries no token blocks.
+"""One of vLLM's KV events: decodes its fields into a domain event, or states why it carries no token blocks.
 
-Events are maps since vLLM 0.24 and arrays before; both are read, untyped: a typed decoder loses the whole batch for
-one unknown event. Events without token blocks of this rank are skipped and counted by reason, never an error:
+Events are maps since vLLM 0.24 and arrays before; both are read untyped, because a typed decoder loses the whole
+batch for one unknown event. Events without token blocks of this rank are skipped and counted by reason, never an
+error:
 
     unknown      an unknown type                           broken    fields of the wrong type, that do not fit, or that
     pool         a removal from the shared store                     are out of bounds
@@ -10,9 +11,10 @@ one unknown event. Events without token blocks of this rank are skipped and coun
     length       tokens and hashes do not line up          placeholder  hashes without tokens (offload tiers)
                  (masked groups)
 
-`"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory where the operator
-configures so (`host_cpu`; LMCache uses the same word). Removals carry no kind of group, so those of other groups
-pass; they name hashes that the index does not hold there. Knows nothing of targets, order or keys.
+`"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory if the operator
+configures it so (`host_cpu`; LMCache uses the same word). Removals do not state their group's kind, so removals of
+other groups pass; they name hashes that the index does not hold there. This module does not depend on targets,
+order or keys.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from router.kvcache.events import (
 
 Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length"]
 
-PIECE_BLOCKS = 2048  # an event of more blocks becomes several, each of which is applied in 2 ms
+PIECE_BLOCKS = 2048  # an event with more blocks is cut into several, each of which is applied in 2 ms
 MAX_GROUPS = 64  # KV cache groups of one rank; a model has a handful
-EXTRA_BYTES = 4096  # hashed beside the tokens of one block: ids of some images, an adapter's name
+EXTRA_BYTES = 4096  # hashed with the tokens of one block: ids of some images, an adapter's name
 
-# Array events: the tag, then these in order; older versions stop earlier.
+# Array events: the tag, then these fields in order; older versions stop earlier.
 FIELDS = {
     "BlockStored": (
         "block_hashes",
@@ -67,24 +69,24 @@ TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "storage": Tier.DISK}
 
 
 class EventReader:
-    """Reads events of one message, in order, into the lists of its batch."""
+    """Reads the events of one message, in order, into the lists of its batch."""
 
     def __init__(self, batch: EventBatch, host_cpu: bool) -> None:
         self._events = batch.events
         self._skipped = batch.skipped
         self._host_cpu = host_cpu
-        self._last_removed: list[EngineHash] | None = None  # of the last event; None: it is no removal
+        self._last_removed: list[EngineHash] | None = None  # of the last event; None: it was no removal
         self._last_tier = GPU
         self._last_group = 0
 
     def read(self, raw: Any) -> None:
-        """Add the event that `raw` is, decoded untyped or not, or count why it is skipped."""
+        """Add the event in `raw`, which is a decoded event, typed or untyped, or count why it is skipped."""
         if isinstance(raw, EventFields):
             self.read_fields(raw)
         elif type(raw) is dict:
             self.read_fields(EventFields(raw.get("type"), **{name: raw[name] for name in NAMES if name in raw}))
         elif type(raw) is list and raw and type(raw[0]) is str:
-            named = zip(FIELDS.get(raw[0], ()), raw[1:], strict=False)  # shorter: older; longer: newer
+            named = zip(FIELDS.get(raw[0], ()), raw[1:], strict=False)  # older: fewer fields; newer: more fields
             self.read_fields(EventFields(raw[0], **dict(named)))
         else:
             self.skip("broken")
@@ -111,7 +113,7 @@ class EventReader:
         self._skipped[why] = self._skipped.get(why, 0) + 1
 
     def _remove(self, fields: EventFields) -> None:
-        """Add a removal. Adjacent ones become one: vLLM sends one per evicted block, merged they cost half."""
+        """Add a removal. Adjacent removals are merged, at half the cost: vLLM sends one per evicted block."""
         tier = _tier(fields.medium, self._host_cpu)
         if isinstance(tier, str):
             self.skip(tier)
@@ -142,7 +144,7 @@ class EventReader:
 
 
 def _cut(event: BlockEvent) -> list[BlockEvent]:
-    """Return the same as several events of up to `PIECE_BLOCKS` blocks, each the child of the one before."""
+    """Return the same event as several of up to `PIECE_BLOCKS` blocks, each the child of the previous one."""
     pieces: list[BlockEvent] = []
     for start in range(0, len(event.hashes), PIECE_BLOCKS):
         end = start + PIECE_BLOCKS
@@ -189,7 +191,7 @@ def _stored(fields: EventFields, host_cpu: bool) -> BlocksStored | BlocksPooled 
 
 
 def _pooled(fields: EventFields) -> BlocksPooled | Skipped:
-    """Decode blocks put into the pool. Tokens may be missing: the hashes are enough (`protocol.md` 6.6)."""
+    """Decode blocks that were put into the pool. Tokens may be missing: the hashes suffice (`protocol.md` 6.6)."""
     hashes, token_ids = _hashes(fields.block_hashes), _token_ids(fields.token_ids)
     raw_parent, block_tokens = fields.parent_block_hash, fields.block_size
     parent = None if raw_parent is None else _hash(raw_parent)
@@ -203,7 +205,7 @@ def _pooled(fields: EventFields) -> BlocksPooled | Skipped:
 
 
 def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:
-    """Return the tier of a medium. Its case matters only for `cpu`."""
+    """Return the tier of a medium, whose case matters only for `cpu`."""
     if medium is None or medium == "GPU":
         return GPU
     if medium == "cpu" and not host_cpu:
@@ -234,7 +236,7 @@ def _hashes(raw: Any) -> list[EngineHash] | None:
 
 
 def _token_ids(raw: Any) -> array[int] | None:
-    """Return the ids, none for null; `None` if they are invalid."""
+    """Return the ids, an empty array for null; None if they are invalid."""
     if type(raw) is Raw:
         packed = unpack_ids(raw)
         return None if packed is None else array("I", packed)
@@ -255,10 +257,10 @@ NO_EXTRA = _Extra(None, None)
 
 
 def _extra_keys(raw: Any, blocks: int, adapter: str | None, *, root: bool) -> _Extra | None:
-    """Return the values hashed beside tokens, per block and untagged: adapter name, media, salt, embeddings, in
+    """Return the values hashed with the tokens, per block and untagged: adapter name, media, salt, embeddings, in
     this order.
 
-    The adapter has a field of its own; the salt can only be on a chain's first block. `None`: not understood.
+    The adapter has a field of its own; the salt can only be on a chain's first block. None: not understood.
     """
     if raw is None:
         return NO_EXTRA

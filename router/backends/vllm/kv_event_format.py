@@ -9,7 +9,7 @@ from msgspec import Raw
 
 
 class EventFields(msgspec.Struct, gc=False):
-    """The fields that are read of an event, of any type."""
+    """The fields that are read from an event of any type."""
 
     type: Any = None
     block_hashes: Any = None
@@ -25,8 +25,8 @@ class EventFields(msgspec.Struct, gc=False):
 
 
 class PackedFields(EventFields, gc=False):
-    """The fields of an event with token ids as they came: to make 256 ints takes half of the time that an event of
-    16 blocks takes.
+    """The fields of an event with token ids still encoded: creating 256 ints takes half of the time of an event of
+    16 blocks.
     """
 
     token_ids: Raw = Raw(b"\xc0")

@@ -2,10 +2,10 @@
 
 A message is `[topic][sequence, u64 big endian][msgpack [ts, events, rank]]`; `kv_event.py` reads its events.
 
-The events of one engine step are decoded in one call, which is fastest. A message is as large as an engine likes,
-so one of more than `PLAIN_BYTES` becomes a `LargeBatch`: its events are found in one pass that builds no objects,
-and then decoded some at a time, a large event field by field. So no message takes longer at a time than a request
-may wait. Knows nothing of targets, order or keys.
+The events of one engine step are decoded in one call, which is fastest. A message is as large as an engine makes
+it, so one of more than `PLAIN_BYTES` becomes a `LargeBatch`: its events are located in one pass that builds no
+objects, and then decoded a few at a time, a large event field by field. So no message blocks the loop for longer
+than a request may wait. This module does not depend on targets, order or keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EVENT_TOKENS = 1 << 20  # decoded in one call: 35 ms
 STEP_EVENTS = 512  # decoded at once: about a millisecond
 
 END_OF_REPLAY = b"\xff" * 8  # sequence -1
-MILLISECONDS_FROM = 1e11  # in seconds the year 5138: Mooncake's master sends milliseconds
+MILLISECONDS_FROM = 1e11  # in seconds, the year 5138: Mooncake's master sends milliseconds
 
 _UNREADABLE = (ValueError, RecursionError)  # msgspec's own errors, bad UTF-8, absurd nesting
 
@@ -65,9 +65,7 @@ def decode(
 def decode_replay(
     frames: Sequence[bytes], *, host_cpu: bool = False
 ) -> EventBatch | LargeBatch | ReplayEnd | MalformedMessage | OverLimit:
-    """Decode one replay answer, as a DEALER receives it. Read from the back: since 0.26 there is a topic in
-    front.
-    """
+    """Decode one replay answer, as a DEALER receives it, from its end: since 0.26 a topic precedes the frames."""
     if not 3 <= len(frames) <= 4:
         return MalformedMessage("frames")
     if frames[-2] == END_OF_REPLAY:
@@ -93,7 +91,7 @@ def _batch(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | Larg
 
 
 def _batch_of_any(sequence: bytes, payload: bytes, host_cpu: bool) -> EventBatch | MalformedMessage:
-    """Decode a message of which not all events are maps, as those of vLLM before 0.24, or which is malformed."""
+    """Decode a message that is malformed, or has events that are not maps, as before vLLM 0.24."""
     try:
         content = unpack(payload)
     except _UNREADABLE:
@@ -133,7 +131,7 @@ def _large(sequence: bytes, payload: bytes, host_cpu: bool) -> LargeBatch | Malf
 
 
 def _count_events(payload: bytes) -> int | None:
-    """Return how many events a message says it has, without decoding it; `None`: it is no message."""
+    """Return the number of events that a message declares, without decoding it; None if it is no valid message."""
     widths = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
     if payload[0] & 0xF0 != 0x90 or payload[0] < 0x92:
         return None
@@ -145,7 +143,7 @@ ARRAY, MAP = (0x90, 0xDC), (0x80, 0xDE)  # heads: with four bits of length; with
 
 
 def _length(packed: bytes | Raw, kind: tuple[int, int] = ARRAY, at: int = 0) -> int | None:
-    """Return the length of the msgpack array or map that begins at `at`; `None`: none does."""
+    """Return the length of the msgpack array or map that begins at `at`; None if none begins there."""
     head = bytes(memoryview(packed)[at : at + 5])
     small, large = kind
     match head[0] if head else None:
@@ -159,16 +157,18 @@ def _length(packed: bytes | Raw, kind: tuple[int, int] = ARRAY, at: int = 0) -> 
 
 
 class LargeBatch:
-    """A large message that is being decoded: call `step` until it returns something else than `None`."""
+    """A large message that is being decoded: call `step` until it returns something other than None."""
 
     def __init__(self, batch: EventBatch, events: list[Raw], host_cpu: bool) -> None:
         self._batch = batch
         self._reader = EventReader(batch, host_cpu)
         self._events = iter(events)
-        self._pieces: Iterator[Any] = iter(())  # of the present event, if that is large
+        self._pieces: Iterator[Any] = iter(())  # of the current event, if it is large
 
     def step(self) -> EventBatch | OverLimit | None:
-        """Decode some more events. Return the batch when all are decoded, or what is wrong with the message."""
+        """Decode some more events. Return the batch when all are decoded, the limit that the message exceeds, or
+        None: call again.
+        """
         for _ in range(STEP_EVENTS):
             try:
                 if (piece := next(self._pieces, None)) is not None:
@@ -188,9 +188,9 @@ class LargeBatch:
 
 
 def _unpack_event(raw: Raw) -> Any:
-    """Decode an event as `_batch` does, so that an event says the same in a message of any size.
+    """Decode an event as `_batch` does, so that an event is read alike in a message of any size.
 
-    Raises ValueError or RecursionError for an unreadable one.
+    Raises ValueError or RecursionError for an unreadable event.
     """
     try:
         return unpack_event_map(raw)
@@ -199,13 +199,13 @@ def _unpack_event(raw: Raw) -> Any:
 
 
 class _TooMuch(Exception):
-    """An event has more than the event of one prompt."""
+    """An event has more fields, tokens or blocks than any prompt's event."""
 
 
 def _cut_fields(raw: Raw) -> Iterator[dict[str, Any]]:
-    """Yield the fields of a large event as those of several events about `PIECE_BLOCKS` blocks each.
+    """Yield the fields of a large event as the fields of several events with about `PIECE_BLOCKS` blocks each.
 
-    Raises _TooMuch for an event with more than that of any prompt.
+    Raises _TooMuch for an event larger than any prompt's.
     """
     fields = _large_fields(raw)
     hashes, tokens, extras = fields.get("block_hashes"), fields.get("token_ids"), fields.pop("extra_keys", None)
@@ -260,5 +260,5 @@ def _check(count: int, most: int, what: str) -> None:
 
 
 def _small(raw: Raw) -> Any:
-    """Return a value of a few KB; for a larger one something that is no value of any field."""
+    """Return a value of up to `EXTRA_BYTES`; for a larger one `...`, which is no value of any field."""
     return unpack(raw) if len(memoryview(raw)) <= EXTRA_BYTES else ...

@@ -1,8 +1,9 @@
 """vLLM's endpoints that load and unload LoRA adapters (VLLM_ALLOW_RUNTIME_LORA_UPDATING): bodies and answers.
 
-They answer with plain text when it worked, and with an error object otherwise. An adapter that is loaded already is
-answered with 400, and one to unload that is not there with 404: both is what was wanted. Without the setting the
-path does not exist, which is a 404 too, in other words. Source: vLLM, `vllm/entrypoints/openai/serving_models.py`.
+They answer with plain text on success, and with an error object otherwise. Loading an adapter that is loaded
+already is answered with 400, and unloading one that is not loaded with 404; both count as success. Without the
+setting the path does not exist, which is a 404 too, with another text. Source: vLLM,
+`vllm/entrypoints/openai/serving_models.py`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def unload_body(name: str) -> bytes:
 
 
 def find_load_error(status: int, body: bytes) -> str | None:
-    """Return why an adapter was not loaded; None: it is there."""
+    """Return why an adapter was not loaded; None if it is loaded."""
     if status == 200 or (status == 400 and LOADED_BEFORE in body):
         return None
     return _describe(status, body)
 
 
 def find_unload_error(status: int, body: bytes) -> str | None:
-    """Return why an adapter was not unloaded; None: it is gone."""
+    """Return why an adapter was not unloaded; None if it is no longer loaded."""
     if status == 200 or (status == 404 and NOT_THERE in body):
         return None
     return _describe(status, body)

@@ -2,14 +2,14 @@
 
 A page has 66 KB and over 700 lines, of which nine matter; a full Prometheus parser takes 10 ms for it, which is too
 much for polling a fleet. Here `bytes.find` jumps to each metric, and only its lines are parsed, labels with their
-escapes included. In the Prometheus format a metric's lines are adjacent, so the first other line ends the search;
-except for a histogram's sums, which lie between the buckets: there the search continues.
+escapes included. In the Prometheus format a metric's lines are adjacent, so the first line of another metric ends
+the search. A histogram's sums are an exception: they lie between the buckets, so their search continues.
 
-A page is as long as an engine likes, so what is parsed of it is bounded (`PARSED_BYTES`), in expressions that take
-linear time. A page beyond that is not read at all.
+A page is as long as an engine makes it, so the part that is parsed is bounded (`PARSED_BYTES`), and the regular
+expressions take linear time. A page beyond the bound is not read at all.
 
 Versions: `vllm:kv_cache_usage_perc` was `vllm:gpu_cache_usage_perc` up to 0.11; `cache_config_info` carries every
-cache setting as a label, "None" where it is unset. Missing and invalid values are `None`, and no page raises.
+cache setting as a label, "None" where it is unset. Missing and invalid values become None, and no page raises.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from router.fleet.engine_limits import (
     OverLimit,
 )
 
-LABEL = re.compile(  # those that matter; inside a value a quote has a backslash, so there is no ="
+LABEL = re.compile(  # the labels that matter; a quote inside a value has a backslash, so no value contains ="
     rb"[{,] *+(engine|operation|status|block_size|num_gpu_blocks|kv_cache_size_tokens|max_lora"
     rb'|running_lora_adapters|waiting_lora_adapters)="([^"\\]*+(?:\\.[^"\\]*+)*+)"'
 )
 ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 MAX_VALUE = 1e15  # larger counts are invalid
 PAGE_BYTES = 8 * 1024 * 1024  # of `MAX_RANKS` ranks
-PARSED_BYTES = 1024 * 1024  # of the lines that matter; `MAX_RANKS` ranks have 0.4 MB
+PARSED_BYTES = 1024 * 1024  # of the lines that matter, which take 0.4 MB for `MAX_RANKS` ranks
 LINE_COST_BYTES = 128  # counted for each line beside its own bytes
-VALUE_BYTES = 64 * 1024  # a label's longer value is ignored
+VALUE_BYTES = 64 * 1024  # of a label; a longer value is ignored
 
 Labels = Mapping[bytes, bytes]
 PerRank = dict[int, float]
@@ -47,18 +47,18 @@ LOADED: Labels = {b"operation": b"load_get", b"status": b"ok"}
 
 
 class _TooMuch(Exception):
-    """The lines that matter are more than `PARSED_BYTES`."""
+    """The lines that matter have more than `PARSED_BYTES`."""
 
 
 class _Page:
-    """A page of which so many bytes may still be parsed."""
+    """A page, with the number of bytes that may still be parsed."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text  # begins with a line break
         self._left_bytes = PARSED_BYTES
 
     def take(self, size: int) -> None:
-        """Count a line that is parsed. Raises _TooMuch."""
+        """Count a line that is parsed. Raises _TooMuch beyond `PARSED_BYTES`."""
         self._left_bytes -= size + LINE_COST_BYTES
         if self._left_bytes < 0:
             raise _TooMuch
@@ -83,7 +83,7 @@ def _read(page: _Page) -> dict[int, Gauges]:
     caches = {rank: labels for rank, labels, _ in _lines(page, b"vllm:cache_config_info")}
     ranks = sorted({*running, *waiting, *usage, *caches})
     loads = _pool_loads(page)
-    lora = _lora(page) if len(ranks) == 1 else NO_LABELS  # its line names no rank
+    lora = _lora(page) if len(ranks) == 1 else NO_LABELS  # the metric's line names no rank
     return {
         rank: Gauges(
             _count(running.get(rank)),
@@ -103,7 +103,9 @@ def _read(page: _Page) -> dict[int, Gauges]:
 
 
 def _gauge(page: _Page, name: bytes, join: Callable[[float, float], float], only: Labels = NO_LABELS) -> PerRank:
-    """Return the metric by rank from the lines with labels `only`; `join` combines lines of several model names."""
+    """Return the metric by rank from the lines with the labels `only`; `join` combines the lines of several
+    models.
+    """
     values: PerRank = {}
     for rank, labels, value in _lines(page, name):
         if 0 <= value < MAX_VALUE and only.items() <= labels.items():
@@ -112,7 +114,7 @@ def _gauge(page: _Page, name: bytes, join: Callable[[float, float], float], only
 
 
 def _pool_loads(page: _Page) -> dict[int, PoolTransferCounts]:
-    """Return the loads of MooncakeStoreConnector's workers from the store, by rank, without failed attempts. A rank
+    """Return the loads from the store by MooncakeStoreConnector's workers, by rank, without failed attempts. A rank
     that has never loaded has no such lines. One key is one block of one worker and cache group.
     """
     operations, keys, seconds = (
@@ -126,9 +128,9 @@ def _pool_loads(page: _Page) -> dict[int, PoolTransferCounts]:
 
 
 def _lora(page: _Page) -> Labels:
-    """Return the labels of the present LoRA state: vLLM keeps a line for every earlier set of names and writes the
-    time as its value, so the largest is the latest. An engine that has run for long may have thousands: too many to
-    look.
+    """Return the labels of the current LoRA state. vLLM keeps a line for every earlier set of names and writes the
+    time as its value, so the line with the largest value is the latest. Returns no labels for an engine that has
+    run so long that it has thousands of lines, too many to examine.
     """
     try:
         latest = max(_lines(_Page(page.text), b"vllm:lora_requests_info"), key=lambda line: line[2], default=None)
@@ -165,7 +167,7 @@ def _lines(page: _Page, name: bytes) -> Iterator[tuple[int, Labels, float]]:
 
 
 def _sample(line: bytes) -> tuple[int, Labels, float] | None:
-    """Parse `{a="b",...} value [timestamp]`: labels may hold spaces and braces, what follows them may not."""
+    """Parse `{a="b",...} value [timestamp]`: labels may contain spaces and braces, the rest of the line may not."""
     head, _, tail = line.rpartition(b"}")
     labels = {key: _unescape(value) for key, value in LABEL.findall(head) if len(value) <= VALUE_BYTES}
     engine = labels.get(b"engine", b"0")
@@ -192,14 +194,14 @@ def _share(value: float | None) -> float | None:
 
 
 def _number(value: bytes | None, most: int) -> int | None:
-    """Return a label's whole number from 1 to `most`; `None` for anything else."""
+    """Return a label's whole number from 1 to `most`; None for anything else."""
     if value is None or not value.isdigit() or len(value) > 15:
         return None
     return number if 0 < (number := int(value)) <= most else None
 
 
 def _capacity_tokens(cache: Labels) -> int | None:
-    """Return the KV tokens that fit: stated by newer versions, blocks times block size before."""
+    """Return the KV tokens that fit: as stated by newer versions, else blocks times block size. None: unknown."""
     if (tokens := _number(cache.get(b"kv_cache_size_tokens"), MAX_CAPACITY_TOKENS)) is not None:
         return tokens
     size = _number(cache.get(b"block_size"), MAX_BLOCK_TOKENS)

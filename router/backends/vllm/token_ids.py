@@ -1,10 +1,10 @@
-"""Request bodies with token ids: vLLM 0.32 takes a chat's ids beside its text and skips rendering and tokenising.
+"""Request bodies with token ids: vLLM 0.32 accepts a chat's ids beside its text and skips rendering and tokenising.
 
 The ids are in `kv_transfer_params.prompt_token_ids`, of chat completions only. The engine removes them before
 anything else sees the parameters, checks each against its vocabulary, and builds the request from them instead of
 from the messages (renderers/online_renderer.py: `_reused_prompt_token_ids`, `preprocess_chat`). Everything about
 the answer (tools, reasoning, structured output, salt, sampling) is read from the request as usual. Three things are
-not done with given ids, so those requests go without:
+not done for requests with ids, so requests that need them are sent without ids:
 
     truncation, and the length check          `truncate_prompt_tokens`; prompts that fill the context
     echo, prompt logprobs, media              need the rendered messages; the router has no ids for them
@@ -22,7 +22,7 @@ import msgspec
 PARAMETER = b"prompt_token_ids"
 
 JsonIds = Sequence[bytes]
-"""Token ids as JSON numbers with commas between them, in runs of one or more."""
+"""Token ids as JSON numbers separated by commas, in runs of one or more."""
 
 
 class _Usage(msgspec.Struct):
@@ -47,7 +47,7 @@ def add_ids_to_params(body: bytes, ids: JsonIds) -> bytes:
 
 
 def _insert(body: bytes, end: int, opening: bytes, ids: JsonIds, closing: bytes) -> bytes:
-    """Insert the ids with one copy of everything, as both may be large: a comma separates ids and members alike."""
+    """Insert the ids with one copy of everything, because both may be large: a comma separates ids and members."""
     if len(ids) == 1:
         return b",".join((memoryview(body)[:end], opening + ids[0] + closing))
     return b",".join((memoryview(body)[:end], opening + ids[0], *ids[1:-1], ids[-1] + closing))
@@ -59,10 +59,10 @@ def refuses_ids(answer: bytes) -> bool:
 
 
 def trial_body(model: str, text: str, ids: Sequence[int]) -> bytes:
-    """Return a chat whose text and ids are different prompts, with a one-token answer: its count tells which one
+    """Return a chat whose text and ids are different prompts, with a one-token answer: its count shows which one
     was used.
 
-    So short that it fills no block in the engine's cache.
+    The prompt is too short to fill a block in the engine's cache.
     """
     return msgspec.json.encode(
         {
@@ -76,7 +76,7 @@ def trial_body(model: str, text: str, ids: Sequence[int]) -> bytes:
 
 
 def read_count(answer: bytes) -> int | None:
-    """Return `usage.prompt_tokens` of a whole answer; `None` if it is missing."""
+    """Return `usage.prompt_tokens` of a whole answer; None if it is missing."""
     try:
         return _COUNTED_ANSWER.decode(answer).usage.prompt_tokens
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""Client of a running router's admin API: one call returns JSON, or raises one line that says what is wrong.
+"""Client of a running router's admin API. A call returns the answer, or raises an error with a one-line message.
 
-A refusal because of what was typed (a wrong file, an unknown name) is a `ConfigError`, every other failure a
-`WarmrouteError`: exit codes 2 and 1.
+If the user's input is rejected (a wrong file, an unknown name), the error is a `ConfigError`; any other failure is
+a `WarmrouteError`: exit codes 2 and 1.
 """
 
 from __future__ import annotations

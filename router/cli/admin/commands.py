@@ -1,4 +1,4 @@
-"""`warmroute policy` and `warmroute experiment`: see and switch what decides in a running router."""
+"""`warmroute policy` and `warmroute experiment`: show and switch the policies that decide in a running router."""
 
 from __future__ import annotations
 

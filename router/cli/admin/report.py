@@ -72,8 +72,8 @@ def show_audit(answer: Answer) -> RenderableType:
 
 
 def show_experiment(answer: Answer) -> RenderableType:
-    """Return the running experiment, or else the last one, as tables with warnings below them, and then the splits
-    of models.
+    """Return the running experiment, or else the last one, as tables with warnings below them, followed by the same
+    for each split of models.
     """
     models = [(Text(f"\nmodel {alias}"), _experiment(split)) for alias, split in answer.get("models", {}).items()]
     return Group(_policies_experiment(answer), *(part for parts in models for part in parts))
@@ -107,7 +107,7 @@ def _arms(report: Answer) -> Grid:
 
 
 def _arm_name(arm: Answer) -> str:
-    """Return the arm's name, with its policy and its admission rule where it names them, or its model."""
+    """Return the arm's name, with its model, or with its policy and admission rule if the arm names them."""
     if arm.get("model") is not None:
         at = "" if arm["revision"] is None else f" at {arm['revision']}"
         return f"{arm['arm']} ({arm['model']}{at})"
@@ -153,8 +153,8 @@ def _shadows(answer: Answer) -> Grid:
 
 
 def format_figure(value: float | str | None, metric: str) -> str:
-    """Return a metric's value with its unit. The API writes an infinite time as text: no answer came; of a length
-    it is the end of an interval of which nothing is known.
+    """Return a metric's value with its unit. The API reports infinity as text: an infinite time means that no
+    answer came; an infinite length is the unknown end of an interval.
     """
     if value is None:
         return MISSING
@@ -215,5 +215,5 @@ def _metric(axes: Axes, metric: str, standings: list[tuple[str, Mapping[str, Any
 
 
 def _number(value: float | str | None, scale: float) -> float | None:
-    """Return an estimate in the chart's unit; the API writes infinity as text."""
+    """Return an estimate in the chart's unit; the API reports infinity as text."""
     return inf if isinstance(value, str) else None if value is None else value * scale

@@ -1,4 +1,4 @@
-"""`warmroute usage`: what the tenants of a running router used."""
+"""`warmroute usage`: show what each tenant of a running router used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`warmroute advise`: what a bigger pool, more instances or better placement would bring, for a decision log or
-trace.
+"""`warmroute advise`: estimate what a bigger pool, more instances or better placement would gain, for a decision
+log or trace.
 
-That needs no minutes of simulation: `router/lab/simulator/sizing.py` counts hits for all sizes in one pass.
+The estimate needs no minutes of simulation: `router/lab/simulator/sizing.py` counts hits for all sizes in one pass.
 """
 
 from __future__ import annotations

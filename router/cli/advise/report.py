@@ -36,8 +36,8 @@ Fleet = tuple[int, Placement]
 
 
 def parse_sizes_gb(text: str | None) -> list[float]:
-    """Return the sizes of `--pool-gb`, 0 first; None: a ladder, which `AdviceReport` shortens. Raises
-    ConfigError.
+    """Return the sizes of `--pool-gb`, 0 first. If `text` is None, return a ladder of sizes, which `AdviceReport`
+    shortens. Raises ConfigError.
     """
     if text is None:
         return [0.0, *LADDER_GB]
@@ -67,7 +67,7 @@ class AdviceReport:
     def __init__(
         self, workload: str, profile: EngineProfile, link: LinkSpeed, advice: SizingAdvice, *, whole_ladder: bool
     ) -> None:
-        """`whole_ladder`: keep every size, because the user gave them; otherwise only those of interest."""
+        """`whole_ladder`: keep every size, because the user gave them; otherwise only the sizes of interest."""
         self.workload = workload
         self.profile = profile
         self.link = link
@@ -78,7 +78,9 @@ class AdviceReport:
             self.fleets.setdefault((cell.instances, cell.placement), []).append(cell)
 
     def _of_interest(self, cells: Iterable[SizingCell]) -> list[SizingCell]:
-        """Return no pool, and the pools from `LEAST_SHARE` of the working set to the first that holds all of it."""
+        """Return the cells without a pool, and those of pools from `LEAST_SHARE` of the working set up to the first
+        pool that holds all of it.
+        """
         least = LEAST_SHARE * self.working_set_tokens
         enough = min((cell.pool_tokens for cell in cells if cell.pool_tokens >= self.working_set_tokens), default=None)
         return [
@@ -111,7 +113,7 @@ class AdviceReport:
         return make_grid(title, ("instances", "placed", *names), rows, labels=2)
 
     def sentences(self) -> list[str]:
-        """Return per fleet size the step in pool size with most hits per GB, and what placement alone brings."""
+        """Return sentences per fleet size: the pool step with most hits per GB, and what placement alone gains."""
         lines = []
         for (instances, placement), cells in self.fleets.items():
             if placement != "by prefix":
@@ -149,7 +151,7 @@ class AdviceReport:
 
 @contextmanager
 def counting(console: Console, total: int) -> Iterator[Callable[[Iterable[TimedRequest]], Iterator[TimedRequest]]]:
-    """Show a progress bar; the function that it gives passes requests through and counts them on the bar."""
+    """Show a progress bar. Yields a function that passes requests through and counts them on the bar."""
     with progress_bar(console) as bar:
         task = bar.add_task("requests", total=total)
 

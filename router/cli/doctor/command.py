@@ -1,7 +1,6 @@
-"""`warmroute doctor`: what is wrong with a configuration, a fleet and its routers, and the line to change.
+"""`warmroute doctor`: report what is wrong with a configuration, a fleet and its routers, and the line to change.
 
-Exit codes: 0 without a fault (warnings do not count), 1 with one, 2 for wrong usage or a configuration that is
-refused.
+Exit codes: 0 without a fault (warnings do not count), 1 with one, 2 for wrong usage or an invalid configuration.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def doctor(
     from router.clock import SystemClock
     from router.operate.doctor.suite import examine
 
-    logging.getLogger("warmroute").addHandler(logging.NullHandler())  # what parts of the router log is in the findings
+    logging.getLogger("warmroute").addHandler(logging.NullHandler())  # the findings cover what router modules log
     options = _read_options(config, url or [], token_env, api_key_env, passive=passive, fix=fix)
     examination = asyncio.run(examine(options, SystemClock()))
     if fix and config is not None:
@@ -80,8 +79,8 @@ def doctor(
 def _read_options(
     config: Path | None, urls: list[str], token_env: str | None, api_key_env: str | None, *, passive: bool, fix: bool
 ) -> DoctorOptions:
-    """Return the subject of the examination. Raises ConfigError when that is nothing, there is nothing to patch, or
-    a variable is not set.
+    """Return the options of the examination. Raises ConfigError if there is nothing to examine, `--fix` has no file
+    to patch, or a variable is not set.
     """
     from router.operate.doctor.gather import DoctorOptions
 
@@ -94,7 +93,7 @@ def _read_options(
 
 
 def _read_variable(option: str, name: str | None) -> str | None:
-    """Return the variable's value. Raises ConfigError when it is named and not set."""
+    """Return the value of the environment variable `name`. Raises ConfigError if it is named and not set."""
     if name is None:
         return None
     if not (value := os.environ.get(name)):

@@ -1,4 +1,4 @@
-"""The findings of the doctor as text: three lines each, one for a note, the worst first; and as values for JSON."""
+"""The doctor's findings, worst first, as text (three lines each, one line for a note) and as JSON values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from router.operate.doctor.suite import Examination
 
 COLOURS: dict[Severity, str] = {"fault": "bold red", "warning": "yellow", "unchecked": "magenta", "note": "dim"}
 INDENT = 11
-PLACES = 3  # lines of the configuration that a finding names; of further ones it says how many
+PLACES = 3  # most lines of the configuration that a finding names; further lines are only counted
 
 
 def print_report(console: Console, examination: Examination) -> None:
-    """Print every finding, and what the whole amounts to."""
+    """Print every finding, and a summary line."""
     for merged in examination.findings:
         for line in _lines(merged):
             console.print(line, soft_wrap=True)

@@ -56,7 +56,7 @@ def _draw_latency(axes: Axes, rows: Sequence[SentRequest]) -> None:
 
 
 def _draw_hits(axes: Axes, rows: Sequence[SentRequest], ends_s: float) -> None:
-    """Draw the share of prompt tokens from caches, of the answers of the seconds before each second."""
+    """Draw, for each second, the share of prompt tokens from caches in the answers of the `WINDOW_S` before."""
     shares = {
         second: compute_hit_share([one for one in rows if second - WINDOW_S <= end_of(one) < second and one.ttft_s])
         for second in range(WINDOW_S, int(ends_s) + 1)

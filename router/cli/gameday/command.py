@@ -1,6 +1,6 @@
-"""`warmroute gameday`: play faults against a fleet under load, and report what held.
+"""`warmroute gameday`: play faults against a fleet under load, and report which bounds held.
 
-Exit code 0 when every bound holds, 1 when one does not, 130 after Ctrl-C; whatever was played by then is reported.
+Exit code 0 if every bound holds, 1 if one does not, 130 after Ctrl-C; the faults played by then are reported.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def gameday(
 
 
 def _check_model(model: str | None, url: str | None) -> None:
-    """Raises ConfigError for a model of the fleet that is started here: it has only one."""
+    """Raises ConfigError for `model` without `url`: the fleet that is started here has only one model."""
     if model is not None and url is None:
         raise ConfigError("--model: only with --url")
 
@@ -95,7 +95,7 @@ async def _play(
     clock: Clock,
     console: Console,
 ) -> GamedayRun:
-    """Play it to its end or until Ctrl-C."""
+    """Play the game day to its end or until Ctrl-C."""
     from tempfile import TemporaryDirectory
 
     from rich.progress import TextColumn

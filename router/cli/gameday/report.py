@@ -34,14 +34,14 @@ BAD, GOOD = "red", "green"
 
 
 def print_run(run: GamedayRun, outcomes: Sequence[FaultOutcome], console: Console) -> None:
-    """Print the table, and a line for each thing that it does not say."""
+    """Print the table, and the remarks below it."""
     console.print(output.render(run_table(run, outcomes)))
     for line in run_remarks(run, outcomes):
         console.print(line, markup=False, soft_wrap=True)
 
 
 def run_table(run: GamedayRun, outcomes: Sequence[FaultOutcome]) -> output.Grid:
-    """Return a row per fault, the calm first; behind a slash is the bound. Times are to the first token."""
+    """Return a row per fault, the calm first; bounds follow a slash. Request times are times to first token."""
     title = f"game day with {run.script.load.agents} agents, policy {run.script.policy}, seed {run.script.seed}"
     bounds = [run.script.must, *(played.bounds for played in run.played)]
     rows = [_row(one, must) for one, must in zip(outcomes, bounds, strict=True)]
@@ -84,7 +84,7 @@ def _seconds(value: float | None, digits: int, missing: str = output.MISSING) ->
 
 
 def run_remarks(run: GamedayRun, outcomes: Sequence[FaultOutcome]) -> Iterator[str]:
-    """Yield what the table does not say: bounds that broke, reasons of failures, faults that were not played."""
+    """Yield the remarks below the table: broken bounds, reasons of failures, faults that were not played."""
     for one in outcomes:
         if one.broken:
             yield f"{one.name} at {one.began_s:.0f} s: {', '.join(one.broken)} broke their bounds"
@@ -104,7 +104,7 @@ def _reason(status: int | None, failure: str) -> str:
 
 
 def describe_progress(run: GamedayRun) -> str:
-    """Return one line for the progress bar: what happens now, and how the requests do."""
+    """Return one line for the progress bar: the current fault, and counts of requests and failures."""
     failed = sum(one.failure is not None for one in run.rows)
     now = "calm" if run.current is None and not run.played else "recovering"
     now = now if run.current is None else f"{run.current.fault}"
@@ -112,7 +112,7 @@ def describe_progress(run: GamedayRun) -> str:
 
 
 def json_run(run: GamedayRun, outcomes: Sequence[FaultOutcome], versions: str, when: str) -> dict[str, Any]:
-    """Return the report as JSON values, with all requests and all looks at the router's metrics."""
+    """Return the report as JSON values, with all requests."""
     return {
         "when": when,
         "versions": versions,

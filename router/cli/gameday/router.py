@@ -1,8 +1,9 @@
 """The router of a game day: `python -m router.cli.gameday.router CONFIG PARENT_PID`.
 
-It is the router that `warmroute serve` runs, with two differences: it announces its addresses as a line of JSON,
-and its wall clock can be made to jump, as by a step of NTP. On SIGUSR1 it reads from the file `clock` beside its
-configuration by how many seconds the clock is wrong. The monotonic clock goes on, as when a system's clock is set.
+This router differs from the one that `warmroute serve` runs in two ways: it announces its addresses as a line of
+JSON, and its wall clock can be made to jump, as by a step of NTP. On SIGUSR1 it reads the offset of its wall clock
+in seconds from the file `clock` beside its configuration. The monotonic clock is unaffected, as when a system's
+clock is set.
 """
 
 from __future__ import annotations

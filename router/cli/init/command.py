@@ -1,4 +1,4 @@
-"""`warmroute init`: ask engines what they are, and write a checked configuration for them."""
+"""`warmroute init`: query engines for their properties, and write a checked configuration for them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def init(
 
     _check_absent(output)
     urls = [url.rstrip("/") for url in urls]
-    config_of_urls(urls, tokenizer or [])  # wrong URLs and folders are named before any engine is asked
+    config_of_urls(urls, tokenizer or [])  # reports wrong URLs and folders before any engine is queried
     surveys = asyncio.run(_survey_all(urls, None if api_key_env is None else os.environ.get(api_key_env)))
     text = config_text(surveys, tokenizer or [], policy, port, api_key_env)
     parse_config(text, str(output or "init"), (output or Path("-")).absolute().parent)
@@ -65,7 +65,7 @@ def _check_absent(output: Path | None) -> None:
 
 
 async def _survey_all(urls: Sequence[str], api_key: str | None) -> list[EngineSurvey]:
-    """Ask all engines at once. Raises WarmrouteError when none of them can be used."""
+    """Query all engines concurrently. Raises WarmrouteError if none of them can be used."""
     from router.operate.doctor.survey import survey_url
 
     surveys = await asyncio.gather(*(survey_url(url, api_key) for url in urls))

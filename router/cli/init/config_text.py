@@ -1,6 +1,4 @@
-"""The configuration that a list of engine URLs amounts to: as settings for `serve`, as a commented file for
-`init`.
-"""
+"""Make the configuration for a list of engine URLs: as settings for `serve`, as a commented file for `init`."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ def _instance(survey: EngineSurvey, api_key_env: str | None) -> list[str]:
     lines.append(f"    - url: {survey.url}")
     if api_key_env is not None:
         lines.append(f"      api_key_env: {api_key_env}")
-    if survey.sources is None:  # the engine cannot be asked where its events are
+    if survey.sources is None:  # the engine cannot report its event endpoints
         host = urlsplit(survey.url).hostname
         lines += ["      #kv_events:", f"      #  - endpoint: tcp://{host}:5557"]
         lines.append(f"      #    replay_endpoint: tcp://{host}:5657")
@@ -89,5 +87,5 @@ def _tokenizer_lines(surveys: Sequence[EngineSurvey], tokenizers: dict[str, str]
 
 
 def _comment(text: str) -> str:
-    """Return an engine's own text on one line: behind a line break would be a key of the configuration."""
+    """Return an engine's own text on one line: text after a line break would be read as configuration."""
     return quote_name(text, MAX_LINE_CHARS)

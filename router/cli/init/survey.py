@@ -1,4 +1,4 @@
-"""Describe what an engine said of itself in words, and recommend what to turn on at it."""
+"""Describe the survey of an engine in words, and recommend the options to turn on at the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVENTS = (
 
 
 class Advice(NamedTuple):
-    """A change of the engine's command line, and what it is good for."""
+    """A change of the engine's command line, and the reason for it."""
 
     flags: str
     reason: str

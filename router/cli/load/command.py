@@ -36,21 +36,21 @@ from router.lab.workloads.model import Workload
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#2f6f9f", "#e8963a", "#4b9b6e", "#b2557f", "#7a6bb0", "#9aa3af")  # the last one: all but the busiest
+COLOURS = ("#2f6f9f", "#e8963a", "#4b9b6e", "#b2557f", "#7a6bb0", "#9aa3af")  # the last one: the less busy targets
 FAILED = "#c0392b"
-LATE_S = 0.1  # at the 99th percentile: from here on the client's own delay is no longer small beside a TTFT
+LATE_S = 0.1  # at the 99th percentile: above it, the client's own delay is not small beside a TTFT
 REASONS = 5
 
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """The command's options, the workload excepted."""
+    """The command's options, except the workload."""
 
     url: str
     model: str | None = None  # None: the first one that the endpoint lists
     api_key: str | None = None
     at_once: int | None = None  # concurrent agents of a closed loop; None: an open loop
-    duration_s: float | None = None  # after it no request is sent
+    duration_s: float | None = None  # no request is sent after it
     processes: int = 2
     prompts: Prompts = "text"
     text_seed: int = 1
@@ -163,7 +163,7 @@ def _rows(report: LoadReport) -> Iterator[tuple[str, str]]:
 
 
 def load_remarks(report: LoadReport) -> list[str]:
-    """Return a line per problem; an empty list when there was none."""
+    """Return a line per problem; an empty list if there was none."""
     failures = report.failures
     lines = [f"failed {times}x: {reason[:160]}" for reason, times in failures.most_common(REASONS)]
     if len(failures) > REASONS:

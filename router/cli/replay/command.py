@@ -1,7 +1,7 @@
-"""`warmroute replay`: progress while the log is read, then tables, and on request a JSON file and a chart; or one
-record of the log.
+"""`warmroute replay`: show progress while the log is read, then tables, and on request write a JSON file and a
+chart; or show one record of the log.
 
-Ctrl-C ends the reading, not the report: what was decided again so far is reported and marked as partial.
+Ctrl-C ends the reading, not the report: the choices decided again so far are reported and marked as partial.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ NAMED_LINES = 5
 
 
 class NotReproduced(WarmrouteError):
-    """A policy of the log decides otherwise than it did, and has no scorer that learns."""
+    """A policy of the log does not reproduce all its logged choices, although it has no scorer that learns."""
 
 
 class LogReading:
-    """Counts of what was read of the log, and of what could not be read."""
+    """Counts of the records that were read from the log, and of the lines that could not be read."""
 
     def __init__(self) -> None:
         self.records = self.bad = 0
@@ -68,7 +68,7 @@ def replay(
     limit: int | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Replay `logs` (files and folders) and hold `policies` (names in `folder`, or files) against their choices.
+    """Replay `logs` (files and folders), and compare `policies` (names in `folder`, or files) with their choices.
 
     Return False when interrupted: the report is partial. Raises ConfigError for policies that cannot be loaded,
     DecisionLogError for logs, NotReproduced after the report.
@@ -107,7 +107,7 @@ def inspect(
 ) -> None:
     """Print the record with this id, its choices decided again, and what `policies` would have chosen.
 
-    Raises WarmrouteError when the log does not have it, ConfigError for policies that cannot be loaded,
+    Raises WarmrouteError if no log has the record, ConfigError for policies that cannot be loaded,
     DecisionLogError for logs.
     """
     console = console or readable_console(160)
@@ -145,7 +145,7 @@ def _run(again: Replay, logs: Sequence[Path], limit: int | None, reading: LogRea
             else:
                 again.add(entry)
                 reading.records += 1
-            reading.interrupted = interrupted()  # not within a record: half of one would look like a different choice
+            reading.interrupted = interrupted()  # between records: half a record would look like a different choice
             if reading.interrupted or reading.records == limit:
                 break
 

@@ -1,5 +1,5 @@
-"""One record of a decision log on the terminal: each choice with its candidates, what their costs consist of, and
-what other policies would have chosen. The log has the view; the rest is computed when it is read.
+"""One record of a decision log on the terminal: each choice with its candidates, the parts of their costs, and what
+other policies would have chosen. The log holds only the view; the rest is computed when the log is read.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def show_logged(logged: LoggedRecord, choices: Sequence[InspectedChoice]) -> Ren
 
 
 def _candidates(described: dict[str, Any]) -> Grid:
-    """Return a row per candidate, cheapest first, with what its cost consists of."""
+    """Return a row per candidate, cheapest first, with the parts of its cost."""
     rows = sorted(described["candidates"], key=lambda row: row["cost"])
     splits = [weighted_parts(row["terms"]) for row in rows]
     names = [name for name in splits[0] if any(split[name] for split in splits)] or list(splits[0])

@@ -95,7 +95,7 @@ def _of_contenders(report: ReplayReport) -> list[str]:
 
 
 def mark_partial(one: ContenderResult) -> str:
-    """Return the policy's name, marked where the log did not hold all candidates of its choices."""
+    """Return the policy's name, marked if the log did not hold all candidates of its choices."""
     return f"{one.policy} (partly seen)" if one.partial else one.policy
 
 

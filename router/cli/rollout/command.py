@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 POLL_S = 0.5
 METRICS_TIMEOUT_S = 10.0
-PATIENCE_S = 30.0  # in which a router that has answered before may fail to
+PATIENCE_S = 30.0  # how long a router that has answered before may fail to answer
 
 CommandOption = Annotated[
     str | None,
@@ -107,7 +107,7 @@ def rollout(
 
 
 def _play(steps: Generator[RolloutStep, None, None], report: RolloutReport) -> None:
-    """Take all steps, with a pause after each. Ctrl-C undrains an engine that is not restarted yet."""
+    """Run all steps, with a pause after each. Ctrl-C undrains an engine that is not restarted yet."""
     try:
         with report:
             for step in steps:
@@ -119,8 +119,8 @@ def _play(steps: Generator[RolloutStep, None, None], report: RolloutReport) -> N
 
 
 class AdminRouter:
-    """A `RolloutRouter` (`control/rollout/rollout.py`). A router that has answered before and then does not (a
-    network that fails, a restart) is asked again for `patience_s`: a rollout that ended at once would leave its
+    """A `RolloutRouter` (`operate/rollout/rollout.py`). If a router has answered before and then does not (a
+    network failure, a restart), the query is retried for `patience_s`: a rollout that ended at once would leave its
     engine drained.
     """
 
@@ -145,8 +145,8 @@ class AdminRouter:
         return self._ask(self._read_figures)
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, which is repeated while it fails. Raises its ConfigError at once, its
-        WarmrouteError when the patience is over.
+        """Return the result of `call`, which is retried while it fails. Raises its ConfigError at once, its
+        WarmrouteError after `patience_s`.
         """
         give_up_at = self._clock.now() + (self._patience_s if self._has_answered else 0.0)
         while True:
@@ -176,7 +176,7 @@ class AdminRouter:
 
 
 def command_starter(command: str) -> Callable[[EngineReading], subprocess.Popen[bytes]]:
-    """Return a function that starts the command for an engine. Raises ConfigError for one that cannot be split."""
+    """Return a function that starts the command for an engine. Raises ConfigError if it cannot be split."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -196,7 +196,7 @@ def command_starter(command: str) -> Callable[[EngineReading], subprocess.Popen[
 
 
 def _fill(word: str, engine: EngineReading) -> str:
-    """Return a word of the command for this engine. Raises ConfigError for the pod of one that is none."""
+    """Return a word of the command for this engine. Raises ConfigError if `{pod}` stands for no pod."""
     if "{pod}" in word and engine.pod is None:
         raise ConfigError(f"--command: {engine.id} is no pod, so {{pod}} has no meaning")
     name = (engine.pod or "").rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Prints a rollout: the plan, a line per engine and stage, and the figures of each engine's step."""
+"""Print a rollout: the plan, a line per engine and stage, and the figures of each engine's step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def print_plan(console: Console, engines: Sequence[EngineReading], command: str 
 
 
 class RolloutReport:
-    """Shows the running stage while entered, and prints a line at the end of each."""
+    """Shows the running stage while entered, and prints a line at the end of each stage."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console = console
@@ -52,7 +52,7 @@ class RolloutReport:
             self._print_end(self._last)
 
     def show(self, step: RolloutStep) -> None:
-        """Show where the rollout is."""
+        """Show the rollout's progress."""
         last, self._last = self._last, step
         if last is not None and (last.engine, last.stage) != (step.engine, step.stage):
             self._print_end(last)

@@ -187,7 +187,7 @@ def _settings_of(urls: list[str], config: Path | None, tokenizers: list[str]) ->
 
 
 def _require(section: T | None, key: str, config: Path | None, command: str) -> T:
-    """Return `section`. Raises ConfigError when the configuration does not have it."""
+    """Return `section`. Raises ConfigError if the configuration does not have it."""
     if section is None:
         raise ConfigError(f"{config}: {key}: is needed for `warmroute {command}`")
     return section
@@ -200,7 +200,7 @@ def _override(
     admin_port: int | None = None,
     workers: int | None = None,
 ) -> Config:
-    """Return `settings` with what the command line says instead. Raises ConfigError for an unknown policy."""
+    """Return `settings` with the values of the command line instead. Raises ConfigError for an unknown policy."""
     from router.config.reader import select_policy
 
     changes: dict[str, object] = {} if workers is None else {"workers": workers}

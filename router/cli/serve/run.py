@@ -1,4 +1,4 @@
-"""Runs a router until a signal ends it or another process takes over: reads the signals, reports its addresses and
+"""Run a router until a signal ends it or another process takes over: handle the signals, and log its addresses and
 what its listeners expose.
 """
 
@@ -26,10 +26,10 @@ from router.tasks import Tasks
 log = logging.getLogger("warmroute.app")
 
 POLL_S = 0.02
-STOP_IDLE_S = 1.0  # for a client that is between two requests, to send one more and learn that it is the last
-HOLD_S = 30.0  # for a process with passed sockets to find an engine that is ready; then it answers 503 as any other
-TAKE_OVER_S = 120.0  # for one that takes over; then the running router goes on
-HANDOVER_IDLE_S = 5.0  # as `STOP_IDLE_S`, for a process that nobody waits for
+STOP_IDLE_S = 1.0  # lets a client that is between two requests send one more, and learn that it is the last
+HOLD_S = 30.0  # for a process with passed sockets to find a ready engine; after it, 503 as from any process
+TAKE_OVER_S = 120.0  # for a process that takes over to find one; after it, the running router continues
+HANDOVER_IDLE_S = 5.0  # like `STOP_IDLE_S`, for a process whose end nobody waits for
 
 
 class Router(Protocol):
@@ -72,13 +72,13 @@ async def serve_router(
     take_over: bool = False,
 ) -> None:
     """Run a router until SIGTERM or SIGINT, or until another process takes over; SIGHUP applies changed
-    configuration files, watched or not. `when_ready` is called once, when an instance is ready for requests. `file`
-    is where `config` was read: its changes take effect as far as they can. `only_picker`: as for `App`. With
-    `take_over` the router that runs at this address, if there is one, is replaced. Raises `ConfigError` when a port
-    is not available, and `WarmrouteError` when the running router cannot be replaced: then that one goes on.
+    configuration files, watched or not. `when_ready` is called once, when an instance is ready for requests.
+    `config` was read from `file`, whose changes take effect as far as possible. `only_picker`: as for `App`. With
+    `take_over`, the router that runs at this address, if any, is replaced. Raises `ConfigError` if a port is not
+    available, and `WarmrouteError` if the running router cannot be replaced and continues.
     """
     raise_open_file_limit()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its default ends the process
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the default action ends the process
     predecessor = find_predecessor(config.listen.host, config.listen.port) if take_over else None
     passed = take_passed_sockets(os.environ, os.getpid())
     sockets = ListeningSockets(predecessor.sockets if predecessor is not None else passed)
@@ -120,14 +120,14 @@ async def serve_router(
     await stop.wait()
     notify_service_manager("STOPPING=1")
     log.info("stopping: requests in progress have up to %g s", config.limits.grace_s)
-    if passed:  # the service manager has the sockets too: who starts next accepts what waits
+    if passed:  # the service manager has the sockets too: the next process accepts waiting connections
         app.release()
     await owner.close()
     await app.stop(HANDOVER_IDLE_S if giver.released.is_set() else STOP_IDLE_S)
 
 
 def _build_router(config: schema.Config, file: Path | None, sockets: ListeningSockets, *, only_picker: bool) -> Router:
-    """Return the router in this process, or the supervisor of its workers, which loads nothing of a router."""
+    """Return the router in this process, or the supervisor of its workers, which loads no router modules."""
     if config.workers > 1:
         from router.control.workers.supervisor import Supervisor
 
@@ -140,8 +140,8 @@ def _build_router(config: schema.Config, file: Path | None, sockets: ListeningSo
 async def _open_when_ready(
     app: Router, sockets: ListeningSockets, stop: asyncio.Event, predecessor: Predecessor | None
 ) -> None:
-    """Accept connections, which another process may be accepting until then, once this one can serve them. Raises
-    ConfigError for passed sockets that no listener has, and WarmrouteError when a predecessor has to go on.
+    """Accept connections once this process can serve them; another process may accept them until then. Raises
+    ConfigError for passed sockets that no listener has, and WarmrouteError if the predecessor has to continue.
     """
     if unused := sockets.unused():
         if predecessor is None:
@@ -150,7 +150,7 @@ async def _open_when_ready(
             )
         log.warning("the running router also listens on %s: no process will when it ends", ", ".join(unused))
     hold_s = HOLD_S if predecessor is None else TAKE_OVER_S
-    log.info("accepting connections when an engine is ready, for which there are %g s", hold_s)
+    log.info("waiting up to %g s for a ready engine before accepting connections", hold_s)
     with suppress(TimeoutError):
         async with asyncio.timeout(hold_s):
             while app.unready_reason() is not None and not stop.is_set():  # noqa: ASYNC110  many causes, one answer

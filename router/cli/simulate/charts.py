@@ -28,7 +28,7 @@ SHORT = {"rate": "requests per second", "rho": "rho", "sessions": "sessions per 
 HITS = "% of prompt tokens from a cache"
 COLOURS = ("#2f6f9f", "#e8963a", "#2f8f5b", "#c0392b", "#7d5ba6", "#8c6d46", "#d16ba5", "#4aa3a2")
 MARKS = "osD^vP*X"
-OTHER = ("#b6bcc6", ".")  # for all policies beyond those
+OTHER = ("#b6bcc6", ".")  # for all further policies
 ACROSS = 3  # panels side by side
 TITLE = 64  # characters per line of a panel's title
 
@@ -129,13 +129,13 @@ class PlotLine(NamedTuple):
 class PlotBar(NamedTuple):
     policy: str
     value: FigureValue | None
-    text: str  # at its end
+    text: str  # drawn at the end of the bar
 
 
 Lines = Mapping[str, Sequence[PlotLine]]
-"""By panel."""
+"""Lines by panel."""
 Bars = Mapping[str, Sequence[PlotBar]]
-"""By panel."""
+"""Bars by panel."""
 
 
 def line_chart(title: str, unit: str, across: str, panels: Lines, *, logarithmic: bool = False) -> Figure:
@@ -234,7 +234,7 @@ def _styles(policies: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def _ticks(axes: Axes, at: Sequence[float]) -> None:
-    """Put ticks where the points are; the axis is logarithmic when they are far apart."""
+    """Put ticks at the points; the axis is logarithmic if the points are far apart."""
     if at[-1] > 6 * at[0]:
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter("")

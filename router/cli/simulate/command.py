@@ -1,7 +1,7 @@
-"""`warmroute simulate`: policies on a fleet in virtual time, cells over the cores; then tables, JSON, charts, a
-report.
+"""`warmroute simulate`: simulate policies on a fleet in virtual time, cells in parallel; then write tables, JSON,
+charts and a report.
 
-Ctrl-C ends the simulation, not the report: what was done so far is reported and marked as partial.
+Ctrl-C ends the simulation, not the report: the results so far are reported and marked as partial.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SweepOutput(NamedTuple):
     out: Path | None = None  # folder for JSON, charts and the page
     json: bool = False  # print JSON instead of tables
     chart: bool = True  # draw charts and write the page; needs matplotlib
-    command_line: str = "warmroute simulate"  # as the page quotes it
+    command_line: str = "warmroute simulate"  # quoted on the page
 
 
 TABLES = SweepOutput()
@@ -116,7 +116,7 @@ def _print_report(results: report.ResultPage, console: Console) -> None:
 
 
 def _write(out: Path, encoded: bytes, results: report.ResultPage, drawn: SweepResult | None, console: Console) -> None:
-    """Write the files; `drawn` is what the charts show, None writes neither charts nor report."""
+    """Write the files. `drawn` has the results for the charts; None: write neither charts nor page."""
     files = {"simulate.json": encoded}
     if drawn is not None:
         figures = make_charts(compare(drawn.measured), summarize_capacities(drawn.capacities))

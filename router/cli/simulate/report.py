@@ -98,7 +98,7 @@ class FaultRemark(NamedTuple):
 
 
 def fault_remarks(cells: Sequence[SweepCell], measured: Sequence[CellResult]) -> list[str]:
-    """Return a line per trouble, and one per fault that some of its cells ended too early to meet."""
+    """Return a line per trouble, and a line per fault that begins only after some of the trouble's cells ended."""
     lines = []
     troubles = {cell.fleet.trouble: cell.scenario.trouble for cell in cells}
     for name, trouble in troubles.items():

@@ -1,9 +1,9 @@
 """`warmroute simulate --speed`: how many decisions a second a policy makes, by fleet size.
 
 A decision is all that the router does between a tokenized prompt and a chosen target: overlaps, the view, filters,
-scorers, the picker, the booking. It is timed where it happens, in the simulator, with the caches and loads that
-arise, in this process and one fleet after the other; each figure is printed at once. CPU time is measured, so that
-other processes matter little. Unlike all other results of a simulation, this one depends on the machine.
+scorers, the picker, the booking. Decisions are timed within a simulation, with the caches and loads that arise
+there, in this process, one fleet after the other; each figure is printed at once. CPU time is measured, so that
+other processes matter little. Unlike all other results of a simulation, decision speed depends on the machine.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from router.lab.workloads.model import Workload
 from router.lab.workloads.offered_load import workload_speed_factor
 
 SIZES = "8,64,250,1000"
-RHO = 0.6  # loaded, but not so that queues grow
-PER_INSTANCE = 5  # requests, so that caches have something in them
+RHO = 0.6  # loaded, but queues do not grow
+PER_INSTANCE = 5  # requests, so that caches are not empty
 LEAST = 2_000
 
 
@@ -44,7 +44,9 @@ class DecisionSpeed(NamedTuple):
 
 
 def measure(spec: SweepSpec, console: Console | None = None) -> None:
-    """Print decisions per second; `SIZES` unless `spec` names fleet sizes. Raises ConfigError for a closed loop."""
+    """Print decisions per second by fleet size, `SIZES` unless `spec` names some. Raises ConfigError for a closed
+    loop.
+    """
     console = console or PrintableConsole()
     if spec.instances == SweepSpec().instances:
         spec = replace(spec, instances=SIZES)

@@ -1,4 +1,4 @@
-"""The console of all commands: what they print may quote a router, an engine, a trace or a decision log."""
+"""The console of all commands. Their output may quote a router, an engine, a trace or a decision log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Log lines on standard error, for every process of the router.
 
-Messages quote what strangers send: paths, names, texts of engines. So every record is written as printable text: no
+Messages quote untrusted text: paths, names, texts of engines. So every record is written as printable text: no
 terminal escape gets through, and a line break inside a record cannot pass for a record of its own, because all
 lines but the first are indented. In a JSON log each record is one line by itself.
 """
@@ -35,7 +35,7 @@ class JsonFormatter(logging.Formatter):
         self._own = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return an object with time (UTC), level, logger and message, then `worker`, what the message is about
+        """Return an object with time (UTC), level, logger and message, then `worker`, the fields of the record
         (`extra={"fields": ...}`), and the traceback as `error_trace`.
         """
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -50,9 +50,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str, form: str = "text", *, access: bool = False, worker: int | None = None) -> None:
-    """Write log lines of this level and above to standard error, as "text" or "json", and warnings of libraries;
-    with `access` those of requests too. `worker` is the number of this worker; None: there is one process, or this
-    is the supervisor.
+    """Write log lines of this level and above to standard error, as "text" or "json", and warnings of libraries.
+    `access` adds the log lines of requests. `worker` is the number of this worker; None: there is one process, or
+    this is the supervisor.
     """
     handler = logging.StreamHandler(sys.stderr)
     origin = "" if worker is None else f"worker {worker}: "
@@ -61,6 +61,6 @@ def log_to_stderr(level: str, form: str = "text", *, access: bool = False, worke
     own = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(own, logging.WARNING), handlers=[handler])
     logging.getLogger("warmroute").setLevel(own)
-    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every repetition of a post
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every retried POST
     if access:
         logging.getLogger("warmroute.access").setLevel(logging.INFO)

@@ -1,6 +1,6 @@
-"""Output of commands: consoles, tables, progress bars, versions, the files that they write, and what Ctrl-C leaves.
+"""Output of commands: consoles, tables, progress bars, versions, written files, and interruption by Ctrl-C.
 
-Ctrl-C ends a measurement, not its report: what was done so far is reported and marked as partial.
+Ctrl-C ends a measurement, not its report: the results so far are reported and marked as partial.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Grid(NamedTuple):
     """A table as plain text, for the terminal and for the HTML page."""
 
     title: str
-    heads: tuple[str, ...]  # empty texts: without a head line
+    heads: tuple[str, ...]  # all texts empty: no head line
     rows: tuple[tuple[GridEntry, ...], ...]
     labels: int = 1  # leading columns of text; the others are figures
 
@@ -91,7 +91,7 @@ def _markup(entry: GridEntry, starred: bool) -> str:
 
 
 def readable_console(narrowest: int = NARROWEST) -> Console:
-    """Return a console for standard output, `narrowest` columns wide where that is a file or a pipe."""
+    """Return a console for standard output, `narrowest` columns wide if that is a file or a pipe."""
     console = PrintableConsole()
     return console if console.is_terminal else PrintableConsole(width=narrowest)
 
@@ -158,7 +158,7 @@ def cancellable(report: Interruptible) -> Iterator[None]:
 
 @contextmanager
 def catch_interrupt() -> Iterator[Callable[[], bool]]:
-    """Take Ctrl-C over for the block; the function that it gives returns whether Ctrl-C was pressed."""
+    """Handle Ctrl-C within the block. Yields a function that returns whether Ctrl-C was pressed."""
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     try:

@@ -24,7 +24,7 @@ def title(name: str, workload: Workload, block_tokens: int) -> str:
 
 
 def make_table(name: str, workload: Workload, real: WorkloadStatistics, blocks: BlockReuse | None) -> Grid:
-    """Return a row per statistic, with the published value beside it where preset `name` has published ones."""
+    """Return a row per statistic, with the published value beside it if preset `name` has published values."""
     published = PUBLISHED.get(name, {})
     rows = [*lengths(workload, real), *hits(real, blocks)]
     if not published:

@@ -1,8 +1,8 @@
-"""Cells and header of the live page: what it shows of each target and of the router, as plain JSON types.
+"""Cells and header of the live page: the displayed state of each target and of the router, as plain JSON types.
 
-Composed every second while somebody looks, for hundreds of targets, so only what is at hand is read: no copies of
-whole parts, no sizes that must be computed. Values are rounded to what an eye can tell apart, because only what
-differs from the last picture is sent. None means unknown.
+They are composed every second while a page is open, for hundreds of targets, so only what is at hand is read: no
+copies of whole parts, no sizes that must be computed. Values are rounded to what an eye can distinguish, because
+only differences from the last picture are sent. None means unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SILENT_STEP_S = 5
 
 
 def describe_cell(scheduler: Scheduler, target: Target, trouble: str | None, now: float) -> Cell:
-    """Describe one target. `trouble`: of its instance's probes."""
+    """Describe one target. `trouble` is the trouble of its instance's probes."""
     instance, load, accuracy = target.instance, target.load_book, target.overlap_accuracy
     config, gauges, peers = instance.config, load.gauges, scheduler.peers
     speed, stream = target.latency_model.speed(now), scheduler.indexer.sequencer(target.id)
@@ -81,7 +81,7 @@ def _is_pairable(target: Target, peers: Any) -> bool | None:
 
 
 def _thin(tokens: int | None, capacity: int | None) -> int | None:
-    """Round to a part of the capacity that is narrower than a pixel of its bar."""
+    """Round to a fraction of the capacity that is narrower than a pixel of the target's bar."""
     if tokens is None or not capacity:
         return tokens
     step = max(1, capacity // SHARE_STEPS)
@@ -100,8 +100,8 @@ def round_digits(value: float, digits: int = 2) -> float:
 
 
 def describe_header(status: Status, late_ms: float, interval_s: float) -> dict[str, Any]:
-    """Describe the router itself: policies, experiment, pool, workers, discovery. `late_ms`: how much later than
-    asked for the event loop ran the feed, at most, of late; `interval_s`: between two pictures.
+    """Describe the router itself: policies, experiment, pool, workers, discovery. `late_ms` is the longest recent
+    delay of the event loop in running the feed; `interval_s` is the time between two pictures.
     """
     workers = status.describe_workers()
     policies = status.control.describe_policies()

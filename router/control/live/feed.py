@@ -1,12 +1,12 @@
 """The feed of the live page: one picture of the router per second, composed once for all viewers.
 
-    while somebody looks:    compose -> compare with the last picture -> what changed, encoded once -> every viewer
+    while a page is open     compose -> compare with the last picture -> what changed, encoded once -> every viewer
     a new viewer             gets the whole picture first
-    nobody looks             no task, and nothing kept
+    no page is open          no task runs, and nothing is kept
 
-Composing is cut into pieces between which the event loop serves requests. Where it takes more than `MAX_SHARE` of
-the time, pictures become rarer. A viewer that does not read is dropped: it would get the whole picture when it
-comes back.
+Composing is cut into pieces between which the event loop serves requests. If composing takes more than `MAX_SHARE`
+of the time, pictures become rarer. A viewer that does not read is dropped: it gets the whole picture when it
+reconnects.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Viewer:
     """One open page. Iterate over its messages; the iteration ends when the page is gone or too slow."""
 
     def __init__(self) -> None:
-        self.fresh = True  # it has got no picture yet
+        self.fresh = True  # no picture was sent yet
         self._unsent: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._closed = False
 
     def put(self, message: bytes) -> None:
-        """Add a message. A viewer that has too many unsent is closed."""
+        """Add a message. Close the viewer if it has too many unsent messages."""
         if len(self._unsent) >= MAX_UNSENT:
-            log.info("a viewer of the live page does not read what it gets: dropped")
+            log.info("live page: a viewer that does not read its messages was disconnected")
             self.close()
             return
         self._unsent.append(message)
@@ -93,7 +93,7 @@ class LiveFeed:
         return self._running is not None
 
     def join(self) -> Viewer:
-        """Add a viewer, who must `leave`. Raises `TooBusy` when there are too many."""
+        """Add a viewer, to be removed with `leave`. Raises `TooBusy` when there are too many."""
         if len(self._viewers) >= MAX_VIEWERS or self._closed:
             raise TooBusy(f"{MAX_VIEWERS} pages are open already", code="too_many_viewers", retry_after_s=5)
         viewer = Viewer()
@@ -121,7 +121,7 @@ class LiveFeed:
                 await self._pause(composer)
         finally:
             self._running = None
-            self._close_viewers()  # of those who came while this ended, or when composing failed: pages come again
+            self._close_viewers()  # they joined while this ended, or composing failed: their pages reconnect
             if self.status.host_records is not None:
                 await self.status.host_records.end_flow()
 
@@ -143,7 +143,7 @@ class LiveFeed:
                 viewer.put(delta)
 
     async def _pause(self, composer: _Composer) -> None:
-        """Wait for the next picture, less when a viewer comes or the last one leaves."""
+        """Wait until the next picture is due, or until a viewer joins or leaves."""
         loop = asyncio.get_running_loop()
         interval_s = composer.interval_s
         due = loop.time() + interval_s
@@ -155,7 +155,7 @@ class LiveFeed:
 
 
 class _Composer:
-    """The picture while somebody looks, and how it changes."""
+    """The current picture while there are viewers, and its changes."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -221,7 +221,7 @@ class _Composer:
             trouble = health.trouble(instance.id)
             for target in instance.targets.values():
                 cells[target.id] = describe_cell(scheduler, target, trouble, now)
-            if not instance.targets:  # it has not joined: it has no ranks yet
+            if not instance.targets:  # it has not joined, so its ranks are not known yet
                 cells[f"{instance.id}/"] = {"instance": instance.id, "state": instance.state.value, "trouble": trouble}
             if len(cells) % CELLS_PER_TURN == 0:
                 await work.pause()
@@ -232,7 +232,9 @@ class _Composer:
         return {**described, "targets": self._flow.targets} if targets else described
 
     def _find_marks(self) -> list[dict[str, Any]]:
-        """Return the events since the last picture: switches by the audit log, instances by their states."""
+        """Return the events since the last picture: switches from the audit log, and instances whose states
+        changed.
+        """
         marks = list(self._find_switches())
         states = {cell["instance"]: cell["state"] for cell in self._cells.values()}
         if self._states is not None:
@@ -266,14 +268,14 @@ class _Work:
         return self._spent_s
 
     async def pause(self) -> None:
-        """Let the event loop do what waits."""
+        """Let the event loop run its waiting callbacks."""
         self.end()
         await asyncio.sleep(0)
         self.begin()
 
 
 def describe_mark(entry: AuditEntry) -> dict[str, Any]:
-    """Describe a switch of policies as a moment: `kind` is start, switch, rollback or alarm."""
+    """Describe a switch of policies as a mark: `kind` is start, switch, rollback or alarm."""
     kind = "start" if entry.before is None else entry.what if entry.what in (ROLLBACK, "alarm") else "switch"
     return {
         "at": entry.at_wall_s,

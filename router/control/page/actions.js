@@ -45,7 +45,7 @@ function Confirm({ action, close }) {
     };
     return html`<dialog ref=${dialog} onClose=${close} aria-labelledby="dialog-title">
     <h2 id="dialog-title">${action.title}</h2>
-    ${plan === null && !error ? html`<p class="faint">Asking the router what would happen …</p>` : ""}
+    ${plan === null && !error ? html`<p class="faint">Requesting the plan …</p>` : ""}
     ${plan ? html`<ul class="plan">${plan.map((sentence) => html`<li>${sentence}</li>`)}</ul>` : ""}
     ${error ? html`<p role="alert" class="error">${error.message}</p>` : ""}
     <p class="buttons"><button onClick=${() => dialog.current.close()}>Cancel</button>

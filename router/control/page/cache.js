@@ -21,12 +21,12 @@ export function Cache({ store }) {
     const prefixes = branches(found.prefixes);
     const selected = prefixes.get(chosen);
     return html`<${Totals} copies=${found.copies} store=${store} />
-    <section class="panel"><h2>What prompts share</h2>
-      <p class="faint">The prompts of the last ${duration(found.window_s * 1000)}, from their first token downwards: as wide as the requests that begin with the same tokens, the darker the more of them found all of it cached. Lengths are known to the power of two below.</p>
+    <section class="panel"><h2>Shared prefixes</h2>
+      <p class="faint">The prompts of the last ${duration(found.window_s * 1000)} from the first token downwards. Width: the number of requests that begin with these tokens. Colour: the darker, the more of these requests found the whole prefix cached. Lengths are known to the power of two below.</p>
       ${
           prefixes.size
               ? html`<${Icicle} prefixes=${prefixes} chosen=${chosen} choose=${setChosen} /><${Chosen} prefix=${selected} /><${Longest} prefixes=${prefixes} chosen=${chosen} choose=${setChosen} />`
-              : html`<p>No two recent prompts share a block, as far as prompts were tokenised here.</p>`
+              : html`<p>No two recent prompts that were tokenized here share a block.</p>`
       }</section>`;
 }
 
@@ -57,9 +57,9 @@ function Totals({ copies, store }) {
     const twice = copies.duplicate_tokens;
     return html`<section class="panel"><h2>All targets</h2><dl class="figures-line">
     <div><dt>KV memory</dt><dd>${tokens(capacity)}</dd><dd class="faint">tokens: ${tokens(live)} live, ${tokens(cached)} cached</dd></div>
-    <div><dt>held more than once</dt><dd>${tokens(twice)}</dd><dd class="faint">tokens${capacity && twice !== null ? `, ${share(twice / capacity)} of the memory and ${share(twice / (copies.held_tokens || 1))} of what is held` : ""}</dd></div>
+    <div><dt>held by several targets</dt><dd>${tokens(twice)}</dd><dd class="faint">tokens${capacity && twice !== null ? `, ${share(twice / capacity)} of the memory and ${share(twice / (copies.held_tokens || 1))} of what is held` : ""}</dd></div>
     <div><dt>cached tokens delivered</dt><dd>${share(sum?.prompt ? sum.delivered / sum.prompt : null)}</dd><dd class="faint">of prompt tokens in 5 min</dd></div>
-    <div><dt>pool's share</dt><dd>${store.router.pool ? share(sum?.prompt ? sum.pool / sum.prompt : null) : "no pool"}</dd><dd class="faint">${store.router.pool ? "of prompt tokens, beyond the target's own" : ""}</dd></div></dl>
+    <div><dt>from the pool</dt><dd>${store.router.pool ? share(sum?.prompt ? sum.pool / sum.prompt : null) : "no pool"}</dd><dd class="faint">${store.router.pool ? "of prompt tokens, beyond the target's own hits" : ""}</dd></div></dl>
     <div class="wide-bar"><${Bar} whole=${capacity} title="KV memory of all targets: ${tokens(live)} live, ${tokens(cached)} cached, of ${tokens(capacity)}" parts=${[
         { kind: "live", value: live },
         { kind: "cached", value: cached },

@@ -45,7 +45,7 @@ function Results({ experiment }) {
     return html`${report.warnings.map((warning) => html`<p class="trouble warn">${warning}</p>`)}
     <div class="arms">${report.arms.map((arm, i) => html`<${Arm} arm=${arm} first=${i === 0} guardBar=${report.guard_bar} />`)}</div>
     <div class="metrics">${metrics.map((metric, i) => html`<${Intervals} metric=${metric} index=${i} report=${report} />`)}</div>
-    <p class="faint">Intervals hold together, all of them at all times, with a probability of ${share(1 - report.alpha)}. A verdict needs evidence of ${amount(report.bar)}.</p>
+    <p class="faint">All intervals hold jointly, and at any time, with probability ${share(1 - report.alpha)}. A verdict needs evidence of ${amount(report.bar)}.</p>
     <${Rules} experiment=${experiment.experiment} />
     <${Shadows} shadows=${experiment.shadows ?? []} />`;
 }
@@ -108,7 +108,7 @@ function Shadows({ shadows }) {
     if (!shadows.length) return "";
     const signed = (v, of) =>
         typeof v !== "number" ? "–" : `${v > 0 ? "+" : ""}${of(v)}`;
-    return html`<h2>Shadows</h2><p class="faint">They decide about the same requests and send none. Differences are what is predicted for their choices less what is for those made, as means of all decisions.</p>
+    return html`<h2>Shadows</h2><p class="faint">Shadows decide on the same requests and send nothing. Differences: prediction for the shadow's choice minus prediction for the real choice, mean of all decisions.</p>
     <table><thead><tr><th scope="col">policy</th><th scope="col">agrees</th><th scope="col">choices</th><th scope="col">first token</th><th scope="col">overlap</th><th scope="col" class="text">state</th></tr></thead>
     <tbody>${shadows.map(
         (
@@ -135,7 +135,7 @@ function Start({ running }) {
         });
     };
     return html`<details class="start"><summary>${running ? "Start another experiment" : "Start an experiment"}</summary><form onSubmit=${start}>
-    <label for="experiment-text">Its section, as in the configuration</label>
+    <label for="experiment-text">The section “experiment” of a configuration</label>
     <textarea id="experiment-text" rows="9" spellcheck="false" value=${yaml} onInput=${(e) => setYaml(e.target.value)}></textarea>
     <p class="buttons"><button>Show the plan …</button></p></form></details>`;
 }

@@ -62,7 +62,7 @@ export function Fleet({ store, argument }) {
     </form>
     <${Pairs} cells=${all} />
     <div class="split ${open ? "open" : ""}">
-      ${all.length === 0 ? html`<p>No engine is known. Where engines come from is in the configuration's section <code>fleet</code>.</p>` : ""}
+      ${all.length === 0 ? html`<p>No engines. They come from the configuration's section <code>fleet</code>.</p>` : ""}
       <ul class="cells ${many ? "many" : ""}" ref=${grid} onKeyDown=${(e) => move(e, grid.current)} aria-label="Targets">
         ${cells.map((cell) => html`<${Cell} key=${cell.id} cell=${cell} flow=${flows.get(cell.id)} cut=${cut} open=${cell.id === open} focused=${cell.id === focused} />`)}
       </ul>

@@ -1,4 +1,4 @@
-// Where requests go: the flow of the last minutes from policies or arms to targets, and how it went over time, with
+// The flow of requests of the last minutes from policies or arms to targets, and how it went over time, with
 // the moment of each switch, rollback, join and leave.
 
 import { ask, send } from "./admin.js";
@@ -37,7 +37,7 @@ function Balance({ store }) {
     return html`<dl class="figures-line">
     <div><dt>requests</dt><dd>${count(total)}</dd></div>
     <div><dt>imbalance</dt><dd>${mean ? `${amount(most / mean)} ×` : "–"}</dd><dd class="faint">${busiest ? `${busiest} against the mean of the ready targets` : ""}</dd></div>
-    <div><dt>sessions that stay</dt><dd>${share(part(sum.stayed, sum.returning))}</dd><dd class="faint">of ${count(sum.returning)} requests of known sessions</dd></div>
+    <div><dt>sessions kept on their target</dt><dd>${share(part(sum.stayed, sum.returning))}</dd><dd class="faint">of ${count(sum.returning)} requests of known sessions</dd></div>
     <div><dt>hits promised → delivered</dt><dd>${promise(sum)}</dd><dd class="faint">of ${tokens(sum.promisedPrompt || sum.prompt)} prompt tokens</dd></div>
   </dl>`;
 }
@@ -126,7 +126,7 @@ function Sankey({ store, colors }) {
 function Courses({ store, lanes, colors }) {
     const several = lanes.length > 1;
     const all = overTime(store, null, STEP_S);
-    if (all.t.length < 2) return html`<p class="faint">The courses begin with the first requests.</p>`;
+    if (all.t.length < 2) return html`<p class="faint">The charts begin with the first requests.</p>`;
     const each = several ? lanes.map((lane) => [lane, overTime(store, lane, STEP_S)]) : [[lanes[0] ?? "all", all]];
     const series = (of, suffix = "") =>
         each.map(([lane, { sums }]) => ({
@@ -142,7 +142,7 @@ function Courses({ store, lanes, colors }) {
     <${Chart} ...${common} title="Share of prompt tokens cached: delivered (lines) and promised (dashed)" format=${share} range=${() => [0, 1]}
       series=${[...series((s) => part(s.delivered, s.prompt)), ...series((s) => part(s.predicted, s.promisedPrompt), " promised").map((s) => ({ ...s, dash: [4, 4] }))]} />
     <${Chart} ...${common} title="Requests per second" format=${amount} series=${series((s) => s.placed / STEP_S)} />
-    <${Chart} ...${common} title="Sessions that stay where they were" format=${share} range=${() => [0, 1]} series=${series((s) => part(s.stayed, s.returning))} />`;
+    <${Chart} ...${common} title="Sessions kept on their target" format=${share} range=${() => [0, 1]} series=${series((s) => part(s.stayed, s.returning))} />`;
 }
 
 const KINDS = {
@@ -157,7 +157,7 @@ const KINDS = {
 
 function Marks({ store }) {
     const shown = [...store.marks].reverse().slice(0, 30);
-    return html`<section class="panel"><h2>What happened</h2>
+    return html`<section class="panel"><h2>Events</h2>
     <p class="faint">Switches and rollbacks are from the audit log; joins and leaves are noted while a page is open.</p>
     <table><thead><tr><th scope="col">at</th><th scope="col" class="text">mark</th><th scope="col" class="text">what</th></tr></thead>
     <tbody>${shown.map(

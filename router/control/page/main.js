@@ -18,7 +18,7 @@ import { verdicts } from "./verdicts.js";
 
 const VIEWS = [
     ["fleet", "Fleet", Fleet],
-    ["flow", "Where requests go", Flow],
+    ["flow", "Request flow", Flow],
     ["cache", "The cache", Cache],
     ["experiments", "Experiments", Experiments],
     ["request", "One request", OneRequest],
@@ -134,7 +134,7 @@ const SIGN = { ok: "●", off: "○", warn: "▲", bad: "■" };
 const MEANING = { ok: "good", off: "not used", warn: "attention", bad: "trouble" };
 
 function Verdicts({ store }) {
-    return html`<ul class="verdicts" aria-label="Where is the trouble?">
+    return html`<ul class="verdicts" aria-label="Problems">
     ${verdicts(store).map(
         ({ name, view, level, text }) => html`<li><a href="#${view}" class="verdict ${level}" title=${text}>
         <span class="sign" aria-hidden="true">${SIGN[level]}</span><strong>${name}</strong><span class="hidden">${MEANING[level]}:</span>

@@ -104,7 +104,7 @@ function Detail({ id }) {
     return html`<article class="record"><h2>${record.id}</h2><p class="lead">${record.why ?? record.error ?? "No target was chosen."}</p>
     <dl class="facts columns">${facts.filter(([, v]) => v !== null && v !== undefined).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     <${Delivery} record=${record} />
-    <h3>Time line</h3><${Waterfall} record=${record} />
+    <h3>Timeline</h3><${Waterfall} record=${record} />
     ${record.attempts.map(
         (
             attempt,
@@ -158,7 +158,7 @@ function Waterfall({ record }) {
     const ticks = [0, 0.01, 0.1, 0.25, 0.5, 1].map((part) => part * end);
     const kind = (name) => (OWN.has(name) ? "own" : WAITS.has(name) ? "wait" : "engine");
     const several = record.attempts.length > 1;
-    return html`<div class="wide" tabindex="0" role="region" aria-label="Time line"><table class="waterfall"><thead><tr><th scope="col">stage</th><th scope="col">from</th><th scope="col">took</th>
+    return html`<div class="wide" tabindex="0" role="region" aria-label="Timeline"><table class="waterfall"><thead><tr><th scope="col">stage</th><th scope="col">from</th><th scope="col">took</th>
       <th scope="col" class="axis">${ticks.map((ms) => html`<span style=${ms === end ? "right: 0" : `left: ${x(ms)}%`} class=${ms === end ? "last" : ""}>${duration(ms)}</span>`)}<span class="hidden">drawn on a root scale</span></th></tr></thead>
     <tbody>${stages.map(
         (
@@ -238,7 +238,7 @@ function Others({ record }) {
     const rows = [...shadows, ...record.others];
     if (!rows.length) return "";
     const first = record.attempts[0]?.target;
-    return html`<h3>What others would have done</h3><div class="wide" tabindex="0" role="region" aria-label="What others would have done"><table>
+    return html`<h3>Other policies' choices</h3><div class="wide" tabindex="0" role="region" aria-label="Other policies' choices"><table>
     <thead><tr><th scope="col">policy</th><th scope="col" class="text">would have chosen</th><th scope="col">first token, predicted difference</th><th scope="col">overlap, difference</th></tr></thead>
     <tbody>${rows.map(
         (

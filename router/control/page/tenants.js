@@ -22,8 +22,8 @@ export function Tenants() {
     const used = usePolled(`admin/usage?${query}`, USAGE_MS);
     const now = usePolled(`admin/tenants?limit=${LISTED}`, LIMITS_MS);
     return html`<${Days} days=${days} choose=${setDays} query=${query} />
-    <section class="panel"><h2>What they used</h2>${shown(used, () => html`<${Used} rows=${sumByTenant(used.found.usage)} />`)}</section>
-    <section class="panel"><h2>Their limits now</h2>${shown(now, () => html`<${Limits} tenants=${now.found.tenants.filter((one) => Object.keys(one.limits).length)} />`)}</section>`;
+    <section class="panel"><h2>Usage</h2>${shown(used, () => html`<${Used} rows=${sumByTenant(used.found.usage)} />`)}</section>
+    <section class="panel"><h2>Limits now</h2>${shown(now, () => html`<${Limits} tenants=${now.found.tenants.filter((one) => Object.keys(one.limits).length)} />`)}</section>`;
 }
 
 function shown({ found, error }, view) {
@@ -79,7 +79,7 @@ function Used({ rows }) {
 
 function Limits({ tenants }) {
     if (!tenants.length) return html`<p>No tenant with limits uses anything now.</p>`;
-    return html`<p class="faint">Those first that are nearest to one of their limits, ${count(LISTED)} at most. What is reserved for requests in progress counts.</p>
+    return html`<p class="faint">At most ${count(LISTED)} tenants, the nearest to a limit first. Reservations of requests in progress are included.</p>
     <div class="wide" tabindex="0" role="region" aria-label="Limits of tenants"><table><thead><tr><th scope="col">tenant</th>${Object.values(LIMITS).map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
     <tbody>${tenants.map(
         ({ tenant, limits }) => html`<tr><th scope="row">${tenant}</th>${Object.entries(LIMITS).map(([name, text]) => html`<td><${Use} limit=${limits[name]} label="${text}, ${tenant}" /></td>`)}</tr>`,

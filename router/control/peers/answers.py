@@ -1,9 +1,9 @@
-"""Log entries of gateways reach the process that has their answers open, whichever process they come to.
+"""Forwards each log entry of a gateway to the process that has its answer open, whichever process received it.
 
-A gateway opens its log streams on connections of their own, and several routers behind one address share them out
-as any others. Where a gateway has a log stream at all, its answers are waited for at every process that gave it
-one. The workers of a host stop together: one with log streams stops after those with open answers, whose entries
-have no other way.
+A gateway opens its log streams on separate connections, and several routers behind one address share these out like
+any others. If a gateway has a log stream at any process, every process with answers of this gateway waits for their
+log entries. The workers of a host stop together: a worker with log streams stops after the workers with open
+answers, whose log entries have no other route.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class GatewaysFollowed(Message, frozen=True):
 
 
 class AnswersOpen(Message, frozen=True):
-    """Answers are open at the sender, or none are."""
+    """Whether answers are open at the sender."""
 
     some: bool
 
 
 class SharedAnswers:
-    """Connects `log` with those of the peers."""
+    """Connects `log` with the answer logs of the peers."""
 
     messages: ClassVar[Sequence[type[Message]]] = (LoggedAnswer, GatewaysFollowed, AnswersOpen)
 
@@ -51,7 +51,7 @@ class SharedAnswers:
         log.others = self
 
     def start(self, tasks: Tasks) -> None:
-        pass  # it has none
+        pass  # it has no tasks
 
     # from this process's gateways
 

@@ -1,4 +1,4 @@
-"""Builds what connects a process with its peers, from the configuration."""
+"""Builds the parts that connect a process with its peers, from the configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ REPLICAS_LOOKUP_S = 2.0
 
 
 def build_replica_discovery(config: schema.Config, clock: Clock) -> Discovery | None:
-    """Build what finds the other routers; None: they are listed. Raises ConfigError outside of a cluster."""
+    """Build the discovery of the other routers; None if there are none or the configuration lists them. Raises
+    ConfigError outside of a cluster.
+    """
     replicas, kubernetes = config.replicas, config.fleet.kubernetes
     if replicas is None or replicas.peers:
         return None
@@ -49,8 +51,8 @@ def build_replica_discovery(config: schema.Config, clock: Clock) -> Discovery | 
 def build_exchange(
     config: schema.Config, sender: Sender, host: HostNetwork | None, clock: Clock
 ) -> PeerExchange | None:
-    """Build the exchange with the workers of `host`, and with the routers of other hosts; None where there are
-    neither. Raises ConfigError where these cannot be found.
+    """Build the exchange with the workers of `host`, and with the routers of other hosts; None if there are
+    neither. Raises ConfigError if the other routers cannot be discovered.
     """
     fleet = None
     if config.replicas is not None:
@@ -70,14 +72,14 @@ class LocalState(NamedTuple):
 
 
 class PeerParts(NamedTuple):
-    """The parts that others use."""
+    """The parts that other modules use."""
 
     facts: SharedFacts
     records: HostRecords
 
 
 def connect_peers(exchange: PeerExchange, local: LocalState, tasks: Tasks, clock: Clock) -> PeerParts:
-    """Let `exchange` share the state of this process, each thing by one part."""
+    """Let `exchange` share the state of this process, with one part for each kind of state."""
     scheduler, control = local.scheduler, local.control
     policies = SharedPolicies(control, exchange)
     facts = SharedFacts(scheduler, exchange, lambda: exchange.members, lambda: control.trouble(REPLICAS))

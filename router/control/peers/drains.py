@@ -1,7 +1,7 @@
-"""Which instances operators drain, agreed between peers without a common clock: a version per instance (Lamport).
+"""Operators' drains of instances, agreed between peers without a common clock: a version per instance (Lamport).
 
-A decision gets a version above all that were seen for its instance, so that it counts over what it was made after;
-of two that were made at once, at two peers that could not reach each other, all peers choose the same one.
+A decision gets a version above all versions seen for its instance, so that it takes precedence over all decisions
+before it. Of two decisions made at once, at two peers that could not reach each other, all peers choose one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ class DrainDecisions:
         self._latest: dict[str, DrainMessage] = {}
 
     def decide(self, instance: str, on: bool) -> DrainMessage:
-        """Return a decision made here."""
+        """Record and return a decision made at this process."""
         latest = self._latest.get(instance)
         version = 1 if latest is None else latest.version + 1
         decided = self._latest[instance] = DrainMessage(instance, on, version, self._run)
         return decided
 
     def accept(self, message: DrainMessage) -> bool:
-        """Note a decision made elsewhere. Return whether it counts over the latest one that is known here."""
+        """Record a decision made at another process if it takes precedence over the latest one known here. Return
+        whether it does.
+        """
         latest = self._latest.get(message.instance)
         if latest is not None and (latest.version, latest.by) >= (message.version, message.by):
             return False

@@ -1,15 +1,15 @@
-"""The exchange of a process with its peers: it publishes bookings and what the parts share, and applies theirs.
+"""The exchange of a process with its peers: publishes its bookings and its parts' state, and applies theirs.
 
-    workers of this host    every worker has a link to each other one (`ipc`)
-    other hosts             every worker has a link to each host (`tcp`); the worker on duty there receives what comes,
-                            applies it, and passes it on to the other workers as it is
+    workers of this host    every worker has a link to each other worker (`ipc`)
+    other hosts             every worker has a link to each host (`tcp`), whose worker on duty receives frames,
+                            applies them, and forwards them unchanged to the other workers
 
-Nothing in the data path waits for it: a choice is made with the load of peers as last reported, some milliseconds
-old. A peer that is silent for `SILENT_S` is forgotten with all that it booked; what its requests take of an engine
-is then seen in the engine's gauges, as that of any other client. A worker that ends is forgotten as soon as its
-host knows.
+Nothing in the data path waits for the exchange: a choice is made with the load of peers as last reported, some
+milliseconds old. A peer that is silent for `SILENT_S` is forgotten with all its bookings; the load of its requests
+then shows in the engines' gauges, as that of any other client. A worker that ends is forgotten as soon as its host
+is notified.
 
-A host finds itself among the addresses by its id, so all routers can have one configuration.
+A host recognises its own address by its id, so all routers can have the same configuration.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from router.telemetry.metrics.snapshot import ReplicaReport
 log = logging.getLogger("warmroute.peers")
 
 STATE_FRAME = 2_000  # messages
-NEAR_PAUSE_S, FAR_PAUSE_S = 0.002, 0.02  # at least, from news to the next look: those of several peers come together
+NEAR_PAUSE_S, FAR_PAUSE_S = 0.002, 0.02  # from news to the next read, to collect the news of several peers
 FRAMES_AT_ONCE = 20  # applied without a pause for other work of the event loop
 FIRST_BEAT_S = 0.05  # while workers of this host connect
-BIND_RETRY_S = 0.1  # of the port that another worker of this host had
+BIND_RETRY_S = 0.1  # for the port that another worker of this host had
 
 
 class StateWanted(Message, frozen=True):
-    """The sender has missed something of the receiver's, or has just started."""
+    """Requests the receiver's state: the sender has missed messages, or has just started."""
 
 
 class HostNetwork(NamedTuple):
-    """The workers of this host: they listen at `name`-0 to `name`-(workers - 1), this one at that of its number."""
+    """The workers of this host: they listen at `name`-0 to `name`-(workers - 1), this one at `name`-`number`."""
 
     name: str
     secret: bytes
@@ -69,7 +69,7 @@ class HostNetwork(NamedTuple):
 
 
 class FleetNetwork(NamedTuple):
-    """The routers of other hosts. `discovery` finds them where the configuration does not list them."""
+    """The routers of other hosts. `discovery` finds them if the configuration does not list them."""
 
     config: ReplicasConfig
     secret: bytes
@@ -91,12 +91,12 @@ class PeerExchange:
         self._donor: StateDonor
         self._codec: MessageCodec
         self._peer_runs = PeerRuns(sender.host, self.run)
-        self._foreign: dict[str, float] = {}  # when peers of other versions were received from last, by run
+        self._foreign: dict[str, float] = {}  # time of the last frame from each peer of another version, by run
         self.members: frozenset[str] = frozenset()  # runs of the other workers of this host that live
         self._parts: list[SharedPart] = []
         self._appliers: dict[type[Message], Callable[[Any, str], None]] = {}
         self.compare: Callable[[ReplicaReport], ReplicaReport] = lambda report: report
-        """Adds to a report whether that router agrees with this one; see `SharedFacts`."""
+        """Adds to a report whether its router agrees with this one; see `SharedFacts`."""
         self._runs: Sequence[str] = ()
         self._near_runs: Sequence[str] = ()
         self.malformed = 0
@@ -110,9 +110,7 @@ class PeerExchange:
             self.share = self._networks[0].outbox.send  # type: ignore[method-assign]
 
     def attach(self, scheduler: PeerScheduler, learned: LearnedState, parts: Iterable[SharedPart]) -> None:
-        """Share the load of `scheduler`, what it has learned, itself as a part, and `parts`. Call it before
-        `start`.
-        """
+        """Share `scheduler` as a part, its load and its learned state, and `parts`. Call it before `start`."""
         self._scheduler = scheduler
         self._loads = SharedLoads(scheduler)
         self._learned = learned
@@ -126,7 +124,7 @@ class PeerExchange:
     # start and end
 
     async def start(self, *, learn: bool = False) -> None:
-        """Connect to the other workers of this host, and `learn` what one of them has learned."""
+        """Connect to the other workers of this host; with `learn`, take over what one of them has learned."""
         self._tasks.supervise("beats", self._beat)
         for part in self._parts:
             part.start(self._tasks)
@@ -159,14 +157,14 @@ class PeerExchange:
         self._donor.ready = True
 
     async def _learn(self, network: PeerNetwork) -> None:
-        """Take over what a peer in `network` has learned, and what it shares. As that came in answers, later news
-        may have overtaken it: so the peer is asked for its state once more.
+        """Take over what a peer in `network` has learned, and what it shares. Newer messages may have overtaken the
+        answers that carried its state, so the peer's state is requested once more.
         """
         if (donor := await self._transfer.run(network)) is not None:
             self._peer_runs.doubt(donor)
 
     async def listen(self) -> None:
-        """Receive from other hosts from now on: the worker that did has ended, and its port becomes free."""
+        """Start receiving from other hosts: the worker that did so has ended, and its port becomes free."""
         if self._fleet_settings is None:
             return
         while self._far is not None and self._far.started and self._far.inbound is None:
@@ -191,7 +189,7 @@ class PeerExchange:
             network.follow([urlsplit(one.config.url).netloc for one in found])
 
     async def leave(self) -> None:
-        """Leave the routers of other hosts, and free the port."""
+        """Disconnect from the routers of other hosts, and free the port."""
         if self._far is not None and self._far.started:
             self._far.leave()
             await self._far.close()
@@ -233,23 +231,23 @@ class PeerExchange:
         return self._near_runs
 
     def _find_network(self, run: str) -> PeerNetwork | None:
-        """Return the network in which a peer can be reached; None when it cannot."""
+        """Return the network in which a peer can be reached; None if the peer cannot be reached."""
         return next((network for network in self._networks if network.find(run) is not None), None)
 
     def _own_share(self, target: TargetId) -> WorkerShare:
         return self._scheduler.own_share(target)
 
-    # who is there
+    # which peers there are
 
     def follow_members(self, runs: Collection[str]) -> None:
-        """These other workers of this host live: forget those that have ended."""
+        """Note that these other workers of this host live, and forget those that have ended."""
         gone, self.members = self.members.difference(runs), frozenset(runs)
         for run in gone:
             self._peer_runs.end(run)
             self._forget(run)
 
     def is_first_host(self) -> bool:
-        """Return whether this host is the first, by its id, of all that are received from."""
+        """Return whether the id of this host is the first among all hosts with connected peers."""
         return all(self._host <= peer.host for peer in self._peer_runs if peer.run in self._runs)
 
     def share_of_far(self, target: TargetId) -> WorkerShare:
@@ -258,7 +256,9 @@ class PeerExchange:
         return NO_SHARE if self._far is None else self._loads.total(target, excluding=near)
 
     def describe(self) -> list[ReplicaReport]:
-        """Return a report for each address of another router, then for each that is received from without one."""
+        """Return a report for each address of another router, then for each router that sends frames but has no
+        address here.
+        """
         if self._far is None:
             return []
         listed = {run for link in self._far.links for run in link.runs}
@@ -282,7 +282,7 @@ class PeerExchange:
         return acked and peer.number is not None
 
     def _refresh(self) -> None:
-        """Find out who is received from and acknowledges what it gets."""
+        """Update the runs of the peers that send frames to this process and acknowledge its beats."""
         links = (link for network in self._networks for link in network.links if not link.own)
         ways = {run: link for link in links for run in link.runs}
         up = [peer for peer in self._peer_runs if (link := ways.get(peer.run)) is not None and self._is_up(link, peer)]
@@ -290,7 +290,7 @@ class PeerExchange:
         self._near_runs = sorted(peer.run for peer in up if peer.host == self._host)
 
     def _forget(self, run: str) -> None:
-        """Forget what a peer has booked, and let the parts do so with theirs."""
+        """Forget the bookings of a peer, and let the parts forget what they have of the peer."""
         self._loads.replace(run, {})
         self._loads.apply()
         self._refresh()
@@ -306,7 +306,7 @@ class PeerExchange:
             began_at = self._clock.now()
             await asyncio.sleep(BEAT_S if self.members.issubset(self._near_runs) else FIRST_BEAT_S)
             now = self._clock.now()
-            if now - began_at < 2 * BEAT_S:  # else this process was stopped, and their frames wait to be read
+            if now - began_at < 2 * BEAT_S:  # else this process was stopped, and frames of peers wait to be read
                 for run in self._peer_runs.forget_silent(now):
                     log.warning("peer %s is silent: its bookings are forgotten", run)
                     self._forget(run)
@@ -314,8 +314,8 @@ class PeerExchange:
             self._refresh()
 
     def _on_reply(self, link: Link, parts: Sequence[bytes]) -> None:
-        """Handle what comes back on a link: acknowledgements, of one part, and answers to what this process
-        asked.
+        """Handle a message that comes back on a link: an acknowledgement, of one part, or an answer to a query of
+        this process, of several parts.
         """
         if len(parts) > 1 and (head := frames.decode_answer(parts[0])) is not None:
             self._transfer.on_reply(head, b"".join(parts[1:]))
@@ -337,7 +337,7 @@ class PeerExchange:
     # state
 
     def _send_state(self, message: StateWanted, run: str) -> None:
-        """Send what a peer needs that has missed news, or has just started."""
+        """Send the state to a peer that has missed news, or has just started."""
         if (network := self._find_network(run)) is None:
             return
         network.flush()  # so that the state is that of the last news
@@ -364,14 +364,14 @@ class PeerExchange:
             self._apply(message, page.run, offset_s)
 
     def _apply(self, message: Message, run: str, offset_s: float) -> None:
-        """Let the part that knows this kind of message apply it, with its time by the clock of this machine."""
+        """Let the part for this kind of message apply it, with times converted to the clock of this machine."""
         if offset_s and isinstance(message, SessionMoved):
             message = msgspec.structs.replace(message, at_s=message.at_s + offset_s)
         elif offset_s and isinstance(message, SessionAnswered):
             message = msgspec.structs.replace(message, answered_s=message.answered_s + offset_s)
         self._appliers[type(message)](message, run)
 
-    # what others send
+    # frames of peers
 
     async def _receive(self, inbound: PeerSocket, pause_s: float, on_frame: OnFrame) -> None:
         """Apply the frames of peers, until cancelled."""
@@ -387,8 +387,8 @@ class PeerExchange:
             await asyncio.sleep(pause_s if news else 0)
 
     def _on_near_frame(self, inbound: PeerSocket, parts: Sequence[bytes]) -> str | None:
-        """Apply a frame of another worker of this host, or one of another host that it passes on. Return its kind;
-        None when it is malformed.
+        """Apply a frame of another worker of this host, or a frame of another host that the worker forwards. Return
+        the frame's kind; None if it is malformed.
         """
         if (frame := self._decode(parts)) is None:
             return None
@@ -401,8 +401,8 @@ class PeerExchange:
         return frame.kind
 
     def _on_far_frame(self, inbound: PeerSocket, parts: Sequence[bytes]) -> str | None:
-        """Apply a frame of another host, and pass it on to those workers of this host that it is for. Return its
-        kind; None when it is malformed.
+        """Apply a frame of another host, and forward it to those workers of this host that it is for. Return the
+        frame's kind; None if it is malformed.
         """
         if (frame := self._decode(parts)) is None:
             return None
@@ -431,8 +431,8 @@ class PeerExchange:
             return None
         if frame.run not in self._foreign:
             log.error(
-                "router %s is left out: it has version %d of the peers' protocol, this one version %d: neither knows "
-                "the load of the other until both have one version",
+                "router %s is ignored: it has version %d of the peers' protocol, this router version %d; they do not "
+                "share their load until both versions are equal",
                 *(frame.run, frame.version, PROTOCOL),
             )
         self._foreign[frame.run] = self._clock.now()
@@ -440,7 +440,7 @@ class PeerExchange:
 
     def _acknowledge(self, inbound: PeerSocket, identity: bytes, beat: PeerFrame, runs: list[str]) -> None:
         ack = BeatAck(PROTOCOL, self._host, self.run, beat.stamp_s, runs)
-        inbound.send_parts([identity, frames.encode_ack(ack)])  # else the next beat is acknowledged
+        inbound.send_parts([identity, frames.encode_ack(ack)])  # if this fails, the next beat is acknowledged
 
     def _answer(self, network: PeerNetwork | None, inbound: PeerSocket, identity: bytes, frame: PeerFrame) -> None:
         ask = frames.decode_ask(frame)
@@ -466,7 +466,7 @@ class PeerExchange:
         found, skipped = self._codec.decode(frame)
         peer.skipped += skipped
         loads: list[LoadMessage] = []
-        for message in found:  # thousands in a second
+        for message in found:  # thousands per second
             if isinstance(message, LoadMessage):
                 loads.append(message)
             elif isinstance(message, AllLoads):

@@ -1,4 +1,4 @@
-"""Messages about experiments and splits of models: requests of units that another process counts, and sums."""
+"""Messages about experiments and splits of models: requests of units that another process counts, and counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from router.scheduling.policy.record import AttemptEnd
 
 
 class UnitRequestBegan(Message, frozen=True):
-    """A request began whose unit the receiver counts. Its number is the sender's; it may be in several
+    """A request began whose unit the receiver counts. `number` is the sender's; the request may be in several
     experiments.
     """
 
@@ -16,7 +16,7 @@ class UnitRequestBegan(Message, frozen=True):
     number: int
     arm: str
     unit: bytes
-    age_s: float  # since it arrived
+    age_s: float  # since the request arrived
 
 
 class UnitRequestAnswered(Message, frozen=True):

@@ -1,7 +1,7 @@
-"""All experiments that processes count together: the one of policies, if one runs, and the splits of models.
+"""All experiments that processes count together: the experiment of policies, if one runs, and the splits of models.
 
-A split is the same from start to end. The experiment of policies is another one whenever it was started again,
-though with the same arms: `SharedPolicies.experiment_id`. Then every process begins it with empty books.
+A split is the same from start to end. An experiment of policies that was started again, even with the same arms, is
+a new experiment (`SharedPolicies.experiment_id`), which every process begins with empty books.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from router.scheduling.experiments.model_split import ModelSplit
 from router.scheduling.scheduler import Scheduler
 from router.tasks import Tasks
 
-MEMBERS_S = 0.25  # between looks at which processes reach each other
+MEMBERS_S = 0.25  # between checks of which processes reach each other
 COUNTS_S = 1.0
 
 
 class SharedExperiments:
-    """Partitions the units of `scheduler`'s experiments, as `policies` names them, and of `splits` among
-    processes.
-    """
+    """Partitions the units of `scheduler`'s experiments, named by `policies`, and of `splits` among processes."""
 
     messages: ClassVar[Sequence[type[Message]]] = (
         UnitRequestBegan,
@@ -72,7 +70,9 @@ class SharedExperiments:
             experiment.forget(run)
 
     async def _run(self) -> None:
-        """Follow which processes there are, and share its own counts when they have changed, until cancelled."""
+        """Until cancelled, follow which processes reach each other, and share this process's counts when they have
+        changed.
+        """
         shared_at = self._clock.now()
         while True:
             await asyncio.sleep(MEMBERS_S)
@@ -82,7 +82,7 @@ class SharedExperiments:
                 self.share_counts()
 
     def poll(self) -> None:
-        """Follow which processes reach each other."""
+        """Update which processes reach each other."""
         self._others = [*self._peers.runs()]
         for experiment in self._experiments():
             experiment.follow(self._others)
@@ -93,7 +93,9 @@ class SharedExperiments:
             experiment.share()
 
     def _experiments(self) -> Iterator[PartitionedExperiment]:
-        """Yield that of policies, if one runs, and all splits. The former begins anew if it was started again."""
+        """Yield the experiment of policies, if one runs, and all splits. The former begins anew if it was started
+        again.
+        """
         running = self._scheduler.experiment
         if isinstance(running, PartitionedExperiment) and running.id != self._policies.experiment_id:
             self._restart()
@@ -108,7 +110,7 @@ class SharedExperiments:
         self._scheduler.swap(self._scheduler.selector.policy_set)
 
     def _partition(self, split: ModelSplit) -> PartitionedExperiment:
-        """Let a split begin with empty books, partitioned."""
+        """Restart a split with empty books, partitioned among the processes."""
         experiment = self._create(split.spec, split.arms, lambda: split.fingerprint)
         split.restart(experiment)
         return experiment

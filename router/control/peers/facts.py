@@ -32,7 +32,8 @@ class PeerFacts(Message, frozen=True):
 
 class SharedFacts:
     """Publishes the facts of this process, and keeps those of its peers. `members` returns the runs of the other
-    workers of this host, `trouble` why the policies of peers could not be put in force; None: they are.
+    workers of this host; `trouble` returns why the policies of peers could not be put in force, or None if they are
+    in force.
     """
 
     messages: ClassVar[Sequence[type[Message]]] = (PeerFacts,)
@@ -67,11 +68,11 @@ class SharedFacts:
         self._changed.set()
 
     def find(self, run: str) -> PeerFacts | None:
-        """Return the facts of this process, or of a peer; None when they are not known."""
+        """Return the facts of this process, or of a peer; None if they are unknown."""
         return self.own() if run == self._peers.run else self._others.get(run)
 
     def compare(self, report: ReplicaReport) -> ReplicaReport:
-        """Return a report with whether that router agrees with this one, where both reach each other."""
+        """Return the report, extended by whether its router agrees with this one if both reach each other."""
         facts = None if report.run is None or not report.up else self._others.get(report.run)
         if facts is None:
             return report
@@ -89,7 +90,7 @@ class SharedFacts:
             self._peers.share(own)
 
     async def wait_until_applied(self) -> None:
-        """Return when every worker of this host has the policies in force that this one has, 2 s later at most."""
+        """Return when every worker of this host has the policies of this one in force, or after 2 s at most."""
         own = self.own().policies
         with suppress(TimeoutError):
             async with asyncio.timeout(APPLY_TIMEOUT_S):

@@ -2,13 +2,13 @@
 
     news    messages for all peers, numbered without gaps
     direct  messages for the peer `to`
-    beat    nothing, at a fixed interval: the only kind that is acknowledged
-    ask     a question of a peer that starts (`StateAsk`), which is answered in messages of two parts or more
-    leave   nothing: the sender stops, and has no bookings left
+    beat    no messages; sent at a fixed interval, the only kind that is acknowledged
+    ask     a query of a peer that starts (`StateAsk`), which is answered in messages of two parts or more
+    leave   no messages; the sender stops, and has no bookings left
 
-Every frame and every acknowledgement begins with the version of the protocol. A peer of another version is named
+Every frame and every acknowledgement begins with the version of the protocol. A peer of another version is logged
 and left out: neither applies what the other sends. Within a version, new fields of messages come at the end with
-defaults and are left out by an older reader; messages of an unknown kind are skipped and counted.
+defaults, and an older reader ignores them; messages of an unknown kind are skipped and counted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import msgspec
 from router.control.peers.parts import Message
 
 PROTOCOL = 2
-"""1: of warmroute 0.2, whose frames begin with their kind."""
+"""Version 1 is that of warmroute 0.2, whose frames begin with their kind."""
 
 FrameKind = Literal["news", "direct", "beat", "ask", "leave"]
 StatePart = Literal["outline", "instances", "target", "history"]
-"""What a starting peer asks for: see `learned_state.py`; history: sessions and stored responses."""
+"""The state that a starting peer requests (`learned_state.py`); history: sessions and stored responses."""
 
 
 class PeerFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -51,20 +51,20 @@ class BeatAck(msgspec.Struct, frozen=True, array_like=True):
     host: str  # id of the receiver's host
     run: str  # id of the receiver's run
     stamp_s: float  # of the beat
-    runs: list[str] = []  # of all workers that get what is sent to this address
+    runs: list[str] = []  # of all workers that receive what is sent to this address
 
 
 class StateAsk(msgspec.Struct, frozen=True, array_like=True):
-    number: int  # of the question, by the peer that asks
+    number: int  # of the query, assigned by the peer that sends it
     part: str  # a `StatePart`, or one that this build does not know
-    argument: str = ""  # of "target": its id
+    argument: str = ""  # for "target": its id
 
 
 class StateAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The first part of a message that answers a `StateAsk`; the other parts together are the payload."""
 
     run: str  # id of the run of the peer that answers
-    ask: int  # number of the question
+    ask: int  # number of the query
     last: bool  # no further message follows
 
 
@@ -104,7 +104,7 @@ def encode_frame(
 
 
 def decode_frame(payload: bytes) -> PeerFrame | ForeignPeer | None:
-    """Return the frame, or who has sent one of another version; None when it is neither."""
+    """Return the frame, or the sender of a frame of another version; None if it is neither."""
     try:
         frame = _decode_frame(payload)
         return frame if frame.version == PROTOCOL else ForeignPeer(frame.run, frame.version)
@@ -123,7 +123,7 @@ def _find_foreign(payload: bytes) -> ForeignPeer | None:
 
 
 class MessageCodec:
-    """Decodes the messages in frames. `kinds`: those that this process knows."""
+    """Decodes the messages in frames. `kinds` are the kinds that this build supports."""
 
     def __init__(self, kinds: Iterable[type[Message]]) -> None:
         known: Any = Union[tuple(kinds)]  # noqa: UP007  of kinds that are known at run time
@@ -134,7 +134,7 @@ class MessageCodec:
         """Return the messages of a frame, and how many were skipped because this build does not know them."""
         try:
             return self._decode_all(frame.messages), 0
-        except msgspec.DecodeError:  # a newer build sent it, perhaps
+        except msgspec.DecodeError:  # perhaps from a newer build
             return self._decode_known(frame)
 
     def _decode_known(self, frame: PeerFrame) -> tuple[list[Message], int]:
@@ -166,7 +166,7 @@ def decode_ack(payload: bytes) -> BeatAck | None:
 
 
 def decode_ask(frame: PeerFrame) -> StateAsk | None:
-    """Return the question in a frame of kind "ask"; None when there is none."""
+    """Return the query in a frame of kind "ask"; None if there is none."""
     try:
         requests = _decode_list(frame.messages)
         return _decode_ask(requests[0]) if requests else None

@@ -15,7 +15,7 @@ PAUSE_S = 0.005
 
 async def list_history(scheduler: PeerScheduler) -> AsyncIterator[Message]:
     """Yield the last targets and the progress of sessions, and the targets of stored responses, with pauses. Each
-    entry is as it is when it is sent: a later move is sent as news, and must not be undone by this.
+    entry has its values at the time it is sent: a later move is sent as news, and the entry must not undo it.
     """
     for n, message in enumerate(_list_messages(scheduler)):
         if n % HISTORY_SLICE == HISTORY_SLICE - 1:

@@ -1,4 +1,4 @@
-"""The kept records of all workers of a host, for the one that serves the admin API: it queries the others.
+"""The kept records of all workers of a host, for the worker that serves the admin API, which queries the others.
 
 A worker that has ended, or does not reply in time, is left out.
 """
@@ -24,9 +24,9 @@ from router.telemetry.shared_prefixes import SharedPrefix, count_prefixes
 REPLY_TIMEOUT_S = 2.0
 
 Subject = Literal["record", "records", "flow", "flow_end", "target_requests", "prefixes"]
-"""record: one, by its id and which `Others`; records: those that match a `RecordQuery`; flow: what changed of the
-sums of recent requests since the last query; flow_end: nobody looks at them any more; target_requests: the last
-requests of a target; prefixes: the prefixes that recent prompts share.
+"""record: one record, by its id and which `Others`; records: the records that match a `RecordQuery`; flow: the
+changes of the sums of recent requests since the last query; flow_end: the sums are not needed any more;
+target_requests: the last requests of a target; prefixes: the prefixes that recent prompts share.
 """
 
 _encode = msgspec.msgpack.encode
@@ -58,12 +58,12 @@ class HostRecords:
         self._tasks = tasks
         self._clock = clock
         self.queries = PeerQueries[bytes](peers)
-        self._flow: RequestFlow | None = None  # None: nobody looks at the live page
+        self._flow: RequestFlow | None = None  # None: no live page is open
 
     # SharedPart
 
     def start(self, tasks: Tasks) -> None:
-        """It has no tasks of its own but those that encode replies."""
+        """Do nothing: the only tasks are those that encode replies."""
 
     def state(self) -> tuple[Message, ...]:
         return ()
@@ -80,7 +80,7 @@ class HostRecords:
     # queries
 
     async def find(self, id: str, others: Others) -> dict[str, Any] | None:
-        """Return a record from the worker that made it; None when that is gone or no longer keeps it."""
+        """Return a record from the worker that made it; None if that worker is gone or has dropped the record."""
         owner = [run for run in self._peers.near_runs() if id.startswith(f"{run}-")]
         found = await self._query(owner, "record", _encode_json((id, others)))
         return next((msgspec.json.decode(payload, type=dict[str, Any]) for payload in found.values()), None)
@@ -97,7 +97,7 @@ class HostRecords:
         return {run: decode(payload) for run, payload in (await self._query_all("flow")).items()}
 
     async def end_flow(self) -> None:
-        """Let the workers drop those sums."""
+        """Let the workers drop the sums of `update_flow`."""
         await self._query_all("flow_end")
 
     async def list_target_requests(self, target: str, limit: int) -> list[TargetRequest]:
@@ -112,7 +112,7 @@ class HostRecords:
         return [msgspec.msgpack.decode(payload, type=list[SharedPrefix]) for payload in payloads.values()]
 
     async def _query_all(self, subject: Subject, argument: bytes = b"") -> dict[str, bytes]:
-        """Return the replies of all workers that have something, by their runs."""
+        """Return the replies that are not empty, of all workers, by run."""
         return await self._query(self._peers.near_runs(), subject, argument)
 
     async def _query(self, runs: Sequence[str], subject: Subject, argument: bytes) -> dict[str, bytes]:

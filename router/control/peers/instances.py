@@ -15,7 +15,7 @@ from router.tasks import Tasks
 
 
 class ListedInstance(NamedTuple):
-    """A `DiscoveredInstance`, its configuration as JSON."""
+    """A `DiscoveredInstance`, with its configuration as JSON."""
 
     config: str
     origin: str
@@ -32,8 +32,8 @@ class InstancesListed(Message, frozen=True):
 
 
 class SharedInstances:
-    """Publishes the lists of this process when it is on `duty`, and lets `update` apply those of the worker that
-    is.
+    """Publishes the lists of this process when it is on `duty`; otherwise lets `update` apply the lists of the
+    worker on duty.
     """
 
     messages: ClassVar[Sequence[type[Message]]] = (InstancesListed,)
@@ -58,13 +58,13 @@ class SharedInstances:
         self._peers.share_near(message)
 
     def start(self, tasks: Tasks) -> None:
-        """It has no tasks of its own but those that apply lists."""
+        """Do nothing: the only tasks are those that apply lists."""
 
     def state(self) -> Iterator[Message]:
         return iter(self._published.values())
 
     def forget(self, run: str) -> None:
-        """A list stays in force until another worker has read its source."""
+        """Do nothing: a list stays in force until another worker has read its source."""
 
     def apply(self, message: InstancesListed, run: str) -> None:
         if self._is_of_duty(run):
@@ -75,8 +75,8 @@ class SharedInstances:
             self._tasks.spawn("instances", self._apply(message.source, found))
 
     def _is_of_duty(self, run: str) -> bool:
-        """Return whether this process applies lists of a peer: of the worker on duty, also of one that has just
-        taken the duties, which this process may learn later.
+        """Return whether this process applies the lists of a peer: of the worker on duty, or of a worker of this
+        host, which may have just taken the duties before this process is notified.
         """
         return not self._duty.held and (run == self._duty.holder or run in self._peers.near_runs())
 

@@ -1,10 +1,10 @@
-"""Learned state of a process as bytes, for a peer that starts and takes it over.
+"""Learned state of a process as bytes, for a starting peer that takes it over.
 
     outline    which targets have an index here, with their blocks
     target     the index of one target with the position in its event stream, as in a snapshot file
     instances  speeds and accuracy of all instances
 
-Block keys mean something only to processes with the same secret. The secret is not sent: a hash of it is compared.
+Block keys are meaningful only to processes with the same secret. The secret is not sent; a hash of it is compared.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger("warmroute.peers")
 
 
 class StateOutline(msgspec.Struct, frozen=True, array_like=True):
-    """Lists what a process can hand over to one that starts."""
+    """Lists what a process can hand over to a starting peer."""
 
-    ready: bool  # False: it is starting itself
-    key_check: int  # equal where block keys mean the same
+    ready: bool  # False: the process is itself starting
+    key_check: int  # equal if block keys mean the same
     blocks: dict[TargetId, int]  # by target
 
 
@@ -59,8 +59,8 @@ class LearnedState:
         return _encode(StateOutline(ready, self.key_check, blocks))
 
     async def encode_target(self, target: TargetId) -> bytes:
-        """Return the index entries of `target`; empty if nothing is known of it. Taken in one step of the event
-        loop, 30 ns per block; a thread encodes it.
+        """Return the index entries of `target`; empty if it has none. The entries are taken in one step of the
+        event loop, 30 ns per block; a thread encodes them.
         """
         saved = self._scheduler.indexer.snapshot(target)
         return b"" if saved is None else await asyncio.to_thread(lambda: b"".join(to_bytes(self.key_check, [saved])))
@@ -76,7 +76,7 @@ class LearnedState:
     # taken over
 
     async def restore_target(self, payload: bytes) -> bool:
-        """Take over what `encode_target` returned; it counts once the target joins. Return whether it could be
+        """Take over what `encode_target` returned, to take effect once the target joins. Return whether it could be
         used.
         """
         saved = await asyncio.to_thread(from_bytes, payload)
@@ -90,13 +90,15 @@ class LearnedState:
         return True
 
     def restore_instances(self, payload: bytes) -> int:
-        """Take over what `encode_instances` returned; each counts once its instance joins. Return their number."""
+        """Take over what `encode_instances` returned; each entry takes effect once its instance joins. Return their
+        number.
+        """
         saved: Sequence[SavedInstance] = _decode_instances(payload)
         self._scheduler.expect_learned(saved, self._clock.now())
         return len(saved)
 
     async def discard_absent(self) -> None:
-        """Drop, after a while, what was taken over of targets and instances that have not joined."""
+        """After a while, drop the state taken over of targets and instances that have not joined."""
         await asyncio.sleep(JOIN_WITHIN_S)
         self._scheduler.indexer.discard_restored()
         self._scheduler.expect_learned((), self._clock.now())

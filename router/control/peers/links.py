@@ -1,9 +1,9 @@
 """The links of a process: a socket to each address where a peer is expected, followed as the addresses change.
 
-    this process  DEALER ---- news, direct, beat, ask ---->  ROUTER  a peer; of another host its worker on duty
+    this process  DEALER ---- news, direct, beat, ask ---->  ROUTER  a peer; on another host, its worker on duty
                          <---- ack of a beat, answers -----
 
-A link whose other end turns out to be this host itself stays, closed, so that its address is not tried again.
+A link whose other end turns out to be this host itself is kept, closed, so that its address is not retried.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from router.tasks import Tasks
 
 
 class Link:
-    """The way to one address. `run` is the id of the run that answers there, `runs` those of all processes that get
-    what is sent there; None and empty before the first answer.
+    """The connection to one address. `run` is the run id of the process that replies, `runs` are the run ids of all
+    processes that receive what is sent to the address; None and empty before the first reply.
     """
 
     def __init__(self, address: str, socket: PeerSocket) -> None:
@@ -33,12 +33,14 @@ class Link:
         self.unsent = 0
 
     def send(self, payload: bytes) -> None:
-        """Send without waiting. What cannot be sent is dropped and counted: the peer then notices the gap."""
+        """Send without waiting. A payload that cannot be sent is dropped and counted; the peer then notices the
+        gap.
+        """
         if not self.own and not self.try_send(payload):
             self.unsent += 1
 
     def try_send(self, payload: bytes) -> bool:
-        """Send without waiting. Return False when there is no connection, or no room: then nothing is sent."""
+        """Send without waiting. Return False, with nothing sent, if there is no connection or no room."""
         if self.socket.closed or not self.socket.send(payload):
             return False
         self.bytes += len(payload)
@@ -49,7 +51,7 @@ OnReply = Callable[[Link, Sequence[bytes]], None]
 
 
 class Links:
-    """Links to the addresses of the last `follow`; `on_reply` gets each message that comes back on one."""
+    """Links to the addresses of the last `follow`; `on_reply` gets each message that comes back on a link."""
 
     def __init__(self, sockets: PeerSockets, scheme: str, tasks: Tasks, on_reply: OnReply) -> None:
         self._sockets = sockets
@@ -76,7 +78,7 @@ class Links:
                 self._readers[address] = self._tasks.supervise(f"replies of {address}", partial(self._read, link))
 
     async def _read(self, link: Link) -> None:
-        """Pass replies on until cancelled, or until the address turns out to be this host's own."""
+        """Pass replies to `on_reply` until cancelled, or until the address turns out to be this host's own."""
         while not link.own:
             self._on_reply(link, await link.socket.receive())
         link.socket.close(linger=0)

@@ -1,4 +1,4 @@
-"""The bookings of this process for its peers, and theirs for its scheduler, by target and by run."""
+"""The bookings of this process, for its peers, and those of peers, for its scheduler, by target and by run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReportedLoads:
 
 
 class LoadedScheduler(Protocol):
-    """A scheduler, as its load is shared."""
+    """The part of a scheduler that the sharing of its load needs."""
 
     fleet: Fleet
 
@@ -56,8 +56,8 @@ class LoadedScheduler(Protocol):
 
 
 class SharedLoads:
-    """Gathers the bookings of peers, and applies their sums to `scheduler`: several peers often report the same
-    targets.
+    """Gathers the bookings of peers, and applies their sums to `scheduler`, since several peers often report the
+    same targets.
     """
 
     def __init__(self, scheduler: LoadedScheduler) -> None:
@@ -79,7 +79,7 @@ class SharedLoads:
             self._changed.add(target)
 
     def replace(self, run: str, loads: Mapping[str, WorkerShare]) -> None:
-        """Replace all bookings of a peer, as of the next `apply`; none of it are left when `loads` is empty."""
+        """Replace all bookings of a peer, as of the next `apply`; the peer has none left if `loads` is empty."""
         self._changed.update(self._reported.drop(run))
         for name, share in loads.items():
             self._reported.put(run, TargetId(name), share)

@@ -1,7 +1,7 @@
 """Messages of schedulers to their peers: bookings, sessions, and findings about engines.
 
-A load message carries the whole load of a target, not a change: the latest one is valid by itself, so a lost one
-does no lasting harm, and a peer that ended is forgotten in one step.
+A load message carries the whole load of a target, not a change: the latest message is valid by itself, so a lost
+message does no lasting harm, and a peer that ended is forgotten in one step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SessionMoved(Message, frozen=True):
     model: str
     session: str
     target: str
-    at_s: float  # by the sender's monotonic clock; the exchange gives it by the receiver's
+    at_s: float  # by the sender's monotonic clock; the exchange converts it to the receiver's
 
 
 class SessionAnswered(Message, frozen=True):
@@ -40,12 +40,12 @@ class SessionAnswered(Message, frozen=True):
     model: str
     session: str
     turn: int
-    answered_s: float  # by the sender's monotonic clock; the exchange gives it by the receiver's
+    answered_s: float  # by the sender's monotonic clock; the exchange converts it to the receiver's
     tool_call: bool | None
 
 
 class ResponseStored(Message, frozen=True):
-    """A response is stored at `target`. `tenant` is empty where clients need not be known."""
+    """A response is stored at `target`. `tenant` is empty if clients need not identify themselves."""
 
     response: str
     target: str
@@ -57,18 +57,18 @@ class BlocksSent(Message, frozen=True):
 
     target: str
     keys: bytes  # of `pack_keys`
-    computed: bool = False  # all of a prompt, by a target whose events cannot be trusted; else they are on their way
+    computed: bool = False  # all blocks of a prompt, by a target without trusted events; else they are in flight
 
 
 class PredictionChecked(Message, frozen=True):
-    """Evidence of an answer about the overlap that a target's events predicted."""
+    """An answer's evidence about the overlap that a target's events predicted."""
 
     target: str
     finding: Finding
 
 
 class DrainMessage(Message, frozen=True):
-    """An operator's decision. The highest `version` counts, of equal ones the greater `by`."""
+    """An operator's decision. The highest `version` counts; among equal versions, the greatest `by`."""
 
     instance: str
     on: bool
@@ -89,11 +89,11 @@ class BreakerMoved(Message, frozen=True):
 
     target: str
     opened: bool
-    client: str | None = None  # of the last failure: its key's name or address; None: unknown
-    several: bool = False  # clients had failures
+    client: str | None = None  # of the last failure: the client's key name or address; None: unknown
+    several: bool = False  # whether several clients had failures
 
 
 class InstanceSuspected(Message, frozen=True):
-    """A request could not connect to an instance, or died there: probe it now."""
+    """A request could not connect to an instance, or failed there; the receiver probes the instance now."""
 
     instance: str

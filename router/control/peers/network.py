@@ -1,8 +1,8 @@
 """One network of peers: the workers of a host, over Unix sockets, or the routers of several hosts, over TCP.
 
-What is sent is gathered, numbered, and sent to every address of the network. The first message after a pause is
-sent in the next turn of the event loop, later ones after `gather_s`: a quiet router sends at once, and a busy one
-as often per second whatever the request rate.
+Messages are gathered, numbered, and sent to every address of the network. The first message after a pause is sent
+in the next turn of the event loop, later ones after `gather_s`: a quiet router sends at once, and the frames per
+second of a busy router do not depend on its request rate.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class PeerNetwork:
         self._gather_s = gather_s
         self._clock = clock
         self.tasks = Tasks(scheme)
-        """Those that use its sockets."""
+        """The tasks that use the sockets of this network."""
         self._sockets = PeerSockets(secret)
         self.links = Links(self._sockets, scheme, self.tasks, on_reply)
         self.inbound: PeerSocket | None = None
-        """What peers send to this process, or to all of its host; None: another worker of this host has it."""
+        """Receives what peers send to this process, or to its whole host; None: another worker has this socket."""
         self.outbox = Outbox(share_of, self._wake)
         self._direct: dict[str, list[Message]] = {}  # to be sent to one peer, by its run
         self._number = 0  # of the last news
@@ -54,7 +54,7 @@ class PeerNetwork:
         self.started = False
 
     def start(self) -> None:
-        """Let peers connect that have the secret."""
+        """Admit peers that have the secret."""
         self.started = True
         self.tasks.supervise("admit", self._sockets.admit)
 
@@ -89,8 +89,8 @@ class PeerNetwork:
             loop.call_later(due_s, self.flush)
 
     def send_to(self, run: str, message: Message) -> None:
-        """Send a message to one peer, with others to it: in the next turn of the event loop on this host, else
-        within the time of gathering. It is dropped when the peer cannot be reached.
+        """Send a message to one peer, together with other messages to it: in the next turn of the event loop on
+        this host, otherwise within `gather_s`. The message is dropped if the peer cannot be reached.
         """
         if not self._direct:
             loop = asyncio.get_running_loop()
@@ -121,11 +121,11 @@ class PeerNetwork:
             link.send(payload)
 
     def encode_ask(self, ask: StateAsk) -> bytes:
-        """Return a frame with a question."""
+        """Return a frame with a query."""
         return self._encode("ask", [ask])
 
     def encode_page(self, messages: Sequence[Message]) -> bytes:
-        """Return a frame with messages for a peer that has asked for them."""
+        """Return a frame with messages for a peer that has requested them."""
         return self._encode("direct", messages)
 
     def _encode(self, kind: FrameKind, messages: Sequence[Message | StateAsk] = (), to: str = "") -> bytes:

@@ -15,8 +15,8 @@ ShareOf = Callable[[TargetId], WorkerShare]
 class Outbox:
     """Messages gathered until they are sent: one load per target, all others in order.
 
-    A target that was booked and released ten times meanwhile gives one message, with its load (`share_of`) when the
-    outbox is taken. `wake` is called when the outbox stops being empty.
+    A target that was booked and released ten times meanwhile gives one message, with its load (`share_of`) at the
+    time of `take`. `wake` is called when the outbox stops being empty.
     """
 
     def __init__(self, share_of: ShareOf, wake: Callable[[], None]) -> None:

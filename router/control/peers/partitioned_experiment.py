@@ -1,14 +1,14 @@
-"""An experiment, or a split of a model, over several processes: each unit is counted at one of them, counts are
-summed.
+"""An experiment, or a split of a model, over several processes, each of which counts a part of the units.
 
     request    its unit belongs to the process with the highest hash of both names, among those that reach each other;
-               if that is another one, it gets a message when the request began, was answered and ended
-    counts     each process shares its own about once a second; the guard, limits and reports of all see the sum
+               if that is another process, it receives a message when the request begins, is answered and ends
+    counts     each process shares its own about once a second; guard, limits and reports of all see the sum
 
-A unit (a session, a user, a window of time) may send its requests to several processes; counted at each it would be
-taken for several observations of what was drawn once. Requests of the unit `request` are counted where they are.
-When a process comes or goes, units change hands (of n processes, 1/n of them): those that are open then may count
-at two. Counts of a process that is gone stay in the sums; requests that it was sent and had not counted are lost.
+The requests of one unit (a session, a user, a window of time) may arrive at several processes; counted at each, the
+unit would be taken for several observations, though its arm was drawn once. With the unit `request`, requests are
+counted where they arrive. When a process comes or goes, units change hands (of n processes, 1/n of them): a unit
+that is open then may count at two. Counts of a process that is gone stay in the sums; requests that were sent to it
+and not yet counted are lost.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from router.scheduling.policy.record import Record
 
 
 class PartitionedExperiment(RunningExperiment):
-    """This process's part. `identify` returns what the experiment is called at all processes; it is first called
-    when a request begins, or counts are compared.
+    """This process's part of the experiment. `identify` returns the experiment's name at all processes; it is first
+    called when a request begins, or counts are compared.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class PartitionedExperiment(RunningExperiment):
             self._sum()
 
     def forget(self, run: str) -> None:
-        """End the open requests that a process passed on which is gone."""
+        """End the open requests that were passed on by a process that is gone."""
         for record in self._passed.drop(run):
             super().end_request(record)
 

@@ -1,9 +1,9 @@
-"""The contract of what peers share: messages, the parts that send and apply them, and the way to the other
+"""The contract of what peers share: messages, the parts that send and apply them, and access to the other
 processes.
 
 A peer is a process of this router or of another one in front of the same fleet: the workers of a host and the
-routers of other hosts exchange the same messages. A feature with shared state is one `SharedPart`, whichever of
-both there are.
+routers of other hosts exchange the same messages. A feature with shared state has one `SharedPart`, for both kinds
+of peers.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from router.tasks import Tasks
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Something that a peer publishes. Fields are encoded in this order, without their names: new ones come at the
-    end, with defaults, and an older peer leaves them out.
+    """A message that a peer publishes. Fields are encoded in this order, without their names: new fields come at
+    the end, with defaults, and an older peer ignores them.
     """
 
 
 class SharedPart(Protocol):
-    """One of the things that peers agree on."""
+    """One kind of state that peers share."""
 
     messages: ClassVar[Sequence[type[Message]]]
-    """The kinds that `apply` gets."""
+    """The kinds of messages that `apply` gets."""
 
     def start(self, tasks: Tasks) -> None:
-        """Start its tasks."""
+        """Start the tasks of this part."""
 
     def state(self) -> Iterable[Message]:
         """Return the state for a peer that has just started, or has missed messages."""
@@ -44,7 +44,7 @@ class SharedPart(Protocol):
 
 
 class Peers(Protocol):
-    """The other processes, as a part sees them."""
+    """The interface of a part to the other processes."""
 
     @property
     def run(self) -> str:
@@ -57,17 +57,17 @@ class Peers(Protocol):
         """Send a message to the other workers of this host."""
 
     def send_to(self, run: str, message: Message) -> None:
-        """Send a message to one peer; it is dropped when that cannot be reached."""
+        """Send a message to one peer; the message is dropped if the peer cannot be reached."""
 
     def runs(self) -> Sequence[str]:
-        """Return the runs of the peers that are received from and acknowledge what they get, sorted."""
+        """Return the runs of the peers that send to this process and acknowledge its beats, sorted."""
 
     def near_runs(self) -> Sequence[str]:
-        """Return those of this host."""
+        """Return the `runs` of the peers on this host."""
 
 
 class Broadcast(Protocol):
-    """The way to the other processes, as the scheduler sees it."""
+    """The interface of the scheduler to the other processes."""
 
     @property
     def run(self) -> str: ...
@@ -84,7 +84,7 @@ class Broadcast(Protocol):
 
 
 def choose_owner(name: bytes, runs: Iterable[str], person: bytes) -> str:
-    """Return the one of `runs` that does something for `name` at all processes (rendezvous hashing): when a run
-    comes or goes, only names of its own change hands. `person` tells uses apart, 16 bytes at most.
+    """Return the one of `runs` that is responsible for `name`, the same at all processes (rendezvous hashing): when
+    a run comes or goes, only its own names change hands. `person` distinguishes uses, 16 bytes at most.
     """
     return max(runs, key=lambda run: blake2b(name, digest_size=8, key=run.encode()[:64], person=person).digest())

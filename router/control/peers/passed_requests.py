@@ -1,4 +1,4 @@
-"""Requests that other processes answer and this one counts: a record of each, as far as an experiment reads it.
+"""Records of the requests that other processes answer and this one counts, as far as an experiment reads them.
 
 Begins and first bytes are sent as they happen, because bets and limits depend on waiting times and on the order of
 units. The open requests of a process that ended count as if their clients had left: the arm is not to blame.
@@ -23,8 +23,8 @@ NO_VIEW = View(0, 0, "", None, None, None, None, None, None, None, ())
 
 
 class PassedRequests:
-    """Open requests of one experiment, by the run that answers them and their numbers there. Their records have
-    numbers below 0, which no requests of this process have.
+    """Open requests of one experiment, by the run that answers them and their numbers at that run. Their records
+    have numbers below 0, which no requests of this process have.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -1,8 +1,8 @@
 """The peers that send, by the ids of their runs: which were followed without a gap, and which are silent.
 
-Pure: frames and times come in, and what follows from them goes out. A run that is silent for `SILENT_S` is
-forgotten with everything it booked; its next frame makes it a new one, which is asked for its state. So a
-partition, a lost frame and a restart all end in the same way.
+The module does no I/O: it takes frames and times, and returns what follows from them. A run that is silent for
+`SILENT_S` is forgotten with all its bookings; its next frame makes it a new run, whose state is requested. So
+recovery from a partition, a lost frame and a restart is the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from router.control.peers.frames import PeerFrame
 
 BEAT_S = 0.25
 SILENT_S = 2.0
-MOST_DRIFT = 1e-3  # of two machines' clocks: more than theirs is
+MOST_DRIFT = 1e-3  # of two machines' clocks: an upper bound
 ENDED_KEPT = 100  # runs that have ended, whose last frames may still come
 
 
@@ -26,8 +26,8 @@ class PeerRun:
     run: str
     host: str
     received_at: float  # monotonic, here
-    offset_s: float  # of this machine's clock from its own, as the fastest frame showed it; 0 on this host
-    number: int | None = None  # of its last news, as far as they were followed; None: its state is not known
+    offset_s: float  # of this machine's clock from the peer's, by the fastest frame; 0 on this host
+    number: int | None = None  # of its last news received without a gap; None: its state is unknown
     bytes: int = 0
     skipped: int = 0  # messages that this build does not know
 
@@ -40,7 +40,7 @@ class PeerRuns:
         self._run = run
         self._runs: dict[str, PeerRun] = {}
         self._ended: deque[str] = deque(maxlen=ENDED_KEPT)
-        self.gaps = 0  # news that did not arrive, by how often state was asked for again
+        self.gaps = 0  # times that news did not arrive and state was requested again
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -53,7 +53,7 @@ class PeerRuns:
 
     def on_frame(self, frame: PeerFrame, size: int, now: float) -> PeerRun | None:
         """Note a frame of `size` bytes. Return its sender; None for a frame of this process itself, and for a late
-        one of a run that has ended.
+        frame of a run that has ended.
         """
         if frame.run == self._run or frame.run in self._ended:
             return None
@@ -75,7 +75,7 @@ class PeerRuns:
         peer.number = number
 
     def doubt(self, run: str) -> None:
-        """Note that the state of a peer has to be known again."""
+        """Note that the state of a peer has to be requested again."""
         if (peer := self._runs.get(run)) is not None:
             peer.number = None
 

@@ -1,4 +1,4 @@
-"""Policies, rollbacks and the audit log over several processes: what is decided at one is in force at all.
+"""Policies, rollbacks and the audit log over several processes: a decision at one process is in force everywhere.
 
     switch      a decision has a version above all that its process had seen (Lamport), so that all choose the same one
     rollback    a set that only grows: an arm that one process rolled back is out everywhere, whatever is switched later
@@ -6,8 +6,9 @@
 
 The whole policy set is one decision: of two switches that were made at once, at processes that could not reach each
 other, one counts and the other is only in the audit logs. A process that starts has the policies of its files until
-it receives a decision; then that one counts. Policies that cannot be built here (a scorer that is not installed, a
-newer version) leave those in force, and are the error of the source `replicas` in `GET /admin/policies`.
+it receives a decision, which then replaces them. If policies cannot be built here (a scorer that is not installed,
+a newer version), the previous ones stay in force, and `GET /admin/policies` shows the error of the source
+`replicas`.
 """
 
 from __future__ import annotations
@@ -50,21 +51,21 @@ class PolicyRule(Message, frozen=True):
 
 
 class PolicyDecision(Message, frozen=True):
-    """The policies that somebody put in force at one process. The highest `version` counts, of equal ones the
-    greater `by`.
+    """The policies that somebody put in force at one process. The highest `version` counts; among equal versions,
+    the greatest `by`.
     """
 
     version: int
     by: str  # run id of the process that decided
     what: str  # as in the audit log
-    back: bool  # it undoes another one
-    rule: PolicyRule  # without arms rolled back: `ArmRolledBack` names those
-    started: int = 0  # version of the decision that started the experiment in it, and by whom
+    back: bool  # it undoes another decision
+    rule: PolicyRule  # without arms rolled back: `ArmRolledBack` names them
+    started: int = 0  # version of the decision that started its experiment, and by whom
     started_by: str = ""
 
 
 class ArmRolledBack(Message, frozen=True):
-    """An arm stays out of the experiment with this fingerprint, whoever found it too bad."""
+    """An arm stays out of the experiment with this fingerprint, whichever process rolled it back."""
 
     experiment: str
     arm: str
@@ -78,8 +79,8 @@ class AuditShared(Message, frozen=True):
 
 
 class SharedPolicies:
-    """Follows what is decided at peers, and publishes what is decided here. `on_applied`: called when a decision of
-    a peer is in force here, or cannot be.
+    """Puts the decisions of peers in force, and publishes those of this process. `on_applied` is called when a
+    decision of a peer is in force here, or cannot be.
     """
 
     messages: ClassVar[Sequence[type[Message]]] = (PolicyDecision, ArmRolledBack, AuditShared)
@@ -127,8 +128,8 @@ class SharedPolicies:
 
     @property
     def experiment_id(self) -> str | None:
-        """Return the name of the running experiment at all processes; None without one. The same arms, ended and
-        begun again, are another one.
+        """Return the name of the running experiment at all processes; None if none runs. An experiment that was
+        ended and begun again has another name, even with the same arms.
         """
         policy_set = self._control.policy_set
         if policy_set is not self._named:
@@ -163,7 +164,7 @@ class SharedPolicies:
                     self._control.audit.add(entry)
 
     async def _follow(self) -> None:
-        """Put the latest decision in force whenever it is another process's, until cancelled."""
+        """Until cancelled, put each new latest decision in force if another process made it."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -178,7 +179,7 @@ class SharedPolicies:
             self.on_applied()
 
     def _confirm(self, decision: PolicyDecision) -> bool:
-        """Return whether this is still the decision that counts, just before it is in force."""
+        """Return whether `decision` is still the one that counts; called just before it is put in force."""
         if self._latest is not decision:
             return False
         self._started = decision.started, decision.started_by

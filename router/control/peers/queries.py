@@ -21,14 +21,14 @@ class PeerQueries(Generic[Reply]):
         self._waiting: dict[tuple[str, int], asyncio.Future[Reply]] = {}  # by run and number
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of queries that wait."""
         return len(self._waiting)
 
     async def send(
         self, runs: Collection[str], build: Callable[[int], Message], timeout_s: float
     ) -> dict[str, Reply | None]:
-        """Send the message that `build` makes of a number to these runs. Return their replies, by run; None: none
-        came in time. A run that ends meanwhile is left out.
+        """Send these runs the message that `build` makes from a number. Return their replies, by run; None if no
+        reply came in time. A run that ends meanwhile is left out.
         """
         number, loop = next(self._numbers), asyncio.get_running_loop()
         sent: dict[str, asyncio.Future[Reply]] = {run: loop.create_future() for run in runs}
@@ -46,12 +46,12 @@ class PeerQueries(Generic[Reply]):
         return {run: reply.result() if reply.done() else None for run, reply in living.items()}
 
     def on_reply(self, run: str, number: int, reply: Reply) -> None:
-        """Take the reply of a run; one that comes too late is dropped."""
+        """Accept the reply of a run; a late reply is dropped."""
         if (waiting := self._waiting.get((run, number))) is not None and not waiting.done():
             waiting.set_result(reply)
 
     def forget(self, run: str) -> None:
-        """The peer with this run id has ended: no reply comes."""
+        """Cancel the queries to the peer with this run id, which has ended."""
         for (queried, _), waiting in self._waiting.items():
             if queried == run:
                 waiting.cancel()

@@ -1,23 +1,22 @@
-"""The scheduler of one process among several: it publishes its bookings and what it finds out, and applies its
-peers'.
+"""The scheduler of one process among several: publishes its bookings and findings, and applies those of its peers.
 
-    to all peers    loads by target, blocks of prompts on their way, sessions' targets and progress, response ids,
+    to all peers    loads by target, blocks of prompts in flight, sessions' targets and progress, response ids,
                     drains, breakers that moved, suspicions, forgotten caches
-    to this host    prefixes that were loaded ahead, and whether they were hit
 
 So all processes decide on the same load, a few milliseconds old, and a session that arrives at another process
-still goes to the target that has its cache. Not shared is what each process learns by itself: the index (every
-process subscribes to all events), speeds.
+still goes to the target that has its cache. The index (every process subscribes to all events) and speeds are not
+shared: each process learns them by itself. `features/preload/peers.py` publishes preloaded prefixes, and whether
+they were hit, to this host only.
 
-A session's target is sent with every request, not only when it moves, and of two that cross the later one counts
-everywhere: processes that could not reach each other meanwhile agree again at the session's next request.
+A session's target is sent with every request, not only when it moves, and of two messages that cross, the later one
+counts everywhere: processes that could not reach each other meanwhile agree again at the session's next request.
 
-A breaker that opens because an engine failed for several clients is open at all processes; failures of one client
-count elsewhere as they would there, so that a client whose requests make engines fail closes them to nobody. Each
-process tries the engine again by itself, and the first good answer closes the breaker everywhere. That an engine
-could not be reached is only a reason for the others to probe it now: the network of one host may be at fault. An
-instance whose weights changed is named until this process ends, so that also a peer that missed it forgets what the
-caches held.
+A breaker that opens because an engine failed for several clients is open at all processes. Failures of one client
+count at other processes as if they had happened there, so that a client whose requests make engines fail closes
+these engines to nobody else. Each process retries the engine by itself, and the first good answer closes the
+breaker everywhere. If one process cannot reach an engine, the others only probe the engine at once: the network of
+one host may be at fault. An instance whose weights changed stays in the published state until this process ends, so
+that a peer that missed the message also forgets what the caches held.
 """
 
 from __future__ import annotations
@@ -67,11 +66,11 @@ NUMBERS_PER_WORKER = 10**12  # request numbers seed random choices, which must d
 
 
 SessionKey = tuple[bool, str, str]
-"""Whether it is of prefill halves of pairs, model and session."""
+"""Whether the key is of prefill halves of pairs; the model; the session."""
 
 
 class PeerScheduler(Scheduler):
-    """A scheduler that is also what peers share of it (`SharedPart`). `number` is that of this worker on its
+    """A scheduler that shares its state with peers, as a `SharedPart`. `number` is this worker's number on its
     host.
     """
 
@@ -102,10 +101,10 @@ class PeerScheduler(Scheduler):
         self._moved_s: dict[SessionKey, float] = {}  # when sessions were placed last, anywhere: of the last seconds
         self._moved_before_s: dict[SessionKey, float] = {}  # and of as many seconds before these
         self._moved_since_s = 0.0
-        self._suspected: dict[str, float] = {}  # instances, and when that was published
+        self._suspected: dict[str, float] = {}  # instances, and when their suspicion was published
         self.suspect: Callable[[str], None] = lambda instance: None
         """Probe an instance now; the composition root connects it."""
-        self._learned: dict[str, SavedInstance] = {}  # elsewhere, of instances that have not joined yet
+        self._learned: dict[str, SavedInstance] = {}  # learned elsewhere, of instances that have not joined yet
         self._learned_at = 0.0
         selector.request_count = number * NUMBERS_PER_WORKER
         super().__init__(fleet, indexer, selector, clock, responses_kept, shared_pool=shared_pool, secret=secret)
@@ -163,7 +162,7 @@ class PeerScheduler(Scheduler):
     def remember_response(self, response_id: str, target: TargetId, tenant: str = "") -> None:
         super().remember_response(response_id, target, tenant)
         self._broadcast.share(ResponseStored(response_id, target, tenant))
-        self._broadcast.flush()  # its client may ask another process for it at once
+        self._broadcast.flush()  # its client may request it from another process at once
 
     def _take(
         self,
@@ -195,9 +194,9 @@ class PeerScheduler(Scheduler):
             self._broadcast.share(BlocksSent(sent.speculative.target, pack_keys(sent.approximate), computed=True))
 
     def _report_engine(self, target: Target, was_open: bool, end: str) -> None:
-        """Publish that the end of a request has moved a breaker, or makes its engine suspicious. Not that it could
-        not be reached from here: each process finds that out for itself, or one bad network would close all
-        engines.
+        """Publish that the end of a request has moved a breaker, or makes its engine suspicious. A breaker that
+        opened because the engine cannot be reached from here is not published: each process detects that by itself,
+        or one bad network would close all engines.
         """
         breaker, instance, now = target.breaker, target.instance.id, self._clock.now()
         if breaker.is_open != was_open and not (breaker.is_open and breaker.unreachable):
@@ -210,7 +209,7 @@ class PeerScheduler(Scheduler):
     # changes of peers
 
     def start(self, tasks: Tasks) -> None:
-        """It has no tasks."""
+        """Do nothing: there are no tasks."""
 
     def state(self) -> Iterator[Message]:
         yield from self._drains
@@ -253,9 +252,7 @@ class PeerScheduler(Scheduler):
                 self.suspect(instance)
 
     def moved_at(self, key: SessionKey) -> float:
-        """Return when a session was placed last, anywhere; a time in the past when that was not a short while
-        ago.
-        """
+        """Return when a session was last placed, at any process; -inf if that was not in the last seconds."""
         return max(self._moved_s.get(key, -inf), self._moved_before_s.get(key, -inf))
 
     def _note_move(self, key: SessionKey, at_s: float) -> None:
@@ -277,7 +274,7 @@ class PeerScheduler(Scheduler):
         failed = [t for t in targets if not t.breaker.unreachable and t.breaker.state(now) == "open"]
         return [BreakerMoved(t.id, True, t.breaker.failed_client, t.breaker.several_failed) for t in failed]
 
-    # what a peer needs that starts
+    # the state for a peer that starts
 
     def stored_responses(self) -> list[ResponseStored]:
         """Return the targets of stored responses, the oldest first."""
@@ -302,8 +299,8 @@ class PeerScheduler(Scheduler):
         return joined
 
     def expect_learned(self, instances: Sequence[SavedInstance], at: float) -> None:
-        """Give each of these instances, when it joins, what another process had learned of it at this time; those
-        of an earlier call that have not joined get nothing.
+        """Restore for each of these instances, when it joins, what another process had learned of it at the time
+        `at`. Instances of an earlier call that have not joined get nothing.
         """
         self._learned = {saved.id: saved for saved in instances}
         self._learned_at = at

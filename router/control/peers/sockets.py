@@ -1,11 +1,11 @@
 """The ZeroMQ sockets between peers: a ROUTER that all others connect to, and a DEALER to each of them, with CURVE.
 
-All peers of a network have one key pair, made from the shared secret. A client must know the public key before it
-connects, and must have the private key to be let in (ZAP), so nobody without the secret can send or receive.
-Nothing is queued for a peer that is not connected (`IMMEDIATE`): what it misses, its state makes up for.
+All peers of a network have one key pair, made from the shared secret. A client needs the public key to connect and
+the private key to be admitted (ZAP), so nobody without the secret can send or receive. Nothing is queued for a peer
+that is not connected (`IMMEDIATE`): the peer requests the sender's state later, which makes up for missed messages.
 
-Frames are small and come by the hundred each second, and pyzmq's own asyncio sockets took more time for each than
-applying it did: they look at the socket's state, system calls included, up to four times per frame.
+Hundreds of small frames arrive each second, and pyzmq's own asyncio sockets took more time for each than applying
+it did: they read the socket's state, system calls included, up to four times per frame.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHARED_OPTIONS = {
     zmq.HEARTBEAT_TIMEOUT: 2000,  # a connection through a partition is given up, or TCP would wait for minutes
     zmq.HANDSHAKE_IVL: 2000,
     zmq.ZAP_DOMAIN: b"peers",
-    zmq.ZAP_ENFORCE_DOMAIN: 1,  # nobody is let in before `admit` runs
+    zmq.ZAP_ENFORCE_DOMAIN: 1,  # nobody is admitted before `admit` runs
 }
 LINK_OPTIONS = {zmq.IMMEDIATE: 1, zmq.CONNECT_TIMEOUT: 1000, zmq.RECONNECT_IVL: 100, zmq.RECONNECT_IVL_MAX: 1000}
 
@@ -66,7 +66,9 @@ class PeerSocket:
         return self._socket.closed
 
     async def receive(self) -> list[bytes]:
-        """Return the parts of the next message. One that has arrived is returned without giving way."""
+        """Return the parts of the next message. A message that has already arrived is returned without yielding to
+        the event loop.
+        """
         while (parts := self.receive_now()) is None:
             self._waiting = self._loop.create_future()
             self._loop.add_reader(self._fd, self._on_change)
@@ -85,7 +87,7 @@ class PeerSocket:
             return None
 
     def send(self, payload: bytes) -> bool:
-        """Send without waiting. Return False when there is no connection, or no room: then nothing is sent."""
+        """Send without waiting. Return False, with nothing sent, if there is no connection or no room."""
         return self.send_parts([payload])
 
     def send_parts(self, parts: Sequence[bytes]) -> bool:
@@ -95,18 +97,18 @@ class PeerSocket:
         except zmq.ZMQError:
             return False
         if self._waiting is not None and int(self._socket.getsockopt(zmq.EVENTS)) & POLLIN:
-            self._on_change()  # sending may take the signal of a message that has arrived: the loop sees none then
+            self._on_change()  # sending may consume the signal of an arrived message, which the loop then misses
         return True
 
     def close(self, linger: int | None = None) -> None:
-        """Close it; what is queued is still sent for `linger` ms, by default as `SHARED_OPTIONS` says."""
+        """Close the socket; what is queued is still sent for `linger` ms, by default as set in `SHARED_OPTIONS`."""
         if not self._socket.closed:
             if self._waiting is not None:
                 self._loop.remove_reader(self._fd)
             self._socket.close(linger)
 
     def _on_change(self) -> None:
-        """Let `receive` look again: a message has arrived, or something else happened to the socket."""
+        """Let `receive` check again: a message has arrived, or something else happened to the socket."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -117,7 +119,7 @@ class PeerSockets:
     def __init__(self, secret: bytes) -> None:
         self._keys = derive_curve_keys(secret)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = (
-            None  # made with the first socket: one that is never closed warns
+            None  # made with the first socket: an unclosed context warns
         )
 
     async def admit(self) -> None:

@@ -1,8 +1,8 @@
 """A process that starts takes over what a peer has learned: speeds and accuracy, its index, sessions and responses.
 
-It queries over its own links, so the others need not know its address yet, and one part at a time, so that nothing
-but what it wants is under way. It is not ready meanwhile. Without a peer that is ready it goes on after
-`FIRST_ANSWER_S`; where the peer stops answering, after `STALLED_S`, with what it has by then.
+The starting process queries over its own links, so the others need not know its address yet, and one part at a
+time, so that only what it has requested is in flight. It is not ready meanwhile. If no peer is ready, it continues
+after `FIRST_ANSWER_S`; if the peer stops replying, after `STALLED_S`, with what it has by then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("warmroute.peers")
 FIRST_ANSWER_S = 1.0
 STALLED_S = 5.0
 POLL_S = 0.01
-PART_BYTES = 1024 * 1024  # of one message part: each keeps the connection alive that a larger one would block
+PART_BYTES = 1024 * 1024  # of one message part: small ones keep the connection alive, which a large one would block
 HISTORY_PAGE = 2_000  # messages
 
 
@@ -47,7 +47,7 @@ class _Donor(NamedTuple):
 
 
 class StateTransfer:
-    """`apply` takes a page of sessions and responses."""
+    """Takes over what a peer has learned. `apply` takes a page of sessions and responses."""
 
     def __init__(self, run: str, learned: LearnedState, apply: Callable[[PeerFrame], None], clock: Clock) -> None:
         self.done = False  # True once something was taken over
@@ -56,18 +56,18 @@ class StateTransfer:
         self._apply = apply
         self._clock = clock
         self._numbers = count(1)
-        self._replies: dict[int, asyncio.Queue[StateReply]] = {}  # by the number of the question
+        self._replies: dict[int, asyncio.Queue[StateReply]] = {}  # by the number of the query
 
     def on_reply(self, head: StateAnswer, payload: bytes) -> None:
-        """Take a message of an answer; one to an older question is dropped."""
+        """Accept a message of an answer; a message for an older query is dropped."""
         if (replies := self._replies.get(head.ask)) is not None:
             replies.put_nowait(StateReply(head, payload))
 
     async def run(self, network: PeerNetwork) -> str | None:
-        """Take over what one of the peers in `network` has learned. Return its run; None: nobody was there."""
+        """Take over what one of the peers in `network` has learned. Return its run; None if no peer was ready."""
         donor = await self._find_donor(network)
         if donor is None:
-            log.info("no peer is there to learn from")
+            log.info("no peer to learn from")
             return None
         self.done = True
         began_at, blocks = self._clock.now(), 0
@@ -77,18 +77,18 @@ class StateTransfer:
             if donor.outline.key_check == self._learned.key_check:
                 blocks = await self._take_index(network, donor)
             else:
-                log.warning("peer %s has another index.key_secret_env: its index means nothing here", donor.run)
+                log.warning("peer %s has another index.key_secret_env: its index cannot be used here", donor.run)
             async for reply in self._ask(network, donor.link, "history"):
                 if isinstance(page := frames.decode_frame(reply.payload), PeerFrame):
                     self._apply(page)
         except TimeoutError:
-            log.warning("the peer at %s stopped answering: going on with what it sent", donor.link.address)
+            log.warning("the peer at %s stopped answering: continuing with what it sent", donor.link.address)
         took_s = self._clock.now() - began_at
         log.info("learned from the peer at %s: %d blocks, in %.2f s", donor.link.address, blocks, took_s)
         return donor.run
 
     async def _find_donor(self, network: PeerNetwork) -> _Donor | None:
-        """Ask all others at once. Return the first that is ready; None when none is, or none answers in time."""
+        """Query all others at once. Return the first that is ready; None if none is, or none replies in time."""
         links, pending = network.links, dict[Link, int]()
         answered: set[Link] = set()
         give_up_at = self._clock.now() + FIRST_ANSWER_S
@@ -122,7 +122,7 @@ class StateTransfer:
         return taken
 
     def _send(self, network: PeerNetwork, link: Link, part: StatePart, argument: str = "") -> int | None:
-        """Send a question. Return its number; None when it cannot be sent now."""
+        """Send a query. Return its number; None if it cannot be sent now."""
         number = next(self._numbers)
         if not link.try_send(network.encode_ask(StateAsk(number, part, argument))):
             return None
@@ -147,8 +147,8 @@ class StateTransfer:
 
 
 class StateDonor:
-    """Answers the questions of peers that start. `history` yields sessions and responses in frames of a network,
-    each with so many messages.
+    """Answers the queries of peers that start. `history` yields sessions and responses in frames of a network, each
+    with the given number of messages.
     """
 
     def __init__(
@@ -157,10 +157,12 @@ class StateDonor:
         self._run = run
         self._learned = learned
         self._history = history
-        self.ready = False  # True once this process is not starting itself
+        self.ready = False  # False while this process is itself starting
 
     async def answer(self, ask: StateAsk, network: PeerNetwork, send: Callable[[Sequence[bytes]], object]) -> None:
-        """Send what `ask` is for, as the parts of messages. A question of a newer build gets an empty answer."""
+        """Send the state that `ask` requests, in multipart messages. A query of an unknown kind, from a newer
+        build, gets an empty answer.
+        """
         if ask.part == "history":
             async for page in self._history(network, HISTORY_PAGE):
                 send(self._parts(ask, page, last=False))

@@ -1,4 +1,4 @@
-"""The channel between the supervisor and a worker: one end of a Unix socket pair each."""
+"""The channel between the supervisor and a worker: each has one end of a Unix socket pair."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Channel(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
     async def ask(self, query: Query, argument: str = "", timeout_s: float = 2.0) -> bytes | None:
-        """Return the reply of the other end; None when it does not come in time or the other end is gone."""
+        """Return the reply of the other end; None if no reply comes in time or the other end is gone."""
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._queries[number] = answer
@@ -64,12 +64,14 @@ class Channel(asyncio.Protocol):
             del self._queries[number]
 
     def send(self, message: WorkerMessage) -> None:
-        """Send a message. An end that stops reading is cut off before the messages for it fill the memory."""
+        """Send a message. If the other end stops reading, the channel is closed before unsent messages fill the
+        memory.
+        """
         if self._transport is None:
             return
         self._transport.write(encode_messages([message]))
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            log.error("worker channel: the other end does not read its messages; closing the channel")
+            log.error("worker channel: the other process does not read its messages; closing the channel")
             self._transport.abort()
 
     def close(self) -> None:
@@ -94,7 +96,7 @@ class Channel(asyncio.Protocol):
                     case _:
                         self._on_message(message)
         except msgspec.DecodeError:
-            log.exception("worker channel: an unknown message came; closing the channel")
+            log.exception("worker channel: unknown message received; closing the channel")
             if self._transport is not None:
                 self._transport.abort()
 

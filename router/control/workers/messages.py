@@ -1,7 +1,7 @@
 """Messages between the supervisor and a worker over their socket pair, and their bytes.
 
     supervisor -> worker    how to start, which workers live, when to accept connections and when to stop
-    worker -> supervisor    how far it has come
+    worker -> supervisor    the worker's progress in starting and stopping
     both ways               queries: pings and metrics pages; the metrics page of all workers
 
 Everything else goes from worker to worker (`control/peers`). A frame is a list of messages, preceded by its length
@@ -18,9 +18,9 @@ import msgspec
 HEAD_BYTES = 4
 
 Query = Literal["ping", "page", "counters", "save_index", "release", "reload", "scrape"]
-"""ping: nothing, to see whether the worker replies; page: all its metrics; counters: those that are summed over all
-workers; save_index: write the index snapshot; release: accept no more connections, others do; reload: read the
-configuration files; scrape, of a worker: the metrics page of all."""
+"""ping: nothing, to check that the worker replies; page: all its metrics; counters: its metrics that are summed
+over all workers; save_index: write the index snapshot; release: accept no more connections, since other processes
+do; reload: read the configuration files; scrape, sent by a worker: the metrics page of all workers."""
 
 
 class WorkerMessage(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -37,14 +37,14 @@ class StartWorker(WorkerMessage, frozen=True):
     key_secret: int  # of block keys and pseudonyms
     host: str  # id of this host, for peers
     name: str  # of the Unix sockets between workers, without their numbers
-    peer_secret: bytes  # of these
-    learn: bool  # others run already: take over what they have learned
+    peer_secret: bytes  # of these sockets
+    learn: bool  # other workers run already: take over what they have learned
     hold: bool  # accept connections after `OpenListeners` only
     join: bool  # connect to other hosts; else after `JoinHosts`
 
 
 class LivingWorker(NamedTuple):
-    """A worker that lives. The ids of its records begin with `run`. `up`: it accepts connections."""
+    """A worker that lives. The ids of its records begin with `run`. `up` is true if it accepts connections."""
 
     number: int
     run: str
@@ -53,7 +53,9 @@ class LivingWorker(NamedTuple):
 
 
 class Members(WorkerMessage, frozen=True):
-    """The workers that live, and the number of the one on duty. `ready`: an engine is ready for requests there."""
+    """The workers that live, and the number of the one on duty. `ready` is true if an engine is ready for requests
+    at the worker on duty.
+    """
 
     living: list[LivingWorker]
     on_duty: int
@@ -69,7 +71,7 @@ class JoinHosts(WorkerMessage, frozen=True):
 
 
 class StopWorker(WorkerMessage, frozen=True):
-    """Accept no more connections, finish the requests in progress, then exit. A client that is between two requests
+    """Accept no more connections, finish the requests in flight, then exit. A client that is between two requests
     has `idle_s` for its next one.
     """
 
@@ -102,7 +104,7 @@ class WorkerUp(WorkerMessage, frozen=True):
 
 
 class WorkerStopping(WorkerMessage, frozen=True):
-    """The worker accepts no more connections; it ends when those that it has do."""
+    """The worker accepts no more connections; it ends when its open connections end."""
 
 
 class AskMessage(WorkerMessage, frozen=True):

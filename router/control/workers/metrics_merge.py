@@ -1,9 +1,9 @@
 """One metrics page from the pages of several workers.
 
-Counters and histograms are summed per series. Gauges are those of the worker on duty, because every worker knows
-the load of all, except those that every process has for itself (`SUMMED_GAUGES`). Event stream metrics are of the
-worker on duty too: every worker receives the same events, and a sum would count each of them once per worker. The
-counters of a worker that ended stay in the sum, since a counter must not fall.
+Counters and histograms are summed per series. Gauges are taken from the worker on duty, because every worker has
+the load of all workers; only gauges that every process has for itself (`SUMMED_GAUGES`) are summed. Event stream
+metrics are taken from the worker on duty too: every worker receives the same events, and a sum would count each
+event once per worker. The counters of a worker that ended stay in the sum, since a counter must not fall.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ decode_families = msgspec.msgpack.Decoder(list[MetricFamily]).decode
 
 
 def encode_families(page: Collector, *, whole: bool) -> bytes:
-    """Encode a worker's page, or only what is summed over all workers."""
+    """Encode a worker's `whole` page, or only the metrics that are summed over all workers."""
     families = [MetricFamily.of(metric) for metric in page.collect()]
     return msgspec.msgpack.encode(families if whole else [one for one in families if one.samples and is_summed(one)])
 

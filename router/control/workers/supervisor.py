@@ -1,12 +1,12 @@
 """The supervisor of a host's workers: it starts, replaces and ends them, and holds their listening sockets.
 
-It merges their metrics pages. It serves nothing, decides nothing about requests and relays nothing: workers
-exchange what they know among themselves (`control/peers`).
+The supervisor also merges the workers' metrics pages. It serves no requests, makes no decisions about them and
+relays nothing: workers exchange their state among themselves (`control/peers`).
 
-Workers are new processes, not forks: a running event loop with threads and sockets cannot be forked. Each gets one
-end of a socket pair and all listening sockets; one that ends is started again after a pause, which doubles as long
-as processes keep ending soon after their start. Workers stop when their supervisor is gone: the port is for the
-next one.
+Workers are new processes, not forks: a running event loop with threads and sockets cannot be forked. Each worker
+gets one end of a socket pair and all listening sockets. A worker that ends is restarted after a pause, which
+doubles as long as processes keep ending soon after their start. Workers stop when their supervisor is gone, to
+leave the port to the next router.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from router.telemetry.metrics.shared_scrape import SharedScrape
 log = logging.getLogger("warmroute.workers")
 
 STABLE_S = 30.0  # a process that ran this long did not end because of a failed start
-WORKER_END_S = 4.5  # in which workers end the streams that outlived the grace time
+WORKER_END_S = 4.5  # for workers to end the streams that outlived the grace time
 SAVE_TIMEOUT_S = 60.0
 RELEASE_TIMEOUT_S = 10.0
 PING_PAUSE_S = 2.0
@@ -75,13 +75,14 @@ class Worker:
 
     @property
     def member(self) -> LivingWorker | None:
-        """The worker as a member for the others; None: it is not built yet."""
+        """The worker as a member for the others; None if the worker is not built yet."""
         return None if self.run is None else LivingWorker(self.number, self.run, self.process.pid, self.up)
 
 
 class Supervisor:
-    """Keeps workers running, from `start` to `stop`, as one router; `App` is the same with one process. `file` is
-    where the configuration was read; `sockets`: with those that were handed over to this process.
+    """Keeps workers running, from `start` to `stop`, as one router; `App` is the counterpart with one process.
+    `file` is the path that the configuration was read from; `sockets` includes the sockets that were handed over to
+    this process.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Supervisor:
         return self._config.metrics.port or self.port
 
     def unready_reason(self) -> str | None:
-        """Return why no request should come now; None when they may."""
+        """Return why this router should receive no requests now; None if it is ready."""
         return "stopping" if self._stopping else None if self._is_ready() else "no instance is ready"
 
     def _is_ready(self) -> bool:
@@ -129,9 +130,9 @@ class Supervisor:
         return worker is not None and worker.ready
 
     async def start(self, *, hold: bool = False, join: bool = True) -> None:
-        """Start the workers, and return when the one on duty is started. With `hold` they accept connections from
-        `open` on, without `join` they connect to other hosts from `join_replicas` on. Raises ConfigError when a
-        worker cannot start with this configuration.
+        """Start the workers, and return when the one on duty is started. With `hold` the workers accept connections
+        only after `open`, without `join` they connect to other hosts only after `join_replicas`. Raises ConfigError
+        when a worker cannot start with this configuration.
         """
         self._config = await bind_addresses(self._config, self._sockets)
         self._hold, self._join = hold, join
@@ -146,7 +147,9 @@ class Supervisor:
         self._tasks.supervise("pings", self._ping_always)
 
     async def open(self) -> None:
-        """Let the workers accept connections. Returns when the one on duty does, for all that do not yet."""
+        """Let the workers accept connections. Return when the worker on duty does, which also accepts for all
+        workers that do not yet.
+        """
         self._hold = False
         self._send_to_all(OpenListeners())
         await self._open.wait()
@@ -157,34 +160,34 @@ class Supervisor:
         self._send_to_all(JoinHosts())
 
     async def ask_on_duty(self, query: Query, timeout_s: float) -> bytes | None:
-        """Return the reply of the worker on duty; None when it does not come in time, or there is none."""
+        """Return the reply of the worker on duty; None if no reply comes in time or no worker is on duty."""
         worker = self._workers.get(self._on_duty)
         return None if worker is None else await worker.channel.ask(query, timeout_s=timeout_s)
 
     async def save_index(self) -> None:
-        """Let the index snapshot be written."""
+        """Request that the worker on duty write the index snapshot."""
         await self.ask_on_duty("save_index", SAVE_TIMEOUT_S)
 
     def reload(self) -> None:
-        """Apply what changed in the configuration files, as far as that needs no restart."""
+        """Apply the changes of the configuration files that need no restart."""
         self._tasks.spawn("reload", self.ask_on_duty("reload", RELEASE_TIMEOUT_S))
 
     def release(self) -> None:
-        """Let other processes accept connections: workers accept none once they stop."""
+        """Close the listening sockets here, so that other processes accept connections: workers accept none once
+        they stop.
+        """
         for listening in self._sockets.all:
             listening.close()
 
     async def hand_over(self) -> None:
-        """Leave all ports to a process that has the sockets. Returns when no worker accepts connections any
-        more.
-        """
+        """Leave all ports to a process that has the sockets. Return when no worker accepts connections any more."""
         self._stopping = True
         asked = [worker.channel.ask("release", timeout_s=RELEASE_TIMEOUT_S) for worker in self._workers.values()]
         await asyncio.gather(*asked)
 
     async def stop(self, idle_s: float = 0.0) -> None:
-        """Let all workers finish their requests within the grace time, and exit; kill those that do not. `idle_s`
-        as in `App.stop`.
+        """Let all workers finish their requests within the grace time and exit; kill the workers that do not.
+        `idle_s` is that of `App.stop`.
         """
         self._stopping = True
         self._send_to_all(StopWorker(idle_s))
@@ -291,10 +294,10 @@ class Supervisor:
                 log.error("unexpected message from worker %d, ignored: %s", worker.number, type(message).__name__)
 
     async def _on_query(self, query: Query, argument: str) -> bytes:
-        return await self._page("openmetrics" if argument == "openmetrics" else "text")  # the only one of a worker
+        return await self._page("openmetrics" if argument == "openmetrics" else "text")  # the only query of workers
 
     def _on_close(self, worker: Worker) -> None:
-        """Forget a worker: its counters stay in the sums."""
+        """Forget a worker that has ended, and keep its counters in the sums."""
         if self._workers.get(worker.number) is worker:
             del self._workers[worker.number]
         self._ended = metrics_merge.merge_families([self._ended, metrics_merge.select_counters(worker.families)])
@@ -303,7 +306,7 @@ class Supervisor:
         self._publish_members()
 
     def _move_duties(self) -> None:
-        """Give the duties to another worker if the one that has them has ended, or stops by itself."""
+        """Give the duties to another worker if the worker that has them has ended, or stops by itself."""
         worker = self._workers.get(self._on_duty)
         if not self._stopping and (worker is None or worker.stopping):
             others = [one.number for one in self._workers.values() if one.run is not None and not one.stopping]
@@ -329,7 +332,9 @@ class Supervisor:
     # workers that do not answer
 
     async def _ping_always(self) -> None:
-        """Replace workers that stopped answering, until cancelled: the kernel still assigns connections to them."""
+        """Until cancelled, replace workers that stopped replying, since the kernel still assigns connections to
+        them.
+        """
         while True:
             await asyncio.sleep(PING_PAUSE_S)
             await asyncio.gather(*(self._ping(worker) for worker in list(self._workers.values()) if worker.up))
@@ -343,7 +348,7 @@ class Supervisor:
 
 
 async def bind_addresses(config: Config, sockets: ListeningSockets) -> Config:
-    """Bind everything that workers listen on. Return the configuration with the bound ports. Raises ConfigError
+    """Bind all addresses that workers listen on. Return the configuration with the bound ports. Raises ConfigError
     when an address cannot be bound.
     """
     changes: dict[str, object] = {"listen": await _bind(config.listen, "port", sockets, config.workers)}

@@ -1,7 +1,7 @@
 """A worker's end of the channel to its supervisor: when to start, to open and to stop, and which workers live.
 
-A worker stops when the channel closes: without its supervisor the port is for the next router, which starts workers
-of its own.
+A worker stops when the channel closes: without the supervisor, the port is left to the next router, which starts
+workers of its own.
 """
 
 from __future__ import annotations
@@ -43,35 +43,37 @@ class SupervisorLink:
 
     def __init__(self, tasks: Tasks) -> None:
         self.stopping = asyncio.Event()
-        self.gone = False  # the supervisor is
+        self.gone = False  # whether the supervisor is gone
         self.may_open = asyncio.Event()
         self.may_join = asyncio.Event()
-        self.idle_s: float | None = None  # that connections have to end; None: the supervisor did not ask for the stop
+        self.idle_s: float | None = None  # for connections to end; None: the supervisor did not request the stop
         self.members = Members([], 0)
         self.on_members: Callable[[Members], None] = lambda members: None
         self.answer: Callable[[Query], Awaitable[bytes]] = _no_answer
         self._started: asyncio.Future[StartWorker] = asyncio.get_running_loop().create_future()
-        self._changed = asyncio.Event()  # who lives, or it is to stop
+        self._changed = asyncio.Event()  # set when `members` has changed, or this worker has to stop
         self._channel = Channel(self._on_message, self._on_query, self._on_close, tasks)
 
     async def connect(self, sock: socket.socket) -> StartWorker:
-        """Return the supervisor's first message. Raises ConnectionError when it is gone."""
+        """Return the supervisor's first message. Raises ConnectionError when the supervisor is gone."""
         await self._channel.open(sock)
         return await self._started
 
     async def announce_built(self, run: str) -> None:
-        """Report that this worker is built, and return when it knows who is on duty."""
+        """Report that this worker is built, and return once it is among the `members`, or has to stop. The worker
+        on duty is known then.
+        """
         self.send(WorkerBuilt(run, os.getpid()))
         while run not in {member.run for member in self.members.living} and not self.stopping.is_set():
             self._changed.clear()
             await self._changed.wait()
 
     def send(self, message: WorkerMessage) -> None:
-        """Report how far this worker has come."""
+        """Report this worker's progress."""
         self._channel.send(message)
 
     async def scrape(self, form: PageForm) -> bytes | None:
-        """Return the metrics page of all workers; None when the supervisor does not answer."""
+        """Return the metrics page of all workers; None if the supervisor does not reply."""
         return await self._channel.ask("scrape", form, timeout_s=SCRAPE_TIMEOUT_S)
 
     def close(self) -> None:

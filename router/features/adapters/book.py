@@ -1,8 +1,9 @@
 """Book of LoRA adapters: their instances and users, and the plan of a loading with the adapter that makes room.
 
-An adapter is loaded on the instance with room that has the fewest; without room anywhere, in the place of the
-coldest adapter: the one whose last request is the longest ago, among those that the router may load again, that no
-request in progress wants, and that no engine reports as running or waiting (other clients use it). Pure.
+An adapter is loaded on the instance with room that has the fewest adapters. If no instance has room, it replaces
+the coldest adapter: the one whose last request is the longest ago, among adapters that the router may load again,
+that no request in progress wants, and that the instance's engines do not report as running or waiting (used by
+other clients). The module is pure.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from router.fleet.instance import Instance, InstanceState
 
 
 class LoadPlan(NamedTuple):
-    """Load the adapter on this instance, after it has unloaded another one; None: there is room."""
+    """Load the adapter on `instance`, after it has unloaded `unload`; None if there is room."""
 
     instance: str
     unload: str | None = None
@@ -31,7 +32,7 @@ class AdapterUse(NamedTuple):
 
 
 class AdapterBook:
-    """`managed`: adapters that can be loaded again. `max_loaded`: of one instance."""
+    """The book of one process. `managed` adapters can be loaded again; `max_loaded` is per instance."""
 
     def __init__(self, fleet: Fleet, managed: Collection[str], max_loaded: int) -> None:
         self._fleet = fleet
@@ -42,33 +43,34 @@ class AdapterBook:
         self.loading: Counter[str] = Counter()  # adapters on their way, by instance
 
     def begin(self, adapter: str, now: float) -> None:
-        """A request wants the adapter, which stays until as many have ended."""
+        """Count a request for the adapter, which is not unloaded until all its requests have ended."""
         self._wanted[adapter] += 1
         self._used_s[adapter] = now
 
     def end(self, adapter: str) -> None:
-        """A request for the adapter has ended."""
+        """Count the end of a request for the adapter."""
         self._wanted[adapter] -= 1
 
     def list_uses(self, adapters: Iterable[str], now: float) -> dict[str, AdapterUse]:
-        """Return the use of `adapters`, without those that no request has asked for."""
+        """Return the use of `adapters`, without those that were never requested."""
         used_s = self._used_s
         return {name: AdapterUse(self._wanted[name], now - used_s[name]) for name in adapters if name in used_s}
 
     def learn(self, uses: Mapping[str, AdapterUse], now: float) -> None:
-        """Take over when the last requests came at another process."""
+        """Adopt the times of the last requests at another process."""
         for name, use in uses.items():
             if name in self._managed:
                 self._used_s[name] = max(now - use.age_s, self._used_s.get(name, -inf))
 
     def find_instance(self, model: str) -> str | None:
-        """Return a ready instance that has the adapter, or serves the model; None: none does."""
+        """Return a ready instance that has the adapter, or serves the model; None if there is none."""
         instances = (target.instance for target in self._fleet.targets_serving(model))
         return next((each.id for each in instances if each.state is InstanceState.READY), None)
 
     def plan(self, base: str, wanted: Collection[str] = ()) -> LoadPlan | None:
-        """Return where to load an adapter of the model `base`; None: no ready instance serves it, or none has room
-        and an adapter to unload. `wanted`: adapters that stay, as requests of other processes want them.
+        """Return where to load an adapter of the model `base`; None if no ready instance serves the model, or none
+        has room or an adapter to unload. `wanted` are adapters that stay, because requests of other processes want
+        them.
         """
         instances = [each for each in self._fleet if each.state is InstanceState.READY and base in each.served]
         loaded = {each.id: len(list_adapters(each)) + self.loading[each.id] for each in instances}
@@ -94,7 +96,7 @@ def list_adapters(instance: Instance) -> list[str]:
 
 
 def reported_adapters(instance: Instance) -> set[str]:
-    """Return the adapters of requests that the instance's engines reported at the last poll."""
+    """Return the adapters of the requests that the instance's engines reported at the last poll."""
     found = set[str]()
     for target in instance.targets.values():
         gauges = target.load_book.gauges

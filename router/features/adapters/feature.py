@@ -1,4 +1,4 @@
-"""LoRA adapters that the router loads on engines when requests come for them."""
+"""LoRA adapters that the router loads on engines when they are requested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.request.stages import FeaturePath
 
 
 class AdaptersFeature(Feature):
-    """The adapters of `adapters`."""
+    """The adapters of the config section `adapters`."""
 
     def __init__(self, core: Core) -> None:
         loader = AdapterLoader(core.config, core.scheduler.fleet, core.upstreams.fetch, core.tasks, core.clock)

@@ -1,14 +1,15 @@
 """Loads a LoRA adapter on an engine when the first request for it comes, and unloads the coldest one to make room.
 
-One loading at a time per adapter: requests that come meanwhile wait for the same one, up to
-`adapter_loading.wait_s`. A loading goes on when the request that began it leaves. The fleet learns of it at once;
-the health check reads the engine's own list within half a minute. From its choice to its end a request keeps its
-adapter from being unloaded.
+An adapter has one loading at a time: requests that come meanwhile wait for the same loading, up to
+`adapter_loading.wait_s`. A loading continues when the request that began it leaves. The fleet is updated as soon as
+the loading ends; the health check reads the engine's own list within half a minute. From its choice to its end, a
+request keeps its adapter from being unloaded.
 
-Of several processes one loads the adapters of a base model, and the others wait for it as for their own loading.
-Before it unloads an adapter, all of them have stopped choosing it there; if a request wants it by then, another
-adapter makes room. What remains, as with one process: a health check that reads the engine's list before the
-unloading has ended shows the adapter for half a minute more, and requests for it get the engine's 404.
+Of several processes, one loads the adapters of a base model, and the others wait as for a loading of their own.
+Before an instance unloads an adapter, all processes have stopped choosing the instance for it; if a request wants
+the adapter by then, another adapter makes room. One gap remains, also with one process: if a health check reads the
+engine's list before the unloading has ended, the adapter stays listed for half a minute more, and requests for it
+get the engine's 404.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from router.tasks import Tasks
 log = logging.getLogger("warmroute.adapters")
 
 
-PLANS = 3  # of a loading: each but the first because a request came for the adapter that was to make room
+PLANS = 3  # per loading: a new plan is made if the adapter that was to make room cannot be withdrawn
 
 
 class LoadFailure(NamedTuple):
-    """The last loading of an adapter failed."""
+    """Failure of the last loading of an adapter."""
 
     at_s: float
     error: str
@@ -56,19 +57,19 @@ class UsedAdapter(Held):
 
 
 class AdapterPeers(Protocol):
-    """The other processes that send requests to the same engines; `peers.py` reaches them."""
+    """The other processes that send requests to the same engines, implemented in `peers.py`."""
 
     async def load(self, adapter: str) -> str | None:
-        """Have the process that loads the adapters of its base load one: another process, or this one by
-        `AdapterLoader.carry_out`. Return why it was not loaded; None: it was.
+        """Have an adapter loaded by the process that loads the adapters of its base: another process, or this one
+        by `AdapterLoader.carry_out`. Return why it was not loaded; None if it was.
         """
 
     async def list_uses(self, base: str) -> Sequence[Mapping[str, AdapterUse]]:
         """Return how the requests of each other process use the adapters of a base model."""
 
     async def withdraw(self, instance: str, adapter: str) -> bool:
-        """Have every other process stop choosing `instance` for an adapter. Return False if one has requests that
-        want the adapter, or does not reply.
+        """Have every other process stop choosing `instance` for an adapter. Return False if a process has requests
+        that want the adapter, or does not reply.
         """
 
     def on_loaded(self, instance: str, adapter: str) -> None:
@@ -93,17 +94,17 @@ class AdapterLoader:
         self._failures: dict[str, LoadFailure] = {}  # by adapter
 
     def manages(self, model: str | None) -> TypeGuard[str]:
-        """Return whether a model's name is an adapter that can be loaded."""
+        """Return whether `model` is the name of an adapter that can be loaded."""
         return model in self.adapters
 
     def find_base(self, model: str) -> str:
-        """Return the model that an instance has to serve for requests for `model`: of an adapter that can be loaded
-        its base, else itself.
+        """Return the model that an instance must serve for requests for `model`: the base of an adapter that can be
+        loaded, else `model` itself.
         """
         return self.adapters[model].base if self.manages(model) else model
 
     def add_cards(self, cards: Sequence[ModelCard], call: ClientRequest) -> Sequence[ModelCard]:
-        """Return the model cards with those of adapters that can be loaded, as an instance serves their base."""
+        """Return `cards`, and the cards of adapters that can be loaded because an instance serves their base."""
         served = {card.id: card for card in cards}
         return [
             *cards,
@@ -121,7 +122,7 @@ class AdapterLoader:
         return frozenset(name for name, adapter in self.adapters.items() if adapter.base in ready)
 
     def find_instance(self, adapter: str) -> str | None:
-        """Return a ready instance that has the adapter; None: none has."""
+        """Return a ready instance that has the adapter; None if there is none."""
         return self._book.find_instance(adapter)
 
     def list_uses(self, base: str) -> dict[str, AdapterUse]:
@@ -130,7 +131,7 @@ class AdapterLoader:
         return self._book.list_uses(names, self._clock.now())
 
     def set_loaded(self, instance: str, adapter: str, loaded: bool) -> None:
-        """Note that an instance has an adapter, or that it is not to be chosen for it any more."""
+        """Record that an instance has an adapter, or that it must no longer be chosen for the adapter."""
         if (member := self._fleet.get(instance)) is None:
             return
         cards = [card for card in member.cards if card.id != adapter]
@@ -140,8 +141,8 @@ class AdapterLoader:
         self._fleet.set_models(instance, cards)
 
     def enter(self, request: Request, services: Services) -> Awaitable[None] | None:
-        """Keep the adapter that the request names, if it can be loaded, from being unloaded before the request
-        ends; and wait until it is loaded. Raises `NoTarget` where it cannot be loaded in time.
+        """If the request names an adapter that can be loaded, keep it from being unloaded before the request ends,
+        and wait until it is loaded. Raises `NoTarget` if it cannot be loaded in time.
         """
         model = request.prompt.model
         if not self.manages(model):
@@ -156,8 +157,8 @@ class AdapterLoader:
             raise NoTarget(text, retry_after_s=max(1, round(self._retry_s)), code="adapter_not_loaded")
 
     async def load(self, adapter: str) -> str | None:
-        """Wait until a ready instance has the adapter, and have it loaded if none has. Return why none has it;
-        None: one has.
+        """Wait until a ready instance has the adapter, and have it loaded if none has it. Return why none has it;
+        None if one has.
         """
         if self._book.find_instance(adapter) is not None:
             return None
@@ -184,8 +185,8 @@ class AdapterLoader:
             log.error("adapter %s was not loaded: %s", adapter, error)
 
     async def carry_out(self, adapter: str) -> str | None:
-        """Load the adapter where there is room, or where another one makes room. Return why it was not loaded;
-        None: it was.
+        """Load the adapter on an instance with room, or in place of another adapter. Return why it was not loaded;
+        None if it was.
         """
         base = self.adapters[adapter].base
         for _ in range(PLANS):
@@ -200,7 +201,7 @@ class AdapterLoader:
         return "requests want each adapter that was to make room for it, or a process has not replied"
 
     async def _plan(self, base: str) -> LoadPlan | None:
-        """Return where to load an adapter, by what the requests of all processes use if another one makes room."""
+        """Return where to load an adapter. The use at all processes counts if another adapter must make room."""
         plan = self._book.plan(base)
         if self.peers is None or plan is None or plan.unload is None:
             return plan
@@ -211,8 +212,8 @@ class AdapterLoader:
         return self._book.plan(base, wanted)
 
     async def _withdraw(self, instance: str, adapter: str) -> bool:
-        """Stop choosing `instance` for an adapter, at all processes. Return False, and choose it again, if requests
-        want it.
+        """Stop choosing `instance` for an adapter, at all processes. Return False, and allow the choice again, if
+        requests want the adapter or a process does not reply.
         """
         self.set_loaded(instance, adapter, False)
         withdrawn = self.peers is None or await self.peers.withdraw(instance, adapter)
@@ -221,9 +222,7 @@ class AdapterLoader:
         return withdrawn
 
     async def _replace(self, plan: LoadPlan, adapter: str) -> str | None:
-        """Load the adapter, in the place of the one that is withdrawn. Return why it was not loaded; None: it
-        was.
-        """
+        """Load the adapter, in place of the withdrawn one if any. Return why it was not loaded; None if it was."""
         instance, gone = plan
         if gone is not None:
             answer = await self._fetch(instance, "POST", UNLOAD, unload_body(gone), timeout_s=self.wait_s)

@@ -1,15 +1,16 @@
-"""LoRA adapters over several processes: one of them loads and unloads those of a base model, for all.
+"""LoRA adapters over several processes: the owner of a base model loads and unloads its adapters for all processes.
 
-It is the one with the highest hash of the model's name and its run, among those that can load the adapter: it is in
-their configuration, and instances of the model are ready. The others query it for what their requests need, and
-wait. What it loaded it publishes, so that all choose it at once.
+The owner is the process with the highest hash of the model's name and its run, among the processes that can load
+the adapter: their configuration has it, and instances of the model are ready. The other processes send the owner
+queries for the adapters that their requests need, and wait. The owner publishes what it loaded, so that all
+processes choose it at once.
 
-Requests for loaded adapters cost no messages: which adapter makes room is found out when one has to. The process
-that loads queries when the others used each one last, has them withdraw the coldest, and unloads it only if none of
-them has requests that want it by then. A process that has ended or is silent is not waited for.
+Requests for loaded adapters cost no messages: the adapter that makes room is determined only when one must. The
+owner queries the others for their last use of each adapter, has them withdraw the coldest, and unloads it only if
+none of them has requests that want it by then. The owner does not wait for a process that has ended or is silent.
 
-When processes come and go, two may load for one model for a moment: an adapter can then be loaded twice, or an
-instance get one more than `max_loaded`.
+When processes come and go, two may own a model for a moment: an adapter can then be loaded twice, or an instance
+get one more than `max_loaded`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from router.features.adapters.book import AdapterUse
 from router.features.adapters.loading import AdapterLoader
 from router.tasks import Tasks
 
-LOOK_S = 0.25  # between looks at which adapters this process can load
-AGAIN_S = 1.0  # until an unanswered query for an adapter is sent again, to the process that loads it then
-REPLY_S = 5.0  # of other queries; a process that hangs is forgotten sooner
+LOOK_S = 0.25  # between checks of which adapters this process can load
+AGAIN_S = 1.0  # until an unanswered query for an adapter is sent again, to the owner at that time
+REPLY_S = 5.0  # limit for replies to other queries; a process that hangs is forgotten sooner
 
 
 class LoadableAdapters(Message, frozen=True):
@@ -37,13 +38,13 @@ class LoadableAdapters(Message, frozen=True):
 
 
 class AdapterWanted(Message, frozen=True):
-    """The sender needs an adapter loaded: a query, sent again until an `AdapterLoadEnded` comes."""
+    """Query to load an adapter that the sender needs, sent again until an `AdapterLoadEnded` arrives."""
 
     adapter: str
 
 
 class AdapterLoadEnded(Message, frozen=True):
-    """An adapter is loaded on `instance`, or none has it because of `error`."""
+    """An adapter is loaded on `instance`, or no instance has it because of `error`."""
 
     adapter: str
     instance: str | None
@@ -51,14 +52,14 @@ class AdapterLoadEnded(Message, frozen=True):
 
 
 class AdapterUseQuery(Message, frozen=True):
-    """Query for how requests of the receiver use the adapters of a base model."""
+    """Query for the use of a base model's adapters by requests of the receiver."""
 
     number: int
     base: str
 
 
 class AdapterWithdrawal(Message, frozen=True):
-    """The sender will unload an adapter: choose the instance for it no more, unless requests want it."""
+    """Query to stop choosing `instance` for an adapter that the sender will unload, unless requests want it."""
 
     number: int
     instance: str
@@ -66,14 +67,14 @@ class AdapterWithdrawal(Message, frozen=True):
 
 
 class AdapterUses(Message, frozen=True):
-    """Reply to the query of this number: the uses of a base model's adapters by requests of the sender."""
+    """Reply to the query with this number: the use of a base model's adapters by requests of the sender."""
 
     number: int
     uses: dict[str, AdapterUse]
 
 
 class SharedAdapters:
-    """Connects the `loader` of this process with those of its peers."""
+    """Connects the `loader` of this process with the loaders of its peers."""
 
     messages: ClassVar[Sequence[type[Message]]] = (
         LoadableAdapters,
@@ -88,9 +89,9 @@ class SharedAdapters:
         self._loader = loader
         self._peers = peers
         self._tasks: Tasks
-        self._loadable = frozenset[str]()  # here, as last published
-        self._others: dict[str, frozenset[str]] = {}  # what other processes can load, by run
-        self._loadings: dict[str, asyncio.Future[str | None]] = {}  # elsewhere, that this process waits for, by adapter
+        self._loadable = frozenset[str]()  # by this process, as last published
+        self._others: dict[str, frozenset[str]] = {}  # loadable by other processes, by run
+        self._loadings: dict[str, asyncio.Future[str | None]] = {}  # at other processes, awaited here, by adapter
         self._askers: dict[str, set[str]] = {}  # runs that wait for this process, by adapter
         self._queries = PeerQueries[Mapping[str, AdapterUse]](peers)
         loader.peers = self
@@ -169,8 +170,8 @@ class SharedAdapters:
         return choose_owner(base, members or [own], b"warmroute lora")
 
     async def _load_for_others(self, adapter: str) -> None:
-        """Load an adapter, and report the end to the processes that wait for it. One that is not its owner, as its
-        own view has it, thereby passes the query on.
+        """Load an adapter, and report the end to the processes that wait for it. If this process sees another
+        owner, `load` passes the query on to that owner.
         """
         error = await self._loader.load(adapter)
         ended = AdapterLoadEnded(adapter, self._loader.find_instance(adapter), error)
@@ -178,7 +179,9 @@ class SharedAdapters:
             self._peers.send_to(run, ended)
 
     async def _query(self, query: Callable[[int], Message]) -> Mapping[str, Mapping[str, AdapterUse] | None]:
-        """Send a query to all others that load adapters. Return their replies, by run; None: none came in time."""
+        """Send a query to all other processes that load adapters. Return their replies, by run; None if a reply did
+        not arrive in time.
+        """
         return await self._queries.send([run for run in self._peers.runs() if run in self._others], query, REPLY_S)
 
     async def _follow(self) -> None:

@@ -1,14 +1,14 @@
 """Charges of a request: the tokens that an engine computes for it.
 
-    estimate   prompt - what an engine holds of it, or else - its session's last context
-    charge     prompt - what the engine found cached + `OUTPUT_TOKENS` x output tokens
+    estimate   prompt - the prefix that an engine holds (if unknown: the session's last context)
+    charge     prompt - the tokens that the engine found cached + `OUTPUT_TOKENS` x output tokens
 
-So good cache habits count: a hit is free, and a tenant whose prompts hit gets more of them through.
+So a prefix hit is free, and a tenant whose prompts hit gets more of them through.
 
-Decode time is counted as in VTC (Sheng et al., OSDI 2024; AIBrix has the same figures). Tried and worse: pricing an
-answer by the learned time of a decode step. Beside the prompts of a saturated engine a step takes up to half a
-second, whoever's they are, so tenants paid for the prompts of others: 30 to 190 tokens for one of an answer, where
-the engine's own work for it was 1 to 25.
+Decode time is counted as in VTC (Sheng et al., OSDI 2024; AIBrix has the same figures). Pricing an answer by the
+learned time of a decode step was tried and worked worse: beside the prefills of a saturated engine a step takes up
+to half a second, whichever tenant's prompts they are, so tenants paid for the prompts of others. An output token
+cost 30 to 190 tokens, where the engine's own work for it was 1 to 25.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from __future__ import annotations
 from router.features.admission.verdicts import ComputedPrompt
 from scorers.admission.contract import Admission
 
-OUTPUT_TOKENS = 2.0  # what an output token counts
+OUTPUT_TOKENS = 2.0  # price of an output token, in computed prompt tokens
 
 
 def estimate_computed(admission: Admission) -> int:
-    """Return the tokens that an engine will compute of the prompt, 1 at least."""
+    """Return how many tokens of the prompt an engine will compute, at least 1."""
     held = admission.local_tokens
     if held is None:
         held = min(admission.context_before, admission.prompt_tokens) if admission.program.prompt_tokens else 0
@@ -28,14 +28,12 @@ def estimate_computed(admission: Admission) -> int:
 
 
 def price_answer(computed: ComputedPrompt) -> float | None:
-    """Return the charge of an answered request, in tokens; None: the engine did not report what it found
-    cached.
-    """
+    """Return the charge of an answered request, in tokens; None if the engine did not report its cached tokens."""
     if computed.cached_tokens is None:
         return None
     return price(computed.prompt_tokens - computed.cached_tokens, computed.context_tokens - computed.prompt_tokens)
 
 
 def price(computed_tokens: int, output_tokens: int) -> float:
-    """Return the price of so many tokens."""
+    """Return the price of so many computed and output tokens."""
     return max(0, computed_tokens) + OUTPUT_TOKENS * max(0, output_tokens)

@@ -1,15 +1,15 @@
 """Admission control for one model: the programs, the queues and the longest wait, around a rule that decides.
 
-An admission rule (`scorers/admission/contract.py`) says which request begins; this module keeps the facts that it
-is told, the requests that wait, and what is the same whatever the rule: no request waits longer than `max_wait_s`,
-and a new one that did, and comes again, stands ahead of those that come for the first time. A pure state machine of
-arrivals, ends, capacity and time: no I/O.
+An admission rule (`scorers/admission/contract.py`) decides which request begins. This module keeps the facts that
+the rule receives and the waiting requests, and applies what holds under every rule: no request waits longer than
+`max_wait_s`, and a new session that was refused for its long wait is queued ahead of first-time sessions when it
+comes again. The module is a pure state machine of arrivals, ends, capacity and time, without I/O.
 
-Who is next is the first that came, of the first queue with any, unless the rule shares the fleet fairly
-(`AdmissionRule.shares`, `fair_shares.py`). Then requests wait for saturated engines as well, in the queue `live`,
-and what cannot meet its deadline any more is refused.
+The next request is the oldest of the first queue that is not empty, unless the rule shares the fleet fairly
+(`AdmissionRule.shares`, `fair_shares.py`). With fair shares, requests also wait for saturated engines, in the queue
+`live`, and requests that can no longer meet their deadlines are refused.
 
-`switch` replaces the rule. The new one adopts all programs and decides about the requests that wait.
+`switch` replaces the rule. The new rule adopts all programs and decides about the waiting requests.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ QUEUES: tuple[QueueName, ...] = ("live", "parked", "again", "new")  # in this or
 
 
 class AdmissionController:
-    """Admission for one model. `pooled`: the fleet has a shared pool. `tenants`: clients have to say who they
-    are.
-    """
+    """Admission for one model. `pooled`: the fleet has a shared pool. `tenants`: clients must be identified."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ class AdmissionController:
         self._programs = Programs(idle_s, self._on_forget)
         self._shared = SharedPrefixes(lambda program: self._rule.shared(program))
         self._queues: dict[QueueName, WaitQueue[Admission]] = {queue: WaitQueue() for queue in QUEUES}
-        self._refused: OrderedDict[bytes, float] = OrderedDict()  # new programs, and when
+        self._refused: OrderedDict[bytes, float] = OrderedDict()  # new programs, and when each was refused
         self._fleet = FleetMemory()
         rule.adopt((), now, idle_s=idle_s, pooled=pooled)
         self.fair: FairShares | None = None  # None: first come, first served
@@ -79,7 +77,7 @@ class AdmissionController:
         self._follow_shares()
 
     def _follow_shares(self) -> None:
-        """Share the fleet fairly, or not, as the rule in force says. Those that wait stay."""
+        """Turn fair shares on or off, as the rule in force requires. Waiting requests stay in their queues."""
         shares = self._rule.shares == "always" or (self._rule.shares == "tenants" and self._tenants)
         if shares == (self.fair is not None):
             return
@@ -93,7 +91,7 @@ class AdmissionController:
                     self.fair.join(admission)
 
     def switch(self, rule: AdmissionRule, max_wait_s: float, idle_s: float, now: float) -> None:
-        """Let `rule` decide from now on. Those that wait stay where they are until `release_waiting`."""
+        """Let `rule` decide from now on. Waiting requests stay in their queues until `release_waiting`."""
         self._advance(now)
         self._rule, self._max_wait_s, self._programs.idle_s = rule, max_wait_s, idle_s
         rule.adopt(self._programs, now, idle_s=idle_s, pooled=self._pooled)
@@ -102,8 +100,8 @@ class AdmissionController:
     # requests
 
     def needs_overlap(self, session: bytes | None, prompt_tokens: int | None, now: float) -> bool:
-        """Return whether it matters what instances hold of this prompt; to find out costs more than all the
-        rest.
+        """Return whether admission depends on the prefix that instances hold of this prompt. Finding the prefix
+        costs more than the rest of admission.
         """
         tokens = prompt_tokens or 0
         if self.fair is not None and self.fair.must_wait(self._rule, tokens, self._fleet, now):
@@ -137,8 +135,8 @@ class AdmissionController:
         held_tokens: int | None = None,
         prefix: PromptPrefix | None = None,
     ) -> None:
-        """The request was sent to `target`, which is expected to hold `held_tokens` of its prompt. `prefix`: of its
-        prompt. None: unknown.
+        """Record that the request was sent to `target`, which is expected to hold `held_tokens` of its prompt.
+        `prefix` is the prompt's. None: unknown.
         """
         if admission.state == "running":
             admission.target = target
@@ -149,14 +147,14 @@ class AdmissionController:
             self._rule.placed(admission, now)
 
     def on_first_token(self, admission: Admission, now: float) -> None:
-        """The answer has begun."""
+        """Record that the answer has begun."""
         if admission.state == "running":
             if self.fair is not None:
                 self.fair.deadlines.on_first_token(admission, now)
             self._rule.first_token(admission, now)
 
     def on_answer(self, admission: Admission, computed: ComputedPrompt, now: float) -> None:
-        """The request was computed, and its context is in some cache."""
+        """Record that the request was answered, so its context is in some cache."""
         if self._close(admission):
             return
         if self.fair is not None:
@@ -171,7 +169,7 @@ class AdmissionController:
         self._rest(program, now)
 
     def on_leave(self, admission: Admission, now: float) -> None:
-        """The request ended without an answer, or stopped waiting."""
+        """Record that the request ended without an answer, or stopped waiting."""
         waited, program = admission.state == "waiting", admission.program
         if self._close(admission):
             return
@@ -192,8 +190,8 @@ class AdmissionController:
     def begin_elsewhere(
         self, session: bytes | None, prompt_tokens: int | None, now: float, claim: Claim = NO_CLAIM
     ) -> Admission:
-        """Count a request that another router has admitted. What becomes of it follows as for one of this
-        router.
+        """Count a request that another router has admitted. Its later events are recorded by the same calls as for
+        this router's own requests.
         """
         self._advance(now)
         program = self._programs.get_or_create(session)
@@ -207,7 +205,7 @@ class AdmissionController:
         return admission
 
     def learn(self, known: KnownProgram, now: float) -> None:
-        """Take over what another router knows of a program, unless a request of it is here or nothing is new."""
+        """Adopt another router's state of a program, unless the program has a request here or nothing is new."""
         program = self._programs.find(known.name)
         if program is not None:
             same = (known.prompt_tokens, known.context_tokens) == (program.prompt_tokens, program.context_tokens)
@@ -221,7 +219,7 @@ class AdmissionController:
         self._rest(program, now)
 
     def list_silent(self, at_most: int) -> list[KnownProgram]:
-        """Return the programs that were last answered, the latest first."""
+        """Return the silent programs, the most recently answered first."""
         return [
             KnownProgram(program.name, program.prompt_tokens, program.context_tokens, program.target)
             for program in islice(self._programs.latest(), at_most)
@@ -231,12 +229,12 @@ class AdmissionController:
     # the fleet, and time
 
     def set_fleet(self, fleet: FleetMemory) -> None:
-        """Set what the fleet has, for this model."""
+        """Set the fleet's memory and loads for this model."""
         self._fleet = fleet
 
     def release_waiting(self, now: float, at_most: int = maxsize) -> Released:
-        """Return the requests whose wait ends now, `at_most` so many of either kind. Call it when something has
-        changed, and at `next_s`. Those refused need no further calls.
+        """Return the requests whose wait ends now, at most `at_most` of each kind (admitted, late, past deadline).
+        Call it when something has changed, and at `next_s`. Refused requests need no further calls.
         """
         self._advance(now)
         if not any(self._queues.values()):
@@ -249,7 +247,7 @@ class AdmissionController:
 
     @property
     def next_s(self) -> float | None:
-        """The time at which `release_waiting` is due if nothing happens before; `None` while nothing waits."""
+        """The time at which `release_waiting` is due unless something happens before; None while nothing waits."""
         firsts = [queue.first.since_s for queue in self._queues.values() if queue.first is not None]
         if not firsts:
             return None
@@ -288,7 +286,7 @@ class AdmissionController:
     def _join(self, admission: Admission, arrival: Arrival) -> None:
         """Let a request wait."""
         program = admission.program
-        if admission.queue == "parked":  # what it held counts no longer: others take its place
+        if admission.queue == "parked":  # its context counts no longer: others take the room
             program.context_tokens = admission.context_before = 0
             self._shared.remove(program)
         admission.waited = True
@@ -296,13 +294,13 @@ class AdmissionController:
         self._queues[admission.queue].join(admission)
         if self.fair is not None:
             self.fair.join(admission, arrival.holders, arrival.prefill)
-        if admission.queue == "live":  # it keeps the place that it could have begun with
+        if admission.queue == "live":  # it keeps the room that it could have begun with
             program.kept += 1
             program.context_tokens = max(program.context_tokens, admission.prompt_tokens)
             self._rule.kept(program)
 
     def _stop_waiting(self, admission: Admission) -> None:
-        """Note that a request does not wait any more, and has not begun."""
+        """Record that a request no longer waits, and has not begun."""
         program = admission.program
         program.waiting -= 1
         if admission.queue == "live":
@@ -327,7 +325,7 @@ class AdmissionController:
             self._rule.idle(program, now)
 
     def _admit(self, now: float, at_most: int) -> list[Admission]:
-        """Begin what the rule names, one after the other."""
+        """Begin the requests that the rule chooses, one after the other."""
         admitted: list[Admission] = []
         while len(admitted) < at_most:
             if self.fair is not None:
@@ -344,7 +342,7 @@ class AdmissionController:
         return admitted
 
     def _refuse_late(self, now: float, at_most: int) -> list[Queued]:
-        """Refuse what has waited for `max_wait_s`."""
+        """Refuse the requests that have waited for `max_wait_s`."""
         refused: list[Queued] = []
         for queue in self._queues.values():
             is_late = takewhile(lambda admission: admission.since_s + self._max_wait_s <= now, queue)
@@ -355,7 +353,7 @@ class AdmissionController:
         return refused
 
     def _refuse_unreachable(self, now: float, at_most: int) -> list[Queued]:
-        """Refuse what cannot meet its deadline any more."""
+        """Refuse the requests that can no longer meet their deadlines."""
         refused: list[Queued] = []
         while self.fair is not None and len(refused) < at_most:
             if (admission := self.fair.deadlines.late(now)) is None:
@@ -365,7 +363,7 @@ class AdmissionController:
         return refused
 
     def _refuse(self, admission: Admission, now: float) -> None:
-        """End a waiting request."""
+        """End the wait of a request that is refused."""
         program = admission.program
         self._queues[admission.queue].leave(admission)
         admission.state = "ended"
@@ -377,12 +375,12 @@ class AdmissionController:
         self._rest(program, now)
 
     def _close(self, admission: Admission) -> bool:
-        """Mark `admission` as ended; return whether it was already."""
+        """Mark `admission` as ended, and return whether it had ended before."""
         before, admission.state = admission.state, "ended"
         return before == "ended"
 
     def _describe(self, admission: Admission, place: int, now: float) -> Queued:
-        """Return the position and expected wait of `admission`, at `place` (from 1) of its own queue."""
+        """Return the position and expected wait of `admission`, which is at `place` (from 1) in its own queue."""
         if self.fair is not None:
             return Queued(admission, *self.fair.order.describe(admission, now))
         ahead = sum(len(self._queues[queue]) for queue in QUEUES[: QUEUES.index(admission.queue)])

@@ -1,9 +1,9 @@
-"""Waiting requests whose deadlines come nearer: which ones cannot be met any more, by estimate.
+"""Waiting requests with deadlines, and an estimate of which deadlines can no longer be met.
 
     last moment to begin = deadline - slowdown x seconds that the prefill takes on an idle engine of typical speed
 
-Engines decode beside a prefill, so it takes longer than on an idle one: `slowdown` is the mean of what it took over
-what was estimated, of the requests with an estimate that began here. It is 1 at least.
+Engines decode beside a prefill, so the prefill takes longer than on an idle engine. `slowdown` is the mean ratio of
+the measured to the estimated seconds, over requests with an estimate that waited before they began; at least 1.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NEWEST = 0.05  # weight of the newest sample in the mean
 class Deadlines:
     def __init__(self) -> None:
         self.slowdown = 1.0
-        self._latest: list[tuple[float, int, Admission]] = []  # heap by the last moment, some of them gone
-        self._prefill_s: dict[Admission, float] = {}  # of those that wait
-        self._begun: dict[Admission, tuple[float, float]] = {}  # seconds estimated, when it began
+        self._latest: list[tuple[float, int, Admission]] = []  # heap by the last moment, some entries outdated
+        self._prefill_s: dict[Admission, float] = {}  # estimates of waiting requests
+        self._begun: dict[Admission, tuple[float, float]] = {}  # estimated seconds, and when the request began
         self._order = count()
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class Deadlines:
         return len(self._prefill_s)
 
     def join(self, admission: Admission, prefill_s: float) -> None:
-        """A request with a deadline waits."""
+        """Add a waiting request that has a deadline."""
         assert admission.claim.deadline_s is not None
         self._prefill_s[admission] = prefill_s
         latest_s = admission.claim.deadline_s - self.slowdown * prefill_s
@@ -46,7 +46,7 @@ class Deadlines:
             heapify(self._latest)
 
     def begin(self, admission: Admission, now: float) -> None:
-        """A request that waited begins."""
+        """Record that a request begins, to measure its prefill if it has waited here."""
         prefill_s = self._prefill_s.get(admission)
         self.leave(admission)
         if prefill_s is not None:
@@ -61,11 +61,11 @@ class Deadlines:
 
     @property
     def next_s(self) -> float:
-        """The last moment to begin of the first request, inf without any."""
+        """The earliest last moment to begin of all waiting requests; inf if none waits."""
         while self._latest and self._latest[0][2] not in self._prefill_s:
             heappop(self._latest)
         return self._latest[0][0] if self._latest else inf
 
     def late(self, now: float) -> Admission | None:
-        """Return a request whose last moment is over; None: there is none."""
+        """Return a request whose last moment to begin has passed; None if there is none."""
         return self._latest[0][2] if self.next_s <= now and self._latest else None

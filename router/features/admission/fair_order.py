@@ -1,19 +1,19 @@
-"""Order of requests while engines are saturated: the tenant charged least for its weight, then its own most urgent
-one.
+"""Order of requests while engines are saturated: the tenant charged least for its weight is next, with its most
+urgent request.
 
     tenants     by virtual time (`virtual_time.py`): charge / weight
     in a tenant by priority, deadline and session (`tenant_lane.py`)
 
-Requests wait in lanes: `live` or not (a rule may hold the others for memory), and by the engines that hold most of
-their prompts, their `holders`. If no holder has room for the next request but another engine has, the request waits
-only if that gives an earlier first token: a holder will have room before the other engine could compute what the
-holder has cached. Meanwhile others take the room. So a cached prompt is not computed again elsewhere because its
-engine was busy for a moment, and the request is still next when its engine has room. It waits for that no longer
-than it would save in all.
+Requests wait in lanes, by two properties: whether they are `live` (a rule may hold the others for memory), and
+which engines hold most of their prompts (their `holders`). If no holder has room for the next request but another
+engine has, the request waits only if waiting gives an earlier first token: a holder will have room before the other
+engine could compute what the holder has cached. Meanwhile other requests take the room. So a cached prompt is not
+computed again elsewhere because its engine was busy for a moment, and the request is still next when its engine has
+room. In all, a request waits for a holder no longer than the prefill time that the holder saves.
 
-A charge is an estimate when a request begins, corrected when the request is sent to an engine and when it ends.
-Every opened request is closed once. Time per operation is logarithmic in the number of requests, and linear in the
-number of lanes for `first`.
+A charge is an estimate when a request begins. The charge is corrected when the request is sent to an engine and
+when it ends. Every opened request is closed once. `first` takes time linear in the number of lanes, every other
+operation time logarithmic in the number of requests.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class TenantFlow(Flow[TenantName]):
 
 
 class _Place:
-    """A request from its arrival to its end. `lane` None: it does not wait. `charge` in tokens, while it runs.
-    `saves_s`: how much sooner a holder has computed its prompt than another engine; `leaves_s`: when it has
-    waited for a holder that long; None: it has not yet waited for one.
+    """A request from its arrival to its end. `lane` is None if it does not wait. `charge` is in tokens, set while
+    it runs. `saves_s` is how many seconds sooner a holder computes its prompt than another engine; `leaves_s` is
+    the time at which the request has waited for a holder that long, None if it has not yet waited for one.
     """
 
     __slots__ = ("charge", "lane", "leaves_s", "saves_s", "session", "tenant")
@@ -77,7 +77,7 @@ class TenantShare(NamedTuple):
     waiting: int
     running: int
     charged_tokens: float  # since it last had nothing to do
-    ahead_tokens: float  # of virtual time, before the clock; below 0: it is owed that
+    ahead_tokens: float  # its virtual time minus the clock; below 0: it is owed so many
 
 
 class FairOrder:
@@ -104,8 +104,8 @@ class FairOrder:
         self._places[admission] = _Place(tenant, tenant.sessions.open(admission.program))
 
     def join(self, admission: Admission, holders: tuple[str, ...] = (), saves_s: float = 0.0) -> None:
-        """Let a request wait. `holders`: the engines that hold most of its prompt, as far as known; `saves_s`: how
-        much sooner these have computed it than another one.
+        """Let a request wait. `holders` are the known engines that hold most of its prompt; `saves_s` is how many
+        seconds sooner a holder computes the prompt than another engine.
         """
         place = self._places[admission]
         place.saves_s = saves_s
@@ -121,7 +121,7 @@ class FairOrder:
         self._lanes.setdefault(key, FlowHeap()).put(tenant)
 
     def begin(self, admission: Admission, tokens: float, now: float) -> None:
-        """Charge a request that begins, with an estimate. It may wait, or have come just now."""
+        """Charge an estimate to a request that begins, whether it waited or has just arrived."""
         if (place := self._places.get(admission)) is None:
             return
         if place.lane is not None:
@@ -135,14 +135,14 @@ class FairOrder:
         place.tenant.sessions.begin(place.session, tokens, now)
 
     def charge(self, admission: Admission, tokens: float) -> None:
-        """Charge a request that runs with a better estimate."""
+        """Replace the charge of a running request with a better estimate."""
         place = self._places[admission]
         self._correct(place.tenant, place.session, tokens - place.charge)
         place.charge = tokens
 
     def end(self, admission: Admission, tokens: float | None) -> None:
-        """Forget a request, whether it waits or runs. `tokens`: what it should have been charged; None: what it
-        was.
+        """Forget a request, whether it waits or runs. `tokens` is its correct charge; None if its charge so far
+        stands.
         """
         if (place := self._places.pop(admission, None)) is None:
             return
@@ -189,12 +189,12 @@ class FairOrder:
             if not tenants:
                 del self._lanes[key]
 
-    # who is next
+    # the next request
 
     def first(self, wait_s: WaitOf, now: float, *, live: bool = False) -> Admission | None:
-        """Return who begins next; None: none waits, or all wait for engines that hold their prompts. `wait_s` tells
-        how long until an engine has room for a request. `live`: of those only that wait for an engine and nothing
-        else.
+        """Return the request that begins next; None if none waits, or all wait for engines that hold their prompts.
+        `wait_s` returns the seconds until one of the given engines has room for a request. `live`: consider only
+        requests that wait for nothing but an engine.
         """
         ready: dict[_LaneKey, bool] = {}
         for key in self._lanes:
@@ -210,8 +210,8 @@ class FairOrder:
         return min(firsts, key=self._urgency)[0]
 
     def _goes_elsewhere(self, key: _LaneKey, wait_s: WaitOf, now: float) -> bool | None:
-        """Return whether the next request of a lane begins away from its holders, as none has room soon enough;
-        None: it waits for one.
+        """Return whether the next request of a lane begins away from its holders, because none has room soon
+        enough; None if it waits for a holder.
         """
         if not key.holders:
             return False
@@ -227,7 +227,7 @@ class FairOrder:
         return True if now + soonest_s >= place.leaves_s else None
 
     def _least(self, keys: list[_LaneKey]) -> TenantFlow | None:
-        """Return the tenant with the least time that waits in one of these lanes."""
+        """Return the tenant with the least virtual time that waits in one of these lanes."""
         firsts = (self._lanes[key].first() for key in keys)
         return cast("TenantFlow | None", min((one for one in firsts if one is not None), key=_time, default=None))
 
@@ -248,8 +248,8 @@ class FairOrder:
     # for people
 
     def describe(self, admission: Admission, now: float) -> tuple[int, float | None]:
-        """Return how many requests of the same tenant wait, and the wait until all of them have begun, in seconds;
-        None where that is unknown.
+        """Return how many requests of the same tenant wait, and the seconds until all of them have begun; None for
+        the seconds if unknown.
         """
         tenant = self._places[admission].tenant
         return tenant.waiting, tenant.pace.expected_s(tenant.waiting, now)

@@ -1,17 +1,18 @@
-"""Fair shares of one model: who of the waiting requests is next, when engines have room, and whose deadline is
-lost.
+"""Fair shares of one model: which waiting request is next, when engines have room, and which deadlines are lost.
 
-`FairOrder` says who is next, the rule says which engines have room (`AdmissionRule.engine_wait`) and whether a
-session has room in their memory. This module joins them: requests that have begun and are in no engine's bookings
-yet take a room each; a request that waits for memory does not hold up those that wait for an engine only. What
-begins is to be sent to an engine with room (`Admission.full` has the others): elsewhere it would only wait in front
-of that engine.
+`FairOrder` chooses the next request. The rule decides which engines have room (`AdmissionRule.engine_wait`) and
+whether a session has room in their memory. This module combines the two. Each request that has begun and is in no
+engine's load book yet takes the room of one engine. A request that waits for memory does not hold up requests that
+wait for an engine only. A request that begins should be sent to an engine with room, because at any other engine
+(`Admission.full` lists these) it would only wait in the engine's queue.
 
-A little of each engine's memory (`LEFT_SHARE`) is kept from those that had their share. Otherwise whoever comes
-back to engines whose memory is full waits until answers end, however much it is owed.
+A little of each engine's memory (`LEFT_SHARE`) is reserved for tenants that had less than their share lately.
+Without the reserve, a tenant that comes back to engines with full memory would wait until answers end, however much
+it is owed.
 
-A request that begins is charged the mean of what others cost beyond the prompt's estimate as well, mostly their
-answers: charged at its end only, a tenant with long answers would be ahead by all that run.
+When a request begins, it is charged its prompt's estimate plus the mean cost of other requests beyond their
+estimates, which is mostly their answers. If answers were charged only at the end, a tenant with long answers would
+get ahead by those of all its running requests.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, Qu
 from scorers.admission.engine_room import REPORT_S
 
 NEWEST = 0.02  # weight of the newest request in that mean
-LEFT_SHARE = 0.02  # of an engine's KV memory: room for some prompts of tenants that had less than their share lately
+LEFT_SHARE = 0.02  # of an engine's KV memory, reserved for prompts of tenants that had less than their share lately
 
 WaitQueues = Mapping[QueueName, WaitQueue[Admission]]
 
 
 class _Candidate:
-    """The request that a rule is asked about; None: none."""
+    """The request that a rule decides about; None: none."""
 
     def __init__(self) -> None:
         self.admission: Admission | None = None
 
 
 class _CandidateQueue:
-    """A queue as rules see it: its first is the candidate, if that waits there."""
+    """A queue as rules see it: its first request is the candidate, if the candidate waits in this queue."""
 
     def __init__(self, name: QueueName, queue: WaitQueue[Admission], candidate: _Candidate) -> None:
         self._name = name
@@ -61,7 +62,7 @@ class _CandidateQueue:
 
 
 class FairShares:
-    """`queues`: those of the controller, which lets requests join and leave."""
+    """Fair shares over `queues` of the controller, which lets requests join and leave them."""
 
     def __init__(self, queues: WaitQueues) -> None:
         self.order = FairOrder()
@@ -71,10 +72,10 @@ class FairShares:
         self.queues: Mapping[QueueName, Queue] = {
             name: _CandidateQueue(name, queue, self._candidate) for name, queue in queues.items()
         }
-        self._estimates: dict[Admission, int] = {}  # computed tokens of those that run
-        self._beyond_tokens = 0.0  # mean of what requests cost beyond these
-        self.due_s = inf  # when one may begin although nothing happens before
-        self._unplaced: set[Admission] = set()  # that have begun and were not sent yet
+        self._estimates: dict[Admission, int] = {}  # computed tokens of running requests
+        self._beyond_tokens = 0.0  # mean cost of requests beyond their estimates
+        self.due_s = inf  # when a request may begin although nothing happens before
+        self._unplaced: set[Admission] = set()  # requests that have begun and were not sent yet
 
     # one request
 
@@ -95,8 +96,8 @@ class FairShares:
         self.deadlines.begin(admission, now)
 
     def place(self, admission: Admission, held_tokens: int | None) -> None:
-        """The request was sent to an engine, and is in its bookings. `held_tokens` of its prompt are expected
-        there; None: unknown.
+        """Record that the request was sent to an engine, whose load book now has it. The engine is expected to hold
+        `held_tokens` of its prompt; None: unknown.
         """
         self._unplaced.discard(admission)
         if held_tokens is not None and admission in self._estimates:
@@ -104,7 +105,7 @@ class FairShares:
             self.order.charge(admission, max(1.0, estimate + self._beyond_tokens))
 
     def end(self, admission: Admission, tokens: float | None) -> None:
-        """Forget a request. `tokens`: what it should have been charged; None: what it was."""
+        """Forget a request. `tokens` is its correct charge; None if its charge so far stands."""
         self._unplaced.discard(admission)
         estimate = self._estimates.pop(admission, None)
         if estimate is not None and tokens:
@@ -116,12 +117,12 @@ class FairShares:
 
     def must_wait(self, rule: AdmissionRule, new_tokens: int, fleet: FleetMemory, now: float) -> bool:
         """Return whether a request that the rule lets begin, and that needs room for `new_tokens`, has to wait for
-        an engine: others do, or none has room.
+        an engine, because others already wait or no engine has room.
         """
         return bool(self._live) or not self._has_room(rule, new_tokens, fleet.loads, now)
 
     def next_to_begin(self, rule: AdmissionRule, fleet: FleetMemory, now: float) -> Admission | None:
-        """Return a waiting request that begins now; None: none does."""
+        """Return a waiting request that begins now; None if none does."""
         self.due_s = inf
         fleet = fleet._replace(loads=list(fleet.loads))
         if not self._has_room(rule, 0, fleet.loads, now):
@@ -164,8 +165,8 @@ class FairShares:
         return new_tokens + round(LEFT_SHARE * (fleet.capacity_tokens or 0) / max(1, len(fleet.targets)))
 
     def _has_room(self, rule: AdmissionRule, new_tokens: int, loads: Iterable[TargetLoad], now: float) -> bool:
-        """Return whether an engine has room for a prompt beside those that are on their way to one. A fleet without
-        targets has room: whoever comes is told that there are none.
+        """Return whether an engine has room for a prompt beside the requests not yet sent to one. A fleet without
+        targets counts as having room, so that its requests get the error that there are no targets.
         """
         needed, some = len(self._unplaced) + 1, False
         for load in loads:
@@ -173,7 +174,7 @@ class FairShares:
             if (wait_s := rule.engine_wait(load, new_tokens)) > 0:
                 self._look_again(now, wait_s)
             elif (needed := needed - 1) == 0:
-                return True  # without a look at the others: most of the time the first has room
+                return True  # the other loads are not computed: mostly the first engine has room
         return not some
 
     def _look_again(self, now: float, wait_s: float) -> None:

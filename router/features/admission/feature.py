@@ -57,7 +57,7 @@ class AdmissionFeature(Feature):
         self.queues.follow(self._policies.policy_set)
 
     def describe(self) -> dict[str, Any]:
-        """The rule in force, and live sessions, capacity and queue of each model that requests asked for."""
+        """Return the rule in force, and the live sessions, capacity and queue of each model that was requested."""
         config = self.queues.config
         models = [describe_admission(model, self._clock.now()) for model in self.queues]
         return {"enabled": config.enabled, "rule": config.rule.model_dump(mode="json"), "models": models}

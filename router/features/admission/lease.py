@@ -1,8 +1,8 @@
-"""The place of one admitted request, and what admission is told about it: where it was sent, its first byte, its
+"""The place of one admitted request, through which admission is notified of the request's target, first byte and
 end.
 
-A lease is released once, whatever ends the request. Who gave it, the queues of this process or those of the worker
-on duty, is the subclass's matter.
+A lease is released once, whatever ends the request. Subclasses differ by who gave the place: the queues of this
+process, or the queues of the worker on duty.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from router.scheduling.ticket import Ticket
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AdmissionLease(Held):
     """The place of one request, from its admission to its end. `waited_s` is None for a request that was admitted
-    at once; `rule` is the name of the rule that admitted it; `full` are the targets that had no room for it, which
-    is not to be sent there if another one takes it.
+    at once; `rule` is the name of the rule that admitted it; `full` are the targets that had no room for it: it
+    should not be sent to one of these if another target takes it.
     """
 
     __slots__ = ("_prompt_tokens", "full", "rule", "waited_s")
@@ -34,17 +34,17 @@ class AdmissionLease(Held):
 
     @abstractmethod
     def place(self, target: str, held_tokens: int | None) -> None:
-        """The request is sent to `target`, which is expected to hold so many tokens of its prompt; None:
+        """Record that the request is sent to `target`, which is expected to hold `held_tokens` of its prompt; None:
         unknown.
         """
 
     @abstractmethod
     def begin_answer(self) -> None:
-        """The answer has begun, so that others may begin."""
+        """Record that the answer has begun, so that other requests may begin."""
 
     @abstractmethod
     def end(self, computed: ComputedPrompt | None) -> None:
-        """Give the place back. `computed` is None for a request without an answer."""
+        """Release the place. `computed` is None for a request without an answer."""
 
     # Held
 
@@ -63,8 +63,8 @@ class AdmissionLease(Held):
 
 
 def read_computed(record: Record, prompt_tokens: int) -> ComputedPrompt | None:
-    """Return the part of a request that is in its engine's cache; None: no engine has begun to answer.
-    `prompt_tokens` is used where the record has no count.
+    """Return the part of a request that is in its engine's cache; None if no engine has begun to answer.
+    `prompt_tokens` is used if the record has no count.
     """
     if record.ttft_ms is None or record.status is None or record.status >= 400:
         return None
@@ -75,16 +75,16 @@ def read_computed(record: Record, prompt_tokens: int) -> ComputedPrompt | None:
 
 
 def count_local_tokens(record: Record) -> int | None:
-    """Return the prompt tokens that the instance had in its own tiers; `None` when unknown. Engines report loads
-    from a pool as cached, too, so no more count than were expected there.
+    """Return the prompt tokens that the instance had in its own tiers; None if unknown. Engines report tokens
+    loaded from a pool as cached, too, so no more are counted than the instance was expected to hold.
     """
     expected = record.attempts[-1].expected_tokens if record.attempts else None
     return None if record.cached_tokens is None or expected is None else min(record.cached_tokens, expected)
 
 
 def measure_decode_s(record: Record) -> float | None:
-    """Return the seconds from the first token to the last, or longer if the client read slowly; `None` when
-    the answer has not ended.
+    """Return the seconds from the first token to the last, longer if the client read slowly; None if the answer has
+    not ended.
     """
     if record.duration_ms is None or record.ttft_ms is None:
         return None

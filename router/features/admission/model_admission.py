@@ -1,9 +1,10 @@
-"""Admission control of one model over a fleet: adds the clock, the fleet's capacity and the prompt's overlap.
+"""Admission control of one model over a fleet. It adds the clock, the fleet's capacity and the prompt's overlap to
+`AdmissionController`.
 
     arrive -> Admitted | Queued          on_answer | on_leave          release_waiting -> Released
 
-Nothing waits and nothing is sent here: the live router (`waiting.py`) and the simulator make the same
-calls at the same moments. There is one per base model, since that is what a KV cache belongs to.
+This module neither waits nor sends: the live router (`waiting.py`) and the simulator make the same calls at the
+same moments. There is one `ModelAdmission` per base model, because a KV cache belongs to one base model.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.scheduling.scheduler import Scheduler
 from scorers.admission.contract import Admission, AdmissionRule, FleetMemory, TargetLoad, TargetMemory
 
-HOLDS_AS_MUCH = 0.9  # of the longest prefix: such a target will do as well, as in filter `near_longest`
+HOLDS_AS_MUCH = 0.9  # of the longest prefix makes a target a holder too, as in filter `near_longest`
 NEWEST_ANSWER = 0.05  # weight of the newest answer in their mean duration
-MOST_HOLDERS = 4  # that are looked at for room: what more targets hold is found at some of these soon enough
+MOST_HOLDERS = 4  # checked for room, at most: one of so many has room soon enough
 MEASURE_INTERVAL_S = 1.0  # instances join, leave and report their sizes far less often
 
 
 class ModelAdmission:
-    """Admission of `model`; `share` of the fleet's KV cache is this router's (one of several)."""
+    """Admission of `model`. `share` is the part of the fleet's KV cache that this router, one of several, uses."""
 
     __slots__ = ("_clock", "_fleet", "_loads", "_measured_at", "_scheduler", "_share", "controller", "model")
 
@@ -66,8 +67,8 @@ class ModelAdmission:
         return self.controller.arrive(Arrival(session, prompt_tokens, local_tokens, claim, holders, times), now)
 
     def find_held(self, pending: PendingRequest) -> HeldPrefix | None:
-        """Return the longest part of a request's prompt that a target holds; None: unknown, or the rule does not
-        need it.
+        """Return the longest prefix of a request's prompt that a target holds; None if it is unknown, or the rule
+        does not need it.
         """
         tokens = pending.tokens
         if tokens is None or not self.needs_overlap(pending.session, pending.prompt_tokens):
@@ -75,7 +76,7 @@ class ModelAdmission:
         return find_held(self._scheduler, self.model, tokens, self._clock.now())
 
     def _estimate_prefill(self, prompt_tokens: int | None, local_tokens: int, now: float) -> PrefillTimes | None:
-        """Return how long a typical idle engine takes for a prompt; None: that is unknown."""
+        """Return how long a typical idle engine takes for a prompt; None if unknown."""
         speed = self._scheduler.fleet.nominal_speed(self.model, now)
         if speed is None or prompt_tokens is None:
             return None
@@ -89,11 +90,11 @@ class ModelAdmission:
         return self.controller.begin_elsewhere(pending.session, pending.prompt_tokens, now, pending.claim)
 
     def learn(self, known: KnownProgram) -> None:
-        """Take over what another router knows of a program. Call `release_waiting` afterwards."""
+        """Adopt another router's state of a program. Call `release_waiting` afterwards."""
         self.controller.learn(known, self._clock.now())
 
     def needs_overlap(self, session: bytes | None, prompt_tokens: int | None) -> bool:
-        """Return whether it matters what instances hold of a prompt."""
+        """Return whether admission of the prompt depends on the prefix that instances hold."""
         now = self._clock.now()
         self._update_capacity(now)
         return self.controller.needs_overlap(session, prompt_tokens, now)
@@ -105,21 +106,21 @@ class ModelAdmission:
     def on_placed(
         self, admission: Admission, target: str, held_tokens: int | None, prefix: PromptPrefix | None = None
     ) -> None:
-        """The request was sent to `target`, which is expected to hold `held_tokens` of its prompt. `prefix`: of its
-        prompt. None: unknown.
+        """Record that the request was sent to `target`, which is expected to hold `held_tokens` of its prompt.
+        `prefix` is the prompt's. None: unknown.
         """
         now = self._clock.now()
         self._loads.on_placed(target, now)
         self.controller.on_placed(admission, target, now, held_tokens, prefix)
 
     def on_first_token(self, admission: Admission) -> None:
-        """The answer has begun. Call `release_waiting` afterwards."""
+        """Record that the answer has begun. Call `release_waiting` afterwards."""
         now = self._clock.now()
         self._loads.on_prefilled(admission.target, now)
         self.controller.on_first_token(admission, now)
 
     def on_answer(self, admission: Admission, computed: ComputedPrompt) -> None:
-        """The request was answered."""
+        """Record that the request was answered."""
         self._loads.on_answered(computed.decode_s)
         self.controller.on_answer(admission, computed, self._clock.now())
 
@@ -127,8 +128,8 @@ class ModelAdmission:
         self.controller.on_leave(admission, self._clock.now())
 
     def release_waiting(self, at_most: int = maxsize) -> Released:
-        """Return the requests whose wait ends now, `at_most` so many of either kind. Call it after every arrival
-        and every end, and at `next_s`.
+        """Return the requests whose wait ends now, at most `at_most` of each kind (admitted, late, past deadline).
+        Call it after every arrival and every end, and at `next_s`.
         """
         now = self._clock.now()
         self._update_capacity(now)
@@ -136,7 +137,7 @@ class ModelAdmission:
 
     @property
     def next_s(self) -> float | None:
-        """The time at which `release_waiting` is due if nothing happens before; `None` while nothing waits."""
+        """The time at which `release_waiting` is due unless something happens before; None while nothing waits."""
         return self.controller.next_s
 
     def state(self, listed: int = maxsize) -> AdmissionState:
@@ -149,7 +150,7 @@ class ModelAdmission:
 
     @property
     def capacity_tokens(self) -> int | None:
-        """The KV tokens of all targets; `None`: no instance has reported its size."""
+        """The KV tokens of all targets; None if no instance has reported its size."""
         return self._fleet.capacity_tokens
 
     def _update_capacity(self, now: float) -> None:
@@ -159,13 +160,13 @@ class ModelAdmission:
         self.controller.set_fleet(self._fleet._replace(busy=self._scheduler.fleet.occupancy.busy, loads=self._loads))
 
     def _measure(self, now: float) -> FleetMemory:
-        """Return the KV memory of the healthy instances. An instance counts as empty until its first poll reports
-        its size.
+        """Return the KV memory of the healthy instances. An instance counts as having none until its first poll
+        reports its size.
         """
         peers, candidates = self._scheduler.peers, self._scheduler.fleet.candidates(self.model, (), now)
         answering = [target for target in candidates if not peers.is_prefill_only(target)]
         sizes = [target.capacity_tokens for target in answering if target.capacity_tokens is not None]
-        self._loads.set_targets([] if peers else answering)  # of pairs, other instances have the prefill work
+        self._loads.set_targets([] if peers else answering)  # in pairs, other instances do the prefill
         targets = (TargetMemory(target.id, self._part(target.capacity_tokens)) for target in answering)
         return FleetMemory(self._part(sum(sizes)) if sizes else None, tuple(targets))
 
@@ -175,15 +176,15 @@ class ModelAdmission:
 
 
 class TargetLoads:
-    """The loads of the targets that can answer, each made anew when it is read, and since when each one prefills.
-    `mean_answer` returns the mean length of answers in tokens; None: unknown.
+    """The loads of the targets that can answer, computed anew on every iteration. `mean_answer` returns the mean
+    length of answers in tokens; None: unknown.
     """
 
     def __init__(self, clock: Clock, mean_answer: Callable[[], float | None]) -> None:
         self._clock = clock
         self._mean_answer = mean_answer
         self._targets: dict[str, Target] = {}
-        self._since_s: dict[str, float] = {}  # when the engine began with what it prefills now
+        self._since_s: dict[str, float] = {}  # when the engine began its present prefill
         self._answer_s: float | None = None  # mean, from the first token to the last
 
     def set_targets(self, targets: list[Target]) -> None:
@@ -191,18 +192,18 @@ class TargetLoads:
         self._since_s = {id: since_s for id, since_s in self._since_s.items() if id in self._targets}
 
     def on_placed(self, id: str, now: float) -> None:
-        """A request was sent to a target, and is booked there."""
+        """Record that a request was sent to a target, in whose load book it is already entered."""
         target = self._targets.get(id)
         if target is not None and target.load_book.prefilling <= 1:
             self._since_s[id] = now
 
     def on_prefilled(self, id: str | None, now: float) -> None:
-        """An engine is done with a prompt."""
+        """Record that an engine has finished a prefill."""
         if id in self._since_s:
             self._since_s[id] = now
 
     def on_answered(self, decode_s: float | None) -> None:
-        """An answer has ended, after so long from its first token; None: unknown."""
+        """Record that an answer has ended, `decode_s` seconds after its first token; None: unknown."""
         if decode_s is not None:
             mean_s = decode_s if self._answer_s is None else self._answer_s
             self._answer_s = mean_s + NEWEST_ANSWER * (decode_s - mean_s)
@@ -230,8 +231,8 @@ class TargetLoads:
 
 
 def find_held(scheduler: Scheduler, model: str, tokens: TokenizedPrompt, now: float) -> HeldPrefix | None:
-    """Return the longest part of a prompt that a target holds, and its holders; None: some targets do not
-    report.
+    """Return the longest prefix of a prompt that a target holds, and its holders; None if the overlap of some
+    target is unknown.
     """
     held: dict[str, int] = {}
     candidates = scheduler.fleet.candidates(model, (), now)

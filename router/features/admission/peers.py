@@ -1,14 +1,14 @@
-"""One admission over several processes: on a host one decides, and hosts hold places for each other's requests.
+"""Admission over several processes: one worker per host decides; hosts hold places for each other's requests.
 
-    one host       the worker on duty decides about the requests of all workers: they query it, and wait for its verdict
-    other hosts    each host decides by itself and publishes what it admits; nobody waits for another host, so two of
-                   them may give the same room away within the time of a message
+    one host       the worker on duty decides about requests of all workers, which query it and wait for verdicts
+    other hosts    each host decides by itself and publishes what it admits; no host waits for another, so two hosts
+                   may give the same room away within the time of a message
 
-Every process holds a place in its own queues for each admitted request of every other one. So a session is one
-session whichever processes its requests reach, and the next worker on duty knows what runs when the one before has
-ended; a request that waited for its verdict is sent to the next one. A query costs one message each way; it is
-repeated while it waits, because it or its verdict may be lost. After a gap a process is sent which requests run,
-and what is known of the sessions that were answered last.
+Every process holds a place in its own queues for each admitted request of every other process. So a session is one
+session whichever processes its requests reach. When the worker on duty ends, the next one already has all running
+requests in its queues, and the processes send it the queries that wait for a verdict. A query costs one message
+each way, and is repeated while it waits, because the query or its verdict may be lost. After a gap a process
+receives the running requests and the state of the sessions that were answered last.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ AGAIN_S = 1.0  # between repetitions of a query
 
 
 class AdmissionAsked(Message, frozen=True):
-    """A request needs a place, sent again until its verdict comes. The number is the sender's own."""
+    """Query for a place of a request, sent again until its verdict arrives. The number is the sender's own."""
 
     number: int
     model: str  # base model
     session: bytes | None
     prompt_tokens: int | None
-    held: HeldPrefix | None = None  # what instances hold of the prompt; None: unknown, or of no matter
+    held: HeldPrefix | None = None  # the prefix that instances hold of the prompt; None: unknown, or not needed
     prefix: PromptPrefix | None = None  # None: unknown
     tenant: str | None = None
     weight: float = 1.0
@@ -53,7 +53,7 @@ class AdmissionAsked(Message, frozen=True):
 
 
 class AdmissionRefusal(NamedTuple):
-    """Carries the `TooBusy` with which a request is refused."""
+    """Fields of the `TooBusy` with which a request is refused."""
 
     message: str
     code: str | None
@@ -61,11 +61,11 @@ class AdmissionRefusal(NamedTuple):
 
 
 class AdmissionVerdict(Message, frozen=True):
-    """A request begins, or is refused."""
+    """Verdict about a query: the request begins, or is refused."""
 
     number: int
     waited_s: float | None  # None: it was admitted at once
-    rule: str | None  # that admitted it; None: it was refused, or admission control is off
+    rule: str | None  # the rule that admitted it; None: it was refused, or admission control is off
     refusal: AdmissionRefusal | None = None
     full: tuple[str, ...] = ()  # targets that had no room for it
 
@@ -73,7 +73,7 @@ class AdmissionVerdict(Message, frozen=True):
 class AdmissionBegan(Message, frozen=True):
     """A request was admitted. `AdmissionPlaced`, `AdmissionAnswered` and `AdmissionEnded` follow."""
 
-    number: int  # of the sender's
+    number: int  # the sender's own
     model: str  # base model
     session: bytes | None
     prompt_tokens: int  # 0: unknown
@@ -83,7 +83,7 @@ class AdmissionBegan(Message, frozen=True):
 
 
 class AdmissionPlaced(Message, frozen=True):
-    """An admitted request was sent to `target`, where `held_tokens` of its prompt are expected; None: unknown."""
+    """An admitted request was sent to `target`, expected to hold `held_tokens` of its prompt; None: unknown."""
 
     number: int
     target: str
@@ -97,29 +97,27 @@ class AdmissionAnswered(Message, frozen=True):
 
 
 class AdmissionEnded(Message, frozen=True):
-    """A request ended, without an answer where `computed` is None, or its client left while it waited."""
+    """A request ended, or its client left while it waited. `computed` is None if it ended without an answer."""
 
     number: int
     computed: ComputedPrompt | None
 
 
 class AdmissionsOpen(Message, frozen=True):
-    """The requests of the sender that wait for a verdict, or were admitted and have not ended."""
+    """The sender's requests that wait for a verdict, or were admitted and have not ended."""
 
     numbers: list[int]
 
 
 class ProgramKnown(Message, frozen=True):
-    """A program of which no request runs or waits."""
+    """A program that has no running or waiting request."""
 
     model: str
     program: KnownProgram
 
 
 class SharedAdmission:
-    """The admission of this process: that of its `queues` where it is on duty or alone, else that of the worker on
-    duty.
-    """
+    """The admission of this process: by its own `queues` if it is on duty or alone, else by the worker on duty."""
 
     messages: ClassVar[Sequence[type[Message]]] = (
         *(AdmissionAsked, AdmissionVerdict, AdmissionBegan, AdmissionPlaced, AdmissionAnswered, AdmissionEnded),
@@ -134,16 +132,16 @@ class SharedAdmission:
         self._clock = clock
         self._numbers = count()
         self._asking: dict[int, _Question] = {}
-        self._open: dict[int, list[Message]] = {}  # what was published of each admitted request of this process
-        self._held: dict[str, dict[int, QueueLease]] = {}  # for requests of others, by run and number
-        self._deciding: dict[tuple[str, int], asyncio.Task[None]] = {}  # requests of others that wait here
+        self._open: dict[int, list[Message]] = {}  # messages published of each admitted request here
+        self._held: dict[str, dict[int, QueueLease]] = {}  # for other processes' requests, by run and number
+        self._deciding: dict[tuple[str, int], asyncio.Task[None]] = {}  # other processes' requests that wait here
         queues.listen(self)
 
     def start(self, tasks: Tasks) -> None:
         tasks.supervise("admission", self._ask_again_always)
 
     async def acquire(self, queue: AdmissionQueue, pending: PendingRequest) -> AdmissionLease | None:
-        """Wait for a place that the process on duty gives; None: admission control is off there. Raises
+        """Wait for a place from the process on duty; None if admission control is off at that process. Raises
         `TooBusy`.
         """
         while (decider := self._duty.holder) is not None and not self._duty.held:
@@ -171,7 +169,7 @@ class SharedAdmission:
         )
 
     async def _ask(self, decider: str, query: AdmissionAsked) -> AdmissionVerdict | None:
-        """Return the verdict of the worker on duty; None when that has ended. Raises `TooBusy` when it refuses."""
+        """Return the verdict of the worker on duty; None if that worker ends. Raises `TooBusy` for a refusal."""
         verdict_of = asyncio.get_running_loop().create_future()
         question = self._asking[query.number] = _Question(decider, query, self._clock.now(), verdict_of)
         self._peers.send_to(decider, query)
@@ -314,7 +312,7 @@ def _admit(number: int, lease: QueueLease) -> AdmissionVerdict:
 
 
 class _Question(NamedTuple):
-    """A request of this process that waits for the verdict of another one; None: that has ended."""
+    """A request of this process that waits for the verdict of another one; None: the other process has ended."""
 
     decider: str
     query: AdmissionAsked
@@ -323,7 +321,7 @@ class _Question(NamedTuple):
 
 
 class PeerLease(AdmissionLease):
-    """A place that the worker on duty has given, held in this process's queue too."""
+    """A place given by the worker on duty, and held in this process's queue, too."""
 
     __slots__ = ("_held", "_number", "_shared")
 

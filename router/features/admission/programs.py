@@ -1,8 +1,7 @@
-"""The programs of one model that an admission rule is told about, by name; silent ones are forgotten after
-`idle_s`.
+"""The programs of one model by name, as passed to an admission rule; silent programs are forgotten after `idle_s`.
 
-Until clients say which sessions belong together, a program is one session. Of more than `MAX_PROGRAMS` the one that
-has been silent for longest is forgotten.
+As long as clients do not report which sessions belong together, a program is one session. Beyond `MAX_PROGRAMS`,
+the program that has been silent for longest is forgotten.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Programs:
         self.idle_s = idle_s
         self._on_forget = on_forget
         self._by_name: dict[bytes, AgentProgram] = {}
-        self._unnamed: set[AgentProgram] = set()  # whose only request runs or waits
+        self._unnamed: set[AgentProgram] = set()  # programs whose only request runs or waits
         self._silent: OrderedDict[AgentProgram, float] = OrderedDict()  # since when, the longest silence first
 
     def __len__(self) -> int:
@@ -30,13 +29,15 @@ class Programs:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[AgentProgram]:
-        """Iterate over the running and waiting ones, then over the silent ones in the order of their last ends."""
+        """Iterate over the programs with running or waiting requests, then over the silent ones, longest silence
+        first.
+        """
         yield from self._unnamed
         yield from (program for program in self._by_name.values() if program.silent_since_s is None)
         yield from self._silent
 
     def latest(self) -> Iterator[AgentProgram]:
-        """Iterate over the silent ones, the shortest silence first."""
+        """Iterate over the silent programs, the shortest silence first."""
         return reversed(self._silent)
 
     def find(self, name: bytes | None) -> AgentProgram | None:
@@ -54,15 +55,15 @@ class Programs:
         return program
 
     def wake(self, program: AgentProgram) -> None:
-        """End its silence, if it is silent."""
+        """End the silence of `program`, if it is silent."""
         if program.silent_since_s is not None:
             del self._silent[program]
             program.silent_since_s = None
             program.returned = True
 
     def rest(self, program: AgentProgram, now: float) -> bool:
-        """Begin a silence, and return True. A program that cannot return, or has no answer to return to, is
-        forgotten instead.
+        """Begin a silence, and return True; or forget a program that cannot come back or was never answered, and
+        return False.
         """
         if program.name is not None and program.prompt_tokens is not None:
             program.silent_since_s = now
@@ -72,7 +73,7 @@ class Programs:
         return False
 
     def advance(self, now: float) -> None:
-        """Forget those that have been silent for `idle_s`."""
+        """Forget the programs that have been silent for `idle_s`."""
         while self._silent:
             program, since_s = next(iter(self._silent.items()))
             if since_s + self.idle_s > now:
@@ -81,7 +82,7 @@ class Programs:
 
     @property
     def next_s(self) -> float | None:
-        """When `advance` has something to do; None: nothing is silent."""
+        """The time at which `advance` has something to do; None if no program is silent."""
         return next(iter(self._silent.values())) + self.idle_s if self._silent else None
 
     def _forget(self, program: AgentProgram) -> None:

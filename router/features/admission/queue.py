@@ -1,8 +1,8 @@
 """A first-come-first-served queue of requests that wait for admission, with an estimate of the wait.
 
-The estimate is the queue's own recent pace: position times the mean pause between the last admissions. While
-nothing is admitted the mean grows with the clock; before two admissions the wait is unknown. An empty queue drops
-its history: the pace of an earlier rush says nothing about the next one.
+The estimate follows the queue's own recent pace: position times the mean pause between the last admissions. While
+nothing is admitted, the mean grows with the clock; before two admissions the wait is unknown. An empty queue drops
+its history, because the pace of an earlier rush does not predict the next one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Pace:
-    """The times of the last admissions."""
+    """The pace of admissions, from the times of the last ones."""
 
     def __init__(self) -> None:
         self._admitted_s: deque[float] = deque(maxlen=PACE_WINDOW)
@@ -29,7 +29,7 @@ class Pace:
         self._admitted_s.clear()
 
     def expected_s(self, position: int, now: float) -> float | None:
-        """Return the expected wait at `position` (from 1) in seconds; `None` when it is unknown."""
+        """Return the expected wait at `position` (from 1) in seconds; None if unknown."""
         if len(self._admitted_s) < 2 or now <= self._admitted_s[0]:
             return None
         return position * (now - self._admitted_s[0]) / (len(self._admitted_s) - 1)
@@ -65,5 +65,5 @@ class WaitQueue(Generic[T]):
             self._pace.clear()
 
     def expected_s(self, position: int, now: float) -> float | None:
-        """Return the expected wait at `position` (from 1) in seconds; `None` when it is unknown."""
+        """Return the expected wait at `position` (from 1) in seconds; None if unknown."""
         return self._pace.expected_s(position, now)

@@ -1,13 +1,14 @@
-"""Shared prefixes of a model's live programs at their targets, which are charged to one program only.
+"""Shared prefixes of a model's live programs at their targets. A shared prefix is charged to one program only.
 
-A target keeps a prefix once, however many programs begin with it: a tool's instructions, or what a sub-agent has
-from its parent. Of the programs at a target, in lexicographic order of their last prompts, each shares with the one
-before it all that it shares with any before it (`router/fleet/live_blocks.py`). That is its `shared_tokens`, and
-prompts without them add up to the distinct tokens. When a program comes or leaves, that of one other program
-changes at most.
+A target keeps a prefix once, however many programs begin with it: a tool's instructions, or the context that a
+sub-agent has from its parent. If the programs at a target are in lexicographic order of their last prompts, the
+prefix that a program shares with its predecessor is the longest that it shares with any program before it
+(`router/fleet/live_blocks.py`). The length of this prefix is the program's `shared_tokens`; the prompts without
+their `shared_tokens` add up to the distinct tokens. When a program comes or leaves, the `shared_tokens` of at most
+one other program change.
 
-Of a prompt one key per `STEP_TOKENS` is kept, less than 2 KiB for 100,000 tokens, because silent programs are many.
-What two programs share is known to that step, rounded down.
+One key per `STEP_TOKENS` of a prompt is kept, less than 2 KiB for 100,000 tokens, because silent programs are many.
+So `shared_tokens` are rounded down to this step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STEP_TOKENS = 512  # at least a block
 class PromptPrefix(NamedTuple):
     """Chained keys of a prompt's first `step_tokens`, 2 x `step_tokens`, ..."""
 
-    keys: bytes  # 8 each, in the machine's byte order: workers send it to each other
+    keys: bytes  # 8 each, in the machine's byte order; sent between workers
     step_tokens: int
 
 
@@ -42,9 +43,7 @@ class SharedPrefixes:
     """Sets `shared_tokens` of the programs that have a place."""
 
     def __init__(self, on_change: Callable[[AgentProgram], object]) -> None:
-        """`on_change` is called with a program whose `shared_tokens` changed because another came, moved or
-        left.
-        """
+        """Call `on_change` with each program whose `shared_tokens` change as another one comes, moves or leaves."""
         self._on_change = on_change
         self._targets: dict[str, LiveBlocks] = {}
         self._places: dict[AgentProgram, _Place] = {}
@@ -55,7 +54,7 @@ class SharedPrefixes:
         return len(self._places)
 
     def place(self, program: AgentProgram, target: str, prefix: PromptPrefix | None) -> None:
-        """Count `program` at `target` with its newest prompt, and there only. `prefix` None: unknown."""
+        """Count `program` with its newest prompt at `target`, and at no other target. `prefix` None: unknown."""
         self.remove(program)
         if prefix is None or not prefix.keys:
             return
@@ -87,7 +86,7 @@ def _count(place: _Place) -> None:
 
 
 def sample_prefix(tokens: TokenizedPrompt) -> PromptPrefix | None:
-    """Return every so many keys of a prompt; `None` where it has none."""
+    """Return a prompt's keys, one per about `STEP_TOKENS`; None if the prompt has no keys."""
     size = min(tokens.keys, default=0)
     if not size:
         return None

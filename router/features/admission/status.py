@@ -1,4 +1,4 @@
-"""Admission control as the status shows it: for the admin API, and for the metrics."""
+"""The status of admission control, for the admin API and the metrics."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from router.features.admission.controller import QUEUES
 from router.features.admission.model_admission import ModelAdmission
 from router.telemetry.metrics.family import build_family, by_label
 
-LISTED = 100  # requests that wait, and tenants, in an answer
+LISTED = 100  # waiting requests, and tenants, in an answer
 
 
 def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
-    """Describe a model's live sessions, the capacity for them, its queues, its tenants where they have fair shares,
+    """Describe a model's live sessions, the capacity for them, its queues, its tenants if they have fair shares,
     and the first requests in the queues, in order.
     """
     state = admission.state(listed=LISTED)
@@ -53,7 +53,7 @@ def describe_admission(admission: ModelAdmission, now: float) -> dict[str, Any]:
 
 
 def list_families(models: Iterable[ModelAdmission]) -> Iterator[Metric]:
-    """Return the metrics of what is admitted, by model."""
+    """Return the metrics of admission, by model."""
     states = {one.model: one.state(listed=0) for one in models}
     live = {model: state.live for model, state in states.items()}
     waiting = (((model, queue), state.queued[queue]) for model, state in states.items() for queue in QUEUES)

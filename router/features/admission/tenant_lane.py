@@ -1,13 +1,13 @@
 """The waiting requests of one tenant for one engine, in the order in which they begin.
 
     1. the most urgent priority
-    2. of that, requests with a deadline, the earliest first
-    3. then those without one, from the session that was charged least (`virtual_time.py`)
+    2. within a priority, requests with a deadline, the earliest first
+    3. then requests without a deadline, from the session that was charged least (`virtual_time.py`)
 
-Beside them `PassedOver` counts how often the tenant's oldest request without a deadline was passed over, in
-whatever lane it waits: every `PATIENCE`-th begin of the tenant is the oldest one's. So a request with k older ones
-of its tenant before it begins after at most `PATIENCE` x (k + 1) begins of the tenant, whatever its priority. A
-request with a deadline begins until then or is refused.
+In addition, `PassedOver` counts how often the tenant's oldest request without a deadline was passed over, in
+whatever lane it waits: at every `PATIENCE`-th begin of the tenant, the oldest request begins. So when k older
+requests of its tenant wait, a request begins after at most `PATIENCE` x (k + 1) begins of the tenant, whatever its
+priority. A request with a deadline begins by its deadline or is refused.
 
 All operations take time logarithmic in the number of requests.
 """
@@ -57,33 +57,33 @@ class PassedOver:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Admission, None] = OrderedDict()
-        self._times = 0  # the first of them was passed over
+        self._times = 0  # how often the first of them was passed over
 
     def join(self, admission: Admission) -> None:
         self._waiting[admission] = None
 
     def leave(self, admission: Admission) -> None:
-        """Remove a request, if it is here."""
+        """Remove a request, if it is listed."""
         if self._waiting and admission is next(iter(self._waiting)):
             self._times = 0
         self._waiting.pop(admission, None)
 
     def on_begin(self, admission: Admission) -> None:
-        """A request of the tenant begins, from here or not. Call it before `leave`."""
+        """Record that a request of the tenant begins, listed here or not. Call it before `leave`."""
         if self._waiting and admission is not next(iter(self._waiting)):
             self._times += 1
 
     def due(self) -> Admission | None:
-        """Return the request that is not passed over once more; None: there is none."""
+        """Return the oldest request if it must not be passed over again; None otherwise."""
         return next(iter(self._waiting)) if self._waiting and self._times >= PATIENCE - 1 else None
 
 
 class TenantLane:
     def __init__(self) -> None:
         self._bands: dict[int, _Band] = {}
-        self._priorities: list[int] = []  # heap of the bands' keys, some of them gone, each once
-        self._listed: set[int] = set()  # the same
-        self._timed: list[tuple[int, float, int, Admission]] = []  # heap, some of them gone
+        self._priorities: list[int] = []  # heap of the bands' keys, each once, some outdated
+        self._listed: set[int] = set()  # the same keys
+        self._timed: list[tuple[int, float, int, Admission]] = []  # heap, some entries outdated
         self._timed_waiting: set[Admission] = set()
         self._untimed = 0  # waiting requests without a deadline
         self._order = count()
@@ -120,7 +120,7 @@ class TenantLane:
             del self._bands[priority]
 
     def first(self) -> Admission | None:
-        """Return the request that begins next; None: none waits."""
+        """Return the request that begins next; None if none waits."""
         timed, band = self._first_timed(), self._first_band()
         if timed is not None and (band is None or timed.claim.priority <= band):
             return timed

@@ -1,4 +1,4 @@
-"""Values that go into admission control and come out of it."""
+"""Inputs and results of admission control."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from scorers.admission.contract import NO_CLAIM, Admission, Claim, ExpectedLoad,
 class PrefillTimes(NamedTuple):
     """Seconds that an idle engine of typical speed takes for a prompt."""
 
-    held_s: float  # where most of it is held
-    cold_s: float  # where nothing of it is
+    held_s: float  # if the engine holds most of the prompt
+    cold_s: float  # if the engine holds none of the prompt
 
 
 class Arrival(NamedTuple):
-    """A request that asks for admission."""
+    """A request that arrives for admission."""
 
     session: bytes | None  # None: it cannot be recognised again
     prompt_tokens: int | None  # None: unknown
-    local_tokens: int | None = None  # leading ones that some instance holds; None: unknown
+    local_tokens: int | None = None  # leading prompt tokens that some instance holds; None: unknown
     claim: Claim = NO_CLAIM
-    holders: tuple[str, ...] = ()  # the targets that hold those
+    holders: tuple[str, ...] = ()  # the targets that hold (nearly) these tokens
     prefill: PrefillTimes | None = None  # None: unknown
 
 
@@ -31,20 +31,18 @@ class Admitted(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """A request that waits, or that does not begin any more: it has waited as long as it may (`late`), or its first
-    token cannot come in time (`deadline`).
+    """A request that waits, or that is refused because it has waited as long as it may (`late`) or its first token
+    cannot come in time (`deadline`).
     """
 
     admission: Admission
-    position: int  # from 1, over all queues; with fair shares, those of its tenant that wait
+    position: int  # from 1, over all queues; with fair shares, the number of its tenant's waiting requests
     expected_s: float | None  # the wait still ahead; None: unknown
     reason: Literal["late", "deadline"] = "late"
 
 
 class Released(NamedTuple):
-    """The requests that no longer wait. `more`: others may be released at once, too, beyond the number asked
-    for.
-    """
+    """The requests that no longer wait. `more`: others, beyond the requested number, may be released now, too."""
 
     admitted: tuple[Admission, ...]
     refused: tuple[Queued, ...]
@@ -66,7 +64,7 @@ class AdmissionState(NamedTuple):
 
 
 class ComputedPrompt(NamedTuple):
-    """The part of a request in the cache of the engine that has at least begun to answer it."""
+    """The part of a request that is in the cache of its engine, which has at least begun the answer."""
 
     prompt_tokens: int
     context_tokens: int  # prompt and answer
@@ -76,7 +74,7 @@ class ComputedPrompt(NamedTuple):
 
 
 class KnownProgram(NamedTuple):
-    """A silent program as one router knows it, for another one."""
+    """One router's state of a silent program, to be sent to another router."""
 
     name: bytes
     prompt_tokens: int

@@ -1,17 +1,18 @@
 """Virtual times of flows that share a server by weight: start-time fair queueing, with charges corrected
 afterwards.
 
-A flow's time is what it has been charged, in tokens per unit of weight. The one with the least time is next. When a
-request of it begins, the clock of all moves up to the flow's time, and the flow's time moves on by charge / weight.
-A flow of which nothing waited is lifted when it comes back, to where the clock was `CREDIT_S` ago: who asked for
-less than its share may catch up on that much, so a burst within its share passes the backlog of others. One that is
-ahead of that stays there, so a flow cannot shed a debt by pausing. A flow that waits is never lifted: corrections
-may take it behind the clock, and that is what it is owed.
+A flow's virtual time is its total charge, in tokens per unit of weight. The flow with the least time is next. When
+one of its requests begins, the shared clock moves up to the flow's time, and the flow's time moves on by charge /
+weight. A flow that had nothing waiting is lifted when it comes back: its time becomes at least what the clock was
+`CREDIT_S` ago. So a flow that used less than its share may catch up on that much, and a burst within its share
+passes the backlog of others. A flow whose time is later keeps its time, so a flow cannot shed a debt by pausing. A
+waiting flow is never lifted: corrections may take its time behind the clock, and the difference is what the flow is
+owed.
 
-Two flows that both wait all the time differ by no more than the largest charge of each over its weight, and once by
-what they may catch up on, before corrections: Goyal, Vin and Cheng, "Start-time Fair Queueing", SIGCOMM 1996,
-theorem 1, where nothing is caught up on. Charging a language model's tokens this way, with a correction when the
-real ones are known, is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI
+The times of two flows that both wait all the time differ by no more than the largest charge of each over its
+weight, plus once what they may catch up on, before corrections: Goyal, Vin and Cheng, "Start-time Fair Queueing",
+SIGCOMM 1996, theorem 1, without catching up. Charging a language model's tokens this way, corrected when the real
+counts are known, is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI
 2024.
 """
 
@@ -24,14 +25,14 @@ from itertools import count
 from typing import Generic, TypeVar
 
 CREDIT_S = 10.0
-MARKS = 16  # of the clock, in that time
+MARKS = 16  # recorded clock values per `CREDIT_S`
 SPARE_ENTRIES = 32  # outdated heap entries that are never worth a rebuild
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Flow(Generic[Key]):
-    """One who shares. `open`: its requests that wait or run."""
+    """A participant with a share of the server. `open` counts its requests that wait or run."""
 
     __slots__ = ("charged", "key", "open", "time", "weight")
 
@@ -44,8 +45,8 @@ class Flow(Generic[Key]):
 
 
 class VirtualClock(Generic[Key]):
-    """The flows by key. One that has nothing open is forgotten once the clock has passed its time. All are
-    forgotten when none has anything open: a debt counts only against others who are there.
+    """The clock of the flows, and the flows by key. A flow with nothing open is forgotten once the clock has passed
+    its time. All flows are forgotten when none has anything open: a debt counts only towards other active flows.
     """
 
     def __init__(self, build: Callable[[Key, float], Flow[Key]] = Flow) -> None:
@@ -64,7 +65,7 @@ class VirtualClock(Generic[Key]):
         return iter(self._flows.values())
 
     def open(self, key: Key) -> Flow[Key]:
-        """Return the flow of a request that has come. Call `close` when it has ended."""
+        """Return the flow of a request that has arrived. Call `close` when the request has ended."""
         self._forget()
         flow = self._flows.get(key)
         if flow is None:
@@ -74,7 +75,7 @@ class VirtualClock(Generic[Key]):
         return flow
 
     def lift(self, flow: Flow[Key], now_s: float) -> None:
-        """Take from a flow of which nothing has waited what it may not catch up on any more."""
+        """Cancel the credit older than `CREDIT_S` of a flow that had nothing waiting."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= now_s - CREDIT_S:
             marks.popleft()
@@ -82,14 +83,14 @@ class VirtualClock(Generic[Key]):
             flow.time = max(flow.time, marks[0][1])
 
     def begin(self, flow: Flow[Key], tokens: float, now_s: float) -> None:
-        """Charge a request that begins. Call `lift` before if it has not waited."""
+        """Charge a request that begins. Call `lift` first if the request has not waited."""
         self.now = max(flow.time, self.now)
         if not self._marks or now_s - self._marks[-1][0] >= CREDIT_S / MARKS:
             self._marks.append((now_s, self.now))
         self.charge(flow, tokens)
 
     def charge(self, flow: Flow[Key], tokens: float) -> None:
-        """Charge more; a negative charge gives some back."""
+        """Charge a flow so many more tokens; a negative number gives tokens back."""
         flow.time += tokens / flow.weight
         flow.charged += tokens
 
@@ -117,8 +118,8 @@ class VirtualClock(Generic[Key]):
 
 
 class FlowHeap(Generic[Key]):
-    """Flows with something that waits, the one with the least time first; of equal ones, the one that came first. A
-    time that has grown is noticed when its flow is first; call `put` when one has become less.
+    """Flows with waiting requests, by virtual time, least first; flows of equal time in the order they came. A time
+    that has grown is noticed when its flow is first; call `put` when a time has become less.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class FlowHeap(Generic[Key]):
         return flow in self._entries
 
     def put(self, flow: Flow[Key]) -> None:
-        """Add a flow, or note that its time has changed."""
+        """Add a flow, or update its place after its time has changed."""
         known = self._entries.get(flow)
         if known is not None and known[0] == flow.time:
             return

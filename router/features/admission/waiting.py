@@ -1,11 +1,11 @@
 """The queues in which requests wait until the admission controller releases them or `admission.max_wait_s` has
 passed.
 
-A waiting request is a future and nothing else: each end (an answer, a client that disconnects while it waits) calls
-`release_waiting`, and one timer per model does so when nothing else happens. What a request took is given back by
-its `QueueLease`, once, whatever ends it.
+A waiting request is only a future: each end (an answer, a client that disconnects while it waits) calls
+`release_waiting`, and one timer per model calls it when nothing else happens. A request's `QueueLease` releases its
+place once, whatever ends the request.
 
-With `admission.enabled` false there are no queues, and nothing is read, counted or kept.
+If `admission.enabled` is false, there are no queues, and nothing is read, counted or kept.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from scorers.registry import load_registry
 log = logging.getLogger("warmroute.admission")
 
 MIN_PAUSE_S = 0.001  # between two timer runs: loops and clocks differ by less
-RELEASED_AT_ONCE = 32  # requests per turn of the event loop, which each takes some hundred microseconds to place
+RELEASED_AT_ONCE = 32  # requests per turn of the event loop: to place one takes some hundred microseconds
 
 WaitEnd = Literal["passed", "refused", "client_gone"]
 OnWaitEnd = Callable[[str, QueueName, WaitEnd, float], None]
 """Called after every wait: model, queue, how it ended, seconds."""
 
 Acquire = Callable[["AdmissionQueue", PendingRequest], Awaitable[AdmissionLease | None]]
-"""Waits for a place; returns None where none is needed. Raises `TooBusy`."""
+"""Waits for a place; returns None if no place is needed. Raises `TooBusy`."""
 
 
 class AdmissionStage:
-    """Lets requests wait for a place in one of `queues` when their token ids are known. `acquire` gets it; by
-    default this process decides.
+    """The stage after tokenization, where requests wait for a place in one of `queues`. `acquire` gets the place;
+    by default this process decides.
     """
 
     def __init__(self, queues: AdmissionQueues, conversations: Conversations, acquire: Acquire | None = None) -> None:
@@ -59,7 +59,7 @@ class AdmissionStage:
         self._acquire = acquire or (lambda queue, pending: queue.acquire(pending))
 
     def enter(self, request: Request, services: Services) -> Awaitable[None] | None:
-        """Wait for a place; None: nothing is counted of this request. Raises `TooBusy`."""
+        """Wait for a place. None if the request is not subject to admission. Raises `TooBusy`."""
         served = request.served
         if served is None or not leaves_context(request.prompt):
             return None
@@ -74,10 +74,10 @@ class AdmissionStage:
 
 
 class LeaseListener(Protocol):
-    """Follows what becomes of admitted requests, to publish it."""
+    """Follows the events of admitted requests, to publish them."""
 
     def on_begin(self, model: str, admission: Admission, prefix: PromptPrefix | None) -> int:
-        """A request was admitted. Returns a number for it."""
+        """Return a number for a request that was admitted."""
 
     def on_placed(self, number: int, target: str, held_tokens: int | None) -> None: ...
 
@@ -87,8 +87,8 @@ class LeaseListener(Protocol):
 
 
 class AdmissionQueues:
-    """The admission queues of all models. `pooled`: the fleet has a shared pool. `tenants`: clients have to say who
-    they are. Raises ConfigError when the rule cannot be built.
+    """The admission queues of all models. `pooled`: the fleet has a shared pool. `tenants`: clients must identify
+    themselves. Raises ConfigError when the rule cannot be built.
     """
 
     def __init__(
@@ -110,24 +110,24 @@ class AdmissionQueues:
         self._pooled = pooled
         self._tenants = tenants
         self.listener: LeaseListener | None = None
-        self._queues: dict[str, AdmissionQueue] = {}  # by base model: those that instances serve
+        self._queues: dict[str, AdmissionQueue] = {}  # by base model that instances serve
         self._policy_set: PolicySet | None = None
         self._window_ends_wall_s = inf  # of an experiment that compares admission rules
         self._timer: asyncio.TimerHandle | None = None
 
     def __iter__(self) -> Iterator[ModelAdmission]:
-        """Iterate over the models that requests have asked for."""
+        """Iterate over the models that were requested so far."""
         return (queue.model_admission for queue in self._queues.values())
 
     def listen(self, listener: LeaseListener) -> None:
-        """Let `listener` learn what becomes of all requests that are admitted from now on."""
+        """Notify `listener` of the events of all requests that are admitted from now on."""
         self.listener = listener
         for queue in self._queues.values():
             queue.listener = listener
 
     def follow(self, policy_set: PolicySet) -> None:
-        """Let the admission rule of `policy_set` decide from now on; in an experiment that compares such rules,
-        that of the present window's arm, and with the next window that of its arm.
+        """Let the admission rule of `policy_set` decide from now on. In an experiment that compares admission
+        rules, each window uses the rule of its arm.
         """
         self._policy_set = policy_set
         self._follow_window()
@@ -148,8 +148,8 @@ class AdmissionQueues:
             self._timer = asyncio.get_running_loop().call_later(pause_s, self._follow_window)
 
     def switch(self, config: AdmissionConfig) -> None:
-        """Let another rule, or other limits, decide from now on. Requests that wait are handed to it; they begin
-        when admission control is turned off. Raises ConfigError, and has changed nothing then.
+        """Let another rule, or other limits, decide from now on, also about waiting requests; these begin if
+        admission control is turned off. Raises ConfigError, and then has changed nothing.
         """
         if config == self.config:
             return
@@ -159,7 +159,7 @@ class AdmissionQueues:
             queue.switch(rule, config)
 
     def queue_of(self, model: str) -> AdmissionQueue | None:
-        """Return the queue of a base model that instances serve; `None` while admission control is off."""
+        """Return the queue of a base model that instances serve; None while admission control is off."""
         if self._clock.wall() >= self._window_ends_wall_s:
             self._follow_window()
         if not self.config.enabled:
@@ -184,7 +184,7 @@ class AdmissionQueue:
         self, model_admission: ModelAdmission, rule: str, max_wait_s: float, clock: Clock, on_wait_end: OnWaitEnd
     ) -> None:
         self.model_admission = model_admission
-        self.rule = rule  # the name of the one in force
+        self.rule = rule  # name of the rule in force
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._on_wait_end = on_wait_end
@@ -194,37 +194,37 @@ class AdmissionQueue:
         self._warned = False
 
     def switch(self, rule: AdmissionRule, config: AdmissionConfig) -> None:
-        """Let `rule` decide from now on, also about those that wait."""
+        """Let `rule` decide from now on, also about waiting requests."""
         self.rule, self._max_wait_s = config.rule.name, config.max_wait_s
         self.model_admission.switch(rule, config.max_wait_s, config.idle_s)
         self.release_waiting()
 
     async def acquire(self, pending: PendingRequest, *, listened: bool = True) -> QueueLease:
-        """Wait for a place. Raises `TooBusy` after `max_wait_s`, and for a deadline that cannot be met any more.
-        `listened` False: another process publishes what becomes of the request.
+        """Wait for a place. Raises `TooBusy` after `max_wait_s`, and for a deadline that can no longer be met.
+        `listened` is False if another process publishes the request's events.
         """
         verdict = self.model_admission.arrive(pending)
         if self.model_admission.capacity_tokens is None and not self._warned:
             self._warned = True
             log.warning(
-                "model %s: nothing waits for room in KV caches, as no instance has reported the size of its own",
+                "model %s: no request waits for room in KV caches, because no instance has reported its KV cache size",
                 self.model_admission.model,
             )
         waited_s = await self._wait(verdict.admission) if isinstance(verdict, Queued) else None
         return QueueLease(self, verdict.admission, waited_s, pending.prefix, self.listener if listened else None)
 
     def hold(self, pending: PendingRequest) -> QueueLease:
-        """Return a place for a request that another router has admitted, which takes room here as well."""
+        """Return a place for a request that another router has admitted. The request takes room here as well."""
         return QueueLease(self, self.model_admission.begin_elsewhere(pending), None, pending.prefix)
 
     def learn(self, known: KnownProgram) -> None:
-        """Take over what another router knows of a program."""
+        """Adopt another router's state of a program."""
         self.model_admission.learn(known)
         self.release_waiting()
 
     async def _wait(self, admission: Admission) -> float:
-        """Wait, and return the seconds. A client that leaves meanwhile leaves nothing behind, even if its request
-        was just admitted. Raises `TooBusy` when the request is refused.
+        """Wait, and return the seconds waited. If the client leaves meanwhile, everything is released, even if the
+        request was just admitted. Raises `TooBusy` when the request is refused.
         """
         future = self._waiting[admission] = asyncio.get_running_loop().create_future()
         self.release_waiting()
@@ -244,7 +244,7 @@ class AdmissionQueue:
         return waited_s
 
     def release_waiting(self) -> None:
-        """Wake the requests whose wait has ended; call it when something has changed or time has passed."""
+        """Wake the requests whose wait has ended. Call it when something has changed or time has passed."""
         released = self.model_admission.release_waiting(RELEASED_AT_ONCE)
         for admission in released.admitted:
             self._wake(admission, None)
@@ -254,7 +254,7 @@ class AdmissionQueue:
 
     def _wake(self, admission: Admission, refused: Queued | None) -> None:
         future = self._waiting.pop(admission)
-        if not future.done():  # else its client has just gone, and `_wait` gives everything back
+        if not future.done():  # else the client has just left, and `_wait` releases everything
             future.set_result(refused)
 
     def _arm_timer(self, *, soon: bool) -> None:
@@ -287,7 +287,7 @@ class AdmissionQueue:
 
 
 class QueueLease(AdmissionLease):
-    """A place that `queue` has given."""
+    """A place given by `queue`."""
 
     __slots__ = ("_admission", "_listener", "_number", "_prefix", "_queue")
 
@@ -309,7 +309,7 @@ class QueueLease(AdmissionLease):
 
     def place(self, target: str, held_tokens: int | None) -> None:
         self._queue.model_admission.on_placed(self._admission, target, held_tokens, self._prefix)
-        self._queue.release_waiting()  # what is booked tells better than what is on its way who else has room
+        self._queue.release_waiting()  # the load books now show more exactly which engines have room
         if self._listener is not None:
             self._listener.on_placed(self._number, target, held_tokens)
 

@@ -1,7 +1,7 @@
 """Model aliases: the clients' names for models (`models` of the configuration).
 
-An alias is looked up once per request, before its model is resolved. Everything after that, from token ids to load,
-is of the model that engines serve; the client's name stays in the record and in the answer. Pure.
+An alias is looked up once per request, before its model is resolved. After that, everything from token ids to load
+refers to the model that engines serve; the client's name stays in the record and in the answer. The module is pure.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from router.scheduling.policy.record import Record
 class ModelChoice(NamedTuple):
     """The model that answers a request for an alias."""
 
-    alias: str  # as the client names the model
+    alias: str  # the client's name for the model
     first: str  # the alias's first model
     model: str
     revision: str | None = None  # of the instances that may answer; None: any
-    arm: str | None = None  # of the alias's split; None: it has none, or something else decided
-    unit: bytes | None = None  # that was drawn for the arm; None: nothing was
-    fallback: Unavailability | None = None  # why a fallback answers; None: none does
+    arm: str | None = None  # of the alias's split; None: no split, or the split did not decide
+    unit: bytes | None = None  # the unit for which the arm was drawn; None: no draw
+    fallback: Unavailability | None = None  # why a fallback answers; None: no fallback does
 
     @property
     def other(self) -> str | None:
-        """The model, where it is not the alias's first one; None where it is."""
+        """The model, if it is not the alias's first one; None if it is."""
         return None if self.model == self.first else self.model
 
 
@@ -49,9 +49,7 @@ class Alias:
 
 
 class ModelAliases:
-    """All aliases, for models of `fleet`. `bases`: the models of adapters that are loaded when they are asked
-    for.
-    """
+    """All aliases, for models of `fleet`. `bases` has the base models of adapters that are loaded on request."""
 
     def __init__(
         self, configs: Mapping[str, AliasConfig], fleet: Fleet, bases: Mapping[str, str] | None = None
@@ -61,7 +59,7 @@ class ModelAliases:
         self._aliases = {name: Alias(name, config) for name, config in configs.items()}
 
     def find(self, name: str | None) -> Alias | None:
-        """Return the alias of that name; None if there is none."""
+        """Return the alias with the name `name`; None if there is none."""
         return None if name is None else self._aliases.get(name)
 
     @property
@@ -70,9 +68,7 @@ class ModelAliases:
         return [alias.split for alias in self._aliases.values() if alias.split is not None]
 
     def choose(self, alias: Alias, now: float, unit: bytes | None = None, sender: str | None = None) -> ModelChoice:
-        """Return the model that answers a request for `alias` now. `unit`: of a split, what stays with one
-        model.
-        """
+        """Return the model that answers a request for `alias` now. `unit` is what stays with one arm of a split."""
         first = alias.config.models[0]
         choice = ModelChoice(alias.name, first, first)
         if alias.split is not None and unit is not None:
@@ -87,8 +83,8 @@ class ModelAliases:
         return choice if reason is None else self.fall_back(choice, reason, now, sender) or choice
 
     def choose_of(self, alias: Alias, maker: Instance) -> ModelChoice | None:
-        """Return the model of a request that goes on from a response which only the instance `maker` has: the
-        alias's first one that is served there; None if none is. Chance has drawn nothing.
+        """Return the model of a request that continues a response which only the instance `maker` has: the alias's
+        first arm or model that `maker` serves, without a random draw; None if it serves none.
         """
         first = alias.config.models[0]
         for name, arm in {} if alias.split is None else alias.split.arms.items():
@@ -100,8 +96,8 @@ class ModelAliases:
     def fall_back(
         self, choice: ModelChoice, reason: Unavailability, now: float, sender: str | None = None
     ) -> ModelChoice | None:
-        """Return the next of the alias's fallbacks that can answer, because the model of `choice` cannot for that
-        `reason`; None if there is none.
+        """Return the alias's next fallback that can answer, because the model of `choice` cannot, for `reason`;
+        None if there is none.
         """
         config = self._aliases[choice.alias].config
         rest = config.fallbacks
@@ -122,14 +118,12 @@ class ModelAliases:
                 split.leave(record, now)
 
     def first_byte(self, choice: ModelChoice, record: Record) -> None:
-        """Note that the answer of a request has begun."""
+        """Record that the answer of a request has begun."""
         if choice.unit is not None and (split := self._split(choice)) is not None:
             split.first_byte(record)
 
     def leave(self, choice: ModelChoice, record: Record, now: float) -> None:
-        """Count a request, which began with `choice` and which another model is going to answer, as failed
-        there.
-        """
+        """Count as failed with `choice` a request that began with it and that another model is going to answer."""
         if choice.unit is not None and (split := self._split(choice)) is not None:
             split.leave(record, now)
 
@@ -142,8 +136,8 @@ class ModelAliases:
         return self._aliases[choice.alias].split
 
     def add_cards(self, cards: Sequence[ModelCard]) -> list[ModelCard]:
-        """Return the model cards with those of the aliases, each in the place of a model of that name. The card of
-        an alias has the name of its first model that is served as `root`; one of which none is served has no card.
+        """Return the model cards with those of the aliases; an alias's card replaces that of a model with the same
+        name. The card has the name of the alias's first served model as `root`; an alias without one has no card.
         """
         served = {card.id: card for card in cards}
         named: dict[str, ModelCard] = dict(served)
@@ -152,5 +146,5 @@ class ModelAliases:
             if model is not None:
                 named[name] = ModelCard(name, model.id, None, model.max_model_len)
             else:
-                named.pop(name, None)  # a name that engines serve is an alias of something else
+                named.pop(name, None)  # engines serve the name, but for clients it is the alias of another model
         return list(named.values())

@@ -1,4 +1,4 @@
-"""Names of models for clients: each stands for a model, for several with a split, or for one with fallbacks."""
+"""Clients' names of models: a name stands for one model, for several with a split, or for one with fallbacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.request.stages import FeaturePath
 
 
 class AliasesFeature(Feature):
-    """The names of `models`."""
+    """The names in the config section `models`."""
 
     def __init__(self, core: Core) -> None:
         config, scheduler = core.config, core.scheduler

@@ -1,9 +1,8 @@
-"""Resolves the name that a client gives a model, where it is an alias, and prepares the request for what it stands
-for.
+"""Resolves a client's name of a model if it is an alias, and prepares the request for the alias's model.
 
-Only the body's `model` changes, unless the alias has defaults or caps that do: then the body is read once more,
-since what is derived from it (the prompt, the limit on the answer, whether the answer could be carried on) may
-depend on them. Reading it again costs as much as reading it, and only for such requests.
+Only the body's `model` changes, unless the alias has defaults or caps that change more. Then the body is read a
+second time, because what is derived from it (the prompt, the limit on the answer, whether the answer could be
+continued) may depend on the changes. The second reading costs as much as the first, and only such requests need it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ AS_IT_IS = ReadOptions(frozenset(), inject_usage=False, want_source=False)
 
 
 class NamedPrompt(NamedTuple):
-    """A prompt for a model that engines serve; `choice` None: the client named it so."""
+    """A prompt for a model that engines serve; `choice` is None if the client named this model itself."""
 
     prompt: Prompt
     choice: ModelChoice | None
@@ -53,7 +52,7 @@ class NamedPrompt(NamedTuple):
 
 @final
 class ModelNames:
-    """Resolves names. Requests of which no session is known get names for their units by a number and `run_id`."""
+    """Resolves names. Requests without a known session get unit names from a number and `run_id`."""
 
     def __init__(self, aliases: ModelAliases, scheduler: Scheduler, clock: Clock, run_id: str) -> None:
         self.aliases = aliases
@@ -65,7 +64,7 @@ class ModelNames:
     # of a request
 
     async def resolve_name(self, request: Request, services: Services) -> None:
-        """Let the prompt name the model that its alias stands for."""
+        """Replace an alias in the prompt by the model that it stands for."""
         sender = request.call.sender
         named = await self.resolve(
             request.prompt, request.body, request.call.tenant, lambda body: parse(request, body, services), sender
@@ -78,8 +77,8 @@ class ModelNames:
     async def try_next_model(
         self, request: Request, record: Record, end: RelayEnd | None, services: Services
     ) -> RelayEnd | None:
-        """Place the request with the next model of its alias, again and again, because no engine has begun to
-        answer. One of which an engine may have died goes to no other.
+        """Place the request with the next models of its alias, one after the other, while no engine begins to
+        answer. A request of which an engine may have died goes to no other model.
         """
         use = request.find(AliasUse)
         while use is not None and not request.call.started and request.bound_to is None:
@@ -109,8 +108,8 @@ class ModelNames:
     async def resolve(
         self, prompt: Prompt, body: bytes, tenant: Tenant | None, read: ReadBody, sender: str | None = None
     ) -> NamedPrompt:
-        """Return the prompt as it goes on; `body` is what it was read from. Raises `BadRequest` for a field that
-        a cap does not understand.
+        """Return the prompt for the alias's model; `body` is what the prompt was read from. Raises `BadRequest` for
+        a field that a cap cannot be applied to.
         """
         if (alias := self.aliases.find(prompt.model)) is None:
             return NamedPrompt(prompt, None)
@@ -126,7 +125,7 @@ class ModelNames:
         return (await self.resolve(prompt, body, tenant, read)).prompt
 
     async def fall_back(self, prompt: Prompt, choice: ModelChoice) -> Prompt:
-        """Return `prompt`, which was prepared for another model of its alias, for the model of `choice`."""
+        """Return `prompt`, prepared before for another model of its alias, for the model of `choice`."""
         if len(prompt.body) <= LARGE_BODY_BYTES:
             return name_other(prompt, choice.model)
         return await asyncio.to_thread(name_other, prompt, choice.model)
@@ -144,8 +143,8 @@ class ModelNames:
         return self.aliases.choose(alias, self._clock.now(), unit, sender)
 
     def _find_maker(self, prompt: Prompt, tenant: Tenant | None) -> Instance | None:
-        """Return the instance that made the response which the prompt goes on from; None: none, or it is not
-        known.
+        """Return the instance that made the response which the prompt continues; None if there is none, or it is
+        unknown.
         """
         if prompt.previous_response_id is None:
             return None
@@ -155,13 +154,11 @@ class ModelNames:
 
 
 class AliasUse(Held):
-    """The model that answers a request for an alias, as its record and the comparison of the alias's arms have
-    it.
-    """
+    """The model that answers a request for an alias, for its record and the comparison of the alias's arms."""
 
     def __init__(self, aliases: ModelAliases, choice: ModelChoice, clock: Clock) -> None:
         self.choice = choice
-        self._first = choice  # of which the outcome is counted
+        self._first = choice  # the choice whose outcome is counted
         self._aliases = aliases
         self._clock = clock
 
@@ -180,13 +177,13 @@ class AliasUse(Held):
 
 
 def _name_model(request: Request, choice: ModelChoice) -> None:
-    """Let the answer name the model as the client does, where the engine does not do so itself."""
+    """Have the model renamed to the client's name in the answer, if the engine uses another name."""
     request.rename = None if choice.alias == choice.model else AnswerModel(choice.model, choice.alias)
     request.other_model = choice.other
 
 
 def _find_reason(end: RelayEnd | None) -> Unavailability | None:
-    """Return why no engine with the model has begun to answer; None where another model may not be tried."""
+    """Return why no engine with the model has begun to answer; None if another model must not be tried."""
     if end is None:
         return "no_instance"
     if isinstance(end, RelayNotStarted) and end.reason in ("busy", "connect"):
@@ -195,8 +192,8 @@ def _find_reason(end: RelayEnd | None) -> Unavailability | None:
 
 
 def apply_alias(prompt: Prompt, body: bytes, alias: Alias, model: str) -> bytes | None:
-    """Let `prompt` name `model`. Return the changed `body` instead where more than that changes in it. Raises
-    `BadRequest`.
+    """Set the model of `prompt` to `model`. If more than the model changes, return the changed `body` instead.
+    Raises `BadRequest`.
     """
     if prompt.endpoint is not Endpoint.OTHER:
         members = open_body(body, ()).members
@@ -208,7 +205,7 @@ def apply_alias(prompt: Prompt, body: bytes, alias: Alias, model: str) -> bytes 
 
 
 def name_other(prompt: Prompt, model: str) -> Prompt:
-    """Return `prompt` for another model. Its content is read anew: what was read may have been dropped."""
+    """Return `prompt` for another model. Its content is read again, because it may have been dropped."""
     body = set_model(prompt, model)
     source = prompt.source if prompt.delimiter is not None else read_prompt(prompt.path, None, body, AS_IT_IS).source
     return msgspec.structs.replace(prompt, model=model, body=body, source=source)

@@ -1,4 +1,4 @@
-"""Autoscaling: how many instances are wanted, and requests that wait for a model which no instance serves yet."""
+"""Autoscaling: the number of wanted instances, and requests that wait for a model which no instance serves yet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ScalingList(BaseModel):
 
 
 class AutoscalingFeature(Feature):
-    """Instances that are wanted, `wake` and `keda`."""
+    """The number of wanted instances, and the config sections `wake` and `keda`."""
 
     def __init__(self, core: Core) -> None:
         config, scheduler, clock = core.config, core.scheduler, core.clock
@@ -77,8 +77,8 @@ class AutoscalingFeature(Feature):
 
 
 def build_keda(core: Core, scaling: Scaling) -> Listener | None:
-    """Build the listener for KEDA; None without `keda`. Raises `ConfigError` for certificate files that cannot be
-    used.
+    """Build the listener for KEDA; None if `keda` is not configured. Raises `ConfigError` for certificate files
+    that cannot be used.
     """
     keda = core.config.keda
     if keda is None:

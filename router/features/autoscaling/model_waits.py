@@ -1,16 +1,16 @@
 """Requests that wait for a model which no instance serves now.
 
     no instance is ready     -> wait, in order of arrival; `ask` to have one started, again while requests wait
-    one has become ready     -> requests go on in that order, a few at a time
-    `wake.wait_s` has passed -> 503; also at once where there is no room to wait
+    one has become ready     -> requests continue in that order, a few at a time
+    `wake.wait_s` has passed -> 503; also at once if there is no room to wait
 
-An instance that becomes ready is reported by the fleet, so nothing is polled until then. All that waited are not
-let go together: each is booked when it is placed, so those that go on while one instance is ready all go there, and
-instances that come a second later would find none left. So no more go on than `AHEAD` per target are without a
-first byte, which keeps an engine busy; newer requests stand behind those that still wait.
+The fleet reports an instance that becomes ready, so nothing is polled until then. Waiting requests are not released
+all together: requests released while one instance is ready all go to this instance, and instances that come a
+second later would find none left. So requests are released only while fewer than `AHEAD` per target have no first
+byte, which keeps an engine busy. Newer requests queue behind those that still wait.
 
-A request that waits has its slot and its body counted in `limits` as any other. What it takes of the room for
-waiting is given back once, whatever ends its wait: the client's leaving cancels it.
+A waiting request has its slot and its body counted in `limits` like any other. Its room for waiting is released
+once, whatever ends the wait; a client that leaves cancels the wait.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from router.request.request import Request
 from router.request.services import Services
 from router.tenants.fair_share import FairShare, Shortage
 
-ASK_AGAIN_S = 1.0  # who starts instances makes a call of every ask, or not, by `wake.pause_s`
-AHEAD = 64  # requests without a first byte, per target, beyond which the others wait on
+ASK_AGAIN_S = 1.0  # `ask` is called so often; `wake.pause_s` limits the calls that result
+AHEAD = 64  # requests without a first byte, per target, beyond which the others keep waiting
 RELEASED_AT_ONCE = 32  # per turn of the event loop: each takes some hundred microseconds to place
 RELEASE_PAUSE_S = 0.02
 
@@ -47,7 +47,7 @@ class WakePatterns:
         self._patterns = [(pattern, re.compile(translate(pattern))) for pattern in patterns]
 
     def find(self, model: str) -> str | None:
-        """Return the first pattern that a model's name matches; None: requests for it do not wait."""
+        """Return the first pattern that a model's name matches; None if requests for the model do not wait."""
         return next((pattern for pattern, compiled in self._patterns if compiled.match(model)), None)
 
 
@@ -59,13 +59,13 @@ class _Queue:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.waiting: dict[asyncio.Future[bool], float] = {}
-        self.call_failed = False  # the last call that was to start an instance
+        self.call_failed = False  # whether the last call to start an instance failed
 
 
 @final
 class ModelWaits:
     """All waiting requests of this process. `bases` has the base model of each adapter that can be loaded: an
-    instance has to serve that. `ask(model, waiting)` is to have an instance started.
+    instance must serve the base. `ask(model, waiting)` requests the start of an instance.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class ModelWaits:
         self._patterns = WakePatterns(config.models)
         self._requests = FairShare(config.requests)
         self._bodies = FairShare(config.body_bytes)
-        self._queues: dict[str, _Queue] = {}  # by model; those in which requests wait
+        self._queues: dict[str, _Queue] = {}  # by model; only queues with waiting requests
         self._timer: asyncio.TimerHandle | None = None
         self._requested_s: float | None = None
-        self._woken = False  # a turn of the event loop is to release some
+        self._woken = False  # whether a turn of the event loop is scheduled to release some
         fleet.on_change.append(self._on_fleet_change)
 
     def enter(self, request: Request, services: Services) -> Awaitable[None] | None:
-        """Wait until an instance serves the model of a request: its stage. Raises `NoTarget` when none comes, and
+        """Wait, as a stage, until an instance serves the model of a request. Raises `NoTarget` when none comes, and
         `NotFound` for a name that no instance can get.
         """
         model = request.prompt.model
@@ -102,7 +102,7 @@ class ModelWaits:
         needed = self._bases.get(model, model)
         if self.has_to_wait(needed):
             return self._wait_for_request(request, needed)
-        if len(self._fleet) == 0:  # which is no reason to try again, as it is without `wake`
+        if len(self._fleet) == 0:  # with `wake`, an empty fleet is no reason to retry
             raise NotFound(f"the model `{quote_name(model)}` does not exist", param="model", code="model_not_found")
         return None
 
@@ -110,8 +110,8 @@ class ModelWaits:
         request.durations.wake_ms = await self.wait(model, request.call.sender, request.slot.held_bytes) * 1e3
 
     def has_to_wait(self, model: str) -> bool:
-        """Return whether a request for the model has to wait: no instance that serves it is ready, or earlier
-        requests have not gone on yet. False where requests for it may not wait.
+        """Return whether a request for the model must wait: no instance that serves it is ready, or earlier
+        requests still wait. False if requests for the model may not wait.
         """
         if model in self._queues:
             return True
@@ -125,8 +125,8 @@ class ModelWaits:
         return found
 
     async def wait(self, model: str, sender: str, body_bytes: int) -> float:
-        """Wait until an instance with the model is ready, and return the seconds. Call it where `has_to_wait`.
-        Raises `NoTarget` when none comes within `wake.wait_s`, and at once where there is no room.
+        """Wait until an instance with the model is ready, and return the seconds waited. Call it only if
+        `has_to_wait`. Raises `NoTarget` when none comes within `wake.wait_s`, and at once if there is no room.
         """
         pattern = self._patterns.find(model) or ""
         began_s = self._clock.now()
@@ -156,12 +156,14 @@ class ModelWaits:
         return waited_s
 
     def on_call_end(self, model: str, failed: bool) -> None:
-        """Note how the call ended that was to start an instance."""
+        """Record whether the call to start an instance failed."""
         if (queue := self._queues.get(model)) is not None:
             queue.call_failed = failed
 
     def tick(self) -> None:
-        """Release whom an instance can serve, refuse who has waited too long, and ask again. The timer calls it."""
+        """Release the requests that an instance can serve, refuse those that waited too long, and call `ask` again.
+        The timer calls this method.
+        """
         self._disarm()
         now = self._clock.now()
         due = self._requested_s is None or now - self._requested_s >= ASK_AGAIN_S
@@ -181,7 +183,7 @@ class ModelWaits:
         self._arm()
 
     def _take(self, model: str, sender: str, body_bytes: int) -> None:
-        """Take room for one request. Raises `NoTarget`."""
+        """Take waiting room for one request. Raises `NoTarget` if there is none."""
         shortage, room, unit = self._requests.take(sender, 1), self._requests, "requests"
         if shortage is None and body_bytes:
             shortage, room, unit = self._bodies.take(sender, body_bytes), self._bodies, "body_bytes"
@@ -208,7 +210,7 @@ class ModelWaits:
         )
 
     def _on_fleet_change(self) -> None:
-        """Look at the queues in the next turn of the event loop: the change is not complete yet."""
+        """Check the queues in the next turn of the event loop, because the change is not complete yet."""
         if self._queues and not self._woken:
             self._woken = True
             asyncio.get_running_loop().call_soon(self._wake)
@@ -218,7 +220,7 @@ class ModelWaits:
         self.tick()
 
     def _release(self, model: str, queue: _Queue) -> None:
-        """Let the oldest go on, as many as the ready targets have little else to do than."""
+        """Release the oldest requests, as many as the ready targets have room for below `AHEAD`."""
         room = sum(max(0, AHEAD - target.load_book.prefilling) for target in self._fleet.answering(model))
         for future in list(queue.waiting)[: min(room, RELEASED_AT_ONCE)]:
             self._remove(model, queue, future)
@@ -238,7 +240,7 @@ class ModelWaits:
             self._timer = None
 
     def _arm(self) -> None:
-        """Set the timer, if any request waits and it is not set."""
+        """Set the timer, if it is not set and any request waits."""
         if self._timer is not None or not self._queues:
             return
         releasing = any(self._fleet.can_answer(model) for model in self._queues)
@@ -249,5 +251,5 @@ class ModelWaits:
 
 
 def _set(future: asyncio.Future[bool], value: bool) -> None:
-    if not future.done():  # else its client has just gone
+    if not future.done():  # else the client has just left
         future.set_result(value)

@@ -1,6 +1,6 @@
-"""Requests that wait for a model at any process count at all of them, because KEDA may poll any host.
+"""Requests that wait for a model at one process count at all processes, because KEDA may poll any host.
 
-And the worker on duty starts instances for all workers of its host.
+The worker on duty also starts instances for all workers of its host.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from router.tasks import Tasks
 
 
 class InstanceWanted(Message, frozen=True):
-    """Requests wait at the sender for a model that no instance serves; sent again while they do."""
+    """Requests wait at the sender for a model that no instance serves; sent again while they wait."""
 
     model: str
     waiting: int
 
 
 class WakeCallEnded(Message, frozen=True):
-    """The sender has called for an instance with `model`."""
+    """A call of the sender to start an instance with `model` has ended."""
 
     model: str
     failed: bool
 
 
 class SharedWaits:
-    """Publishes what `waiting` reports here, and notes there what waits elsewhere. `call` starts an instance for so
-    many requests, `on_call_end` is called with how that ended at another worker.
+    """Publishes the models that `waiting` reports at this process, and records those of other processes in it.
+    `call` starts an instance for so many requests; `on_call_end` is called with the result of such a call at
+    another worker.
     """
 
     messages: ClassVar[Sequence[type[Message]]] = (InstanceWanted, WakeCallEnded)
@@ -44,7 +45,7 @@ class SharedWaits:
         waiting.share = lambda model, requests: peers.share(InstanceWanted(model, requests))
 
     def start(self, tasks: Tasks) -> None:
-        """It has no tasks."""
+        """Do nothing: there are no tasks."""
 
     def state(self) -> tuple[Message, ...]:
         return ()  # a model for which requests wait is reported again within a second
@@ -53,7 +54,7 @@ class SharedWaits:
         """Do nothing: models are forgotten when they are not reported again."""
 
     def publish_end(self, model: str, failed: bool) -> None:
-        """Publish how a call for an instance ended, to the workers of this host."""
+        """Publish to the workers of this host how a call to start an instance ended."""
         self._peers.share_near(WakeCallEnded(model, failed))
 
     def apply(self, message: Any, run: str) -> None:

@@ -1,10 +1,11 @@
-"""Reads the fleet for how many instances are wanted, and names the one that would be missed least.
+"""Computes from the fleet how many instances are wanted, and which one a scale-in should take.
 
-The load books are those of all workers and replicas, so each process knows it for all; the one on duty is asked.
+The load books contain the load of all workers and replicas, so every process computes the result for all; the
+process on duty is queried.
 
-The cache of an instance is worth the prompt tokens that it alone had, of the requests that it answered in the last
-`VALUE_WINDOW_S`: what the chosen target held minus what the best other candidate held. Another one would compute them
-again.
+The value of an instance's cache is the number of prompt tokens that it alone had, over the requests that it
+answered in the last `VALUE_WINDOW_S`: the tokens that the chosen target held minus those that the best other
+candidate held. Another instance would have to compute these tokens again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from router.telemetry.recent_records import RecentRecords
 READ_EVERY_S = 0.5
 VALUE_WINDOW_S = 600.0
 RECORDS_AT_ONCE = 200
-MOST_ASLEEP = 256  # models and roles without an instance that are followed
+MOST_ASLEEP = 256  # a model without an instance is followed only while fewer models and roles are followed
 
 RoleKey = tuple[str, str]
 """Base model and role."""
@@ -38,13 +39,13 @@ class LeastValuable(NamedTuple):
     """The instance of a model and role whose cache is worth least."""
 
     instance: str
-    tokens: int  # that it alone had, of recent requests
-    requests: int  # of it in flight
+    tokens: int  # that it alone had, over recent requests
+    requests: int  # in flight at it
 
 
 class Scaling:
-    """Wanted instances of the whole fleet. `patterns` are those of `wake.models`, whose last instance may go too;
-    such a model is followed all the same. `on_change`: called when what is wanted may have changed.
+    """Wanted instances of the whole fleet. `patterns` are those of `wake.models`, whose last instance may go, too;
+    such a model is still followed. `on_change` is called when the number of wanted instances may have changed.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Scaling:
         self.waiting.on_begin.append(self._notify)
         self.on_change: list[Callable[[], None]] = []
         self._states: dict[RoleKey, DesiredInstances] = {}
-        self.wanted: dict[RoleKey, DesiredCount] = {}  # of those that were read long enough
+        self.wanted: dict[RoleKey, DesiredCount] = {}  # only for those that were read long enough
 
     def start(self, tasks: Tasks) -> None:
         tasks.supervise("scaling", self._run)
@@ -85,7 +86,7 @@ class Scaling:
             self.wanted.pop(gone, None)
         for key, instances in groups.items():
             if not instances and not complete:
-                continue  # there may be some
+                continue  # there may be unknown ones
             if (state := self._states.get(key)) is None:
                 state = self._states[key] = DesiredInstances(sleeps=self._may_sleep(key[0]))
             reading = read_role(instances, self._working_sets.count_tokens(*key, now), now)
@@ -95,7 +96,7 @@ class Scaling:
         self._notify()
 
     def follow(self, key: RoleKey) -> bool:
-        """Return whether the model and role are followed; from here on they are, where the model may sleep."""
+        """Return whether the model and role are followed. If the model may sleep, this call begins following."""
         if key in self._states:
             return True
         model, groups = key[0], group_instances(self._fleet)
@@ -105,7 +106,7 @@ class Scaling:
         return asleep or key in groups
 
     def count(self, key: RoleKey) -> int | None:
-        """Return how many instances are wanted of a model in a role, at least one while requests wait for the
+        """Return how many instances of a model are wanted in a role, at least one while requests wait for the
         model; None while too little was seen.
         """
         wanted = self.wanted.get(key)
@@ -120,17 +121,17 @@ class Scaling:
         return self._patterns.find(model) is not None
 
     def _knows_all(self) -> bool:
-        """Return whether every instance is known, and which model it serves."""
+        """Return whether every instance and its model are known."""
         listed = not any(discovery.trouble for discovery in self._discoveries)
         return listed and all(instance.base is not None for instance in self._fleet)
 
     def _group(self) -> dict[RoleKey, list[Instance]]:
-        """Return the instances by model and role, and no instances of models that sleep."""
+        """Return the instances by model and role, with an empty list for followed models that sleep."""
         asleep: dict[RoleKey, list[Instance]] = {key: [] for key in self._states if self._may_sleep(key[0])}
         return asleep | group_instances(self._fleet)
 
     async def describe(self) -> list[dict[str, Any]]:
-        """Describe what is wanted by model and role, with the reason, and whom a scale-in should take."""
+        """Describe by model and role how many instances are wanted and why, and which a scale-in should take."""
         value = await measure_cache_value(self._records, self._clock.wall())
         described = []
         for (model, role), instances in self._group().items():
@@ -152,8 +153,8 @@ class Scaling:
 
 
 def group_instances(fleet: Fleet) -> dict[RoleKey, list[Instance]]:
-    """Return the instances by the model that their caches hold and their role, without those that have not told
-    it.
+    """Return the instances by the model that their caches hold and their role, without instances whose model is
+    unknown.
     """
     groups: dict[RoleKey, list[Instance]] = {}
     for instance in fleet:
@@ -163,7 +164,7 @@ def group_instances(fleet: Fleet) -> dict[RoleKey, list[Instance]]:
 
 
 def list_serving(instances: Iterable[Instance]) -> list[Instance]:
-    """Return those that get requests: the ready ones, or if none is, those whose probes time out."""
+    """Return the instances that get requests: the ready ones or, if none is ready, those whose probes time out."""
     serving = [one for one in instances if one.may_serve]
     return [one for one in serving if one.state is InstanceState.READY] or serving
 
@@ -189,8 +190,8 @@ def read_role(instances: Iterable[Instance], reused_tokens: int | None, now: flo
 
 
 async def measure_cache_value(records: RecentRecords, now_wall_s: float) -> dict[str, int]:
-    """Return by instance the tokens that it alone had, of requests of the last `VALUE_WINDOW_S`. Requests go on
-    meanwhile.
+    """Return, by instance, the tokens that it alone had, over requests of the last `VALUE_WINDOW_S`. Other requests
+    continue meanwhile.
     """
     value: dict[str, int] = {}
     for number, record in enumerate(records.latest(len(records))):
@@ -203,8 +204,8 @@ async def measure_cache_value(records: RecentRecords, now_wall_s: float) -> dict
 
 
 def find_own_tokens(record: Record) -> tuple[str, int] | None:
-    """Return the instance that answered, and how many more tokens of the prompt it held than any other instance
-    that could have; None where there was no answer, or what it held is unknown.
+    """Return the instance of the last attempt, and how many more tokens of the prompt it held than any other
+    candidate; None if there was no attempt, or the held tokens are unknown.
     """
     if not record.attempts:
         return None
@@ -218,8 +219,8 @@ def find_own_tokens(record: Record) -> tuple[str, int] | None:
 
 
 def find_least_valuable(instances: Iterable[Instance], value: Mapping[str, int]) -> LeastValuable | None:
-    """Return the ready instance whose cache is worth least, of equal ones that with the fewest requests; None where
-    there are not two.
+    """Return the ready instance whose cache is worth least, and among equals the one with the fewest requests; None
+    if fewer than two are ready.
     """
     ready = [one for one in instances if one.state is InstanceState.READY]
     if len(ready) < 2:

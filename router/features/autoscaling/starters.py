@@ -1,4 +1,4 @@
-"""Starts instances: by an HTTP endpoint of the operator, or by a Kubernetes Deployment."""
+"""Starters of instances: by an HTTP endpoint of the operator, or by a Kubernetes Deployment."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SCALE = "/apis/apps/v1/namespaces/{}/deployments/{}/scale"
 
 
 class InstanceStarter(Protocol):
-    """Starts instances of one pattern of models."""
+    """Starts instances for one pattern of models."""
 
     async def start(self, model: str, waiting: int) -> str | None:
-        """Ask for an instance with `model`, for which `waiting` requests wait. Return the failure; None: the
-        answer was that it will come, or is there.
+        """Request an instance with `model`, for which `waiting` requests wait. Return the failure; None if the
+        request was accepted, or the instance is there.
         """
 
 
 class WebhookStarter:
-    """Posts `{"model": NAME, "waiting": REQUESTS}` to an endpoint of the operator. `token` None: none is sent."""
+    """Posts `{"model": NAME, "waiting": REQUESTS}` to an endpoint of the operator, with the `token` if any."""
 
     def __init__(self, config: WakeWebhookConfig, token: str | None) -> None:
         self._config = config
@@ -59,8 +59,8 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 class DeploymentStarter:
-    """Raises the scale of a Deployment where it is lower, and never lowers it. The router's service account needs
-    `get` and `patch` on `deployments/scale` in the namespace.
+    """Raises the scale of a Deployment to `replicas` if it is lower, and never lowers it. The router's service
+    account needs `get` and `patch` on `deployments/scale` in the namespace.
     """
 
     def __init__(self, api: KubernetesApi, namespace: str, name: str, replicas: int) -> None:

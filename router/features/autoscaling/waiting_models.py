@@ -1,7 +1,7 @@
 """Models for which requests wait now, in any worker of this router or of its replicas.
 
-Every worker reports that again and again while requests wait there (`model_waits.py`). Not everybody who starts
-instances is called then: KEDA polls, and what it gets is which models were reported lately.
+Every worker reports such a model repeatedly while requests wait for it (`model_waits.py`). A starter of instances
+is called then, but KEDA polls instead, and gets the models that were reported recently.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from itertools import takewhile
 from router.clock import Clock
 from router.features.autoscaling.model_waits import ASK_AGAIN_S
 
-FORGET_S = 3 * ASK_AGAIN_S  # after the last ask
+FORGET_S = 3 * ASK_AGAIN_S  # after the last report
 
 
 class WaitingModels:
-    """`share(model, waiting)` publishes for what requests wait here; `on_begin`: called when requests begin to
-    wait for a model.
+    """The models reported recently. `share(model, waiting)` publishes that requests wait at this process;
+    `on_begin` is called when requests begin to wait for a model.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.share: Callable[[str, int], None] = lambda model, waiting: None
         self.on_begin: list[Callable[[], None]] = []
         self._clock = clock
-        self._requested_s: dict[str, float] = {}  # last ask by model, the oldest first
+        self._requested_s: dict[str, float] = {}  # last report by model, the oldest first
 
     def report(self, model: str, waiting: int) -> None:
-        """Note that requests wait for a model in this process, and publish it."""
+        """Record and publish that requests wait for a model in this process."""
         self.share(model, waiting)
         self.note(model)
 
     def note(self, model: str) -> None:
-        """Note that requests wait for a model, here or at another process."""
+        """Record that requests wait for a model, in this process or another one."""
         now, begins = self._clock.now(), not self.waits(model)
         self._requested_s.pop(model, None)
         self._requested_s[model] = now

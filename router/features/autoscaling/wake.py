@@ -1,7 +1,8 @@
-"""Calls what starts instances: for a model one call at a time, and the next one after a pause.
+"""Calls to start instances: one call at a time for a model, and the next one after a pause.
 
-One process of a host calls: the worker on duty, where there are several. Each worker asks as long as requests wait
-there (`features/autoscaling/model_waits.py`), the others by a message; this decides which of these become calls.
+If a host has several workers, only the worker on duty calls. Each worker requests an instance as long as requests
+wait at it (`features/autoscaling/model_waits.py`), the others by a message; this module decides which of these
+become calls.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from router.telemetry.metrics.family import build_family, by_label
 
 log = logging.getLogger("warmroute.wake")
 
-CALLS_AT_ONCE = 8  # of all models: patterns match names that clients make up
+CALLS_AT_ONCE = 8  # over all models, because patterns also match names that clients make up
 
 
 class WakeCaller:
-    """Starts instances by `starters`, which are given by pattern; None: KEDA starts them, and nothing is called.
-    `on_end`: called with the model after each call, and whether it failed.
+    """Starts instances by `starters`, given by pattern; None: KEDA starts them, and nothing is called. After each
+    call, `on_end` is called with the model and whether the call failed.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class WakeCaller:
         self._tasks = tasks
         self._clock = clock
         self._calling: set[str] = set()
-        self._ended_s: dict[str, float] = {}  # by model; those of the last `pause_s`
+        self._ended_s: dict[str, float] = {}  # end of the last call by model, within the last `pause_s`
         self.calls: Counter[tuple[str, str]] = Counter()  # by pattern and how they ended: accepted, failed
 
     def ask(self, model: str, waiting: int) -> None:
-        """Call for an instance with the model, unless a call runs, or ended less than the pause ago."""
+        """Call to start an instance with the model, unless a call is in flight or ended less than the pause ago."""
         now = self._clock.now()
         self._ended_s = {name: at_s for name, at_s in self._ended_s.items() if now - at_s < self._pause_s}
         pattern = self._patterns.find(model)
@@ -64,7 +65,7 @@ class WakeCaller:
             self._tasks.spawn("wake", self._call(starter, pattern, model, waiting))
 
     async def _call(self, starter: InstanceStarter, pattern: str, model: str, waiting: int) -> None:
-        log.info("no instance serves %s, for which requests wait (%d here): asking for one", quote_name(model), waiting)
+        log.info("no instance serves %s, %d requests wait here: requesting an instance", quote_name(model), waiting)
         try:
             trouble = await starter.start(model, waiting)
         finally:
@@ -85,7 +86,7 @@ class Wake:
         self.caller = caller
 
     def families(self) -> Iterator[Metric]:
-        """Return the metrics of what waits and was called, as of now."""
+        """Return the present metrics of waiting requests and calls."""
         waiting = "requests that wait for an instance with their model, by pattern of `wake.models`"
         yield build_family("wake_waiting_requests", waiting, ("model",), by_label(self.waits.waiting()))
         calls = "calls that start an instance, by that pattern and end: accepted, failed"
@@ -93,8 +94,9 @@ class Wake:
 
 
 def build_wake(core: Core, config: WakeConfig, waiting_models: WaitingModels, shared: SharedWaits | None) -> Wake:
-    """Build what lets requests wait in this process, has instances started, and notes in `waiting_models` what
-    waits. `shared` None: this is the only process. Raises ConfigError for a Deployment outside of a cluster.
+    """Build the parts that let requests wait in this process, have instances started, and report to
+    `waiting_models` the models that requests wait for. `shared` is None if this is the only process. Raises
+    ConfigError for a Deployment outside of a cluster.
     """
     starters = {name: build_starter(model, core.config.fleet) for name, model in config.models.items()}
     caller = WakeCaller(starters, config.pause_s, core.tasks, core.clock)
@@ -122,8 +124,8 @@ def build_wake(core: Core, config: WakeConfig, waiting_models: WaitingModels, sh
 
 
 def build_starter(config: WakeModelConfig, fleet: schema.FleetConfig) -> InstanceStarter | None:
-    """Build what starts instances; None: KEDA does. Raises ConfigError outside of a cluster, where Kubernetes
-    cannot be found.
+    """Build the starter of instances; None if KEDA starts them. Raises ConfigError outside of a cluster, where
+    Kubernetes cannot be found.
     """
     if config.webhook is not None:
         token_env = config.webhook.token_env

@@ -1,10 +1,10 @@
-"""Carries a stream on at another engine when its own has failed after the first byte.
+"""Continues a stream at another engine when its own has failed after the first byte.
 
-The next engine is chosen as for any request, without those that failed. It gets the prompt's token ids and those of
-the answer so far, or the text where ids are not known or not used (`backends/vllm/continuation.py`), and the client
-gets its tokens in the same stream (`prompt/continuable_stream.py`). Where no engine can, the stream ends with an
-error event, and the record says why (`uncontinued`). Bounded per request, because an answer on which engines go on
-failing may be what they fail of.
+The next engine is chosen as for any request, without those that failed. It gets the token ids of the prompt and of
+the answer so far, or their text if ids are unknown or not used (`backends/vllm/continuation.py`), and the client
+gets the engine's tokens in the same stream (`prompt/continuable_stream.py`). If no engine can continue the answer,
+the stream ends with an error event, and the record has the reason (`uncontinued`). Attempts are limited per answer,
+because an answer on which engine after engine fails may be the cause.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from router.request.services import Services
 from router.scheduling.policy.record import Attempt, Record
 from router.scheduling.ticket import Ticket
 
-BREAKS_ALLOWED = 2  # of one answer: a rolling restart may meet a long one twice; one more ends it
-ENGINES_TRIED = 3  # in a row that do not begin to carry it on
+BREAKS_ALLOWED = 2  # per answer: a rolling restart may break a long one twice; one more break ends it
+ENGINES_TRIED = 3  # in a row that do not begin to continue the answer
 
 NotCarriedOn = (
     BrokenReason
     | ContinuationRefusal
     | Literal["multimodal", "stop_strings", "breaks", "no_target", "refused", "deadline"]
 )
-"""Why an answer that could be carried on was not, beside what the stream itself says.
+"""Why a continuable answer was not continued, in addition to the stream's own reasons.
 
     stop_strings  too many tokens without text before the end
-    multimodal    the prompt has media, of which its token ids are only placeholders
-    breaks        more engines failed on it than `BREAKS_ALLOWED`
-    no_target     no other engine can serve it now
-    refused       no engine began to carry it on: not reached, full, or its prompt was not the ids that it was sent
+    multimodal    the prompt has media, for which its token ids are only placeholders
+    breaks        more engines failed on the answer than `BREAKS_ALLOWED`
+    no_target     no other engine can serve the request now
+    refused       no engine began to continue: not reached, full, or its prompt was not the ids that it was sent
     deadline      the next engine did not begin in time
     length        no token is left of `max_tokens`
 """
@@ -58,8 +58,8 @@ class _Break:
     attempt: Attempt
     failure: ExchangeFailure
     number: int = 1  # of this answer
-    refusal: NotCarriedOn | None = None  # it cannot be carried on from there
-    tried: int = 0  # engines since, none of which began to carry it on
+    refusal: NotCarriedOn | None = None  # why the answer cannot be continued from this break
+    tried: int = 0  # engines since the break, none of which began to continue the answer
 
 
 class _Rest(NamedTuple):
@@ -72,7 +72,7 @@ class _Rest(NamedTuple):
 async def continue_stream(
     request: Request, record: Record, end: RelayEnd | None, services: Services
 ) -> RelayEnd | None:
-    """Complete an answer that broke off and was left open, by other engines; or end it with an error event."""
+    """Complete an answer that broke off and was left open, by other engines, or end it with an error event."""
     if isinstance(end, RelayBroken) and end.open:
         await carry_on(request, record, end, services)
     return end
@@ -84,7 +84,7 @@ async def carry_on(request: Request, record: Record, broken: RelayBroken, servic
     earlier = EarlierAttempts(failed=set())
     at = _Break(record.attempts[-1], broken.failure)
     end: RelayEnd = broken
-    reported = b""  # by the last engine that began, or any that was tried after it
+    reported = b""  # the error from the last engine that began, or from one tried after it
     while not isinstance(end, RelayFinished):
         reported = stream.reported if isinstance(end, RelayBroken) else stream.reported or reported
         if not await _turn_to_text(request, stream, earlier, services):
@@ -118,8 +118,8 @@ def _prepare(
     earlier: EarlierAttempts,
     services: Services,
 ) -> _Rest | NotCarriedOn:
-    """Return the request for the rest of the answer, with the next engine booked; or why there is none. `end`: of
-    the attempt before.
+    """Return the request for the rest of the answer, with the next engine booked; or why there is none. `end` is
+    the end of the previous attempt.
     """
     stream = request.stream
     assert stream is not None
@@ -145,7 +145,9 @@ def _prepare(
 async def _find_resume_point(
     request: Request, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
 ) -> NotCarriedOn | None:
-    """Go back in the answer to where the next engine can begin; return why there is no such place."""
+    """Go back in the answer to where the next engine can begin. Return why there is no such place; None if there
+    is.
+    """
     if (refusal := stream.find_refusal()) is not None:
         return refusal
     while (ids := stream.resume_ids()) is not None:
@@ -162,8 +164,8 @@ async def _find_resume_point(
 async def _turn_to_text(
     request: Request, stream: ContinuableStream, earlier: EarlierAttempts, services: Services
 ) -> bool:
-    """Turn from ids to text because an engine did not use the ids; return whether it can: then that engine may be
-    asked again.
+    """Switch from ids to text if an engine did not use the ids. Return whether the switch was made: then the same
+    engine may be tried again.
     """
     ids = stream.ids_for_text() if stream.ids_ignored else None
     text = await _detokenize(ids, request, earlier, services) if ids else None
@@ -177,7 +179,7 @@ async def _turn_to_text(
 
 
 async def _detokenize(ids: list[int], request: Request, earlier: EarlierAttempts, services: Services) -> str | None:
-    """Return the text of `ids`; None if nobody says it."""
+    """Return the text of `ids`; None if no instance can detokenize them."""
     served = request.served
     if served is None:
         return None
@@ -187,7 +189,7 @@ async def _detokenize(ids: list[int], request: Request, earlier: EarlierAttempts
 
 
 def _exclude(failed: str, earlier: EarlierAttempts, services: Services) -> None:
-    """Ask no rank again of an instance that failed, and have it probed."""
+    """Exclude all ranks of an instance that failed, and have the instance probed."""
     earlier.failed.add(failed)
     if (target := services.scheduler.fleet.target(TargetId(failed))) is not None:
         earlier.failed.update(target.id for target in target.instance.targets.values())
@@ -217,7 +219,7 @@ def _build_rest(request: Request, stream: ContinuableStream) -> Request | Contin
 
 
 def _close(request: Request, stream: ContinuableStream, record: Record) -> None:
-    """Complete an answer of which only the end is missing."""
+    """Complete an answer that lacks only its end."""
     usage, record.error = stream.count(), None
     record.prompt_tokens, record.output_tokens = usage.prompt_tokens, usage.output_tokens
     prompt = request.prompt

@@ -1,4 +1,4 @@
-"""Continuation: a stream whose engine fails in the middle is carried on by another engine."""
+"""Continuation: a stream whose engine fails in the middle is continued by another engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.request.stages import FeaturePath
 
 
 class ContinuationFeature(Feature):
-    """Carries streams on, within `limits.continuation_bytes`."""
+    """Continues streams, within `limits.continuation_bytes`."""
 
     def __init__(self, core: Core) -> None:
         self.path = FeaturePath(recovery=continue_stream)

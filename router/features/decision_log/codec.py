@@ -1,4 +1,4 @@
-"""Encodes records as lines of the decision log: everything a replay needs, and nothing that a client wrote.
+"""Encodes records as lines of the decision log: everything that a replay needs, and nothing that a client wrote.
 
 No prompt and no error text; names of users, keys and units become salted digests, and so do the prompt's blocks.
 Views are written as they are, except for the client's name. Pure: no file, no clock. Floats must be finite, as the
@@ -31,20 +31,20 @@ from router.scheduling.policy.record import Attempt, PrefillRecord, Record, Stag
 from scorers.contract import View
 
 HASH_BITS = 48
-"""Among a million different blocks two share a digest with a probability of 0.18 % (n^2 / 2^49); a given one shares
-it with any other with 3.6e-9.
+"""Among a million different blocks, any two share a digest with a probability of 0.18 % (n^2 / 2^49); a given block
+shares its digest with another one with a probability of 3.6e-9.
 """
 
 
 class PseudonymSalt:
-    """Turns names into digests that can be compared and say nothing else."""
+    """Turns names into digests that can be compared and reveal nothing else."""
 
     def __init__(self, salt: int) -> None:
         self._key = blake2b(str(salt).encode()).digest()
         self._seed = int.from_bytes(self._key[:8])
 
     def digest(self, name: str | bytes | None) -> str | None:
-        """Return 16 hex digits; `None` for `None`."""
+        """Return the digest of a name as 16 hex digits; None for None."""
         if name is None:
             return None
         data = name if isinstance(name, bytes) else name.encode(errors="surrogatepass")
@@ -56,12 +56,12 @@ class PseudonymSalt:
 
 
 class RecordEncoder:
-    """Encodes lines, each with its end, for one file after the other."""
+    """Encodes lines, each with its line end, for one file after the other."""
 
     def __init__(self, salt: int) -> None:
         self._salt = PseudonymSalt(salt)
         self._encode = msgspec.json.Encoder().encode
-        self._policies: set[tuple[str, str]] = set()  # that the file has a line of
+        self._policies: set[tuple[str, str]] = set()  # policies that the file has a line for
 
     def start_file(self, run: str, version: str, at_wall_s: float) -> bytes:
         """Begin a new file; return its first line."""
@@ -69,10 +69,10 @@ class RecordEncoder:
         return self._line(LogLine(file=FileHead(VERSION, at_wall_s, run, version, FIELDS)))
 
     def encode_record(self, record: Record) -> bytes:
-        """Return the record's line, after its policy's if the file has none yet.
+        """Return the record's line, preceded by its policy's line if the file has none yet.
 
-        Raises TypeError, ValueError or OverflowError for a record that has no JSON form, and then nothing has
-        changed.
+        Raises TypeError, ValueError or OverflowError for a record that has no JSON form, and then has changed
+        nothing.
         """
         line = self._line(LogLine(record=self._log_record(record)))
         policy = record.policy

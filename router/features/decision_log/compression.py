@@ -1,8 +1,8 @@
-"""Compresses the decision log's closed files and removes the oldest, in steps of a millisecond.
+"""Compresses the decision log's closed files and removes the oldest ones, in steps of a millisecond.
 
-The thread that writes the decision log does this between two slices of writing: 256 MB take seconds to compress,
+The thread that writes the decision log compresses between two slices of writing: 256 MB take seconds to compress,
 and records must not pile up meanwhile. zlib releases the interpreter lock while it works. Files are as in
-`files.py`; `OSError` is raised as it comes, and the file concerned goes to the end of the queue.
+`files.py`; `OSError` is passed on, and the file concerned goes to the end of the queue.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from router.features.decision_log.files import COMPRESSED, UNFINISHED, list_compressed, list_plain, try_lock
 from router.telemetry.private_files import open_private
 
-CHUNK_BYTES = 64 * 1024  # a ms of compressing
+CHUNK_BYTES = 64 * 1024  # takes a ms to compress
 LEVEL = 6  # 9 takes half as long again for 8 % less, 1 makes files twice as large
 
 
 class FileCompressor:
-    """Compresses closed files one after the other. `sync`: fsync the result before the plain file is removed."""
+    """Compresses closed files one after the other. `sync`: fsync each result before the plain file is removed."""
 
     def __init__(self, folder: Path, keep_bytes: int, sync: bool) -> None:
         self._folder, self._keep_bytes, self._sync = folder, keep_bytes, sync
@@ -38,7 +38,7 @@ class FileCompressor:
         self._waiting.append(path)
 
     def step(self) -> bool:
-        """Do a little of the work, if there is any; return whether a file was finished."""
+        """Do a step of the work, if there is any; return whether a file was finished."""
         if not self._waiting:
             return False
         if self._running is None:
@@ -64,15 +64,15 @@ class FileCompressor:
 
 
 def compress(path: Path, sync: bool) -> Generator[None, None, None]:
-    """Compress a plain file in steps of a few ms, and replace it by the result. A file that another process writes,
-    or that is gone, is left alone. `sync`: fsync the result before the plain file is removed.
+    """Compress a plain file in steps of a few ms, and replace the file by the result. A file that another process
+    writes, or that is gone, is left alone. `sync`: fsync the result before the plain file is removed.
     """
     unfinished = path.with_suffix(UNFINISHED)
     with suppress(FileNotFoundError), FileIO(path, "rb") as plain:
         if not try_lock(plain):
             return
         try:
-            unfinished.unlink(missing_ok=True)  # one that a killed process left would keep its own permissions
+            unfinished.unlink(missing_ok=True)  # a file left by a killed process would keep its permissions
             with FileIO(unfinished, "xb", opener=open_private) as raw:
                 with GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=raw) as compressed:
                     while chunk := plain.read(CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""The decision log: every choice with all that the policy saw, to be replayed by other policies."""
+"""The decision log: every choice with everything that the policy saw, to be replayed by other policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.telemetry.metrics.family import build_family
 
 
 class DecisionLogFeature(Feature):
-    """The log of `records.decision_log`."""
+    """The log of the config section `records.decision_log`."""
 
     def __init__(self, core: Core) -> None:
         config = core.config.records.decision_log

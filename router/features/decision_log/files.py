@@ -1,12 +1,12 @@
-"""The decision log's files on disk: their names, who owns them, and the one being written.
+"""The decision log's files on disk: their names, their locks, and the file being written.
 
     decisions-20261121T095932Z-0001.jsonl           being written; locked by the process that writes it
     decisions-20261121T095932Z-0001.jsonl.gz.tmp    being compressed
-    decisions-20261121T095932Z-0001.jsonl.gz        complete: renamed when it was, then the plain one was removed
+    decisions-20261121T095932Z-0001.jsonl.gz        complete: renamed when complete, then the plain file was removed
 
-Names sort by time. A process that dies leaves a plain file without a lock: the next process that finds it
-compresses it. So several routers may share a folder (`compression.py` compresses). Everything here blocks, and
-raises `OSError` as it comes.
+Names sort by time. A process that dies leaves a plain file without a lock, which the next process that finds it
+compresses. So several routers may share a folder (`compression.py` compresses). All functions block, and pass
+`OSError` on.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from router.telemetry.private_files import open_private
 
 STEMS = ("decisions", "ledger")
-"""Prefixes of file names: the current one, and that of version 0.1, which is still read."""
+"""Prefixes of file names: the current one, and the one of version 0.1, which is still read."""
 
 PLAIN, COMPRESSED, UNFINISHED = ".jsonl", ".jsonl.gz", ".jsonl.gz.tmp"
 
 
 class OpenLogFile:
-    """The file being written: created, locked and empty. What `write` took is with the kernel at once."""
+    """The file being written: created, locked and empty at first. `write` hands data to the kernel at once."""
 
     def __init__(self, folder: Path, at_wall_s: float, number: int = 1) -> None:
         """Create the file. `number` distinguishes files of one second; the next free one is used."""
@@ -38,7 +38,7 @@ class OpenLogFile:
         self.bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Write all of `data`, or raise OSError and leave nothing: it is tried again in another file."""
+        """Write all of `data`, or raise OSError and leave none of it: the caller retries in another file."""
         left = memoryview(data)
         try:
             while left:
@@ -79,7 +79,7 @@ def _create(folder: Path, at_wall_s: float, number: int) -> tuple[Path, FileIO]:
             file = FileIO(path, "xb", opener=open_private)
             if try_lock(file):
                 return path, file
-            file.close()  # another process took it for an abandoned one, and will remove it
+            file.close()  # another process took the file for an abandoned one, and will remove it
     raise AssertionError("there is always another number")
 
 

@@ -1,16 +1,16 @@
 """The decision log's file format, as types that msgspec reads and writes.
 
     {"file":   {version, started_at_wall_s, run, warmroute, fields}}   the first line of every file
-    {"policy": {name, digest, spec}}      before the first record that it decided: every file can be read alone
+    {"policy": {name, digest, spec}}      before the policy's first record, so that every file can be read alone
     {"record": {...}}                     a request, once it has ended (`LoggedRecord`)
 
 Views are arrays in the order of the contract's fields, which `fields` lists; floats have their shortest exact form.
 A view of a large fleet has rows for the targets that could win, and counts the `others`
-(`scheduling/policy/pruning.py`). Rows and not columns: columns take a sixth less, but msgspec reads and writes rows
-by itself, twice as fast, and a row that did not change since the record before costs next to nothing once
-compressed. A record is also a request of a Mooncake trace (`timestamp` in ms, `input_length`, `output_length`,
-`hash_ids` per 512 tokens), as in https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release, except for a last
-block that is not full.
+(`scheduling/policy/pruning.py`). Views have rows and not columns: columns take a sixth less space, but msgspec
+reads and writes rows by itself, twice as fast, and a row that has not changed since the previous record costs next
+to nothing once compressed. A record is also a request of a Mooncake trace (`timestamp` in ms, `input_length`,
+`output_length`, `hash_ids` per 512 tokens), as in https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release,
+except for a last block that is not full.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scorers.contract import Ask, Decode, Load, Overlap, PoolHit, Row, Speed, Tr
 
 VERSION = 2
 OLDEST_VERSION = 1
-"""The oldest version that is read. It has another name for the stage `admission_ms` (`OLD_NAMES`)."""
+"""The oldest version that can be read. It has another name for the stage `admission_ms` (`OLD_NAMES`)."""
 
 OLD_NAMES = ((b'"door_ms"', b'"admission_ms"'),)
 UNPLACED = "unplaced"
@@ -45,7 +45,7 @@ class FileHead(msgspec.Struct, frozen=True):
 
 
 class LoggedPolicy(msgspec.Struct, frozen=True):
-    """A policy that records of the file refer to."""
+    """A policy to which records of the file refer."""
 
     name: str
     digest: str
@@ -62,16 +62,16 @@ class LoggedChoice(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     view: View
     part: Part
-    policy: str  # that decided: the fallback where the record's failed, a half of a policy for half of a pair
+    policy: str  # that decided: the fallback if the record's failed, a half of a policy for half of a pair
     target: str
     end: str  # an `AttemptEnd` or `LegEnd`, or one of a later version
     predicted_tokens: int | None = None
     expected_tokens: int | None = None
     pool_tokens: int | None = None
     duration_ms: float | None = None  # of a prefill half
-    cached_tokens: int | None = None  # delivered there
+    cached_tokens: int | None = None  # of a prefill half
     prefill: LoggedChoice | None = None  # the prefill half of a pair
-    panic: bool = False  # this and the next as in `Attempt`
+    panic: bool = False  # this and the next field are as in `Attempt`
     down: bool = False
 
 
@@ -94,13 +94,13 @@ class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     output_length: int | None
     hash_ids: list[int] = []  # a digest of the prompt's first 512, 1024, 1536, ... tokens
     endpoint: str
-    model: str | None  # None: it was not placed, so the name may be anything
+    model: str | None  # None: not placed, so the client's name may be anything
     stream: bool
     tokens_from: str
     prompt_tokens_counted: int | None
     stages: Stages
     policy: str | None = None  # assigned to the request
-    digest: str | None = None  # of it: its `LoggedPolicy` came before
+    digest: str | None = None  # of the policy, whose `LoggedPolicy` line came before
     arm: str | None = None
     admission_rule: str | None = None  # these two as in `Record`
     full_targets: list[str] = []
@@ -129,7 +129,7 @@ class LoggedRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 
 
 class LogLine(msgspec.Struct, gc=False, omit_defaults=True):
-    """One line: one of the fields is set; none for a kind of line that a later version wrote."""
+    """One line, with one of the fields set; none is set for a kind of line from a later version."""
 
     file: FileHead | None = None
     policy: LoggedPolicy | None = None
@@ -137,4 +137,4 @@ class LogLine(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 decode = msgspec.json.Decoder(LogLine).decode
-"""Decodes one line, with or without its end. Raises `msgspec.ValidationError` or `msgspec.DecodeError`."""
+"""Decodes one line, with or without its line end. Raises `msgspec.ValidationError` or `msgspec.DecodeError`."""

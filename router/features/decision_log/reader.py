@@ -1,8 +1,8 @@
-"""Reads decision log files back into records: streaming, in constant memory, in the order of their names.
+"""Reads decision log files back into records: streaming, in constant memory, in the order of the files' names.
 
-Nothing in a file can stop the reader. A last line without its end is what a crash leaves; any other line that
-cannot be read is damage; both come out as `UnreadableLine`, with the place and the reason. Files may be plain or
-compressed, and may still be written, compressed or removed meanwhile.
+Nothing in a file can stop the reader. A crash leaves a last line without its end; any other unreadable line is
+damage. Both are returned as `UnreadableLine`, with the place and the reason. Files may be plain or compressed, and
+may still be written, compressed or removed meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROGRESS_EVERY = 256  # lines
 
 
 class DecisionLogError(WarmrouteError):
-    """A path has no decision log to read. `str()` says which and why."""
+    """A path has no decision log to read; the message has the path and the reason."""
 
 
 class UnreadableLine(NamedTuple):
@@ -43,7 +43,7 @@ class UnreadableLine(NamedTuple):
     path: Path
     line: int  # counting from 1
     why: str
-    torn: bool = False  # the unfinished last line of a file: a crash, or it is being written
+    torn: bool = False  # the unfinished last line of a file, after a crash or while it is being written
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.why}"
@@ -53,9 +53,10 @@ Entry = LoggedRecord | LoggedPolicy | UnreadableLine
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the decision log files among `paths`, all of a folder, each once, in the order of their names.
+    """Return the decision log files of `paths`, which are files and folders, each once, in the order of their
+    names.
 
-    Raises DecisionLogError for a path that does not exist, and for a folder without any.
+    Raises DecisionLogError for a path that does not exist, and for a folder without decision log files.
     """
     found: set[Path] = set()
     for path in paths:
@@ -74,7 +75,7 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def read(paths: Iterable[Path], on_progress: Callable[[int], None] | None = None) -> Iterator[Entry]:
-    """Return records with the policies that decided them, each policy before its first record of every file.
+    """Return records with the policies that decided them, in each file a policy before its first record.
 
     `on_progress` gets the number of further bytes read, as stored on disk. Raises `DecisionLogError` as
     `find_files` does, before anything is read.
@@ -127,7 +128,7 @@ def _read(path: Path, file: BinaryIO, on_progress: Callable[[int], None]) -> Ite
 
 
 def _entry(path: Path, number: int, line: bytes) -> Entry | FileHead | None:
-    """Decode one line; `None` for a kind of line that a later version wrote."""
+    """Decode one line; None for a kind of line from a later version."""
     if not line.endswith(b"\n"):
         return UnreadableLine(path, number, "the last line is not finished", torn=True)
     try:
@@ -138,8 +139,8 @@ def _entry(path: Path, number: int, line: bytes) -> Entry | FileHead | None:
 
 
 def _rename_fields(line: bytes) -> bytes:
-    """Return a line of an older format with the field names of this one. Names in quotes occur only as field names:
-    text inside a value has its quotes escaped.
+    """Return a line of an older format with the field names of the present one. Names in quotes occur only as field
+    names, because quotes inside a value are escaped.
     """
     for old, new in OLD_NAMES:
         line = line.replace(old, new)
@@ -147,7 +148,7 @@ def _rename_fields(line: bytes) -> bytes:
 
 
 def _incompatibility(head: FileHead) -> str | None:
-    """Return why this version cannot read the file, or `None`: views are arrays, so their fields must be in
+    """Return why this version cannot read the file; None if it can. Views are arrays, so their fields must be in
     order.
     """
     if not OLDEST_VERSION <= head.version <= VERSION:

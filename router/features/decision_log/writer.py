@@ -1,12 +1,12 @@
-"""The decision log writer: every decision as JSON lines in files, written by a thread of its own.
+"""The decision log writer. Its own thread writes every decision as JSON lines in files.
 
     add() -> a bounded queue -> the thread: encode, write, rotate -> compress, delete the oldest
 
-The event loop only appends to the queue; when that is full, the newest record is dropped and counted. The thread
-works in slices of a fifth of a millisecond with rests between them: another thread that needs the interpreter waits
-no longer than a slice and a record. If the disk is full or the folder gone, that is logged once per change, counted
-and tried again, and what was taken from the queue goes back into it: requests never notice. `codec.py` encodes
-records, `files.py` creates and locks files, `compression.py` compresses them.
+The event loop only appends to the queue; when the queue is full, the newest record is dropped and counted. The
+thread works in slices of a fifth of a millisecond with rests between them, so another thread that needs the
+interpreter waits no longer than a slice and a record. If the disk is full or the folder gone, the failure is logged
+once per change, counted and retried, and records taken from the queue go back into it: requests are not affected.
+`codec.py` encodes records, `files.py` creates and locks files, `compression.py` compresses them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ class DecisionLogStats(NamedTuple):
 
 
 class LoggedRequest(Held):
-    """A request whose record goes to the log, with the block keys of its prompt; `tokens` None: they are
-    unknown.
-    """
+    """A request whose record is logged, with the block keys of its prompt; `tokens` is None if they are unknown."""
 
     def __init__(self, log: DecisionLogWriter, tokens: TokenizedPrompt | None) -> None:
         self._log = log
@@ -82,7 +80,7 @@ class DecisionLogWriter:
         self._encoder = RecordEncoder(salt)
         self._queue: deque[Record] = deque()
         self._queue_limit = config.queue
-        self._overflowed = 0  # set by the event loop; all that follow by the thread
+        self._overflowed = 0  # set by the event loop; the fields below are set by the thread
         self._written = self._unencodable = self._bytes = self._files = 0
         self._file: OpenLogFile | None = None
         self._records = 0  # in that file
@@ -100,23 +98,23 @@ class DecisionLogWriter:
     # called on the event loop
 
     def start(self) -> None:
-        """Start the thread, once. A folder that cannot be created is logged and tried again, as at any time."""
+        """Start the thread, once. A folder that cannot be created is logged and retried, at the start as later."""
         self._thread.start()
 
     def enter(self, request: Request, services: Services) -> None:
-        """Let the record of a request be logged: its stage."""
+        """Have the record of a request logged, as a stage."""
         request.hold(LoggedRequest(self, request.known))
 
     def add(self, record: Record) -> None:
-        """Queue the record of a request that has ended; it must not change any more."""
+        """Queue the record of a request that has ended. The record must not change any more."""
         if len(self._queue) < self._queue_limit:
             self._queue.append(record)
         else:
             self._overflowed += 1
 
     def close(self, within_s: float = 5.0) -> None:
-        """Write what waits, compress, and end the thread; blocks, but hardly longer than `within_s`. What is not
-        compressed by then is at the next start, what is not written is dropped.
+        """Write the queued records, compress, and end the thread; blocks, but hardly longer than `within_s`. Files
+        not compressed by then are compressed at the next start; records not written are dropped.
         """
         self._queue_limit = 0
         self._close_by = self._clock.now() + within_s
@@ -169,7 +167,7 @@ class DecisionLogWriter:
         return REST_S if writes or (self._compressor.busy and self._compressing.trouble is None) else IDLE_S
 
     def _write(self) -> bool:
-        """Write a slice of the queue; return whether any of it is in the file."""
+        """Write a slice of the queue; return whether any record was written."""
         now = self._clock.now()
         try:
             written = self._append(now) if self._queue else 0
@@ -223,7 +221,7 @@ class DecisionLogWriter:
         return due or (self._closing.is_set() and not self._queue)
 
     def _check(self, file: OpenLogFile, now: float) -> None:
-        """Raise OSError if the file was replaced; then fsync or close it when that is due."""
+        """Fsync or close the file if that is due. Raises OSError if the file was removed or replaced."""
         self._checked_at = now
         file.check()
         full = self._is_full(file, now)
@@ -235,7 +233,7 @@ class DecisionLogWriter:
             self._compressor.add(file.path)
 
     def _drop_file(self) -> None:
-        """Give up a file that fails. The next try gets a new one; a file without a record is removed."""
+        """Give up a file that fails. The next attempt uses a new file; a file without a record is removed."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -246,7 +244,7 @@ class DecisionLogWriter:
             file.discard()
 
     def _log_drops(self) -> None:
-        """Log dropped records: at the first, and whenever there are twice as many."""
+        """Log the number of dropped records at the first one, and whenever it has doubled."""
         if self._overflowed >= max(1, 2 * self._drops_logged):
             self._drops_logged = self._overflowed
             log.error(
@@ -258,7 +256,7 @@ class DecisionLogWriter:
 class RetriedWork:
     """Disk work that is retried `retry_s` after a failure. Failures are logged once per change.
 
-    `work` does a little, and returns whether that proves that the disk works.
+    `work` does a step, and returns whether the step proves that the disk works.
     """
 
     def __init__(self, what: str, work: Callable[[], bool], retry_s: float) -> None:
@@ -268,7 +266,7 @@ class RetriedWork:
         self._not_before = -inf
 
     def retry_now(self) -> None:
-        """Retry now what failed before."""
+        """Retry failed work at the next `run`, without a pause."""
         self.trouble = None
         self._not_before = -inf
 

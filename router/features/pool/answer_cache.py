@@ -1,8 +1,9 @@
-"""Caches the pool's answers about single blocks for `ttl_s`.
+"""Cache of the pool's answers about single blocks, each kept for `ttl_s`.
 
-Blocks are identified by the hash that events carry, so that an engine's announcement of a block that it saved is an
-answer, too: present a moment ago. After `ttl_s` an answer is dropped, because the pool evicts blocks without
-announcing it. Knows nothing of keys, sockets or prompts; one cache per model, since models share digests.
+Blocks are identified by the hash in events, so that an engine's event about a block that it saved is an answer,
+too: the block was present a moment ago. After `ttl_s` an answer is dropped, because the pool evicts blocks without
+an event. The cache does not depend on keys, sockets or prompts. There is one per model, because models share
+digests.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Answer(NamedTuple):
 
 
 class AnswerCache:
-    """Holds at most `limit_blocks` answers, the newest."""
+    """The newest answers, at most `limit_blocks`."""
 
     def __init__(self, ttl_s: float, limit_blocks: int) -> None:
         self._ttl_s = ttl_s
@@ -50,7 +51,7 @@ class AnswerCache:
         return len(self._answers)
 
     def record(self, answers: Iterable[tuple[int, BlockPresence]], at: float) -> None:
-        """Store answers by event hash, valid at `at`: when the query was sent, not when it was answered."""
+        """Store answers by event hash, valid at `at`: the time when the query was sent, not answered."""
         for hash_, presence in answers:
             before = self._answers.get(hash_)
             if before is None or before.at <= at:
@@ -73,7 +74,7 @@ class AnswerCache:
         return CachedAnswers(presence, oldest)
 
     def clear(self) -> None:
-        """Drop everything: another master leads, or the same one again, which may have restarted empty."""
+        """Drop all answers, because another master leads, or the same one again, which may have restarted empty."""
         self._answers.clear()
 
     def _expire(self, until: float) -> None:
@@ -86,7 +87,7 @@ class AnswerCache:
 
 
 def event_hashes(digests: Sequence[Digest]) -> array[int]:
-    """Return `EngineChain.event_hash` of each digest, all at once: 5,000 in 0.1 ms."""
+    """Return `EngineChain.event_hash` of each digest, computed together: 5,000 in 0.1 ms."""
     words = array("Q", b"".join(digests))
     if not digests:
         return words

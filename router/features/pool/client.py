@@ -1,12 +1,12 @@
-"""The shared pool as a Mooncake Store: looks up how much of a prompt it holds.
+"""Client of the shared pool, a Mooncake Store: looks up how much of a prompt the pool holds.
 
     token ids, keys  ->  engine digests   ->  cached answers   ->  queries to the leading master   ->  PoolHit
                          digest_cache.py      answer_cache.py      prefix_lookup.py query.py leader.py
 
-Store events of engines (`StoredBlockObserver`) prove which hash they use (hash_detection.py) and whether the rest
-of the keys is right (key_check.py); blocks that they put into the pool are cached as present. Where any of this is
-unknown, the result is *unknown* (`None`), counted by reason: nothing raises, and no request waits for an answer
-longer than `deadline_ms`.
+Store events of engines (`StoredBlockObserver`) prove which hash the engines use (hash_detection.py) and whether the
+rest of the keys is right (key_check.py); blocks that engines put into the pool are cached as present. If any of
+this is unknown, the result is *unknown* (`None`), counted by reason: nothing raises, and no request waits for an
+answer longer than `deadline_ms`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Model:
         self.hash_detection = HashDetection(name, settings)
         self.answers = answers
         self.names: _KeyAccess | None = None  # None: no prompt yet, or the model's name is unknown
-        self.root: _Root | None = None  # the last first block that an engine stored, for checking keys
+        self.root: _Root | None = None  # the latest prompt's first block stored by an engine, for checking keys
         self.logged: str | None = None
 
     @property
@@ -60,12 +60,12 @@ class _Model:
 
 
 class _Root(NamedTuple):
-    """The first block of a prompt, as an engine announced it."""
+    """The first block of a prompt, as an engine's event reported it."""
 
     label: EngineHash
     token_ids: Sequence[int]
     salt: str | None
-    certain: bool  # it is in the pool; False: it may be, if that engine saves at all
+    certain: bool  # the block is in the pool; False: it may be, if the engine saves at all
 
 
 class _KeyAccess(NamedTuple):
@@ -79,7 +79,7 @@ class _KeyAccess(NamedTuple):
 
 @final
 class MooncakeStore:
-    """The pool's client. `masters`: the names by which `fetch` knows `settings.masters`, in the same order."""
+    """The pool's client. `masters` are the names of `settings.masters` for `fetch`, in the same order."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class MooncakeStore:
         clock: Clock,
         memory: MemoryBudget | None = None,
     ) -> None:
-        """`memory` is shared with other caches; default: its own, enough for `settings.remembered_blocks`."""
+        """Share `memory` with other caches; None: a budget of its own, enough for `settings.remembered_blocks`."""
         self._settings = settings
         self._tasks = tasks
         self._clock = clock
@@ -113,7 +113,7 @@ class MooncakeStore:
     # requests
 
     async def enter(self, request: Request, services: Services) -> None:
-        """Find the prompt's prefix in the pool, if a policy in use needs it: the stage of a request."""
+        """Find the prompt's prefix in the pool, as the stage of a request, if an active policy uses the pool."""
         served, known, override, scheduler = request.served, request.known, request.override, services.scheduler
         request.pool_hit = None
         needs = scheduler.selector.needs if override is None else scheduler.selector.needs | override.policy.needs
@@ -124,10 +124,10 @@ class MooncakeStore:
         request.durations.pool_ms = (self._clock.now() - started_s) * 1e3
 
     async def lookup(self, known: TokenizedPrompt, origin: HashInputs) -> PoolHit | None:
-        """Return the leading tokens of the prompt that the pool holds; `None`: unknown.
+        """Return the leading tokens of the prompt that the pool holds; None: unknown.
 
-        The deadline is for the pool's answer. Hashing new parts of the prompt comes before it, in slices, at 0.1 to
-        0.6 us per token: little compared with tokenising.
+        The deadline limits the wait for the pool's answer. New parts of the prompt are hashed before that, in
+        slices, at 0.1 to 0.6 us per token: little compared with tokenization.
         """
         answer = await self._lookup(known, origin)
         if not isinstance(answer, PoolHit):
@@ -174,7 +174,7 @@ class MooncakeStore:
     async def _hash(
         self, chain: EngineChain, keys: Sequence[Key], ids: array[int], block_tokens: int, origin: HashInputs
     ) -> list[Digest]:
-        """Return the digests of `keys`. New ones are computed in slices, each of which finds the one before
+        """Return the digests of `keys`. New digests are computed in slices, each of which finds the previous slice
         cached.
         """
         hashed = chain, keys, ids, block_tokens, origin.adapter, origin.salt
@@ -206,7 +206,7 @@ class MooncakeStore:
             self._check(model)
 
     def _check(self, model: _Model) -> None:
-        """Check the keys of the last first block in the pool, when a check is due."""
+        """Check the keys of the latest prompt's first block in the pool, if a check is due."""
         chain, names, root = model.hash_detection.chain, model.names, model.root
         if chain is None or names is None or root is None or not names.check.is_due(certain=root.certain):
             return
@@ -217,7 +217,7 @@ class MooncakeStore:
     # status
 
     def report(self) -> PoolReport:
-        """Return the state for the admin API and metrics."""
+        """Return the status for the admin API and metrics."""
         return PoolReport(
             self._leader.current,
             self._leader.masters,
@@ -252,7 +252,9 @@ class MooncakeStore:
         return self._models[name]
 
     def _key_access(self, model: _Model, path: str | None) -> _KeyAccess | None:
-        """Return the objects for the model's keys; created again when the engines report another path."""
+        """Return the objects for the model's keys, created anew when the engines report another path; None if the
+        model's name is unknown.
+        """
         if model.names is None or model.names.path != path:
             form = KeyForm.from_config(model.settings, path)
             if form is None:

@@ -1,4 +1,4 @@
-"""The shared KV pool (Mooncake): how many of a prompt's leading blocks engines can load from there."""
+"""The shared KV pool (Mooncake): how many of a prompt's leading blocks engines can load from the pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from router.tasks import Tasks
 
 
 class PoolFeature(Feature):
-    """The pool of `pool`."""
+    """The shared pool of the config section `pool`."""
 
     def __init__(self, core: Core) -> None:
         config = core.config.pool
@@ -36,7 +36,7 @@ class PoolFeature(Feature):
         await self.store.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return its masters, query outcomes and block names of each model, as plain JSON types."""
+        """Return the pool's masters, query outcomes and block names of each model, as plain JSON types."""
         return describe_pool(self.store.report())
 
     def families(self) -> Iterator[Metric]:

@@ -1,10 +1,10 @@
-"""Detects how the engines of a model hash blocks, by hashing the blocks that they announce and comparing.
+"""Detects how the engines of a model hash blocks, by hashing the blocks in their events and comparing.
 
-Queries with wrong hashes find nothing and look like an empty pool, so a chain is used as proved only after an
-engine announced a prompt's first block under the hash that the chain gives: 64 equal bits are a proof. Parameters
-left open in the configuration are tried with all usual values; explicit ones are varied, too, to report what is
-wrong and what to set. Engines that hash differently, at once or one after the other, revoke the proof until `AGREE`
-first blocks in a row agree again. Pure: knows neither keys nor the store.
+Queries with wrong hashes find nothing and look like an empty pool. So a chain counts as proved only after an engine
+reported a prompt's first block under the hash that the chain gives: 64 equal bits are a proof. Parameters left open
+in the configuration are tried with all usual values; explicit ones are varied, too, to report what is wrong and
+what to set. If engines hash differently, at once or one after the other, the proof is revoked until `AGREE` first
+blocks in a row agree again. The module is pure, and depends neither on keys nor on the store.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ AGREE = 4  # first blocks in a row that must agree after a disagreement
 class HashDetection:
     """Hash parameters of one base model.
 
-    `chain` is the chain to hash with: proved; or, while `state` is "waiting", a guess: blocks found with it are
-    there, blocks not found may be there under other names. `None`: unknown, and so is the pool's content. `trouble`
-    is one line for the operator: what differs, and what to set.
+    `chain` is the chain to hash with: proved or, while `state` is "waiting", a guess. Blocks found by a guess are
+    in the pool; blocks not found may be in the pool under other names. None: the chain is unknown, and so is the
+    pool's content. `trouble` is one line for the operator: what differs, and what to set.
     """
 
     def __init__(self, name: str, config: PoolModelConfig) -> None:
-        """`name` as in the configuration's `pool.models`."""
+        """Start the detection for the model `name`, as in the configuration's `pool.models`."""
         self._where = f"pool.models.{name}"
         self._config = config
         self._candidates = list(list_candidates(config))
@@ -50,7 +50,9 @@ class HashDetection:
             )
 
     def observe(self, event: BlocksStored) -> None:
-        """Take in blocks that an engine stored from token 0 on, with any adapter or salt. A few us once settled."""
+        """Compare blocks that an engine stored from token 0 on, with any adapter or salt. Takes a few us once
+        settled.
+        """
         if not is_comparable(event):
             return
         alike = self._block_tokens in (None, event.block_tokens)
@@ -105,7 +107,7 @@ class HashDetection:
         )
 
     def _complaints(self, chain: EngineChain) -> list[str]:
-        """Return how the configuration differs from the engines, if this is their chain."""
+        """Return how the configuration differs from the engines, if `chain` is theirs."""
         config, complaints = self._config, []
         if config.hash_algo not in ("auto", chain.algo):
             complaints.append(
@@ -136,7 +138,7 @@ class HashDetection:
 
 
 def list_candidates(config: PoolModelConfig) -> Iterator[EngineChain]:
-    """Yield all chains that are tried, the configured and likeliest ones first."""
+    """Yield all chains to try, the configured and likeliest ones first."""
     algos = sorted(get_args(HashAlgo), key=lambda algo: algo != config.hash_algo)
     return list_chains(algos, dict.fromkeys((config.hash_seed, *SEEDS)))
 

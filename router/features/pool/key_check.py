@@ -1,11 +1,10 @@
-"""Checks that the keys the router queries are those that the engines write, on a block that an engine has just
-saved.
+"""Checks, on a block that an engine has just saved, that the router queries the keys that the engines write.
 
-Hash detection proves the hash in a key, not the rest of it: prefix, model name, ranks. A wrong part finds nothing,
-ever, and too few ranks find blocks that no engine can load; nothing else shows it, since a missing key looks like
-any block that was never stored. So the first block of a saved prompt is queried, and a listing of the pool (never
-of a big one: the master builds it in one piece) shows the names that it really has there, which `diagnose` compares
-with ours.
+Hash detection proves the hash in a key, not the rest of the key: prefix, model name, ranks. With a wrong part, no
+query ever finds anything; with too few ranks, queries find blocks that no engine can load. Nothing else shows the
+error, because a missing key looks like a block that was never stored. So the first block of a saved prompt is
+queried, and a listing of the pool (never of a big one: the master builds it in one piece) shows the block's real
+keys, which `diagnose` compares with ours.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from router.tasks import Tasks
 
 log = logging.getLogger("warmroute.pool")
 
-SAVE_DELAY_S = 2.0  # a block is saved within this time after it entered an engine's cache
+SAVE_DELAY_S = 2.0  # an engine saves a block within this time after the block entered its cache
 RETRY_AFTER_S = 1.0
 VALID_FOR_S = 60.0
 LIST_EVERY_S = 60.0
@@ -50,9 +49,7 @@ class KeyCheck:
         self.trouble: str | None = None
 
     def is_due(self, *, certain: bool) -> bool:
-        """Return whether a block to check is wanted now; a certain one also replaces one that is still waited
-        for.
-        """
+        """Return whether to check a block now. A certain block also replaces one that is not saved yet."""
         return (self._task is None or (certain and self._waiting)) and self._clock.now() >= self._due_at
 
     def on_saved(self, digest: Digest, *, certain: bool) -> None:
@@ -79,8 +76,8 @@ class KeyCheck:
             await self._evaluate(digest, presence[0] != BlockPresence.ABSENT)
 
     async def _evaluate(self, digest: Digest, there: bool) -> None:
-        """Evaluate a query; `there`: present under all our keys, which suffices after one agreement with a
-        listing.
+        """Evaluate a query. `there`: the block is present under all our keys, which suffices once a listing has
+        agreed.
         """
         trouble = None
         if not (there and self.state == "right"):
@@ -102,10 +99,10 @@ class KeyCheck:
 
 
 def diagnose(name: str, form: KeyForm, keys_in_pool: Iterable[str], digest: Digest) -> str | None:
-    """Return one line that names every part of `pool.models.<name>` to change, and its new value.
+    """Return one line with every part of `pool.models.<name>` to change, and its new value; None if the listing
+    does not contain the block of `digest`, or contains exactly our keys.
 
-    `digest` is of a block that an engine put there, all of whose parts have arrived. `None`: the listing does not
-    contain this block, or exactly our keys.
+    An engine has put this block into the pool, and all of its parts have arrived.
     """
     ending = f"@{digest.hex()}"
     found = [parsed for key in keys_in_pool if key.endswith(ending) and (parsed := parse_key(key)) is not None]
@@ -122,8 +119,8 @@ def _name(key: PoolKey) -> tuple[str, str, str]:
 
 
 def _likeness(key: PoolKey, ours: PoolKey) -> tuple[bool, int]:
-    """Rank a key's similarity to ours: other fleets' blocks have other names, too, and the model is rarely
-    misspelt.
+    """Return a key's similarity to ours, to be compared: other fleets' blocks have other names, too, and the model
+    is rarely misspelt.
     """
     return key.model == ours.model, sum(a == b for a, b in zip(_name(key), _name(ours), strict=True))
 
@@ -152,7 +149,7 @@ def _ranks(theirs: Sequence[PoolKey], form: KeyForm) -> Iterator[str]:
 
 
 def _shards(there: int, config: PoolModelConfig) -> str:
-    """Suggest a setting where a block has `there` parts along the tensor parallel ranks."""
+    """Suggest a setting for blocks that have `there` parts along the tensor parallel ranks."""
     if there <= config.tensor_parallel and config.kv_heads is not None:
         return f"set kv_heads to {there} (not {config.kv_heads})"
     line = f"set tensor_parallel to {there} (not {config.tensor_parallel})"

@@ -4,7 +4,7 @@
 
 (`protocol.md` 6.3; vllm .../mooncake/store/data.py, worker.py `_init_lookup_key_prefixes`.) Everything but the
 digest is the same for all blocks of a model and is computed once. A block can be loaded only if every one of its
-keys exists. Knows nothing of queries.
+keys exists. This module does not depend on queries.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KEY = re.compile(
     r"@tp_rank:(?P<tp_rank>\d+)@pcp(?P<pcp>\d+)@dcp(?P<dcp>\d+)@pp_rank:(?P<pp_rank>\d+)"
     r"@group:(?P<group>\d+)@(?P<digest>(?:[0-9a-f]{2})+)"
 )
-KEY_CHARS = 1024  # the expression takes quadratic time in what is not a key
+KEY_CHARS = 1024  # the expression takes quadratic time for a string that is not a key
 _STORE_TP = re.compile(r"@store_tp:(\d+)")
 
 
@@ -66,7 +66,7 @@ class KeyForm:
     """Forms the keys of one model's blocks."""
 
     def __init__(self, config: PoolModelConfig, model: str) -> None:
-        """`model` is the part that names the model: see `from_config`."""
+        """Form keys with `model` as the part that names the model: see `from_config`."""
         self.config = config
         self.model = model
         self.parts = tuple(_parts(config, model))  # with empty digests
@@ -74,9 +74,7 @@ class KeyForm:
 
     @classmethod
     def from_config(cls, config: PoolModelConfig, path: str | None) -> KeyForm | None:
-        """Return the form of the model loaded from `path`. `None`: neither `path` nor the setting `name` is
-        known.
-        """
+        """Return the form of the model loaded from `path`; None if neither `path` nor setting `name` is known."""
         model = config.name or (path or "").rstrip("/").split("/")[-1]
         return cls(config, model) if model else None
 
@@ -103,8 +101,9 @@ def _parts(config: PoolModelConfig, model: str) -> Iterator[PoolKey]:
 
 
 def _shards(config: PoolModelConfig) -> int:
-    """Return how many different parts the tensor parallel ranks hold. A shared layout states it in its namespace;
-    ranks beyond the KV heads hold copies, unless decode context parallelism divides the tokens between them.
+    """Return how many different parts the tensor parallel ranks hold. A shared layout has the number in its
+    namespace; ranks beyond the KV heads hold copies, unless decode context parallelism divides the tokens between
+    them.
     """
     if (shared := _STORE_TP.search(config.namespace)) is not None:
         return int(shared[1])

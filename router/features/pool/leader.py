@@ -1,11 +1,11 @@
-"""Finds the leading Mooncake master: the only one that knows the pool's content.
+"""Finds the leading Mooncake master, the only one that has the list of the pool's content.
 
     GET /health of all, every `interval_s`  ->  {"role": "leader", "service_ready": true, ...}
 
-A query that finds the leader unreachable or no longer leading reports it (`on_lost`): from then on there is no
-leader, every lookup returns "unknown" at once, and the next poll, which finds the recovered leader or its
-successor, follows immediately. Between elections there may be no leader, and after a split two masters that claim
-to lead: the current one is followed while it claims to lead, or else the first in the configured order.
+A query that finds the leader unreachable or no longer leading reports this (`on_lost`): from then on there is no
+leader, every lookup returns "unknown" at once, and the next poll, which may find the recovered leader or its
+successor, follows immediately. During an election there may be no leader, and after a split two masters may claim
+to lead: the current leader is used while it claims to lead, or else the first in the configured order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Health(msgspec.Struct):
 
 
 class MasterLeader:
-    """Polls `masters`, which are names known to `fetch`, in the configured order. Calls `changed` whenever one
+    """Polls `masters`, given by their names for `fetch` in the configured order. Calls `changed` whenever a master
     begins to lead.
     """
 
@@ -99,7 +99,7 @@ class MasterLeader:
 
 
 def read_health(answer: HttpAnswer | None) -> tuple[bool, str | None]:
-    """Return whether the master leads, and its problem if it has one."""
+    """Return whether the master leads, and why it does not; None for a healthy master."""
     if answer is None:
         return False, "GET /health: no answer"
     if answer.status != 200:

@@ -1,8 +1,8 @@
-"""Finds how far the pool holds a prompt: from cached answers, and queries for the rest.
+"""Finds how much of a prompt the pool holds: from cached answers, and by queries for the rest.
 
-Each query runs in a task of its own. A request waits for it until its deadline; an answer that comes later is
-cached for the next request. A block is in one query at a time: a second request waits for the same answer, and
-queries only the blocks that it does not cover.
+Each query runs in a task of its own. A request waits for its queries until its deadline; a later answer is cached
+for the next request. A block is in one query at a time: a second request waits for the query in flight, and queries
+only the blocks that are in none.
 
 `ProbePlan` chooses the blocks of a query, to find the end of a prompt's leading run with few small queries. Up to
 `at_once` unknown blocks are queried together: then the answer is exact. A longer prompt is searched in strides: the
@@ -15,11 +15,11 @@ first query is spread over all of it, from the first block to the last; the next
 between the last block known to be present and the first known to be absent. Remaining space in a query is spread
 over the blocks before the gap, to find holes. Two queries of 256 find the end of a run within 65,000 blocks.
 
-What strides miss: blocks are evicted one by one, so a run may have holes, and an engine loads only what comes
-before the first. A hole is found for certain if it is as long as a stride: `length / (at_once - 1)` blocks. Shorter
-ones are found by chance, and where a wave of eviction has left many, the first query meets some and the search
-closes in on the first of them. The answer never falls short of the true run, and is exact where there is no hole or
-the length is at most `2 * at_once - 1`.
+Strides may miss holes: blocks are evicted one by one, so a run may have holes, and an engine loads only the blocks
+before the first hole. A hole is found for certain if it is as long as a stride: `length / (at_once - 1)` blocks.
+Shorter holes are found by chance; after a wave of evictions has left many, the first query meets some, and the
+search closes in on the first of these. The answer is never shorter than the true run, and is exact if there is no
+hole or the length is at most `2 * at_once - 1`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from router.features.pool.query import MAX_KEYS, StoreClient, Trouble
 from router.kvcache.engine_hashes import Digest
 from router.tasks import Tasks
 
-LEAST_AT_ONCE = 3  # with fewer a gap would not shrink by a factor
+LEAST_AT_ONCE = 3  # with fewer, a query would not shrink the gap by a factor
 
 _QueryResult = dict[int, BlockPresence] | Trouble  # presence by event hash
 
@@ -49,7 +49,7 @@ class PoolPrefix(NamedTuple):
 
 
 class PrefixLookup:
-    """Looks up one model's prompts. A query has `keys_at_once` keys at most, but covers three blocks at least."""
+    """Looks up one model's prompts. A query has at most `keys_at_once` keys, but covers at least three blocks."""
 
     def __init__(
         self, form: KeyForm, answers: AnswerCache, client: StoreClient, tasks: Tasks, clock: Clock, keys_at_once: int
@@ -63,7 +63,7 @@ class PrefixLookup:
         self._running: dict[int, asyncio.Task[_QueryResult]] = {}  # the running query by block
 
     async def find(self, digests: Sequence[Digest]) -> PoolPrefix | Trouble:
-        """Look up a prompt's leading blocks. May be cancelled; running queries continue."""
+        """Look up a prompt's leading blocks. The lookup may be cancelled; its running queries continue."""
         now = self._clock.now()
         hashes = event_hashes(digests)
         presence, oldest = self._answers.lookup(hashes, now)
@@ -81,7 +81,7 @@ class PrefixLookup:
     def _queries(
         self, blocks: Sequence[int], hashes: Sequence[int], digests: Sequence[Digest]
     ) -> list[asyncio.Task[_QueryResult]]:
-        """Return the queries that cover `blocks`: the running ones, and a new one for the rest."""
+        """Return the queries that cover `blocks`: those in flight, and a new one for the rest."""
         rest = [block for block in blocks if hashes[block] not in self._running]
         if rest:
             rest_hashes = [hashes[block] for block in rest]
@@ -104,27 +104,27 @@ class PrefixLookup:
 
 
 class ProbePlan:
-    """The search for the end of one prompt's run. Knows nothing of keys or sockets."""
+    """The search for the end of one prompt's run, independent of keys and sockets."""
 
     def __init__(self, presence: bytearray, at_once: int) -> None:
-        """`presence`: what is known at the start, a `BlockPresence` per block of the prompt. It is filled in."""
+        """Start from `presence`, a `BlockPresence` per block of the prompt, which `record` fills in."""
         self.presence = presence
         self._at_once = max(LEAST_AT_ONCE, at_once)
 
     @property
     def held(self) -> int:
-        """Leading blocks that are present, as far as known: all before the first absent one."""
+        """Number of leading blocks present, as far as known: all blocks before the first absent one."""
         absent = self.presence.find(BlockPresence.ABSENT)
         return len(self.presence) if absent < 0 else absent
 
     @property
     def in_memory(self) -> int:
-        """Blocks of `held` before the first one known to be on disk only."""
+        """Number of blocks of `held` before the first one known to be on disk only."""
         on_disk = self.presence.find(BlockPresence.DISK, 0, self.held)
         return self.held if on_disk < 0 else on_disk
 
     def next_blocks(self) -> Sequence[int]:
-        """Return the unknown blocks to query next; empty: `held` is the answer."""
+        """Return the unknown blocks to query next; if empty, `held` is the answer."""
         bound = self.held
         unknown = self.presence.count(BlockPresence.UNKNOWN, 0, bound)
         if unknown <= self._at_once:
@@ -146,7 +146,7 @@ class ProbePlan:
 
 
 def _spread(blocks: Sequence[int], count: int) -> list[int]:
-    """Return `count` of `blocks`, evenly from the first to the last; needs at least `count` blocks."""
+    """Return `count` of `blocks`, evenly spread from the first to the last. Needs at least `count` blocks."""
     if count == 1:
         return [blocks[-1]]
     return [blocks[step * (len(blocks) - 1) // (count - 1)] for step in range(count)]

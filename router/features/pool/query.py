@@ -1,9 +1,9 @@
-"""Queries the leading master: which of these blocks are in the pool, in memory or on disk.
+"""Queries the leading master for which blocks are in the pool, in memory or on disk.
 
 `GET /batch_query_keys?keys=k1,k2,...` is the only query without side effects: RPC lookups and `/query_key` renew
-leases, and so would protect from eviction whatever a router queries (`protocol.md` 6.7, 9.4). The separator is a
-comma, escaped or not, so a key that contains a comma cannot be queried. A query costs the master 0.15 ms and 2 us
-per key, and the router as much. Knows nothing of prompts.
+leases, and so would protect every block that a router queries from eviction (`protocol.md` 6.7, 9.4). The separator
+is a comma, escaped or not, so a key that contains a comma cannot be queried. A query costs the master 0.15 ms and
+2 us per key, and the router as much. This module does not depend on prompts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_KEYS = 16_000  # in one query, at most
 QUERY_TIMEOUT_S = 1.0  # a request waits `deadline_ms`; a later answer serves the next request
 MAX_LISTED_KEYS = 50_000  # a bigger pool is not listed: the master builds some 100 bytes per key in one piece
 LISTING_TIMEOUT_S = 10.0
-ANSWER_BYTES_PER_KEY = 1024  # with three replicas 600; a longer answer is not one to the query
+ANSWER_BYTES_PER_KEY = 1024  # three replicas take 600; a longer answer is not a valid one
 LISTING_BYTES = 8 * 1024 * 1024
 KEY_COUNT = re.compile(rb"^master_key_count (\d{1,12})\s", re.MULTILINE)
 ABSENT_ERRORS = ("OBJECT_NOT_FOUND", "REPLICA_IS_NOT_READY")  # not ready: being written, or half evicted
@@ -61,11 +61,13 @@ class _Answers(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answers).decode
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding an answer raises that is not what it should be."""
+"""Errors raised by decoding an invalid answer."""
 
 
 class StoreClient:
-    """Sends queries to the leading master. Failures are values; `leader` learns when a master no longer leads."""
+    """Sends queries to the leading master. Failures are returned as values; `leader` is notified when its master is
+    silent or no longer leads.
+    """
 
     def __init__(self, leader: MasterLeader, fetch: Fetch, clock: Clock) -> None:
         self._leader = leader
@@ -95,8 +97,8 @@ class StoreClient:
             return "error"
 
     async def list_keys(self) -> list[str] | None:
-        """Return all keys of the pool; `None`: too many, or no answer. For rare use: it is expensive for the
-        master.
+        """Return all keys of the pool; None if there are too many, or no answer. Use it rarely: it is expensive for
+        the master.
         """
         metrics = await self._get("/metrics", QUERY_TIMEOUT_S)
         count = KEY_COUNT.search(metrics.body) if isinstance(metrics, HttpAnswer) else None

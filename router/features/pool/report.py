@@ -1,4 +1,4 @@
-"""Status of the shared pool for the admin API and metrics: leader, answers, how each model's keys are formed."""
+"""Status of the shared pool for the admin API and metrics: leader, answers, and the form of each model's keys."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NAME_STATES = ("waiting", "proved", "refuted")
 Unknown = Literal[
     "no_leader",  # no master leads, or none is reachable
     "silent",  # the leader did not answer
-    "standby",  # it does not lead any more
+    "standby",  # the master no longer leads
     "error",  # an unreadable answer
     "late",  # no answer within the deadline
-    "no_block_size",  # the engines have not reported it yet, or do not agree
+    "no_block_size",  # the engines have not reported their block size yet, or do not agree
     "no_name",  # the engines have not reported their model's (or adapter's) path yet
     "no_comma",  # a key with a comma cannot be queried
     "uncalibrated",  # the engines' hash is not proved, or refuted
@@ -58,7 +58,7 @@ class PoolReport(NamedTuple):
 
 
 def describe_pool(report: PoolReport) -> dict[str, Any]:
-    """Describe the shared pool: its masters, query outcomes, and how each model's blocks are named."""
+    """Describe the shared pool: its masters, query outcomes, and the form of each model's keys."""
     return {
         "leader": report.leader,
         "masters": [to_plain(master) for master in report.masters],

@@ -1,9 +1,9 @@
 """Book of preloaded prefixes, and of the requests that hit or missed them.
 
-A prefix is booked by the keys of its first 1, 2, 4, ... blocks, by which views name the prefixes of a prompt. The
-first request at the target that begins with one of them settles it: the engine found it in its cache (hit), or it
-was gone again (lost). So each token counts once, and later requests, which would have hit what the first one
-computed, do not count. What no request has asked for yet is neither.
+A prefix is booked by the keys of its first 1, 2, 4, ... blocks, which views also use for the prefixes of a prompt.
+The first request at the target that begins with one of these keys settles it: the engine found the blocks in its
+cache (hit), or they were gone again (lost). So each token counts once, and later requests, which would have hit
+what the first one computed, do not count. A prefix that no request has begun with yet is neither hit nor lost.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from router.prompt.usage import Usage
 from router.scheduling.ticket import Ticket
 
 Reason = Literal["join", "drain", "copy"]
-"""Why a prefix is loaded: its engine has joined, one that holds it is drained, or its holders are overloaded."""
+"""Why a prefix is loaded: its engine joined, an engine that holds it is drained, or its holders are overloaded."""
 
 LOADS_KEPT = 1_000
-KEYS_KEPT = 20_000  # that no request has asked for yet, over all targets; the oldest are dropped
+KEYS_KEPT = 20_000  # keys waiting for their first request, over all targets; the oldest are dropped
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class PreloadedPrefix:
     reason: Reason
     at_wall_s: float
     tokens: int  # of the prefix
-    computed_tokens: int  # of these; the others the engine had, or fetched
-    pool_tokens: int  # of these, that the engine could fetch from the shared pool
+    computed_tokens: int  # of `tokens`; the engine had the others, or fetched them
+    pool_tokens: int  # of `tokens`: those that the engine could fetch from the shared pool
     duration_ms: float
     hit_tokens: int = 0
     lost_tokens: int = 0
@@ -45,7 +45,7 @@ class PreloadedPrefix:
 
 
 class PreloadedKey(NamedTuple):
-    """One of the keys of a prefix: the tokens that it adds to the key before it."""
+    """One of the keys of a prefix, and the tokens that it adds to the key before it."""
 
     prefix: PreloadedPrefix | None  # None: another process of this router loaded it
     tokens: int  # from the prompt's beginning
@@ -54,8 +54,8 @@ class PreloadedKey(NamedTuple):
 
 
 class PreloadBook:
-    """`on_loaded` is called with the arguments of `expect` for each prefix that is added, `on_settled` with a
-    target and, by key, whether the first request for it there has hit it.
+    """The book of one process. `on_loaded` is called with the arguments of `expect` for each prefix that is added;
+    `on_settled` with a target and, by key, whether the first request at the target hit it.
     """
 
     def __init__(self) -> None:
@@ -73,14 +73,14 @@ class PreloadBook:
         return self._count > 0
 
     def note(self, reason: Reason, loaded: PreloadedPrefix | None, keys: Sequence[Key]) -> None:
-        """Count a request that was to load a prefix; `loaded` None: it failed. `keys`: as in `add`."""
+        """Count a request that was sent to load a prefix; `loaded` is None if it failed. `keys` are as in `add`."""
         self.requests[reason, "failed" if loaded is None else "loaded"] += 1
         if loaded is not None:
             self.add(loaded, keys)
 
     def add(self, prefix: PreloadedPrefix, keys: Sequence[Key]) -> None:
-        """Wait for the first requests for a prefix; `keys` are those of its first 1, 2, 4, ... blocks, which end
-        with it.
+        """Wait for the first requests with a prefix. `keys` are of its first 1, 2, 4, ... blocks, the last one of
+        the whole prefix.
         """
         self.prefixes.append(prefix)
         self.loaded_tokens[prefix.reason, "computed"] += prefix.computed_tokens
@@ -97,7 +97,7 @@ class PreloadBook:
         loaded_tokens: int,
         prefix: PreloadedPrefix | None = None,
     ) -> None:
-        """Wait for the first request at `target` with `keys`, as in `add`; the last `loaded_tokens` of all are
+        """Wait for the first request at `target` with `keys`, as in `add`. The last `loaded_tokens` of `tokens` are
         new.
         """
         waiting = self._keys.setdefault(target, {})
@@ -111,15 +111,15 @@ class PreloadBook:
             self._drop_oldest()
 
     def count(self, ticket: Ticket, usage: Usage) -> None:
-        """Count, here and in its record, what an attempt that has ended hit of that which was loaded ahead."""
+        """Count, here and in its record, the preloaded tokens that an attempt which has ended hit."""
         alone = ticket.attempt.prefill is None  # else another target computed the prompt
         if self and alone and usage.cached_tokens is not None:
             keys = ticket.attempt.decision.view.prefixes
             ticket.record.preloaded_tokens = self.on_answer(ticket.target.id, keys, usage.cached_tokens)
 
     def on_answer(self, target: TargetId, keys: Sequence[int], cached_tokens: int) -> int | None:
-        """Settle what a request at `target` with these prefixes has asked for. Return the tokens that it hit of
-        what was loaded ahead; None: nothing of it was.
+        """Settle those of a request's `keys` that wait for their first request at `target`. Return the preloaded
+        tokens that the request hit; None if none of its keys waited.
         """
         waiting = self._keys.get(target)
         if not waiting or waiting.keys().isdisjoint(keys):
@@ -133,7 +133,7 @@ class PreloadBook:
         return hit_tokens
 
     def settle(self, target: TargetId, found: Mapping[Key, bool]) -> None:
-        """Wait for these keys no longer: a request of this router has hit them (True), or found them lost."""
+        """Stop waiting for these keys, because a request of this router has hit them (True) or found them lost."""
         waiting = self._keys.get(target, {})
         for key, hit in found.items():
             if (settled := waiting.pop(key, None)) is None:
@@ -145,7 +145,7 @@ class PreloadBook:
                 settled.prefix.lost_tokens += settled.added_tokens
 
     def forget(self, target: TargetId) -> None:
-        """Wait for nothing at a target that left."""
+        """Stop waiting for the keys of a target that left."""
         self._count -= len(self._keys.pop(target, ()))
 
     def _drop_oldest(self) -> None:

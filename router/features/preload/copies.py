@@ -1,21 +1,20 @@
-"""Copies of hot prefixes: one more holder for a prefix that takes more requests than its holders can bear.
+"""Copies of hot prefixes: one more holder for a prefix with more requests than its holders can serve.
 
     alarm   x / (1 - x) > m / (n - m)     x: share of the model's requests of the last minute that begin with the prefix
                                           m of n targets hold it
 
-that is, as soon as the holders' part of the fleet is smaller than the prefix's part of the requests. The guard is
-that of Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (arXiv
-2603.15202), which sends requests of the class elsewhere by force until copies match its share, once enough of them
-have gone to the holders in a row. Here the holders must be at least twice as busy as the others, in requests each;
-then the copy is made first, when its new holder has nothing else to compute, and requests go there because it holds
-the prefix.
+The alarm is on as soon as the holders' share of the fleet is smaller than the prefix's share of the requests. The
+condition is from Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling"
+(arXiv 2603.15202). There, once enough requests of a class have gone to its holders in a row, further ones are
+forced elsewhere until copies match the share. Here the holders must be at least twice as busy as the others, in
+requests each. Then the copy is made first, when its new holder has nothing else to compute, and requests go to the
+new holder because it holds the prefix.
 
-Of several prefixes in alarm, the one comes first whose missing holders would hold most tokens:
+Of several prefixes in alarm, the one whose missing holders would hold most tokens comes first:
 
     (x n - m) / m x tokens
 
-A copy is unmade by nobody: when the prefix cools, no further one is made, and the engines evict what is not asked
-for.
+Copies are not removed: when the prefix cools, no further copy is made, and the engines evict unused blocks.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from router.kvcache.events import Key, TargetId
 
 INTERVAL_S = 1.0
 WINDOW_S = 60.0
-MIN_REQUESTS = 8  # in the window, that begin with a prefix, before its share says anything
-IMBALANCE = 2.0  # of the requests in flight at a holder, to those at another target, in the mean
-TIMEOUT_S = 30.0  # for one copy; it waits so long at most until its target has nothing else to compute
+MIN_REQUESTS = 8  # with a prefix, in the window, before its share is used
+IMBALANCE = 2.0  # mean requests in flight at a holder, over the mean at another target
+TIMEOUT_S = 30.0  # for one copy, including the wait until its target has nothing else to compute
 
 
 class MissingCopy(NamedTuple):
     """A prefix that needs one more holder."""
 
     prompt: RecentPrompt
-    urgency: float  # tokens: those of the prefix, times the holders that are missing for each that there is
+    urgency: float  # tokens of the prefix, times the number of missing holders per present holder
 
 
 def find_missing_copy(
@@ -52,9 +51,9 @@ def find_missing_copy(
     targets: Mapping[TargetId, int],
     holders: Callable[[Key], Collection[TargetId]],
 ) -> MissingCopy | None:
-    """Return the prefix that needs one more holder most among `targets`, which may serve each other's requests;
-    None if none does. `targets` gives the requests in flight at each. A prefix that no target holds is left out, as
-    its next request brings it, and one whose ids are not kept.
+    """Return the prefix that most needs one more holder among `targets`, which may serve each other's requests;
+    None if none does. `targets` has the requests in flight at each target. Prefixes that no target holds are left
+    out, because their next request brings them, and so are prefixes whose ids are not kept.
     """
     found: MissingCopy | None = None
     for prefix in hot:
@@ -76,8 +75,8 @@ def find_missing_copy(
 
 
 class HotCopies:
-    """Looks for a missing copy every second, and makes one at a time. Where several processes route, one of them
-    does, from its own records.
+    """Looks for a missing copy every second, and makes one copy at a time. If several processes route, only the
+    leading one (`Core.leads`) does, from its own records.
     """
 
     def __init__(self, core: Core, preloader: Preloader, traffic: RecentTraffic) -> None:
@@ -89,7 +88,7 @@ class HotCopies:
         self._clock = core.clock
 
     def start(self) -> None:
-        """Start looking."""
+        """Start looking for missing copies."""
         self._tasks.supervise("copies", self._run)
 
     async def _run(self) -> None:
@@ -98,7 +97,7 @@ class HotCopies:
             await self.make_copies()
 
     async def make_copies(self) -> None:
-        """Make one copy for each model and role of instances that lacks one."""
+        """Make one copy for each model and instance role that lacks one."""
         if not self._leads() or self._preloader.saved_ms <= 0:
             return
         for model, groups in self._group_targets().items():
@@ -121,7 +120,7 @@ class HotCopies:
             await self._preloader.load(place, prompt, "copy", TIMEOUT_S, known)
 
     def _group_targets(self) -> dict[str, dict[str, list[Target]]]:
-        """Return the targets that compute prompts of clients, by base model and the role of their instance."""
+        """Return the targets that compute clients' prompts, by base model and role of the instance."""
         groups: dict[str, dict[str, list[Target]]] = {}
         for instance in self._scheduler.fleet:
             role = instance.config.role

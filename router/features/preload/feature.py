@@ -45,8 +45,8 @@ class PreloadsShape(OpenShape):
 
 
 class PreloadFeature(Feature):
-    """Loads prefixes into engines that join (`warmup`; None: they get nothing), from engines that are drained
-    (`handoff`; None: they are drained at once), and where many requests have one (`copies`; None: no copies are
+    """Loads prefixes into engines that join (`warmup`; None: they get nothing), hands off prefixes of engines that
+    are drained (`handoff`; None: they are drained at once), and copies hot prefixes (`copies`; None: no copies are
     made).
     """
 
@@ -75,7 +75,9 @@ class PreloadFeature(Feature):
             self.copies.start()
 
     def on_drain(self, instance: str, on: bool) -> bool:
-        """Begin or stop to hand off what the instance holds; a second call to drain it drains it at once."""
+        """Begin or stop the hand-off of an instance's prefixes, and return whether it has begun. A second call with
+        `on` stops it, so that the caller drains the instance at once.
+        """
         if self.handoff is None:
             return False
         if on and self.handoff.begin(instance):
@@ -84,15 +86,15 @@ class PreloadFeature(Feature):
         return False
 
     def describe_instance(self, instance: str) -> Mapping[str, bool]:
-        """Return whether prefixes are loaded into an instance, and whether its own are handed off."""
+        """Return whether prefixes are being loaded into an instance, and whether its own are being handed off."""
         return {
             "warming": self.warmup is not None and self.warmup.is_warming(instance),
             "handing_off": self.handoff is not None and self.handoff.is_running(instance),
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return the prefill time that may be taken now, the warm-ups and hand-offs, and what was loaded by this
-        process or another worker and came of it, as plain JSON types.
+        """Return the prefill time that may be taken now, the warm-ups and hand-offs, and what was preloaded by this
+        process or another worker with the outcomes, as plain JSON types.
         """
         warmups = {} if self.warmup is None else self.warmup.states
         handoffs = {} if self.handoff is None else self.handoff.states

@@ -1,14 +1,16 @@
-"""Hand-off: before an engine is drained, others get the prefixes that only it holds and that several sessions
+"""Hand-off: before an engine is drained, other engines get the prefixes that only it holds and several sessions
 share.
 
-    drain asked -> plan -> load one after the other, while the engine serves -> drained
+    drain requested -> plan -> load one after the other, while the engine serves -> drained
 
-Without it the next session on each of these prefixes computes it, and all that wait behind it wait longer. The
-engine gets requests meanwhile, as it alone can answer these without computing them. What the shared pool holds is
-left to the pool. A session's own history is not moved: in simulations that gained nothing, as a session has often
-gone on, or has ended, before it is moved. Its next turn goes where the policy finds most of it.
+Without a hand-off, the next session on each of these prefixes computes the prefix, and all requests queued behind
+it wait longer. The engine gets requests during the hand-off, because it alone can answer them without computing the
+prefixes. Prefixes in the shared pool are not handed off. A session's own history is not moved: in simulations this
+gained nothing, because a session has often continued or ended before it is moved. The session's next turn goes to
+the engine that the policy chooses for what it holds of the prompt.
 
-An operator's drain and that of a rollout are handed off; a pod that Kubernetes ends is not, as it goes in any case.
+Drains by an operator and by a rollout are handed off. A pod that Kubernetes ends is not, because it goes in any
+case.
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ class HandOffState:
 
     began_wall_s: float
     planned: int = 0  # prefixes
-    loaded: int = 0  # of these, by this hand-off: others may have come elsewhere by themselves, or be in the pool
-    took_s: float | None = None  # None: it runs
-    end: Literal["done", "late", "stopped"] | None = None  # None: it runs; stopped: drained at once, or undrained
+    loaded: int = 0  # of `planned`, by this hand-off: others may be elsewhere without it, or in the pool
+    took_s: float | None = None  # None: running
+    end: Literal["done", "late", "stopped"] | None = None  # None: running; stopped: drained at once, or undrained
 
 
 def plan_handoff(
     hot: Iterable[HotPrefix], prompts: Mapping[Key, RecentPrompt], is_only_there: Callable[[Key], bool]
 ) -> list[RecentPrompt]:
-    """Return the prefixes that would be lost, those of most sessions first, and of these the longest. One whose ids
-    are not kept is left out, and one that an earlier one begins with.
+    """Return the prefixes that would be lost, those of most sessions first, and the longest first among equals. A
+    prefix is left out if its ids are not kept, or if an earlier one of the plan begins with it.
     """
     planned: list[RecentPrompt] = []
     brought: set[Key] = set()
@@ -57,7 +59,7 @@ def plan_handoff(
 
 
 class HandOff:
-    """Hands off what drained instances hold, within `preload.drain_s` each."""
+    """Hands off the prefixes of instances to be drained, within `preload.drain_s` each."""
 
     def __init__(self, core: Core, preloader: Preloader, traffic: RecentTraffic) -> None:
         self.states: dict[str, HandOffState] = {}  # by instance, the last one of each
@@ -69,8 +71,9 @@ class HandOff:
         self._clock = core.clock
 
     def begin(self, id: str) -> bool:
-        """Hand off what an instance holds, and drain it then. Return False where the caller drains it at once: it
-        is not ready, no other could answer for it, or its hand-off runs already, which ends with this second call.
+        """Begin the hand-off of an instance, which is drained at the end. Return False if the caller must drain it
+        at once: it is not ready, no other could answer for it, or its hand-off was running and is stopped by this
+        call.
         """
         instance = self._scheduler.fleet.get(id)
         if self.stop(id) or instance is None or instance.state is not InstanceState.READY or instance.base is None:
@@ -84,14 +87,14 @@ class HandOff:
         return True
 
     def stop(self, id: str) -> bool:
-        """Stop the hand-off of an instance, which then is not drained by it. Return False when none runs."""
+        """Stop the hand-off of an instance, without draining the instance. Return False if none is running."""
         if not self.is_running(id):
             return False
         self.states[id].end = "stopped"
         return True
 
     def is_running(self, id: str) -> bool:
-        """Return whether the hand-off of an instance runs."""
+        """Return whether the hand-off of an instance is running."""
         return id in self.states and self.states[id].end is None
 
     async def _run(self, instance: Instance, state: HandOffState, model: str) -> None:
@@ -117,7 +120,7 @@ class HandOff:
             )
 
     async def _hand_over(self, leaving: Instance, prompt: RecentPrompt, state: HandOffState, give_up_at: float) -> None:
-        """Load one prefix elsewhere, unless it is there, or in the pool, by now."""
+        """Load one prefix into another instance, unless one holds it by now, or the pool does."""
         if not self._is_only_there(leaving, prompt.prefixes[-1]):
             return
         known = await self._preloader.tokenize(prompt)
@@ -131,14 +134,14 @@ class HandOff:
             state.end = "late"
 
     def _is_only_there(self, leaving: Instance, key: Key) -> bool:
-        """Return whether the instance holds a block that no target holds which stays."""
+        """Return whether the instance holds a block that no remaining target holds."""
         gpu, slower = self._scheduler.indexer.holders(key)
         holders = [target for id in (*gpu, *slower) if (target := self._scheduler.fleet.target(id)) is not None]
         staying = [target for target in holders if self._keeps_serving(target, leaving)]
         return not staying and any(target.instance is leaving for target in holders)
 
     def _find_others(self, leaving: Instance, model: str) -> list[Target]:
-        """Return the targets that stay and may get what this instance holds."""
+        """Return the remaining targets that may get this instance's prefixes."""
         serving = self._scheduler.fleet.targets_serving(model)
         return [
             one

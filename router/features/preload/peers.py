@@ -1,4 +1,4 @@
-"""Preloaded prefixes over the processes of one host: any of them may get the first request for one."""
+"""Preloaded prefixes over the processes of one host, because any process may get the first request for a prefix."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class PrefixPreloaded(Message, frozen=True):
 
 
 class PreloadSettled(Message, frozen=True):
-    """A request at a target was the first with prefixes that were loaded ahead; by key, whether it hit them."""
+    """A request was the first at a target with preloaded prefixes. `found`: whether it hit them, by key."""
 
     target: str
     found: dict[int, bool]
 
 
 class SharedPreloads:
-    """Publishes what `book` of this process gets, and adds what other workers of this host publish."""
+    """Publishes the loads and outcomes in `book`, and adds those that other workers of this host publish to it."""
 
     messages: ClassVar[Sequence[type[Message]]] = (PrefixPreloaded, PreloadSettled)
 
@@ -39,10 +39,10 @@ class SharedPreloads:
         book.on_settled = lambda *found: peers.share_near(PreloadSettled(*found))
 
     def start(self, tasks: Tasks) -> None:
-        """It has no tasks."""
+        """Do nothing: there are no tasks."""
 
     def state(self) -> Sequence[Message]:
-        """A process that starts counts what is loaded from then on."""
+        """Return nothing: a new process counts only prefixes that are loaded after its start."""
         return ()
 
     def apply(self, message: Any, run: str) -> None:
@@ -53,4 +53,4 @@ class SharedPreloads:
                 self._book.settle(TargetId(target), {Key(key): hit for key, hit in found.items()})
 
     def forget(self, run: str) -> None:
-        """Do nothing: engines still hold what it loaded."""
+        """Do nothing: engines still hold the prefixes that the process loaded."""

@@ -1,9 +1,9 @@
-"""Chooses the target of a preload: the one that caches it soonest.
+"""Chooses the target of a preload: the target that would have the prefix in its cache soonest.
 
-    wait for the prompts that are booked there + prefill of what the target lacks, at its own speed
+    wait for the prompts booked at the target + prefill of the tokens that the target lacks, at its own speed
 
-Of those within a tenth of the least, the target whose cache holds least, where it displaces least: learned speeds
-differ a little, and the fastest would else get everything.
+Of the targets within a tenth of the least time, the one whose cache holds least is chosen, because the prefix
+displaces least in it. Otherwise the fastest would get everything, although learned speeds differ only a little.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEAR = 1.1
 def find_place(
     scheduler: Scheduler, candidates: Collection[Target], prefix: TokenizedPrompt, now: float
 ) -> Target | None:
-    """Return the target that would have the prefix soonest; None where all have it, or will have it anyway."""
+    """Return the target that would have the prefix soonest; None if all have it, or will have it anyway."""
     estimates = scheduler.view_builder.estimates(prefix, list(candidates))
     tokens = len(prefix.ids)
 
@@ -32,7 +32,7 @@ def find_place(
         speed, has = target.latency_model.speed(now), held(target)
         return target.load_book.load(speed, now).queued_ms + speed.prefill_ms(tokens - has, has)
 
-    last = max(prefix.keys)  # tokens of the last block, of which engines compute one
+    last = max(prefix.keys)  # tokens of the last block: engines always compute at least one of its tokens
     prices = {target: price_ms(target) for target in candidates if tokens - held(target) > last}
     enough = NEAR * min(prices.values(), default=0.0)
     near = [target for target, price in prices.items() if price <= enough]

@@ -1,10 +1,10 @@
-"""Which prefixes an engine that joins should get: those that its first requests will probably begin with.
+"""Plan of the prefixes for an engine that joins: those that its first requests will probably begin with.
 
-Counted are sessions, not requests: the turns of one session share their history with each other, but they go where
-it is. What many sessions share (instructions, tools, documents) is what the next session begins with. It may begin
-it at any target that holds it, and the new one will be one more of these: so of the sessions that begin with a
-prefix, one in `holders + 1` is expected there. Where fewer than one is, in the time in which they were counted,
-loading the prefix would cost more than it saves.
+The plan counts sessions, not requests: the turns of one session share their history, but they go to the engine that
+holds it. A new session begins with what many sessions share (instructions, tools, documents), and may begin at any
+target that holds this prefix. The joining engine becomes one more such target, so of the sessions that begin with a
+prefix, one in `holders + 1` is expected at the joining engine. If less than one session is expected in the time
+over which they were counted, loading the prefix would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MIN_DEMAND = 1.0  # sessions
 
 
 class HotPrefix(NamedTuple):
-    """A prefix, and how many sessions of the last minutes began with it; a request without a session is one."""
+    """A prefix, and how many recent sessions began with it. A request without a session counts as one."""
 
     key: Key
     blocks: int
     sessions: int
     requests: int  # of these sessions
-    all_requests: int  # of the model in that time, whatever they begin with
+    all_requests: int  # of the model in the same time, whatever they begin with
 
     @property
     def share(self) -> float:
-        """Share of the model's requests that began with it."""
+        """Share of the model's requests that began with the prefix."""
         return self.requests / self.all_requests
 
 
@@ -44,26 +44,28 @@ class PlannedPrefix(NamedTuple):
     """A prefix to load."""
 
     prompt: RecentPrompt  # as long as the prefix
-    new_tokens: int  # of it: those that no earlier one of the plan has brought
+    new_tokens: int  # its tokens that no earlier prefix of the plan brings
     demand: float  # sessions that are expected to begin with it at this target
 
 
 class RecentTraffic:
-    """Prefixes of recent requests: `records` have their sessions, and `prompts` their ids, in `limit_bytes`."""
+    """Prefixes of recent requests: `records` have their sessions, and `prompts` their ids, within `limit_bytes`."""
 
     def __init__(self, records: RecentRecords, limit_bytes: int) -> None:
         self._records = records
         self.prompts = RecentPrompts(limit_bytes)
 
     def keep(self, request: Request, services: Services) -> None:
-        """Keep the beginning of a request's prompt: its stage. One with a salt is its tenant's own."""
+        """Keep the beginning of a request's prompt, as a stage. A prompt with a salt is its tenant's own, and not
+        kept.
+        """
         known, served = request.known, request.served
         if known is not None and request.prompt.salt is None and served is not None:
             self.prompts.add(known, *served)
 
     async def count_sessions(self, model: str, now: float, window_s: float = WINDOW_S) -> list[HotPrefix]:
-        """Return the prefixes of the model's records of the last `window_s` before `now` (wall clock) that at least
-        `MIN_SESSIONS` sessions share, in no order. Requests go on meanwhile.
+        """Return, in no order, the prefixes that at least `MIN_SESSIONS` sessions share, in the model's records of
+        the last `window_s` before `now` (wall clock). Other requests continue meanwhile.
         """
         sessions: dict[Key, set[str]] = {}
         requests: Counter[Key] = Counter()
@@ -94,9 +96,9 @@ def plan_join(
     budget_tokens: int,
     holders: Callable[[Key], Collection[TargetId]],
 ) -> list[PlannedPrefix]:
-    """Return the prefixes to load into `target`, those with most expected sessions first, and of these the
-    longest. A prefix is left out where its ids are not kept, where the target holds it (`holders`), where too few
-    sessions are expected, and where it does not fit what is left of the budget.
+    """Return the prefixes to load into `target`, those with most expected sessions first, and the longest first
+    among equals. A prefix is left out if its ids are not kept, if the target holds it (`holders`), if too few
+    sessions are expected, or if it does not fit the rest of the budget.
     """
     wanted: list[tuple[float, int, RecentPrompt]] = []
     for prefix in hot:
@@ -117,5 +119,5 @@ def plan_join(
 
 
 def _brought_tokens(prompt: RecentPrompt, brought: Collection[Key]) -> int:
-    """Return the tokens of the longest prefix that was brought."""
+    """Return the tokens of the prompt's longest prefix among `brought`."""
     return max((prompt.block_tokens << i for i, key in enumerate(prompt.prefixes) if key in brought), default=0)

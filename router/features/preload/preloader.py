@@ -1,12 +1,12 @@
-"""Sends a prefix to an engine ahead of the requests that begin with it: the one way in which this router does so.
+"""Sends a prefix to an engine ahead of the requests that begin with it. All preloads of this router go this way.
 
-It is a completion of one token, with the prefix as token ids, so that the engine computes it or fetches it from the
-shared pool, as it would for a client's request. By its `user` and `request_id` an engine's log tells it from
-others. It waits until its target computes no other prompt, one prefix per target at a time, and, where the target
-gets requests, until the budget allows it (`budget.py`).
+A preload is a completion of one token, with the prefix as token ids, so the engine computes the prefix or fetches
+it from the shared pool, as for a client's request. Its `user` and `request_id` distinguish it in an engine's log.
+It waits until its target computes no other prompt, one prefix per target at a time, and, if the target gets
+requests, until the budget allows it (`budget.py`).
 
-Which prefix, where and when is the caller's business: an engine that joins (`warmup.py`), one that is drained
-(`handoff.py`).
+Callers choose prefix, target and time: for an engine that joins (`warmup.py`), for an engine that is drained
+(`handoff.py`), and for hot prefixes (`copies.py`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ POLL_S = 0.05
 USER = "warmroute-preload"
 
 PreloadEnd = Literal["loaded", "failed", "late", "gone"]
-"""loaded: the engine has it now; failed: no answer, or an error; late: it was not sent in time, as the target was
-busy or the budget was spent; gone: the target left, or does not serve the model any more.
+"""loaded: the engine has the prefix now; failed: no answer, or an error; late: not sent in time, because the target
+was busy or the budget was spent; gone: the target left, or no longer serves the model.
 """
 
 
@@ -66,7 +66,7 @@ class Preloader:
 
     @property
     def saved_ms(self) -> float:
-        """Prefill time that may be taken now; below 0, what was taken in advance."""
+        """Prefill time that may be taken now; below 0 if time was taken in advance."""
         engines = sum(instance.state is InstanceState.READY for instance in self._scheduler.fleet)
         return self._budget.saved_ms(engines, self._clock.now())
 
@@ -78,8 +78,8 @@ class Preloader:
         timeout_s: float,
         known: TokenizedPrompt | None = None,
     ) -> PreloadEnd:
-        """Load a prefix into a target, and return how that ended. `known`: the prefix as `tokenize` returned it;
-        None: nobody has asked for that yet. Never raises for failures of the engine.
+        """Load a prefix into a target, and return how the load ended. `known` is the result of `tokenize` for the
+        prefix; None: not computed yet. Never raises for failures of the engine.
         """
         give_up_at, name = self._clock.now() + timeout_s, prompt.adapter or prompt.model
         known = known or await self.tokenize(prompt)
@@ -102,7 +102,7 @@ class Preloader:
             self._loading.discard(target.id)
 
     def _find_obstacle(self, target: Target, model: str) -> PreloadEnd | None:
-        """Return why nothing can be sent to the target now; None: it can."""
+        """Return why nothing can be sent to the target now; None if a preload can be sent."""
         instance = target.instance
         if self._scheduler.fleet.target(target.id) is not target or model not in instance.served:
             return "gone"
@@ -110,7 +110,7 @@ class Preloader:
             return "gone"
         if target.id in self._loading or target.load_book.prefilling or target.load_book.others_waiting:
             return "late"
-        spent = self.saved_ms <= 0  # asked for in any case, so that time counts
+        spent = self.saved_ms <= 0  # read in any case, so that the time since the last read counts
         return "late" if spent and instance.state is InstanceState.READY else None
 
     async def _load(self, booked: PreloadBooking, prompt: RecentPrompt, give_up_at: float) -> PreloadEnd:
@@ -124,7 +124,7 @@ class Preloader:
         return "failed" if usage is None else "loaded"
 
     async def _send(self, booked: PreloadBooking, prompt: RecentPrompt, give_up_at: float) -> Usage | None:
-        """Let the engine compute the prefix. Return the usage of its answer; None: it failed."""
+        """Let the engine compute the prefix. Return the usage of its answer; None if the request failed."""
         target = booked.target
         body = {
             "model": prompt.adapter or prompt.model,
@@ -149,8 +149,8 @@ class Preloader:
         return tail.read_usage() or NO_USAGE
 
     async def is_pooled(self, prompt: RecentPrompt, known: TokenizedPrompt) -> bool:
-        """Return whether the shared pool holds the prefix, up to the last block, of which engines compute a
-        token.
+        """Return whether the shared pool holds the prefix, apart from the last block, of which engines compute a
+        token anyway.
         """
         hit = await self._kv_store.lookup(known, self._origin(prompt))
         return hit is not None and len(prompt.ids) - hit.tokens <= max(known.keys)
@@ -159,13 +159,15 @@ class Preloader:
         return self._scheduler.hash_inputs(None, ServedModel(prompt.model, prompt.adapter))
 
     async def tokenize(self, prompt: RecentPrompt) -> TokenizedPrompt:
-        """Return the prefix with keys for all block sizes in use. Requests go on meanwhile: it can take 3 ms."""
+        """Return the prefix with keys for all block sizes in use. It can take 3 ms; other requests continue
+        meanwhile.
+        """
         sizes = self._scheduler.block_sizes(prompt.model) | {prompt.block_tokens}
         return await asyncio.to_thread(_tokenize, prompt, self._keyring, sizes)
 
 
 def _tokenize(prompt: RecentPrompt, keyring: Keyring, sizes: Iterable[int]) -> TokenizedPrompt:
-    """Return the prefix with keys for blocks of all these sizes."""
+    """Return the prefix with keys for blocks of all `sizes`."""
     root = keyring.root(prompt.model, prompt.adapter, None)
     ids = array("I", prompt.ids)
     keys: dict[int, Sequence[Key]] = {size: keyring.chain(root, ids, size) for size in sizes}

@@ -1,10 +1,9 @@
-"""Token ids of recent prompts, within a byte limit: to send an engine the beginning of a prompt that it has not
-seen.
+"""Token ids of recent prompts, within a byte limit, to send an engine the beginning of a prompt that is new to it.
 
-A prompt is kept up to its last power of two of blocks, under the key of that prefix: the next turn of a
-conversation replaces nothing until it has twice the length, and prompts that share all of it are kept once. The
-least recently seen is dropped first. Prompts with a salt do not belong here: who does not know the salt must not
-learn what is cached.
+The longest prefix of a prompt whose number of blocks is a power of two is kept, under the key of that prefix. So
+the next turn of a conversation adds nothing until the prompt has twice the length, and prompts that share the whole
+prefix are kept once. The least recently used is dropped first. Prompts with a salt must not be added, because a
+client without the salt must not find out what is cached.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ class RecentPrompt(NamedTuple):
 
     ids: array[int]
     block_tokens: int
-    prefixes: tuple[Key, ...]  # keys of its first 1, 2, 4, 8, ... blocks; the last one is of all its ids
+    prefixes: tuple[Key, ...]  # keys of its first 1, 2, 4, 8, ... blocks; the last key is of all `ids`
     model: str  # base model
     adapter: str | None  # a LoRA's name
 
     def cut(self, blocks: int) -> RecentPrompt:
-        """Return its first `blocks`, a power of two."""
+        """Return the first `blocks` of the prompt; `blocks` is a power of two."""
         return self._replace(ids=self.ids[: blocks * self.block_tokens], prefixes=self.prefixes[: blocks.bit_length()])
 
 
 class RecentPrompts:
-    """`limit_bytes` of 0 keeps nothing."""
+    """Recent prompts within `limit_bytes`; 0 keeps nothing."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.held_bytes = 0
@@ -45,7 +44,7 @@ class RecentPrompts:
         return len(self._by_key)
 
     def add(self, prompt: TokenizedPrompt, model: str, adapter: str | None) -> None:
-        """Keep the beginning of a prompt. A hash lookup for one that is kept already, else a copy of its ids."""
+        """Keep the beginning of a prompt. Costs a hash lookup if it is kept already, else a copy of its ids."""
         if not self._limit_bytes or not prompt.keys:
             return
         size = min(prompt.keys)
@@ -65,7 +64,7 @@ class RecentPrompts:
             self.held_bytes -= _bytes_of(self._by_key.popitem(last=False)[1].ids)
 
     def by_prefix(self) -> dict[Key, RecentPrompt]:
-        """Return a prompt for each prefix that is kept, the most recent one. 0.2 us per prefix."""
+        """Return the most recent prompt for each kept prefix. Takes 0.2 us per prefix."""
         return {key: prompt for prompt in self._by_key.values() for key in prompt.prefixes}
 
 

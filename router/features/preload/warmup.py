@@ -1,11 +1,11 @@
 """Warm-up: an engine that becomes ready gets the prefixes that its first requests will probably begin with.
 
-The plan (`plan.py`) is made as soon as the engine's block size is known, for each rank by itself: ranks have caches
-of their own. A drained engine, as in a rollout, gets its prefixes as fast as it computes them; one that gets
-requests, by and by, within the budget of all preloading.
+The plan (`plan.py`) is made as soon as the engine's block size is known, separately for each rank, because ranks
+have their own caches. A drained engine, as in a rollout, gets its prefixes as fast as it computes them. An engine
+that gets requests receives them gradually, within the budget of all preloading.
 
-Where several processes route, one of them warms, from its own records: the worker on duty of the host with the
-first id (`leads`).
+If several processes route, only the worker on duty of the host with the first id (`leads`) warms engines up, from
+its own records.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from router.kvcache.events import Key, TargetId
 log = logging.getLogger("warmroute.preload")
 
 POLL_S = 0.05
-FACTS_S = 5.0  # in which an engine reports its block size and capacity, or is warmed without
-CACHE_SHARE = 0.5  # of a target's cache that is filled ahead, at most
+FACTS_S = 5.0  # longest wait for an engine's block size and capacity; then it is warmed without them
+CACHE_SHARE = 0.5  # largest part of a target's cache that is filled ahead
 
 
 @dataclass(slots=True)
@@ -35,10 +35,10 @@ class WarmUpState:
 
     began_wall_s: float
     planned: int = 0  # prefixes
-    loaded: int = 0  # of these
-    tokens: int = 0  # of these: those that no other one of the plan had brought
-    took_s: float | None = None  # None: it runs
-    end: Literal["done", "late", "failed", "gone"] | None = None  # None: it runs
+    loaded: int = 0  # of `planned`
+    tokens: int = 0  # of the loaded prefixes, without those that an earlier one of the plan brought
+    took_s: float | None = None  # None: running
+    end: Literal["done", "late", "failed", "gone"] | None = None  # None: running
 
 
 class WarmUp:
@@ -55,7 +55,7 @@ class WarmUp:
         self._clock = core.clock
 
     def begin(self, id: str) -> None:
-        """Warm an instance that has become ready; nothing happens where another router warms."""
+        """Warm up an instance that has become ready. Do nothing if another process warms engines up."""
         instance = self._scheduler.fleet.get(id)
         if instance is None or instance.base is None or not self._leads():
             return
@@ -65,7 +65,7 @@ class WarmUp:
         self._tasks.spawn(f"warm up {id}", self._run(instance, state, instance.base))
 
     def is_warming(self, id: str) -> bool:
-        """Return whether the warm-up of an instance runs."""
+        """Return whether the warm-up of an instance is running."""
         return id in self.states and self.states[id].end is None
 
     async def _run(self, instance: Instance, state: WarmUpState, model: str) -> None:
@@ -88,7 +88,9 @@ class WarmUp:
             )
 
     async def _wait_for_facts(self, instance: Instance) -> None:
-        """Wait until block size and capacity are known: events have the first before the metrics page has both."""
+        """Wait until block size and capacity are known. Events may give the block size before the metrics page
+        gives both.
+        """
         give_up_at = self._clock.now() + FACTS_S
         while self._clock.now() < give_up_at:
             targets = instance.targets.values()
@@ -97,7 +99,7 @@ class WarmUp:
             await asyncio.sleep(POLL_S)
 
     def _plan(self, instance: Instance, hot: list[HotPrefix]) -> Iterator[tuple[Target, list[PlannedPrefix]]]:
-        """Yield the plan of each rank; a rank counts as a holder of what an earlier one gets."""
+        """Yield the plan of each rank. Later ranks count earlier ones as holders of their planned prefixes."""
         prompts = self._traffic.prompts.by_prefix()
         left = self._config.join_tokens
         planned: dict[Key, set[TargetId]] = {}
@@ -117,10 +119,10 @@ class WarmUp:
             yield target, plan
 
     async def _load_all(self, target: Target, plan: list[PlannedPrefix], state: WarmUpState, give_up_at: float) -> None:
-        """Load a plan into its target, one prefix after the other, until one does not end well."""
+        """Load a plan into its target, one prefix after the other, until one is not loaded."""
         for one in plan:
             if self.states.get(target.instance.id) is not state:
-                state.end = "gone"  # it has joined again
+                state.end = "gone"  # the instance has joined again
                 return
             end = await self._preloader.load(target, one.prompt, "join", give_up_at - self._clock.now())
             if end != "loaded":

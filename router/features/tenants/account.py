@@ -1,9 +1,9 @@
-"""The account of one tenant: what this process charged it, and what its peers report that they did.
+"""The account of one tenant: the charges of this process, and the charges that its peers report.
 
-What processes report are totals that only rise, since the account began, and present values as a whole (open
-requests, reserved tokens, what was spent today). So a lost message is made up for by the next one. The receiver
-charges the difference to a window of its own for that process, when it receives it: a charge counts there a little
-longer than where it was made, never shorter, once it is known. Pure.
+Processes report totals that only rise since the account began, and present values in full (open requests, reserved
+tokens, today's spending), so the next message makes up for a lost one. The receiver charges the difference, at the
+time of receipt, to its own window for the reporting process. So once received, a charge counts at the receiver a
+little longer than at its sender, never shorter. The module is pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReportedAccount:
         self.silent = False  # it is gone, or has reported nothing for long
 
     def apply(self, totals: TenantTotals, now: float) -> None:
-        """Charge what is new. Of what was missed for long, at most what is in the other's window still counts."""
+        """Charge the difference from the last report, at most what the other process's window still contains."""
         last, self.last, self.silent = self.last, totals, False
         if last is None or last.began != totals.began:
             requests, tokens, returned = totals.window_requests, totals.window_tokens, 0
@@ -46,12 +46,12 @@ class ReportedAccount:
         self.open, self.reserved = totals.open, totals.reserved
 
     def forget_open(self) -> None:
-        """The other process is gone or silent, and with it its open requests; what it charged was used."""
+        """Drop the open requests of the other process, which is gone or silent; its charges remain."""
         self.open, self.reserved, self.silent = 0, NO_TOKENS, True
 
 
 class Account:
-    """One tenant's account. `number` is its own among those of this process."""
+    """One tenant's account. `number` is unique among the accounts of this process."""
 
     __slots__ = (
         *("budget_per_day", "concurrent", "day", "reported", "limits", "number", "open", "requests"),
@@ -63,7 +63,7 @@ class Account:
         self.number = number
         self.day = day
         self.limits: TenantLimits | None = None  # of the last request here; None: there was none
-        self.requests_per_minute: int | None = None  # these four: of `limits`, which is slow to read
+        self.requests_per_minute: int | None = None  # these four are copied from `limits`, which is slow to read
         self.tokens_per_minute: int | None = None
         self.concurrent: int | None = None
         self.budget_per_day: float | None = None
@@ -74,12 +74,12 @@ class Account:
         self.returned_tokens = 0
         self.open = 0
         self.spent = TokenSums()  # today, by requests that ended here
-        self.reserved = TokenSums()  # for those that are open here
+        self.reserved = TokenSums()  # for requests that are open here
         self.reported: dict[str, ReportedAccount] = {}  # by source
-        self.spending: dict[str, TokenCounts] = {}  # of others, today, by owner
+        self.spending: dict[str, TokenCounts] = {}  # of other processes, today, by owner
 
     def follow(self, limits: TenantLimits) -> None:
-        """Take over the limits of a request."""
+        """Adopt the limits of a request."""
         if limits is not self.limits:
             self.limits = limits
             self.requests_per_minute = limits.requests_per_minute
@@ -88,32 +88,31 @@ class Account:
             self.budget_per_day = limits.budget_per_day
 
     def turn_to(self, day: int) -> None:
-        """Begin the books of another day, if it is one."""
+        """Begin the books of `day`, if it is a new day."""
         if day > self.day:
             self.day = day
             self.spent = TokenSums()
             self.spending.clear()
 
     def hear(self, source: str, totals: TenantTotals, now: float) -> None:
-        """Take over what another process reports."""
+        """Apply the report of another process."""
         if (reported := self.reported.get(source)) is None:
             reported = self.reported[source] = ReportedAccount()
         if reported.last is not None and reported.last.owner != totals.owner:
-            self.spending.pop(
-                reported.last.owner, None
-            )  # it goes on from another's file now, where this is written, too
+            # the process has adopted another owner's file, which contains this spending, too
+            self.spending.pop(reported.last.owner, None)
         reported.apply(totals, now)
         self.turn_to(totals.day)
         if totals.day == self.day:
             self.spending[totals.owner] = totals.spent
 
     def request_windows(self) -> list[SlidingWindow]:
-        """Return the windows of all processes."""
+        """Return the request windows of all processes."""
         own = [self.requests]
         return own + [reported.requests for reported in self.reported.values()] if self.reported else own
 
     def token_windows(self) -> list[SlidingWindow]:
-        """Return the windows of all processes."""
+        """Return the token windows of all processes."""
         own = [self.tokens]
         return own + [reported.tokens for reported in self.reported.values()] if self.reported else own
 
@@ -125,7 +124,7 @@ class Account:
         return found
 
     def cost_today(self, prices: Prices) -> float:
-        """Return the price of what was spent today, and of what is reserved, by all processes."""
+        """Return the price of today's spending and of the present reservations at all processes."""
         cost = prices.cost(self.spent) + prices.cost(self.reserved)
         for spending in self.spending.values():
             cost += prices.cost(spending)
@@ -134,7 +133,7 @@ class Account:
         return cost
 
     def is_idle(self, day: int, now: float) -> bool:
-        """Return whether nothing in it counts any more."""
+        """Return whether nothing in the account counts any more."""
         self.turn_to(day)
         if self.all_open() or self.spent.read() != NO_TOKENS or self.spending:
             return False
@@ -142,9 +141,8 @@ class Account:
 
     def totals(self, owner: str, now: float) -> TenantTotals:
         """Return the totals that this process reports."""
-        for source, reported in list(
-            self.reported.items()
-        ):  # nothing of a silent one counts once its windows are empty
+        # nothing of a silent process counts once its windows are empty
+        for source, reported in list(self.reported.items()):
             if reported.silent and not reported.requests.advance(now) and not reported.tokens.advance(now):
                 del self.reported[source]
         charged = self.requests_charged, self.tokens_charged, self.returned_tokens

@@ -1,9 +1,9 @@
-"""Quantiles of the lengths of a tenant's answers by a model: as many tokens are reserved for the next one.
+"""Quantile of the lengths of a tenant's answers by a model: as many tokens are reserved for the next answer.
 
-An answer weighs as much as it has tokens. If each weighed the same, sixty short answers would hide a few long ones,
-and a tenant could let many long ones begin at once with next to nothing reserved for each. By tokens, those longer
-than the quantile have `1 - SHARE` of all tokens at most, so a long answer hides only behind three times its own
-tokens. For lengths with an exponential distribution it is the 93rd percentile of the answers.
+An answer is weighted by its tokens. If all weighed the same, sixty short answers would hide a few long ones, and a
+tenant could begin many long answers at once with next to nothing reserved for each. With weights, answers longer
+than the quantile have at most `1 - SHARE` of all tokens, so a long answer hides only behind three times its own
+tokens. For exponentially distributed lengths the quantile is the 93rd percentile of the answers.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class _Answers:
 
 
 class AnswerQuantiles:
-    """Quantiles of answer lengths by a key; of `MAX_KEYS`, those that answered first are forgotten."""
+    """Quantiles of answer lengths by key. Beyond `MAX_KEYS`, the keys that answered first are forgotten."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Answers] = {}
 
     def observe(self, key: str, tokens: int) -> None:
-        """Add an answer of `tokens`, above 0."""
+        """Add an answer of `tokens`, at least 1."""
         if (answers := self._of.get(key)) is None:
             answers = self._of[key] = _Answers()
             if len(self._of) > MAX_KEYS:

@@ -1,6 +1,4 @@
-"""The admin endpoints about tenants: what each used by day and model, as JSON or CSV, and what of its limits
-now.
-"""
+"""The admin endpoints about tenants: usage by day and model, as JSON or CSV, and the present use of limits."""
 
 from __future__ import annotations
 
@@ -116,7 +114,7 @@ def describe_usage(row: UsageRow) -> dict[str, Any]:
 
 
 def encode_csv(rows: Sequence[UsageRow]) -> str:
-    """Return rows as CSV with a line of names."""
+    """Return rows as CSV with a header line."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -1,6 +1,4 @@
-"""Limits and usage of tenants: counts what each one sends, refuses what is over its limits, and keeps what it
-used.
-"""
+"""Limits and usage of tenants: count their requests, refuse requests beyond their limits, and keep their usage."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from router.request.stages import FeaturePath
 
 
 class TenantsFeature(Feature):
-    """The tenants of clients that have to say who they are."""
+    """The tenants of clients that must identify themselves."""
 
     def __init__(self, core: Core) -> None:
         clients, metrics = core.config.clients, core.metrics
@@ -41,7 +39,7 @@ class TenantsFeature(Feature):
             self.shared = (shared,)
 
     def take_duties(self) -> None:
-        """Keep the file of all that tenants use at this host."""
+        """Open the file of the tenants' usage at this host."""
         self.metering.open_file(self._tasks)
 
     async def leave_duties(self) -> None:

@@ -1,9 +1,9 @@
-"""The GPU time of a request, estimated: engines do not report it, and requests share them.
+"""Estimates of a request's GPU time. Engines do not report it, and requests share engines.
 
-The prompt's part is what the engine's learned prefill curve says for the tokens that were computed. The answer's
-part is its steps, each shared evenly by the requests of the batch: by the learned step time where there is one,
-else by how long the answer took. Both are of one target, which is one rank of an engine: where a rank runs on
-several GPUs (tensor parallelism), each was busy for as long.
+The prompt's part is the engine's learned prefill time for the computed tokens. The answer's part is the time of its
+decode steps, shared evenly by the requests of the batch; it follows from the learned step time if there is one,
+else from the duration of the answer. Both are times of one target, which is one rank of an engine: if a rank runs
+on several GPUs (tensor parallelism), each of them was busy for as long.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from scorers.contract import Row
 
 
 def estimate_gpu_s(record: Record, tokens: TokenCounts) -> float:
-    """Return the seconds of one target's time that a request took which ended with `tokens`; 0 if no engine
-    computed any of it.
+    """Return the seconds of one target's time used by a request that ended with `tokens`; 0 if no engine computed
+    any of it.
     """
     if not record.attempts or not tokens.computed:
         return 0.0
@@ -32,8 +32,8 @@ def estimate_gpu_s(record: Record, tokens: TokenCounts) -> float:
 
 
 def estimate_answer_tokens(attempt: Attempt, prompt: TokenCounts) -> int | None:
-    """Return how many tokens of an answer, of which nothing passed here, were made when the attempt ended; None
-    where the target's step time is not learned yet.
+    """Return how many tokens were made, when the attempt ended, of an answer of which nothing passed here; None if
+    the target's step time is not learned yet.
     """
     row = attempt.decision.row
     if row.speed.decode is None or attempt.duration_ms is None:
@@ -49,7 +49,7 @@ def _estimate_prefill_ms(attempt: Attempt, tokens: TokenCounts) -> float:
 
 
 def _count_batch(row: Row) -> int:
-    """Return the requests of the target's batch when it was chosen, with this one."""
+    """Return the number of requests in the target's batch when the target was chosen, including this one."""
     return row.load.requests + 1 + (row.load.elsewhere or 0)
 
 

@@ -1,17 +1,18 @@
-"""The ledger of tenants with limits: what each may use now, what is reserved for its requests, and what they used.
+"""The ledger of tenants with limits: the limits, the reservations for requests, and the use.
 
-    open       a request has arrived: it is counted, or the limit that is used up is named
-    reserve    its prompt is known: its estimate is charged, or the limit that it would exceed is named
-    correct    its prompt is computed: what was probably cached of it is taken off
-    follow     its answer runs: what exceeds the estimate is charged
-    settle     it has ended, in whatever way: what it used takes the place of the estimate, once
+    open       when a request arrives: count it, or return the limit that is used up
+    reserve    when its prompt is known: charge its estimate, or return the limit that it would exceed
+    correct    when its prompt is computed: subtract the part that was probably cached
+    follow     while its answer runs: charge what exceeds the estimate
+    settle     when it has ended, in whatever way: replace the estimate by the real use, once
 
-What an estimate has too much is taken off the 60 s in which it was made, and what exceeds it is charged when it is
-known. The budget of a day has what ended in that day and what is reserved; a request that runs over midnight counts
-for the day in which it ends.
+If an estimate was too high, the excess is subtracted from the 60 s in which the estimate was charged; if it was too
+low, the rest is charged when it is known. A day's budget is used by requests that ended on that day and by present
+reservations; a request that runs over midnight counts for the day on which it ends.
 
-Exact for the requests of one process. What others did is known when they report it (`account.py`), so several
-together may exceed a limit by what they have not reported yet. Pure but for the clock; one thread.
+The ledger is exact for the requests of one process. The use at other processes is known when they report it
+(`account.py`), so several processes together may exceed a limit by what they have not reported yet. Apart from the
+clock the module is pure; use it from one thread.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from router.features.tenants.window import Slice, SlidingWindow, count_charged, 
 LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrent", "budget_per_day"]
 
 DAY_S = 86_400
-CONCURRENT_RETRY_S = 1.0  # nobody knows when a request ends
-UNCHARGED_TOKENS = 64  # at most, of an answer that runs: it is not charged token by token
-LEAST = TokenCounts(1)  # of a request whose prompt is not known yet
-FIRST_SWEEP = 1_024  # accounts, then those in which nothing counts any more are dropped
+CONCURRENT_RETRY_S = 1.0  # a guess: the end of a running request cannot be predicted
+UNCHARGED_TOKENS = 64  # at most, of a running answer, which is not charged token by token
+LEAST = TokenCounts(1)  # estimate for a request whose prompt is not known yet
+FIRST_SWEEP = 1_024  # so many accounts cause the first sweep, which drops those in which nothing counts any more
 
 
 class Refusal(NamedTuple):
-    """A request would exceed `limit`, of whose `allowed` the tenant has `used` that much and the request needs
-    `wanted`. `retry_after_s` None: it never fits.
+    """Refusal of a request that needs `wanted` of a `limit` of which the tenant has `used` so much of `allowed`.
+    `retry_after_s` is None if the request can never fit.
     """
 
     limit: LimitName
@@ -50,8 +51,8 @@ class Refusal(NamedTuple):
 
 
 class WindowState:
-    """State of a limit per minute: the allowed number, the remaining one, and the seconds until all of it is
-    available again.
+    """State of a limit per minute: the allowed number, the remaining number, and the seconds until all of the limit
+    is available again.
     """
 
     __slots__ = ("allowed", "remaining", "reset_s")
@@ -63,7 +64,7 @@ class WindowState:
 
 
 class LimitState:
-    """The limits per minute of a tenant as they are now; None where it has none."""
+    """The present state of a tenant's limits per minute; None for a limit that the tenant does not have."""
 
     __slots__ = ("requests", "tokens")
 
@@ -73,14 +74,16 @@ class LimitState:
 
 
 class LimitUse(NamedTuple):
-    """A limit, and what of it is used now, by all processes that report theirs."""
+    """A limit, and its present use by all processes that report theirs."""
 
     allowed: float
     used: float
 
 
 class Ledger:
-    """The accounts of all tenants that have limits. `owner` names who spends here to other processes."""
+    """The accounts of all tenants that have limits. `owner` is the name under which other processes book the
+    spending of this one.
+    """
 
     def __init__(self, prices: PricesConfig, clock: Clock, owner: str) -> None:
         self.owner = owner
@@ -95,9 +98,7 @@ class Ledger:
         return len(self._accounts)
 
     def open(self, tenant: str, limits: TenantLimits, *, least: TokenCounts = LEAST) -> Reservation | Refusal:
-        """Count a request of which nothing is known but that it needs `least`; or return why it may not begin, with
-        nothing counted.
-        """
+        """Count a request that needs at least `least`; or return why it may not begin, with nothing counted."""
         account, now = self._open(tenant), self._clock.now()
         account.follow(limits)
         refusal = _find_too_many(account, now) or self._find_shortage(account, least, now)
@@ -112,7 +113,7 @@ class Ledger:
         return Reservation(self, tenant, account, left)
 
     def _find_shortage(self, account: Account, estimate: TokenCounts, now: float) -> Refusal | None:
-        """Return which limit on tokens has no room for `estimate`."""
+        """Return the refusal by a limit on tokens that has no room for `estimate`; None if all have."""
         computed = estimate.computed
         if (allowed := account.tokens_per_minute) is not None:
             used = count_charged(account.token_windows(), now)
@@ -128,7 +129,7 @@ class Ledger:
         return None
 
     def state(self, tenant: str, limits: TenantLimits) -> LimitState:
-        """Return how much of its limits per minute a tenant has left."""
+        """Return how much a tenant has left of its limits per minute."""
         account, now = self._open(tenant), self._clock.now()
         return LimitState(
             _look(limits.requests_per_minute, account.request_windows(), now),
@@ -136,7 +137,7 @@ class Ledger:
         )
 
     def last_limits(self, tenant: str) -> TenantLimits | None:
-        """Return the limits of a tenant's last request at this process; None: there was none."""
+        """Return the limits of a tenant's last request at this process; None if there was none."""
         return self._open(tenant).limits
 
     def use(self, tenant: str, limits: TenantLimits) -> dict[LimitName, LimitUse]:
@@ -155,7 +156,7 @@ class Ledger:
         }
 
     def used_today(self, tenant: str) -> float:
-        """Return the spending and reservations of a tenant today, in the unit of the prices."""
+        """Return a tenant's spending and reservations today, in the unit of the prices."""
         return self._open(tenant).cost_today(self._prices)
 
     def in_progress(self, tenant: str) -> int:
@@ -163,7 +164,7 @@ class Ledger:
         return self._open(tenant).all_open()
 
     def restore(self, tenant: str, spent: TokenCounts) -> None:
-        """Count what a tenant has spent today elsewhere: as a file has it, or a process that hands it over."""
+        """Count what a tenant has spent today according to a file, or to a process that hands its spending over."""
         self._open(tenant).spent.add(spent)
         self._changed.add(tenant)
 
@@ -188,7 +189,7 @@ class Ledger:
         self._changed.add(reservation.tenant)
 
     def _correct(self, reservation: Reservation, estimate: TokenCounts) -> None:
-        """Put another estimate in the place of the last one."""
+        """Replace the last estimate by `estimate`."""
         reserved = reservation.account.reserved
         reserved.subtract(reservation.estimate)
         reserved.add(estimate)
@@ -197,7 +198,7 @@ class Ledger:
         self._changed.add(reservation.tenant)
 
     def _charge_difference(self, reservation: Reservation, difference: int) -> None:
-        """Correct what a request was charged to the tokens per minute."""
+        """Correct a request's charge to the tokens per minute by `difference`."""
         account, now = reservation.account, self._clock.now()
         if difference > 0 and account.tokens_per_minute is not None:
             account.tokens.charge(difference, now)
@@ -212,10 +213,10 @@ class Ledger:
     # several processes
 
     def hear(self, source: str, tenant: str, totals: TenantTotals) -> None:
-        """Take over what the process `source` reports."""
+        """Apply the report of the process `source`."""
         account = self._open(tenant)
         account.hear(source, totals, self._clock.now())
-        account.spending.pop(self.owner, None)  # of the one before that has the file: it is in this process's books
+        account.spending.pop(self.owner, None)  # of this file's previous holder: in this process's own books
 
     def forget(self, source: str) -> None:
         """End the open requests of a process that is gone or silent. What it charged and spent remains."""
@@ -224,16 +225,14 @@ class Ledger:
                 reported.forget_open()
 
     def hand_over(self, tenant: str, spent: TokenCounts) -> None:
-        """Leave what a tenant has spent here today to the process that writes it to the file and reports it,
-        too.
-        """
+        """Subtract `spent` from a tenant's spending here today: the process that writes the file now reports it."""
         if (account := self._accounts.get(tenant)) is not None:
             account.spent.subtract(spent)
             self._changed.add(tenant)
 
     def adopt(self, owner: str, spent: Mapping[str, TokenCounts]) -> None:
-        """Go on from a file that `owner` has written, with what tenants have spent today by it: report that too
-        from now on, in the place of the process that did.
+        """Continue the file of `owner`, in which tenants have `spent` so much today. From now on this process
+        reports that spending, too, in place of the process that reported it before.
         """
         self.owner = owner
         self._changed.update(self._accounts)
@@ -243,7 +242,7 @@ class Ledger:
             self.restore(tenant, tokens)
 
     def totals(self, tenant: str) -> TenantTotals:
-        """Return the totals of a tenant that this process reports."""
+        """Return the totals of a tenant, as this process reports them."""
         return self._open(tenant).totals(self.owner, self._clock.now())
 
     def tenants(self) -> list[str]:
@@ -251,12 +250,12 @@ class Ledger:
         return list(self._accounts)
 
     def take_changed(self) -> set[str]:
-        """Return the tenants that this process has charged, or given back, since the last call."""
+        """Return the tenants whose charges at this process have changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
     def _open(self, tenant: str) -> Account:
-        """Return the account of a tenant, which begins if there is none."""
+        """Return the account of a tenant, creating it if there is none."""
         day = self.today()
         if (account := self._accounts.get(tenant)) is not None:
             account.turn_to(day)
@@ -271,7 +270,7 @@ class Ledger:
 
 
 def _find_too_many(account: Account, now: float) -> Refusal | None:
-    """Return which limit on requests is used up."""
+    """Return the refusal by a limit on requests that is used up; None if there is none."""
     if (allowed := account.concurrent) is not None and (used := account.all_open()) >= allowed:
         return Refusal("concurrent", allowed, used, 1, CONCURRENT_RETRY_S)
     if (allowed := account.requests_per_minute) is not None:
@@ -283,7 +282,7 @@ def _find_too_many(account: Account, now: float) -> Refusal | None:
 
 
 def _look(allowed: int | None, windows: list[SlidingWindow], now: float) -> WindowState | None:
-    """Return how a limit per minute stands; None: there is none."""
+    """Return the state of a limit per minute; None if there is no limit."""
     if allowed is None:
         return None
     reset_s = 0.0
@@ -293,37 +292,39 @@ def _look(allowed: int | None, windows: list[SlidingWindow], now: float) -> Wind
 
 
 class Reservation:
-    """Charge of one request. Settled once, whatever ends it: it is a context manager, and idempotent."""
+    """The charge of one request. It is settled once, whatever ends the request: as a context manager, and
+    idempotent.
+    """
 
     __slots__ = ("_first", "_ledger", "_requests", "_settled", "account", "charged", "estimate", "if_left", "tenant")
 
     def __init__(self, ledger: Ledger, tenant: str, account: Account, requests: WindowState | None) -> None:
         self._ledger = ledger
-        self._requests = requests  # as it left them
+        self._requests = requests  # the state just after this request was counted
         self._settled = False
         self._first = 0  # tokens of this request in `charged`
         self.tenant = tenant
         self.account = account
         self.estimate = NO_TOKENS
-        self.if_left = NO_TOKENS  # what it has cost that ends before an engine has it
+        self.if_left = NO_TOKENS  # the cost of a request that ends before it reaches an engine
         self.charged: Slice | None = None  # where its estimate was charged; None: no limit on tokens per minute
 
     def reserve(self, estimate: TokenCounts) -> Refusal | None:
-        """Charge what the request will probably use; or return which limit has no room for that, with no token
-        charged. Called once, before any of the others.
+        """Charge what the request will probably use; or return the refusal by a limit without room, with no token
+        charged. Call it once, before the other methods.
         """
         return self._ledger._reserve(self, estimate)
 
     def state(self) -> LimitState:
-        """Return how much of the tenant's limits per minute is left: of requests as of its begin, of tokens now."""
+        """Return how much is left of the tenant's limits per minute: requests as of this request's begin, tokens
+        now.
+        """
         account = self.account
         tokens = _look(account.tokens_per_minute, account.token_windows(), self._ledger._clock.now())
         return LimitState(self._requests, tokens)
 
     def correct(self, cached_tokens: int) -> None:
-        """Count so many of the prompt's tokens as found in a cache from now on, not from the end of the request
-        on.
-        """
+        """Count `cached_tokens` of the prompt as found in a cache from now on, before the request ends."""
         before = self.estimate
         prompt = before.input_tokens + before.cached_tokens
         cached = min(cached_tokens, prompt)
@@ -332,13 +333,13 @@ class Reservation:
             self._ledger._correct(self, TokenCounts(prompt - cached, cached, before.output_tokens))
 
     def follow(self, output_tokens: int) -> None:
-        """Charge what the answer has, so far, beyond the estimate, `UNCHARGED_TOKENS` and more at a time."""
+        """Charge the running answer's tokens beyond the estimate, at least `UNCHARGED_TOKENS` at a time."""
         before = self.estimate
         if output_tokens >= before.output_tokens + UNCHARGED_TOKENS and not self._settled:
             self._ledger._correct(self, TokenCounts(before.input_tokens, before.cached_tokens, output_tokens))
 
     def settle(self, actual: TokenCounts) -> None:
-        """Put what the request used in the place of the estimate; a second call does nothing."""
+        """Replace the estimate by what the request used. A second call does nothing."""
         if not self._settled:
             self._settled = True
             self._ledger._settle(self, actual)
@@ -349,7 +350,7 @@ class Reservation:
         self.account.tokens_charged += computed
 
     def give_back(self, computed: int, now: float) -> None:
-        """Take tokens off what the estimate was charged, as far as that is there and counts."""
+        """Subtract tokens from the charged estimate, as far as it has so many left and still counts."""
         amount = min(computed, self._first)
         if self.charged is not None and self.account.tokens.correct(self.charged, -amount, now):
             self._first -= amount
@@ -361,5 +362,5 @@ class Reservation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A request that was not settled reached no engine."""
+        """Settle a request that was not settled: it has reached no engine."""
         self.settle(self.if_left)

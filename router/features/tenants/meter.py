@@ -1,18 +1,18 @@
-"""Meters the requests of tenants: a reservation before each begins, and at its end what it used.
+"""Meter of tenants' requests: it makes a reservation before each request begins, and charges the use at the end.
 
-    open       it is counted, or refused with 429 where a limit is used up, before its body is read
+    open       before the body is read: the request is counted, or refused with 429 if a limit is used up
     reserve    the estimate is charged, or the request is refused with 429
-    follow     a stream is longer than estimated: what exceeds it is charged as it runs
-    correct    the answer begins: what the engine was said to hold of the prompt counts as cached from now on
-    settle     the record is complete: what the engine counted takes the place of the estimate, and is added to usage
+    follow     while a stream is longer than estimated: the excess is charged as it runs
+    correct    when the answer begins: the part of the prompt that the engine was expected to hold counts as cached
+    settle     when the record is complete: the engine's counts replace the estimate, and are added to usage
 
-What is charged where an engine's count is missing:
+If the engine's counts are missing, the charge is:
 
-    the answer is whole         the estimate, with the router's own count of the answer where it has one
-    it broke off, or the client left    what the engine was given and made: the prompt, but for what may have been
-                                cached, and the answer's tokens that passed here; without a stream, as many as the
-                                engine makes in that time
-    no engine took it, or it died of it or refused it    nothing
+    the answer is whole         the estimate, with the router's own count of the answer if it has one
+    it broke off, or the client left    what the engine received and made: the prompt without the part that may have
+                                been cached, and the answer's tokens that passed here; without a stream, as many as
+                                the engine makes in that time
+    no engine took the request, or the engine died of it or refused it    nothing
     its tokens did not fit, or the client left while they were counted    a sixteenth of the prompt
 
 A request of a tenant without limits has no reservation.
@@ -44,15 +44,15 @@ from router.telemetry.metrics.label_values import OTHER
 from router.telemetry.metrics.prometheus import REASONS
 from router.tenants.tenant import Tenant
 
-LEAST_ANSWER_TOKENS = 256  # are reserved, unless the client's own limit is lower: whatever its answers were before
-COUNTED_TOKENS = 16  # of a prompt that did not fit cost one: a tenant could have its prompts counted without end
-TAKEN = frozenset(("client_gone", "cut", "deadline"))  # ends of an attempt whose engine had the request, and was left
+LEAST_ANSWER_TOKENS = 256  # reserved at least, however short earlier answers were, unless the client's is lower
+COUNTED_TOKENS = 16  # tokens of a prompt that did not fit cost one: counting prompts without end is not free
+TAKEN = frozenset(("client_gone", "cut", "deadline"))  # ends of attempts that left an engine which had the request
 UNCOMPUTED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})  # engines only count for these
 LIMITS = frozenset(get_args(LimitName))
 
 
 class Meter:
-    """Charges the tenants of requests in `ledger`, and adds what they used to `usage`. `context_tokens` returns the
+    """Charges the tenants of requests in `ledger`, and adds their use to `usage`. `context_tokens` returns the
     longest context of a model; None: unknown.
     """
 
@@ -72,8 +72,8 @@ class Meter:
         self._lengths = AnswerQuantiles()  # by tenant and model
 
     def open(self, call: ClientRequest, *, least: TokenCounts = LEAST) -> Reservation | None:
-        """Count a request of the tenant of `call`, which needs `least` at least; None: it has no limits. Raises
-        `TooBusy` where a limit is used up: before anything is done for it.
+        """Count a request of the tenant of `call`, which needs at least `least`, before anything is done for it;
+        None if the tenant has no limits. Raises `TooBusy` if a limit is used up.
         """
         tenant = call.tenant
         if tenant is None or (limits := tenant.service_class.limits) is None:
@@ -85,8 +85,8 @@ class Meter:
         return opened
 
     def begin_counting(self, reservation: Reservation, prompt: Prompt) -> None:
-        """Note that a prompt is tokenised: a client that leaves meanwhile is charged as for one that did not
-        fit.
+        """Record that a prompt is being tokenized: a client that leaves meanwhile is charged as for a prompt that
+        did not fit.
         """
         reservation.if_left = TokenCounts(len(prompt.body) // (BYTES_PER_TOKEN * COUNTED_TOKENS))
 
@@ -97,8 +97,8 @@ class Meter:
         prompt: Prompt,
         tokens: TokenizedPrompt | UnknownIds,
     ) -> None:
-        """Charge the tenant of `call` what its request will probably use, and let its answer say what is left.
-        Raises `TooBusy` where that would exceed a limit.
+        """Charge the tenant of `call` what its request will probably use, and report in the answer's headers what
+        is left. Raises `TooBusy` if the charge would exceed a limit.
         """
         tenant = call.tenant
         assert tenant is not None, "it has a reservation"
@@ -120,11 +120,11 @@ class Meter:
         return TooBusy(describe_refusal(refusal), code=refusal.limit, retry_after_s=retry_after_s)
 
     def _report_limits(self, call: ClientRequest, state: LimitState) -> None:
-        """Let the answer to `call` say what is left of its tenant's limits per minute."""
+        """Report what is left of the tenant's limits per minute in the headers of the answer to `call`."""
         call.own_lines += render_rate_limits(state, call.path, self._clock.wall())
 
     def settle(self, request: Request, record: Record, reservation: Reservation | None) -> None:
-        """Charge what a request used that has ended."""
+        """Charge the use of a request that has ended."""
         tenant = request.call.tenant
         if tenant is None:
             return
@@ -139,7 +139,9 @@ class Meter:
         self._tables.on_end(tenant.name, record.model, used, gpu_s)
 
     def on_refusal(self, tenant: Tenant | None, refusal: RequestRefused) -> None:
-        """Count a request that was refused before it had a record; those that `reserve` refused are counted."""
+        """Count a request that was refused before it had a record, unless a limit refused it: that is counted
+        already.
+        """
         if tenant is not None and refusal.code not in LIMITS:
             self._count_refusal(tenant, "", REASONS.get(type(refusal), OTHER))
 
@@ -184,7 +186,7 @@ class Meter:
 
 
 def _count_made(request: Request, attempt: Attempt, given: TokenCounts, usual: int) -> int:
-    """Return how many tokens of an answer were made whose end did not pass; `usual`: where that cannot be known."""
+    """Return how many tokens were made of an answer whose end did not pass here; `usual` if that is unknown."""
     prompt = request.prompt
     if prompt.stream or prompt.endpoint is Endpoint.OTHER:
         return request.passed_tokens
@@ -214,8 +216,8 @@ def describe_refusal(refusal: Refusal) -> str:
 
 
 def _fit(estimate: TokenCounts, allowed: int, *, known: bool) -> TokenCounts:
-    """Return an estimate whose guessed part is cut to what a limit allows, so that a guess alone refuses nobody for
-    ever. `known`: the prompt is not guessed.
+    """Return `estimate` with its guessed part cut to what a limit allows, so that a guess alone never refuses a
+    request for ever. `known`: the prompt's length is not a guess.
     """
     prompt = estimate.input_tokens if known else min(estimate.input_tokens, allowed)
     return TokenCounts(prompt, 0, max(0, min(estimate.output_tokens, allowed - prompt)))
@@ -226,8 +228,9 @@ def _answers_of(tenant: Tenant, model: str) -> str:
 
 
 def _was_given(record: Record) -> bool:
-    """Return whether an engine took the request and is not at fault that its answer is not whole: it began one that
-    is no refusal, it was left while it worked, or the prefill half of a pair has ended.
+    """Return whether an engine took the request, without being at fault if the answer is not whole: the engine
+    began an answer that is no error, the router or client left it while it worked, or the prefill half of a pair
+    has ended.
     """
     attempt = record.attempts[-1]
     if record.status is not None and record.status >= 400 and attempt.end not in TAKEN:
@@ -237,7 +240,7 @@ def _was_given(record: Record) -> bool:
 
 
 def held_tokens(attempt: Attempt) -> int:
-    """Return how much of the prompt may have been cached where it was computed."""
+    """Return how many tokens of the prompt may have been cached at the engine that computed it."""
     half = attempt.prefill
     if half is not None:
         return half.cached_tokens if half.cached_tokens is not None else half.expected_tokens or 0

@@ -1,8 +1,8 @@
-"""The limits and the usage of tenants in one process: their books, and the file that keeps them.
+"""The limits and the usage of tenants in one process: their books, and the usage file.
 
-One process of a host has the file, the one on duty; other workers send it what they counted (`peers/tenants.py`),
-but for what is left when they stop. It is written every second and at the end, so that a process that is killed
-loses at most that second. While it cannot be written, what is to be written waits in memory.
+On each host the process on duty has the file. Other workers send it what they counted (`tenants/peers.py`), except
+for what is left when they stop. The file is written every second and at the end, so a process that is killed loses
+at most one second. While the file cannot be written, the usage waits in memory.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ class TenantUse(NamedTuple):
     limits: dict[LimitName, LimitUse]
 
     def fullest(self) -> float:
-        """Return the used share of the limit that it is nearest to."""
+        """Return the used share of the limit that the tenant is nearest to."""
         return max((limit.used / limit.allowed for limit in self.limits.values()), default=0.0)
 
 
 class Metering:
-    """`run_id` and `context_tokens` as elsewhere."""
+    """The ledger, the usage and the meter of one process. `run_id` is its first `Ledger.owner`; `context_tokens` is
+    as in `Meter`.
+    """
 
     def __init__(
         self,
@@ -61,19 +63,19 @@ class Metering:
         self.usage = UsageBook()
         self.meter = Meter(self.ledger, self.usage, tables, context_tokens, clock)
         self.reclaim: Callable[[], None] = lambda: None
-        """Put back into `usage` what no other process has taken over, for the last write; see `SharedTenants`."""
+        """Put unacknowledged usage back into `usage`, for the last write; see `SharedTenants`."""
 
     def open_file(self, tasks: Tasks) -> None:
-        """Write the usage from now on, and go on from what was spent today. Raises ConfigError for a usage file
-        that cannot be used.
+        """Write the usage from now on, and continue with today's spending in the file. Raises ConfigError for a
+        usage file that cannot be used.
         """
         self._store = UsageStore(self._config.usage_file)
         self.ledger.adopt(self._store.owner, self._store.spent(self.ledger.today()))
         tasks.supervise("usage", self._write_always)
 
     async def close(self) -> None:
-        """Write what is left, and close the file. All workers of a host stop at once: each writes what the one on
-        duty has not taken over.
+        """Write what is left, and close the file. All workers of a host stop at once, so each writes what the
+        worker on duty has not acknowledged.
         """
         self.reclaim()
         if self._store is None and self._config.usage_file is not None and self.usage:
@@ -107,8 +109,8 @@ class Metering:
                 self._unwritten = ""
 
     async def read(self, first: int | None, last: int | None) -> list[UsageRow]:
-        """Return the use of tenants from the day `first` to the day `last`, counted from the epoch, by day, tenant
-        and model; None: today. Raises `RequestRefused` when the file cannot be read.
+        """Return the use of tenants from the day `first` to the day `last`, by day, tenant and model. Days are
+        counted from the epoch; None: today. Raises `RequestRefused` when the file cannot be read.
         """
         await self.write()
         today = self.ledger.today()
@@ -122,20 +124,20 @@ class Metering:
                 raise RequestRefused(f"the usage cannot be read: {error}", code="usage_unreadable") from error
 
     async def describe_limits(self, most: int) -> list[TenantUse]:
-        """Return the present use of tenants' limits, those nearest to one of them first, at most `most`. Tenants of
-        which nothing counts now may be missing.
+        """Return the present use of at most `most` tenants' limits, the tenants nearest to a limit first. Tenants
+        without anything that counts now may be missing.
         """
         found = []
         for number, tenant in enumerate(self.ledger.tenants()):
             if number % TENANTS_PER_TURN == 0:
-                await asyncio.sleep(0)  # for requests
+                await asyncio.sleep(0)  # let requests run
             limits = self.ledger.last_limits(tenant) or self._find_limits(tenant)
             found.append(TenantUse(tenant, {} if limits is None else self.ledger.use(tenant, limits)))
         return nlargest(most, found, key=TenantUse.fullest)
 
     def _find_limits(self, tenant: str) -> TenantLimits | None:
-        """Return the limits of a tenant that had no request here; None: it has none, or its tokens say its
-        class.
+        """Return the limits of a tenant that had no request here; None if it has none, or if its class comes from
+        its tokens.
         """
         jwt = self._config.jwt
         if jwt is not None and jwt.class_claim is not None:

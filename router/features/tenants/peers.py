@@ -1,13 +1,14 @@
 """The limits and the usage of tenants over several processes.
 
-    charges    each process publishes what it charged, every `SHARE_S`, and decides by itself with what the others have
-               published: a limit may be exceeded by what they have not published yet
-    usage      the workers of a host send theirs to the one on duty every `USAGE_S`, which writes it to the file
+    charges    each process publishes its charges every `SHARE_S`, and decides by itself with the others' published
+               charges: a limit may be exceeded by what they have not published yet
+    usage      the workers of a host send their usage to the worker on duty every `USAGE_S`, which writes it to the
+               file
 
-A process that has ended or is silent holds no requests any more; what it charged and spent remains. Where processes
-do not reach each other, each side grants the whole limit. What the worker on duty has taken over of a worker's
-usage is part of what it reports itself: for a moment it may count twice for a budget, but never not at all. What a
-killed worker had not sent is lost.
+A process that has ended or is silent holds no requests any more; its charges and spending remain. While processes
+cannot reach each other, each side grants the whole limit. The worker on duty reports usage received from a worker
+as its own: for a moment the usage may count twice for a budget, but it always counts. Usage that a killed worker
+had not sent is lost.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ USAGE_S = 1.0
 
 
 class TenantReport(Message, frozen=True):
-    """The sender charged a tenant so much; see `TenantTotals`."""
+    """The sender's charges of a tenant; see `TenantTotals`."""
 
     tenant: str
     totals: TenantTotals
 
 
 class UsageReport(Message, frozen=True):
-    """Tenants have used so much at the sender since its last report. It is sent again until it is acknowledged."""
+    """The tenants' usage at the sender since its last report. The report is sent again until it is acknowledged."""
 
-    number: int  # among those of the sender's run, from 1
+    number: int  # counts the reports of the sender's run, from 1
     rows: list[UsageRow]
 
 
 class UsageReceived(Message, frozen=True):
-    """The report of the receiver with this number is in the books."""
+    """Acknowledgement: the receiver's report with this number is in the sender's books."""
 
     number: int
 
 
 class SharedTenants:
-    """Shares the charges in `ledger`, and gathers `usage` at the worker on `duty`."""
+    """Publishes the charges in `ledger`, and gathers `usage` at the worker on `duty`."""
 
     messages: ClassVar[Sequence[type[Message]]] = (TenantReport, UsageReport, UsageReceived)
 
@@ -90,14 +91,14 @@ class SharedTenants:
                     self._unreceived = None
 
     def share(self) -> None:
-        """Publish what this process has charged since the last call."""
+        """Publish the charges of this process that changed since the last call."""
         for tenant in self._ledger.take_changed():
             self._peers.share(self._report(tenant))
 
     def send_usage(self) -> None:
-        """Send what tenants used to the worker on duty, if that is another one."""
+        """Send the tenants' usage to the worker on duty, unless this process is on duty."""
         if self._duty.held:
-            self._take_back()  # the one before has ended
+            self._take_back()  # the previous worker on duty has ended
             return
         if self._unreceived is None and (rows := self._usage.take()):
             self._reports += 1
@@ -106,7 +107,7 @@ class SharedTenants:
             self._peers.send_to(self._duty.holder, self._unreceived)
 
     def reclaim(self) -> None:
-        """Put back into the book what has not been acknowledged, and send nothing more: this process stops."""
+        """Put the unacknowledged usage back into the book, and send nothing more, because this process stops."""
         self._stopping = True
         self._take_back()
 
@@ -117,7 +118,7 @@ class SharedTenants:
             self._unreceived = None
 
     def _take_over(self, rows: Sequence[UsageRow]) -> None:
-        """Count at this process what tenants used at another one."""
+        """Count the usage of another process as this process's own."""
         today = self._ledger.today()
         for row in rows:
             self._usage.add(row)
@@ -125,10 +126,10 @@ class SharedTenants:
                 self._ledger.restore(row.tenant, row.tokens)
 
     def _hand_over(self, rows: Sequence[UsageRow]) -> None:
-        """Leave what tenants used here to the process that counts it now."""
+        """Stop counting usage that another process now counts as its own."""
         today = self._ledger.today()
         for row in rows:
-            if row.day == today:  # else it counts no more
+            if row.day == today:  # else it no longer counts
                 self._ledger.hand_over(row.tenant, row.tokens)
 
     def _report(self, tenant: str) -> TenantReport:

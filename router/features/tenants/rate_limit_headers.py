@@ -1,6 +1,7 @@
-"""Headers that tell a client how much of its limits per minute is left, in the words of the API that it speaks.
+"""Headers that report to a client how much of its limits per minute is left, in the format of the API that it uses.
 
-OpenAI names what is left and in which time all of it is back (`59.95s`); Anthropic, on `/v1/messages`, the moment.
+OpenAI's headers have the remaining number and the time until all of the limit is available again (`59.95s`);
+Anthropic's, on `/v1/messages`, have the moment instead of the time.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ MINUTE_MS: Final = 60_000
 
 
 def render_rate_limits(state: LimitState, path: str, now_wall_s: float) -> bytes:
-    """Return the header lines of an answer to a request for `path`; none for limits that the tenant does not
-    have.
-    """
+    """Return the header lines of an answer to a request for `path`; no lines for limits that the tenant lacks."""
     render = _render_anthropic if path.startswith(ANTHROPIC_PATHS) else _render_openai
     lines = ""
     if state.requests is not None:
@@ -46,7 +45,7 @@ def format_duration(seconds: float) -> str:
     """Return a duration as OpenAI writes it (Go's format), in whole milliseconds: `0s`, `120ms`, `6.5s`, `1m0s`."""
     ms = ceil(seconds * 1e3)
     if ms == MINUTE_MS:
-        return "1m0s"  # of every request that was charged just now
+        return "1m0s"  # so for every request that was charged just now
     if 0 < ms < 1_000:
         return f"{ms}ms"
     minutes, rest_ms = divmod(ms, MINUTE_MS)

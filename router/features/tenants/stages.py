@@ -1,9 +1,9 @@
-"""The limits of tenants on the way of a request.
+"""The stages of a request that apply its tenant's limits.
 
-count      by its headers it is counted, or refused with 429, before its body is read
-check      its tenant may use the model, by the client's name for it, or 403
-limit      its priority is capped, and its prompt counted no further than its tenant may send
-reserve    what it will probably use is charged, or it is refused with 429
+count      before the body is read: count the request by its headers, or refuse it with 429
+check      check that the tenant may use the model, by the client's name for it, or refuse with 403
+limit      cap the priority, and limit the tokens that are counted to what the tenant may send
+reserve    charge what the request will probably use, or refuse it with 429
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from router.tenants.tenant import Tenant
 
 
 class ChargedRequest(Held):
-    """The charge of a tenant's request. `reservation` None: its tenant has no limits."""
+    """The charge of a tenant's request. `reservation` is None if the tenant has no limits."""
 
     def __init__(self, meter: Meter, reservation: Reservation | None) -> None:
         self._meter = meter
@@ -37,7 +37,7 @@ class ChargedRequest(Held):
 
     def on_first_byte(self, ticket: Ticket) -> None:
         if self.reservation is not None and ticket.status is not None and ticket.status < 400:
-            self.reservation.correct(held_tokens(ticket.attempt))  # else a long stream held it until its end
+            self.reservation.correct(held_tokens(ticket.attempt))  # before a long stream ends
 
     def release(self, request: Request) -> None:
         if request.record is not None:
@@ -48,7 +48,7 @@ class ChargedRequest(Held):
 
 @final
 class TenantStages:
-    """The stages of requests whose clients say who they are."""
+    """The stages of requests whose clients identify themselves."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -57,7 +57,7 @@ class TenantStages:
         self._count(request, LEAST)
 
     def count_stored(self, request: Request, services: Services) -> None:
-        """Count a request about a stored response, also where no token is left: it may cancel what runs."""
+        """Count a request about a stored response, even if no token is left: it may cancel a running response."""
         self._count(request, NO_TOKENS)
 
     def _count(self, request: Request, least: TokenCounts) -> None:
@@ -94,8 +94,8 @@ class TenantStages:
 
 
 def cap_priority(prompt: Prompt, tenant: Tenant) -> None:
-    """Make the `priority` in the body, which engines go by, no more urgent than the tenant's may be. One that
-    cannot be read here, but perhaps by an engine, is replaced as well.
+    """Limit the `priority` in the body, which engines use, to the most urgent that the tenant may use. A priority
+    that cannot be read here, but perhaps by an engine, is replaced as well.
     """
     highest = tenant.service_class.config.highest_priority
     if highest is None or (prompt.priority is not None and prompt.priority >= highest):

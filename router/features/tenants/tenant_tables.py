@@ -1,7 +1,7 @@
-"""Counters of what tenants used and were refused.
+"""Counters of the tenants' usage and refusals.
 
-Tenants that the settings list have a label of their own, and so have the first `MAX_TENANTS` others; together they
-have at most `MAX_SERIES` pairs of a tenant and a model, then the model becomes `other`.
+Tenants listed in the settings and the first `MAX_TENANTS` others have a label of their own. Together they have at
+most `MAX_SERIES` pairs of a tenant and a model; beyond these, the model becomes `other`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class CreateCounter(Protocol):
 
 
 class TenantTables:
-    """`create` adds a counter to the page; `model` makes a label of a model's name; `listed` are always labels."""
+    """The counters by tenant. `create` adds a counter to the metrics page; `model` returns the label of a model;
+    `listed` tenants always have a label.
+    """
 
     def __init__(self, create: CreateCounter, model: LabelValues, listed: Iterable[str]) -> None:
         listed = list(listed)

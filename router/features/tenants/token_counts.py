@@ -6,15 +6,15 @@ import msgspec
 
 
 class TokenCounts(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens of one or more requests. It travels between routers: new fields come at the end with a default."""
+    """Tokens of one or more requests. Sent between routers: add new fields at the end, with a default."""
 
-    input_tokens: int = 0  # of prompts, computed: not found in a cache
-    cached_tokens: int = 0  # of prompts, found in a cache
+    input_tokens: int = 0  # prompt tokens that were computed: not found in a cache
+    cached_tokens: int = 0  # prompt tokens found in a cache
     output_tokens: int = 0
 
     @property
     def computed(self) -> int:
-        """Tokens that engines computed, which count per minute."""
+        """Tokens that engines computed; these count for the limit per minute."""
         return self.input_tokens + self.output_tokens
 
     def plus(self, other: TokenCounts) -> TokenCounts:

@@ -1,4 +1,4 @@
-"""Sums of tokens that change with every request, and their price. `TokenCounts` are what is reported of them."""
+"""Sums of tokens that change with every request, and their price. They are reported as `TokenCounts`."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ class TokenSums:
         self.output_tokens -= tokens.output_tokens
 
     def read(self) -> TokenCounts:
-        """Return the sums as they are now."""
+        """Return the present sums."""
         return TokenCounts(self.input_tokens, self.cached_tokens, self.output_tokens)

@@ -1,4 +1,4 @@
-"""Sums of each tenant's use, by day and model, taken away to be stored."""
+"""Sums of each tenant's use, by day and model, until they are taken to be stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Sums:
 
 
 class UsageBook:
-    """Sums that nobody has taken yet."""
+    """Sums that have not been taken yet."""
 
     def __init__(self) -> None:
         self._sums: dict[UsageKey, _Sums] = {}
@@ -48,7 +48,7 @@ class UsageBook:
             sums.refused[reason] = sums.refused.get(reason, 0) + count
 
     def take(self) -> list[UsageRow]:
-        """Return the sums, and begin anew."""
+        """Return the sums, and begin with none."""
         taken, self._sums = self._sums, {}
         return [UsageRow(*key, one.requests, one.tokens.read(), one.gpu_s, one.refused) for key, one in taken.items()]
 

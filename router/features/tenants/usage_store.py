@@ -1,8 +1,8 @@
 """The usage of tenants by day in SQLite: a file in WAL mode, or memory.
 
-Every write is one transaction that adds to the sums, so a process that is killed loses what it had not written, and
-nothing that it had; and two processes, while one takes over from the other, may write to one file. All calls block:
-make them in a thread, one at a time.
+Every write is one transaction that adds to the sums. So a process that is killed loses only what it had not
+written, and two processes may write to one file during a take-over. All calls block: make them in a thread, one at
+a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.features.tenants.usage import UsageRow
 from router.telemetry.private_files import open_private
 
 VERSION = 1
-BUSY_S = 5.0  # that another process may write before this one gives up
+BUSY_S = 5.0  # how long another process may write before this one gives up
 MEMORY_DAYS = 31  # kept in memory; a file keeps all
 EPOCH = date(1970, 1, 1).toordinal()
 SCHEMA = """
@@ -49,17 +49,17 @@ SELECT tenant, SUM(input_tokens), SUM(cached_tokens), SUM(output_tokens) FROM us
 
 
 class UsageUnwritten(WarmrouteError):
-    """The usage could not be written or read; the message says why."""
+    """The usage could not be written or read, for the reason in the message."""
 
 
 class UsageStore:
-    """The sums of all days. `path` None: in memory, where the last `MEMORY_DAYS` are kept."""
+    """The sums of all days. If `path` is None, they are in memory, and only the last `MEMORY_DAYS` are kept."""
 
     def __init__(self, path: str | None) -> None:
         """Raise ConfigError for a file that cannot be used."""
         self._path = path
         if path is not None:
-            with suppress(OSError):  # SQLite says what is wrong; the files beside this one get its permissions
+            with suppress(OSError):  # SQLite reports the error; the files beside this one get its permissions
                 os.close(open_private(path, os.O_RDWR | os.O_CREAT))
         try:
             self._open = sqlite3.connect(path or ":memory:", timeout=BUSY_S, check_same_thread=False)
@@ -79,7 +79,7 @@ class UsageStore:
             raise ConfigError(f"clients.usage_file: {path}: {error}") from error
 
     def add(self, rows: Iterable[UsageRow]) -> None:
-        """Add sums. Raises `UsageUnwritten`, and has added none of them then."""
+        """Add sums. Raises `UsageUnwritten`, and then has added none of them."""
         rows = list(rows)
         used = [
             (

@@ -1,9 +1,9 @@
-"""A sliding window of 60 s over charges, so that no 60 s ever have more of them than was allowed.
+"""A sliding window of 60 s over charges, so that the charges of any 60 s never exceed the limit.
 
-Charges are gathered in slices of at most 50 ms, so that a window takes 1,200 entries and not one per request. A
-slice leaves as a whole when its newest charge is 60 s old: a charge counts for 60 to 60.05 s, never for less. (A
-bucket that refills would be cheaper and lets twice the limit pass within a minute.) Pure: the time is an argument,
-and must not go back.
+Charges are gathered in slices of at most 50 ms, so that a window has 1,200 entries and not one per request. A slice
+leaves as a whole when its newest charge is 60 s old: a charge counts for 60 to 60.05 s, never for less. (A token
+bucket would be cheaper, but lets twice the limit pass within a minute.) The module is pure: the time is an
+argument, and must not go back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SlidingWindow:
         self.total = 0
 
     def advance(self, now: float) -> int:
-        """Drop what has left by `now`; return the total of what is left."""
+        """Drop the slices that have left by `now`; return the total of the rest."""
         slices = self._slices
         while slices and now - slices[0].newest_s >= WINDOW_S:
             oldest = slices.popleft()
@@ -47,7 +47,7 @@ class SlidingWindow:
         return self.total
 
     def charge(self, amount: int, now: float) -> Slice:
-        """Add a charge; return its slice, with which it can be corrected."""
+        """Add a charge; return its slice, through which the charge can be corrected."""
         self.advance(now)
         if not self._slices or now - self._slices[-1].began_s > SLICE_S:
             self._slices.append(Slice(now))
@@ -58,8 +58,8 @@ class SlidingWindow:
         return newest
 
     def correct(self, charged: Slice, amount: int, now: float) -> bool:
-        """Add `amount`, which may be negative, to what a slice was charged; return False, and change nothing, if it
-        has left the window.
+        """Add `amount`, which may be negative, to a slice; return False, and change nothing, if the slice has left
+        the window.
         """
         self.advance(now)
         if charged.left:
@@ -69,8 +69,8 @@ class SlidingWindow:
         return True
 
     def give_back(self, amount: int, now: float) -> None:
-        """Take `amount` off the oldest charges, of which it is not known when they were made: what is left then
-        counts longer than it has to, not shorter.
+        """Subtract `amount` from the oldest charges, because it is not known when the corrected charges were made:
+        so the rest counts longer than necessary, not shorter.
         """
         self.advance(now)
         for one in self._slices:
@@ -86,7 +86,7 @@ class SlidingWindow:
         return iter(self._slices)
 
     def empty_s(self, now: float) -> float:
-        """Return the seconds until all has left, if nothing is added."""
+        """Return the seconds until the window is empty, if nothing is added."""
         return max(0.0, self._slices[-1].newest_s + WINDOW_S - now) if self._slices else 0.0
 
 
@@ -99,7 +99,7 @@ def count_charged(windows: Iterable[SlidingWindow], now: float) -> int:
 
 
 def find_room_s(windows: Iterable[SlidingWindow], excess: int, now: float) -> float | None:
-    """Return the seconds until `excess` has left the windows together; None if they do not hold that much."""
+    """Return the seconds until `excess` has left the windows together; None if they contain less than `excess`."""
     for oldest in heapq.merge(*windows, key=lambda one: one.newest_s):
         excess -= oldest.amount
         if excess <= 0:

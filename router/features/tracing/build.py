@@ -29,9 +29,9 @@ def build_tracing(
     instance: str,
     continues: bool,
 ) -> Tracing:
-    """Build the tracing of the process `instance`. With `continues` off, the `traceparent` of clients is ignored.
-    `address` says where a target is. Raises `ConfigError` when the SDK is not installed, or a setting cannot be
-    used.
+    """Build the tracing of the process `instance`. If `continues` is False, the `traceparent` of clients is
+    ignored. `address` returns the address of a target. Raises `ConfigError` when the SDK is not installed, or a
+    setting cannot be used.
     """
     ratio = read_ratio(environment) if config.sample_ratio is None else config.sample_ratio
     headers = None if config.headers_file is None else read_headers(Path(config.headers_file))
@@ -44,13 +44,13 @@ def build_tracing(
 
 
 def complete_endpoint(endpoint: str) -> str:
-    """Return the URL that spans are posted to: one without a path is a receiver's base URL."""
+    """Return the URL that spans are posted to. An endpoint without a path is the base URL of a receiver."""
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + TRACES_PATH
 
 
 def read_ratio(environment: Mapping[str, str]) -> float:
-    """Return the share of new traces that OpenTelemetry's variables say is sampled. Clients decide about theirs
-    with any sampler. Raises `ConfigError` for a name or a number that means nothing.
+    """Return the share of new traces to sample, from OpenTelemetry's variables. Clients decide about their own
+    traces with any sampler. Raises `ConfigError` for an unknown sampler or an invalid number.
     """
     name = environment.get("OTEL_TRACES_SAMPLER", "").strip()
     sampler = name.removeprefix("parentbased_")
@@ -71,8 +71,8 @@ def read_ratio(environment: Mapping[str, str]) -> float:
 
 
 def read_headers(path: Path) -> dict[str, str]:
-    """Read a file of `NAME: VALUE` lines; empty ones and those that begin with # are comments. Raises
-    `ConfigError`; no value is in its message, as it may be a secret.
+    """Read a file of `NAME: VALUE` lines; empty lines and lines that begin with # are ignored. Raises
+    `ConfigError`, without any value in the message, because it may be a secret.
     """
     headers: dict[str, str] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):

@@ -18,7 +18,7 @@ from router.telemetry.metrics.family import build_family, by_label
 
 
 class TracingFeature(Feature):
-    """The spans of `tracing`. Raises `ConfigError` where packages are missing or a setting has no meaning."""
+    """The spans of section `tracing`. Raises `ConfigError` for missing packages or an invalid setting."""
 
     def __init__(self, core: Core) -> None:
         config, fleet = core.config, core.scheduler.fleet

@@ -1,8 +1,8 @@
 """Sends spans by OpenTelemetry's SDK: its resource, its encoding, and its OTLP exporter over HTTP.
 
-The only module that imports the SDK, loaded where tracing is configured (`warmroute[otel]`). Spans have ended when
-they get here, so the SDK's tracer is not needed: its spans take locks and look for samplers, processors and limits,
-which costs as much again as all of this.
+This is the only module that imports the SDK, and is loaded if tracing is configured (`warmroute[otel]`). Spans have
+ended when they reach this module, so the SDK's tracer is not needed: its spans take locks and look for samplers,
+processors and limits, which would double the cost.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FAILED, UNSET = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
 
 
 class OtlpSender:
-    """Sends spans to `endpoint`, the whole URL; None: where the OTEL_* variables say. `resource`: attributes of
-    this process beside the variables' and those of the service.
+    """Sends spans to `endpoint`, the full URL; None: the endpoint of the OTEL_* variables. `resource` has
+    attributes of this process in addition to those of the variables and of the service.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class OtlpSender:
         self._scope = InstrumentationScope(SCOPE, version)
 
     def build(self, trace: TraceContext, spans: Sequence[RequestSpan]) -> list[ReadableSpan]:
-        """Return the SDK's form of one trace's spans."""
+        """Return one trace's spans in the SDK's form."""
         trace_id = int(trace.trace_id, 16)
         state = None if trace.state is None else TraceState.from_header([trace.state.decode("latin-1")])
 
@@ -75,18 +75,18 @@ class OtlpSender:
         ]
 
     def send(self, spans: Sequence[ReadableSpan]) -> bool:
-        """Post spans; blocks up to the exporter's timeout, its repetitions included. Return whether they were
-        taken.
-        """
+        """Post spans, and return whether they were accepted. Blocks up to the exporter's timeout, with retries."""
         return self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
-        """End a `send` that is waiting to repeat."""
+        """End a `send` that is waiting to retry."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 class _FixedResource(Resource):
-    """The SDK asks for the hash at every span, and makes JSON of all attributes to find it."""
+    """A resource with a stored hash: the SDK uses the hash at every span, and computes it from JSON of all
+    attributes.
+    """
 
     def __init__(self, attributes: Attributes) -> None:
         super().__init__(attributes)

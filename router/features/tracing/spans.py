@@ -3,12 +3,12 @@
     chat qwen                  the request, from its arrival to its end
       tokens, admission, pool  before the first choice
       match, decide            of each choice
-      attempt                  at one engine, whose own spans hang below it; a retry links to the attempt before
+      attempt                  at one engine, whose own spans are below it; a retry links to the previous attempt
         prefill                the half of a pair that another engine computes
 
-Names and attributes are those of the GenAI semantic conventions
-(https://github.com/open-telemetry/semantic-conventions -genai) where they have one, else `warmroute.*`. No
-attribute has anything of a prompt or an answer.
+Names and attributes follow the GenAI semantic conventions
+(https://github.com/open-telemetry/semantic-conventions -genai) if these define one; other attributes are
+`warmroute.*`. No attribute contains any part of a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RefusedRequest(NamedTuple):
 
 
 def build_refusal(trace: TraceContext, request: RefusedRequest) -> RequestSpan:
-    """Return the span of a refused request: all that there is of its trace."""
+    """Return the span of a refused request, the only span of its trace."""
     operation = OPERATIONS.get(request.path)
     attributes: Attributes = {
         "gen_ai.operation.name": operation,
@@ -89,7 +89,7 @@ def build_refusal(trace: TraceContext, request: RefusedRequest) -> RequestSpan:
 
 
 def build_spans(trace: TraceContext, record: Record, address: Callable[[str], Address | None]) -> list[RequestSpan]:
-    """Return the spans of a finished record, that of the request first. `address` says where a target is."""
+    """Return the spans of a finished record, the request's span first. `address` returns a target's address."""
     return _SpanBuilder(trace, record, address).build()
 
 
@@ -110,7 +110,7 @@ class _SpanBuilder:
         return self._spans
 
     def _add(self, number: int, name: str, attempt: int | None, attributes: Attributes) -> None:
-        """Add an internal span of this stage below that of the request, if it ran."""
+        """Add an internal span of the stage `name` below the request's span, if the stage ran."""
         if (times := self._find(name, attempt)) is not None:
             span_id, parent = self._trace.span_id(number), self._trace.span
             self._spans.append(RequestSpan(name, span_id, parent, "internal", *times, attributes))
@@ -158,7 +158,7 @@ class _SpanBuilder:
         )  # fmt: skip
 
     def _add_preparation(self) -> None:
-        """Add what came before the first choice."""
+        """Add the spans of the stages before the first choice."""
         record = self._record
         pooled = record.attempts[0].decision.view.pool if record.attempts else None
         counted = {"warmroute.tokens_from": record.tokens_from, "warmroute.tokens": record.prompt_tokens_counted}
@@ -222,7 +222,7 @@ class _SpanBuilder:
 
 
 def _describe_decision(decision: Decision) -> Attributes:
-    """Return why this target was chosen. The prediction is the yardstick's, whatever the policy minimises."""
+    """Return the attributes of a choice. The predicted TTFT is the yardstick's, whatever the policy minimises."""
     return {
         "warmroute.policy": decision.policy,
         "warmroute.target": decision.target,

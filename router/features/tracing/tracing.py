@@ -2,9 +2,9 @@
 
     begin() when a request arrives -> end() with its record -> a bounded queue -> the thread: build spans, post them
 
-A request that is not sampled costs the decision, and a header where it goes to an engine. Spans are built by the
-thread, from records that are complete, in batches with rests between them. A receiver that is away is tried again
-after a pause and named in the log once; meanwhile the queue fills up, and what does not fit is dropped and counted.
+A request that is not sampled costs only the decision, and a header if it goes to an engine. The thread builds spans
+from complete records, in batches with rests between them. An unreachable receiver is retried after a pause, and
+logged once; meanwhile the queue fills up, and requests that do not fit are dropped and counted.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from router.telemetry.trace_context import HeadSampler, TraceContext
 log = logging.getLogger("warmroute.tracing")
 
 BATCH = 32  # requests in one post
-REST_S, WORK = 0.0005, 8  # a rest after so many requests: long enough for a waiting thread to get the interpreter
+REST_S, WORK = 0.0005, 8  # a rest after so many requests, long enough for a waiting thread to get the interpreter
 IDLE_S = 0.25  # how long an ended request may wait for others
 RETRY_S = 10.0  # after a failed post
 
 
 class SpanSender(Protocol):
-    """Posts spans; `otlp.py` has the one there is."""
+    """Posts spans; `otlp.py` has the only implementation."""
 
     def build(self, trace: TraceContext, spans: Sequence[RequestSpan]) -> list[Any]:
-        """Return one trace's spans in the form that `send` takes."""
+        """Return one trace's spans in the form that `send` accepts."""
 
     def send(self, spans: Sequence[Any]) -> bool:
-        """Post spans, and return whether they were taken. Blocks, for 10 seconds perhaps."""
+        """Post spans, and return whether they were accepted. May block for 10 seconds."""
 
     def close(self) -> None:
-        """Make a `send` that waits give up."""
+        """Make a waiting `send` give up."""
 
 
 class TracingStats(NamedTuple):
@@ -53,7 +53,7 @@ class TracingStats(NamedTuple):
 
     exported: int
     dropped: int  # the queue was full
-    failed: int  # the receiver did not take them
+    failed: int  # the receiver did not accept them
 
 
 class TracedRequest(Held):
@@ -74,7 +74,7 @@ class TracedRequest(Held):
 
 @final
 class Tracing:
-    """The traces of one process. Requests slower than `slow_s` are exported in any case; None: no bound."""
+    """The traces of one process. Requests slower than `slow_s` are exported in any case; None: no such limit."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Tracing:
         self._slow_ms = float("inf") if slow_s is None else slow_s * 1e3
         self._queue: deque[tuple[TraceContext, Record | RefusedRequest]] = deque()
         self._queue_limit = queue
-        self._dropped = 0  # set by the event loop; all that follow by the thread
+        self._dropped = 0  # set by the event loop; the fields below are set by the thread
         self._exported = self._failed = 0
         self._unreachable = False
         self._closing, self._filled = Event(), Event()
@@ -105,12 +105,12 @@ class Tracing:
         self._thread.start()
 
     def enter(self, request: Request, services: Services) -> None:
-        """Continue the client's trace, where it has sent one, or begin one: the stage of a request."""
+        """Continue the client's trace if the client sent one, or begin a trace, as the stage of a request."""
         request.trace = self.begin(request.call.fields)
         request.hold(TracedRequest(request.trace, self, services.metrics))
 
     def on_refusal(self, call: ClientRequest, refusal: RequestRefused, endpoint: str, arrived_s: float) -> None:
-        """Export a span of a request that was turned away, but for those that are the client's mistake."""
+        """Export a span of a refused request, unless the refusal was the client's mistake."""
         if refusal.status < 500 and not isinstance(refusal, TooBusy):
             return
         now_s = self._clock.wall()
@@ -119,8 +119,8 @@ class Tracing:
         self.refuse(call.fields, RefusedRequest(endpoint, refusal.status, reason, started_s, now_s))
 
     def end(self, trace: TraceContext, record: Record) -> bool:
-        """Take the record of a request that has ended; it must not change any more. Return whether it is
-        exported.
+        """Queue the record of a request that has ended, and return whether it is exported. The record must not
+        change any more.
         """
         if not trace.sampled and (record.duration_ms or 0.0) <= self._slow_ms:
             reason = failure_reason(record)
@@ -129,7 +129,7 @@ class Tracing:
         return self._add(trace, record)
 
     def refuse(self, fields: Mapping[bytes, bytes], request: RefusedRequest) -> None:
-        """Take a request that was refused before it had a record. One that is not sampled is exported if it
+        """Queue a request that was refused before it had a record. If it is not sampled, it is exported only if it
         failed.
         """
         trace = self.begin(fields)
@@ -146,7 +146,7 @@ class Tracing:
         return True
 
     def close(self, within_s: float = 2.0) -> None:
-        """Send what waits and end the thread; blocks, but hardly longer than `within_s`."""
+        """Send the queued spans and end the thread; blocks, but hardly longer than `within_s`."""
         self._queue_limit = 0
         self._close_by = self._clock.now() + within_s
         self._closing.set()
@@ -161,7 +161,7 @@ class Tracing:
     # run by the thread
 
     def _run(self) -> None:
-        """Sleep until there is something to export; gather for a moment, then export all that there is."""
+        """Repeatedly sleep until there is something to export, gather for a moment, and export all of it."""
         while not self._closing.is_set():
             self._filled.wait()
             self._closing.wait(IDLE_S)
@@ -192,12 +192,14 @@ class Tracing:
             self._exported += taken
             if self._unreachable:
                 self._unreachable = False
-                log.warning("the receiver of traces works again; %d were dropped so far", self._dropped + self._failed)
+                log.warning(
+                    "the trace receiver accepts spans again; %d traces dropped so far", self._dropped + self._failed
+                )
             return 0.0 if len(self._queue) >= BATCH else IDLE_S
         self._failed += taken
         if not self._unreachable:
             self._unreachable = True
-            log.error("the receiver of traces takes none; trying again every %g s", RETRY_S)
+            log.error("the trace receiver accepts no spans; retrying every %g s", RETRY_S)
         return RETRY_S
 
     def _build(self, trace: TraceContext, request: Record | RefusedRequest) -> list[RequestSpan]:

@@ -1,7 +1,7 @@
-"""The clients of a game day: the load that is judged, and clients that are the fault.
+"""The clients of a game day: the load whose results are judged, and clients that are themselves the fault.
 
-The load is a closed loop of chats (`router/lab/loadgen`). A flood is one prompt, sent by many at once. Clients that
-hang up close their connection before the answer is complete, some before its first byte.
+The load is a closed loop of chats (`router/lab/loadgen`). A flood is one prompt, sent by many clients at once.
+Clients that hang up close their connection before the answer is complete, some before its first byte.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LoadEndpoint(NamedTuple):
 
 
 async def examine_endpoint(url: str, model: str | None, api_key: str | None, clock: Clock) -> LoadEndpoint:
-    """Return the endpoint of somebody's router; `model` None is the first that it lists. Raises
+    """Return the endpoint of the router at `url`; `model` None stands for the first model that it lists. Raises
     EndpointUnavailable.
     """
     base, found = url.rstrip("/").removesuffix("/v1"), model or await find_first_model(url, api_key)
@@ -52,7 +52,7 @@ async def examine_endpoint(url: str, model: str | None, api_key: str | None, clo
 async def run_load(
     script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, start_s: float, report: ReportRequest
 ) -> None:
-    """Run the load that is judged until `ends_s`, and return when all that was sent has ended."""
+    """Run the load that is judged until `ends_s`, and return when all its requests have ended."""
     sessions = tuple(make_sessions(script))
     job = _job(endpoint, "gameday", script.seed, script.load.agents, script.ends_s, sessions)
     await load(job, clock, start_s, report)
@@ -61,8 +61,8 @@ async def run_load(
 async def run_flood(
     script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, start_s: float, clients: int, tokens: int, until_s: float
 ) -> list[SentRequest]:
-    """Send one prompt of `tokens` tokens by `clients` at once, again and again until `until_s`; return all
-    requests.
+    """Send one prompt of `tokens` tokens from `clients` clients at once, again and again until `until_s`. Return
+    all requests.
     """
     turn = Turn(0, (Span(FLOOD_SOURCE, tokens),), FLOOD_ANSWER_TOKENS, 0.0)
     sessions = tuple(Session(number, 0.0, (turn,)) for number in range(clients * 1000))
@@ -74,7 +74,7 @@ async def run_flood(
 async def run_hang_ups(
     endpoint: LoadEndpoint, clock: Clock, start_s: float, clients: int, until_s: float, seed: int
 ) -> int:
-    """Let `clients` begin chats and leave them, again and again until `until_s`; return how many were left."""
+    """Let `clients` clients begin and abandon chats until `until_s`. Return the number of abandoned chats."""
 
     async def leave_often(number: int) -> int:
         rng, left = Rng(seed * 1_000_003 + number), 0
@@ -87,7 +87,7 @@ async def run_hang_ups(
 
 
 async def _leave_one(endpoint: LoadEndpoint, text: str, patience_s: float) -> None:
-    """Begin a chat and close its connection after `patience_s`, whatever has come by then."""
+    """Begin a chat and close its connection after `patience_s`, whatever was received by then."""
     body = {
         "model": endpoint.model,
         "messages": [{"role": "user", "content": f"{text} and so on" * 20}],
@@ -95,7 +95,7 @@ async def _leave_one(endpoint: LoadEndpoint, text: str, patience_s: float) -> No
         "stream": True,
         "ignore_eos": True,
     }
-    has_tls = endpoint.url.startswith("https:")  # without it no context is made, which costs 20 ms
+    has_tls = endpoint.url.startswith("https:")  # without TLS no context is made, which would cost 20 ms
     headers = bearer(endpoint.api_key)
     async with httpx.AsyncClient(base_url=endpoint.url, headers=headers, trust_env=False, verify=has_tls) as client:
         with suppress(TimeoutError, httpx.HTTPError):
@@ -108,7 +108,7 @@ async def _leave_one(endpoint: LoadEndpoint, text: str, patience_s: float) -> No
 
 
 def make_sessions(script: GamedayFile) -> Iterator[Session]:
-    """Yield more sessions than the agents can begin; each shares the system prompt, and its own turns follow."""
+    """Yield more sessions than the agents can begin; all share the system prompt, and have turns of their own."""
     load, rng = script.load, Rng(script.seed)
     sources = count(FIRST_SOURCE)
     for number in range(int(script.ends_s * load.agents * SESSIONS_PER_AGENT_S)):

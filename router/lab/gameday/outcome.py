@@ -1,16 +1,16 @@
-"""What a game day amounts to: each fault's figures, and which of its bounds they break. Pure.
+"""The outcome of a game day: each fault's figures, and which of its bounds they break. Pure functions.
 
 A fault is judged from its begin until the begin of the next one, or the end of the load, by the requests of the
 load that ended in that time (not those of a flood, nor those whose clients hang up):
 
     failed       requests without a complete answer
     p99_s        time to first token, 99th percentile of the answers
-    longest_s    the longest of them
+    longest_s    the longest time to first token
     hit_share    share of the prompt tokens that engines found in their caches
     notice_s     from the begin until the router's metrics show the fault; None: they never did
-    recover_s    from the fault's end until the router's metrics are as before and stay so, and the load's answers are:
-                 the last second with a failure, or with a median time to first token of more than twice that of the
-                 calm before the first fault (and 100 ms), is over; None: not before the next fault
+    recover_s    from the fault's end until the last sign of it: metrics that are not as before the fault, or a
+                 second with a failure or with a median time to first token above twice that of the calm before the
+                 first fault plus 100 ms; None: not before the next fault
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from router.lab.loadgen.report import compute_hit_share
 from router.lab.simulator.outcome import quantile
 
 SLOW_FACTOR = 2.0
-SLOW_S = 0.1  # a median this much above the calm one is within what a busy machine does by itself
+SLOW_S = 0.1  # a busy machine may raise a median by this much on its own
 
 
 class PlayedFault(NamedTuple):
@@ -39,7 +39,7 @@ class PlayedFault(NamedTuple):
     began_s: float
     ended_s: float
     bounds: GamedayBounds
-    agents: int  # of the load: as many requests as the router may have in its books when nobody else sends
+    agents: int  # of the load: the most requests that the router may have booked when nobody else sends
 
 
 class Look(NamedTuple):
@@ -50,7 +50,7 @@ class Look(NamedTuple):
 
 
 class FaultOutcome(NamedTuple):
-    """The figures of one fault, or of the calm before the first; the module's text says what each means."""
+    """The figures of one fault, or of the calm before the first; the module's docstring defines them."""
 
     name: str
     detail: str
@@ -76,7 +76,7 @@ def judge_calm(rows: Sequence[SentRequest], from_s: float, until_s: float, bound
 def judge(
     played: PlayedFault, until_s: float, rows: Sequence[SentRequest], looks: Sequence[Look], calm: FaultOutcome
 ) -> FaultOutcome:
-    """Return the figures of a fault that is judged until `until_s`; `calm` is that of `judge_calm`."""
+    """Return the figures of a fault that is judged until `until_s`; `calm` is the result of `judge_calm`."""
     own = [one for one in rows if played.began_s <= end_of(one) < until_s]
     seen = [one for one in looks if played.began_s <= one.at_s < until_s]
     before = next(
@@ -89,7 +89,7 @@ def judge(
 
 
 def find_notice(played: PlayedFault, looks: Sequence[Look], before: MetricsReading) -> float | None:
-    """Return how long it took until a look shows the fault; None when none does, or no metric could."""
+    """Return how long it took until a look showed the fault. None if no look did, or no metric can show it."""
     shows = NOTICED_BY.get(played.fault)
     if shows is None:
         return None
@@ -105,7 +105,7 @@ def find_recovery(
     before: MetricsReading | None,
     calm_p50_s: float | None,
 ) -> float | None:
-    """Return how long after the fault's end the last sign of it was seen; None when there was one until the end."""
+    """Return how long after the fault's end its last sign was seen. None if there was one until the end."""
     ill = [
         one.at_s
         for one in looks
@@ -118,7 +118,9 @@ def find_recovery(
 
 
 def _bad_seconds(rows: Sequence[SentRequest], slow_s: float | None) -> list[float]:
-    """Return the end of each second in which a request failed, or the median answer began later than `slow_s`."""
+    """Return when the last request ended in each second with a median wait above `slow_s`, or else the last failure
+    in each second that has one.
+    """
     seconds: dict[int, list[SentRequest]] = {}
     for one in rows:
         seconds.setdefault(int(end_of(one)), []).append(one)
@@ -134,7 +136,7 @@ def _bad_seconds(rows: Sequence[SentRequest], slow_s: float | None) -> list[floa
 
 
 def end_of(one: SentRequest) -> float:
-    """When the request ended, seconds since the load began."""
+    """Return when the request ended, in seconds since the load began."""
     return one.sent_s + one.duration_s
 
 
@@ -169,7 +171,7 @@ def _outcome(
 
 
 def list_broken(outcome: FaultOutcome, bounds: GamedayBounds) -> list[str]:
-    """Return the names of the bounds that do not hold; what could not be measured breaks its bound."""
+    """Return the names of the bounds that do not hold; a figure that could not be measured breaks its bound."""
     broken = []
     for name in ("failed", "p99_s", "longest_s", "notice_s", "recover_s"):
         bound, value = getattr(bounds, name), getattr(outcome, name)

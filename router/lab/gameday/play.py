@@ -27,11 +27,11 @@ ReportProgress = Callable[["GamedayRun"], None]
 
 
 class GamedayRun:
-    """One game day, from its start to its end, or as far as it came."""
+    """One game day, from its start to its end or its interruption."""
 
     def __init__(self, script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, stage: Stage | None = None) -> None:
-        """`stage`: what faults are played on; None: the router is somebody else's, so only clients can be the
-        fault.
+        """`stage`: the processes on which faults are played; None: the router is somebody else's, so only clients
+        can be the fault.
         """
         self.script = script
         self.endpoint = endpoint
@@ -40,7 +40,7 @@ class GamedayRun:
         self.played: list[PlayedFault] = []
         self.skipped: list[GamedayFault] = []
         self.current: GamedayFault | None = None
-        self.is_stuck = False  # requests of the load had no end long after its end
+        self.is_stuck = False  # some requests of the load had not ended long after the load's end
         self.interrupted = False
         self._stage = stage
         self._clock = clock
@@ -53,7 +53,7 @@ class GamedayRun:
         return self._clock.now() - self._start_s
 
     async def run(self, progress: ReportProgress) -> None:
-        """Play everything. Raises WarmrouteError when a fault cannot be played."""
+        """Play the whole game day. Raises WarmrouteError when a fault cannot be played."""
         self._start_s = self._clock.now() + LOOK_S
         tasks = Tasks("game day")
         tasks.spawn("watch", self._watch(progress))
@@ -112,7 +112,7 @@ class GamedayRun:
                 await end_fault(stage, fault)
 
     async def _watch(self, progress: ReportProgress) -> None:
-        """Look at the metrics again and again, until cancelled."""
+        """Read the router's metrics periodically until cancelled."""
         async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S, trust_env=False) as http:
             while True:
                 at_s, reading = self.now_s, None
@@ -154,7 +154,7 @@ async def begin_fault(stage: Stage, fault: GamedayFault) -> None:
 
 
 async def end_fault(stage: Stage, fault: GamedayFault) -> None:
-    """Undo what `begin_fault` did; what nobody undoes (a killed engine) comes back by itself."""
+    """Undo what `begin_fault` did; a killed engine comes back by itself."""
     engine = fault.engine or 0
     match fault.fault:
         case "freeze":
@@ -186,7 +186,7 @@ async def _set_all(stage: Stage, **faults: object) -> None:
 
 
 def describe(fault: GamedayFault) -> str:
-    """Return what is done to whom, as `engine-1, factor 4`."""
+    """Return what is done to whom, such as `engine-1, factor 4`."""
     values = {name: getattr(fault, name) for name in TRAITS[fault.fault].parameters}
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items()}
     return ", ".join(f"engine-{text}" if name == "engine" else f"{name} {text}" for name, text in texts.items())

@@ -1,6 +1,6 @@
-"""What the router's metrics show at one moment, and by what of it a fault is noticed.
+"""The router's metrics at one moment, and which of them show a fault.
 
-Metrics are what alerts are made of, so a fault that they do not show is one that nobody is told of.
+Alerts are made of metrics, so nobody is notified of a fault that the metrics do not show.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from router.config.sections.gameday import FaultKind
 
 SAMPLE = re.compile(r"^warmroute_(\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-SLOWER = 1.5  # by this factor the learned prefill speed must have grown for a slow engine to count as noticed
+SLOWER = 1.5  # a slow engine counts as noticed if its learned prefill cost grew by more than this factor
 LATE_S = 5.0  # of events by both clocks: the threshold of the alert WarmrouteStreamLag
 WANTED = frozenset({
     "instance_state", "breaker_state", "stream_state", "stream_trusted", "stream_restarts_total", "stream_gaps_total",
@@ -23,7 +23,7 @@ WANTED = frozenset({
 
 
 class MetricsReading(NamedTuple):
-    """The state of the router by its metrics page. Instances and targets by name."""
+    """The state of the router according to its metrics page. Instances and targets are given by name."""
 
     not_ready: frozenset[str] = frozenset()
     tripped: frozenset[str] = frozenset()  # targets whose breaker is not closed
@@ -39,7 +39,7 @@ class MetricsReading(NamedTuple):
 
 
 def read_metrics(page: str) -> MetricsReading:
-    """Return the sight of a metrics page."""
+    """Return the reading of a metrics page."""
     samples: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name in WANTED}
     for name, labels, value in SAMPLE.findall(page):
         if name in WANTED:
@@ -49,7 +49,7 @@ def read_metrics(page: str) -> MetricsReading:
         return sum(value for _, value in samples[name])
 
     def where(name: str, label: str, state: str) -> frozenset[str]:
-        """Values of `label` that are not in `state`."""
+        """Return the values of `label` that are not in `state`."""
         found = samples[name]
         return frozenset(labels[label] for labels, value in found if labels["state"] == state and value != 1)
 
@@ -71,8 +71,8 @@ def read_metrics(page: str) -> MetricsReading:
 
 
 def is_well(now: MetricsReading, before: MetricsReading, agents: int) -> bool:
-    """Return whether no fault shows that did not show `before`, and no more is booked than `agents` can have
-    sent.
+    """Return whether no fault shows that did not show `before`, and no more requests are booked than `agents` can
+    have sent.
     """
     return (
         now.not_ready <= before.not_ready
@@ -103,6 +103,6 @@ NOTICED_BY: dict[FaultKind, Callable[[MetricsReading, MetricsReading], bool]] = 
     "dead_pool": lambda now, before: before.has_pool is True and now.has_pool is False,
     "clock_jump": lambda now, before: now.lag_s > LATE_S > before.lag_s,
 }
-"""By what of the metrics a fault is noticed, compared with the sight before it; the other faults leave no such
-mark.
+"""Whether the metrics show a fault, compared with the reading before the fault. Faults that are not listed leave no
+such sign.
 """

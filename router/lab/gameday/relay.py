@@ -1,8 +1,8 @@
-"""A TCP relay in front of a port, which can be cut: a network partition without rights over the network.
+"""A TCP relay in front of a port. Cutting the relay makes a network partition without any network privileges.
 
-Stalled, connections stay open and bytes wait, as behind a switch that drops packets: what was sent meanwhile
-arrives when the relay is healed. Refusing, open connections are reset and new ones refused, as by a host that is
-gone.
+A stalled relay keeps connections open and lets bytes wait, like a switch that drops packets: what was sent
+meanwhile arrives when the relay is healed. A refusing relay resets open connections and refuses new ones, like a
+host that is gone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TcpRelay:
         self._flowing.clear()
 
     def refuse(self) -> None:
-        """Reset what is open and listen no longer."""
+        """Reset open connections and stop listening."""
         if self._server is not None:
             self._server.close()
             self._server = None

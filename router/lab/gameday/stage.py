@@ -1,9 +1,9 @@
-"""What a game day runs on: simulated engines, a pool, relays between router and engines, and the router, all
-processes.
+"""The stage of a game day: simulated engines, a pool and the router as processes, and relays between router and
+engines.
 
 Everything listens on ports of its own on the loopback interface. Nothing outlives the `Stage`: engines, pool and
-router die with the process that started them, however that ends (Linux), and what was stopped (SIGSTOP) is ended
-all the same.
+router die with the process that started them, however that process ends (Linux), even if they are stopped
+(SIGSTOP).
 
 The router is `python -m router.cli.gameday.router`, which is the router with a wall clock that can be made to jump.
 """
@@ -41,11 +41,11 @@ CLOCK_FILE = "clock"  # in the router's folder: seconds by which its wall clock 
 
 
 class StageNotReady(WarmrouteError):
-    """A process did not start; its own words are on standard error or in the log that is named."""
+    """A process did not start; its own messages are on standard error or in the log that the message names."""
 
 
 class Stage:
-    """Runs while entered; entering raises StageNotReady or EngineNotStarted. `folder` gets the router's files."""
+    """Runs while entered; entering raises StageNotReady or EngineNotStarted. The router's files go to `folder`."""
 
     def __init__(self, script: GamedayFile, folder: Path) -> None:
         self.script = script
@@ -113,7 +113,7 @@ class Stage:
             await self.http.post(f"{self.engine(number).url}/emulate/faults", json=faults)
 
     async def clear_cache(self, number: int) -> None:
-        """Let an engine drop its cache, which it does only while it answers nobody."""
+        """Let an engine drop its cache, which it does only while it has no requests."""
         with suppress(httpx.HTTPError):
             await self.http.post(f"{self.engine(number).url}/reset_prefix_cache")
 
@@ -132,9 +132,7 @@ class Stage:
             await self._master.stop(STOP_TIMEOUT_S)
 
     def fill_disk(self) -> None:
-        """Let every write of the router to a file fail that would make the file longer (EFBIG), as on a full
-        disk.
-        """
+        """Make every write of the router fail that would make a file longer (EFBIG), as on a full disk."""
         resource.prlimit(self._announcement["pid"], resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
     def free_disk(self) -> None:
@@ -178,7 +176,7 @@ class Stage:
         config = await self._router_config(opening)
         file.write_text(json.dumps(config, indent=1), encoding="utf-8")  # JSON is YAML
         log = opening.enter_context((self.folder / "router.log").open("wb"))
-        read, write = os.pipe()  # not the file itself, in which the router could not write while its disk is full
+        read, write = os.pipe()  # not the file itself, to which the router could not write while its disk is full
         with os.fdopen(write, "wb") as stderr:
             self._router = await ChildProcess.start(ROUTER_MODULE, str(file), str(os.getpid()), stderr=stderr)
         asyncio.get_running_loop().add_reader(read, _copy, read, log)
@@ -223,7 +221,7 @@ class Stage:
         return config
 
     async def _instance(self, number: int, opening: AsyncExitStack) -> dict[str, Any]:
-        """Return an engine as it stands in the router's configuration: behind relays where a fault cuts it off."""
+        """Return an engine's entry in the router's configuration: behind relays if a fault cuts the engine off."""
         engine = self.engine(number)
         instance: dict[str, Any] = {"name": engine.name, "url": engine.url}
         if not any(fault.fault == "partition" and fault.engine == number for fault in self.script.faults):
@@ -238,7 +236,7 @@ class Stage:
 
 
 def _copy(pipe: int, log: IO[bytes]) -> None:
-    """Copy what is in the pipe; at its end stop listening to it."""
+    """Copy what is in the pipe to the log; at the pipe's end, stop reading."""
     if data := os.read(pipe, 65536):
         log.write(data)
         log.flush()

@@ -1,10 +1,11 @@
-"""A fleet whose size follows a rule: instances that start with empty caches, and others that are drained.
+"""A fleet whose size follows a rule: new instances start with empty caches, and others are drained.
 
     absent -> starting (`start_s`) -> ready -> draining (until its last request has ended) -> absent
 
-A rule reads the router's fleet every `READ_EVERY_S` and is asked for a count every `SYNC_S`, as Kubernetes' HPA
-does. The count includes what starts. To grow by no more at once than HPA by default; to shrink, instances that
-still start go first, then those that the rule names. An instance is paid for from its start until it is empty.
+A rule reads the router's fleet every `READ_EVERY_S`, and its count is queried every `SYNC_S`, as by Kubernetes'
+HPA. The count includes starting instances. The fleet grows by no more at once than under HPA's defaults; when it
+shrinks, starting instances go first, then those that the rule chooses. An instance is paid for from its start until
+it is empty.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from router.scheduling.policy.record import Record
 from router.scheduling.scheduler import Scheduler
 
 SYNC_S = 15.0  # HPA: --horizontal-pod-autoscaler-sync-period
-MOST_MORE = 4  # HPA's default for scaling up: this many within a sync, or as many as there are
+MOST_MORE = 4  # HPA's default for scaling up: this many within a sync, or the current count if larger
 NEVER_S = float("inf")
 
 
 class ScalingRule(Protocol):
-    """Says how many instances there should be, and which ones go."""
+    """Decides how many instances there should be, and which ones leave."""
 
     def observe(self, scheduler: Scheduler, now: float) -> None:
-        """Read what the router knows."""
+        """Read the router's state."""
 
     def on_record(self, record: Record) -> None:
         """Called with the record of each complete answer."""
 
     def find_desired(self, fleet: Fleet, current: int, now: float) -> int:
-        """Return the count that is wanted; `current` are those that are ready or start."""
+        """Return the desired count; `current` is the number of instances that are ready or starting."""
 
     def choose_leaving(self, ready: Sequence[Instance], now: float) -> Instance:
-        """Return the instance that is to be drained; `ready` are two or more, the newest last."""
+        """Return the instance to drain; `ready` has two instances or more, the newest last."""
 
 
 class Autoscaling(NamedTuple):
-    """A fleet's size by a rule. The scenario has the largest size."""
+    """Settings for a fleet whose size follows a rule. The scenario has the largest size."""
 
     rule: ScalingRule
     at_first: int = 1
@@ -54,7 +55,7 @@ class Autoscaling(NamedTuple):
     start_s: float = 90.0  # from the decision to the first request that an instance may get
 
     def shrink(self, scenario: Scenario) -> Scenario:
-        """Return the scenario with the instances of the beginning."""
+        """Return the scenario with only its first instances present."""
         absent = tuple(Presence(number, joins_s=NEVER_S) for number in range(self.at_first, scenario.instances))
         return replace(scenario, presences=absent)
 
@@ -78,13 +79,13 @@ class Autoscaler:
         self._event_queue = event_queue
         self._outcome = outcome
         self._scheduler: Scheduler
-        self._starting: dict[int, float] = {}  # and when they began
+        self._starting: dict[int, float] = {}  # starting instances, and when they began to start
         self._ready = list(range(autoscaling.at_first))
         self._draining: list[int] = []
         self._sync_at_s = SYNC_S
 
     def begin(self, router: SimulatedRouter) -> None:
-        """Follow the rule from now on, with the state of `router`."""
+        """Follow the rule from now on, reading the state of `router`."""
         self._scheduler = router.scheduler
         router.on_record = self._rule.on_record
         self._note()

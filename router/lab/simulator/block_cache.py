@@ -3,10 +3,10 @@
     capacity of a cache = named blocks in use + tokens of live requests that have no name yet + idle named blocks
 
 Idle blocks can be evicted, least recently used first. A request's blocks become idle in reverse, so its tail goes
-before its head and a shared prefix goes last. So a cached block is cached with all blocks before it, and the cached
+before its head and a shared prefix goes last. So all blocks before a cached block are cached too, and the cached
 prefix of a prompt is found by bisection. Saving or loading a prompt outside uses its tail first, for the same
 reason. The rules are those of `block_pool.py`, which has every physical block and every copy; here a block is its
-name, and one that is computed twice at the same time is cached once.
+name, and a block that is computed twice at the same time is cached once.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class BlockCache:
 
 
 class KvTier:
-    """The blocks in the pool that a fleet shares, or in a host's memory; the least recently used goes first."""
+    """The blocks in the pool that a fleet shares, or in a host's memory, evicted least recently used first."""
 
     def __init__(self, tokens: int, block_tokens: int) -> None:
         self._capacity = tokens // block_tokens

@@ -105,7 +105,7 @@ class SimulatedClients:
             self._end(session)
 
     def _end(self, session: Session) -> None:
-        """End a session; what waited for it goes on, or the next one of a closed loop begins."""
+        """End a session. The turn that waited for it continues, or the next session of a closed loop begins."""
         waiting = self._waiting.pop(session.number, None)
         if waiting is not None:
             self.at_work -= 1
@@ -137,7 +137,7 @@ class SimulatedClients:
 
     def _turn(self, session: Session, number: int, context: SessionContext, started_by: Session | None) -> None:
         prompt_tokens = _append_turn(context, session, number)
-        # The session goes on to change its names: a request has its own copy.
+        # The session keeps changing its names, so a request has its own copy.
         self._send_or_stop(ClientTurn(session, number, context, context.names[:], prompt_tokens, started_by))
 
     def _send_or_stop(self, turn: ClientTurn) -> None:

@@ -2,10 +2,10 @@
 
     submit -> engine: steps and strides (`fast_engine.py`) -> on_first_token(job), on_done(job) of the front
                  |
-                 +-- events of its cache, gauges when it is polled, as late as the lags say -> every router
+                 +-- events of its cache, gauges when it is polled, each after its lag -> every router
 
-It also has the changes of the fleet: engines that join and leave, die, come back or are slow, events that are lost,
-a pool that is away. It knows nothing of requests and routing.
+The cluster also makes the changes of the fleet: engines that join and leave, die, come back or are slow, events
+that are lost, a pool that is away. It has no part in requests and routing.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Cluster:
     # requests
 
     def pooled_tokens(self, names: Sequence[int]) -> int | None:
-        """Return the leading tokens that the pool holds; None when it does not answer or there is none."""
+        """Return the leading tokens that the pool holds. None if there is no pool, or it does not answer."""
         pool = self._pool
         return None if pool is None or pool.away else pool.count_held(names) * self._scenario.block_tokens
 
@@ -184,8 +184,8 @@ class Cluster:
             self._replay(router, number, router.on_stream(number))
 
     def poll_soon(self, number: int) -> None:
-        """Poll at the next tick, because a request goes there. Skipped ticks are added up as if they had
-        occurred.
+        """Poll instance `number` at its next tick, because a request goes to it. Skipped ticks are added up as if
+        they had occurred.
         """
         now, every_s = self._event_queue.now_s, self._scenario.lags.metrics_s
         while self._ticks_s[number] < now:
@@ -219,7 +219,7 @@ class Cluster:
             router.on_metrics(number, self._engines[number].gauges())
 
     def _replace(self, number: int) -> FastEngine:
-        """Begin another process of this engine, with empty caches. Return the one before."""
+        """Begin another process of this engine, with empty caches. Return the previous process."""
         old, self._engines[number] = self._engines[number], self._engine(number)
         self._count(number, old)
         self._wakes[number] = None
@@ -235,7 +235,7 @@ class Cluster:
         self._join(number)
 
     def drain(self, number: int) -> None:
-        """Let an instance finish the requests that it has, and give it no new one."""
+        """Let an instance finish its requests, and send it no new ones."""
         for router in self._front.routers:
             router.on_drain(number)
 
@@ -250,7 +250,7 @@ class Cluster:
         self.poll_soon(number)
 
     def remove(self, number: int) -> None:
-        """Remove it from the routers; its engine goes on with the requests that it has."""
+        """Remove an instance from the routers; its engine finishes its requests."""
         for router in self._front.routers:
             router.on_leave(number)
 

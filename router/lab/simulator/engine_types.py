@@ -59,7 +59,7 @@ class SequenceRequest(NamedTuple):
     adapter: str | None = None
     salt: str | None = None
     seed: int = 0
-    greedy: bool = False  # the next token follows from all before it, whichever of them are the prompt's
+    greedy: bool = False  # the next token follows from those before it, wherever the prompt ends
     external_tokens: int | None = None  # leading tokens with KV outside; None: no outside source was queried
     source: Source = "pool"
     keeps_after: tuple[

@@ -3,9 +3,9 @@ loss.
 
     PeerScheduler -> Outbox, every `GATHER_S` -> frame -> each other router: `PeerRuns`, its scheduler
 
-This stands for `control/peers/exchange.py`, which does the same on sockets: it sends what changed, numbered, and a
-beat at a fixed interval. A frame that is lost is noticed by its number with the next one; the router that misses it
-asks for all bookings with the next beat. Where no frame is lost, beats change nothing and are left out.
+This stands for `control/peers/exchange.py`, which does the same on sockets: it sends changes in numbered frames,
+and a beat at a fixed interval. A lost frame is noticed by the number of the next frame; the router that missed it
+requests all bookings with the next beat. If the link loses no frames, beats change nothing and are left out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHARED = (
 
 
 class SimulatedExchange:
-    """One router's part. `peers`: the parts of all other routers."""
+    """One router's part of the exchange. `peers`: the parts of all other routers."""
 
     def __init__(self, run: str, link: ReplicaLink, event_queue: EventQueue, rng: Rng) -> None:
         self.scheduler: PeerScheduler  # see `build_scheduler`
@@ -79,7 +79,7 @@ class SimulatedExchange:
             self._outbox.send(message)
 
     def share_near(self, message: Message) -> None:
-        """Each router is one process here."""
+        """Do nothing: each router is one process here."""
 
     def flush(self) -> None:
         """Send the gathered messages now."""
@@ -138,9 +138,9 @@ class SimulatedExchange:
                 self._peer_runs.on_state(peer, frame.number)
                 self._loads.replace(peer.run, loads)
             case messages.ResponseStored():
-                pass  # no request continues one
+                pass  # no simulated request continues a response
             case _:
-                self.scheduler.apply(message, peer.run)  # times are of one clock
+                self.scheduler.apply(message, peer.run)  # all routers have one clock
 
 
 def connect_exchanges(routers: int, link: ReplicaLink, event_queue: EventQueue, rng: Rng) -> list[SimulatedExchange]:

@@ -47,7 +47,7 @@ class EngineJob:
 
     @property
     def whole_tokens(self) -> int:
-        """Tokens to compute before its next one."""
+        """Tokens to compute before the next output token."""
         return self.prompt_tokens + self.generated
 
     @property
@@ -147,7 +147,7 @@ class FastEngine:
         return [*self._waiting, *self._loading, *self._prefilling, *self._decoding]
 
     def gauges(self) -> Gauges:
-        """Return its metrics."""
+        """Return the engine's metrics."""
         return Gauges(
             len(self._decoding) + len(self._prefilling),
             len(self._waiting) + len(self._loading),
@@ -215,7 +215,7 @@ class FastEngine:
             self._plan_stride(now)
 
     def _plan_stride(self, now: float) -> None:
-        """Plan the steps up to the next event. (A single job always goes on: loads may take the other memory.)"""
+        """Plan the steps up to the next event. (A single job always continues: loads may take the other memory.)"""
         while self._ends[0][2].finish_at != self._ends[0][0] or self._ends[0][2] not in self._decoding:
             heappop(self._ends)  # preempted since
         room = (self.profile.kv_tokens - self.cache.live_tokens) // len(self._decoding)
@@ -266,11 +266,11 @@ class FastEngine:
         return self.cache.live_tokens + idle + job.whole_tokens - hits * self._size <= self.profile.kv_tokens
 
     def _hits(self, job: EngineJob) -> int:
-        """Return how many of its leading blocks are cached; the last token is always computed."""
+        """Return how many leading blocks of `job` are cached; its last token is always computed."""
         return self.cache.count_held(job.names[: (job.whole_tokens - 1) // self._size])
 
     def _admit(self, job: EngineJob, now: float) -> bool:
-        """Take the memory that its prompt needs. Return False when part of it must be loaded first."""
+        """Take the memory that the prompt of `job` needs. Return False if part of it must be loaded first."""
         hits = self._hits(job)
         self.cache.use(job.names[:hits])
         job.held = hits
@@ -288,7 +288,9 @@ class FastEngine:
         return True
 
     def _fetch(self, job: EngineJob, now: float, first: bool) -> float | None:
-        """Begin to load blocks beyond its own cache; None: no load. As in vLLM, cost is not considered."""
+        """Begin to load blocks beyond the engine's own cache, whatever the cost, as vLLM does. Return when the load
+        ends; None: no load.
+        """
         pool, pool_link, host, host_link, peer_link = self._around
         if job.external > job.computed and peer_link is not None:
             tokens, job.computed, job.external = job.external - job.computed, job.external, 0
@@ -309,7 +311,7 @@ class FastEngine:
         return until_s
 
     def _end_chunk(self, job: EngineJob, count: int, ended: StrideResult) -> None:
-        """End a chunk of `count` tokens of its prompt."""
+        """End a chunk of `count` tokens of the prompt of `job`."""
         job.computed += count
         self._name(job, job.computed // self._size)
         if job.computed < job.whole_tokens:
@@ -335,7 +337,7 @@ class FastEngine:
             job.held = blocks
 
     def _save(self, job: EngineJob) -> None:
-        """Save its prompt to host memory and pool; answers are not saved (vLLM: save_decode_cache is off)."""
+        """Save a job's prompt to host memory and pool; answers are not saved (vLLM: save_decode_cache is off)."""
         names = job.names[: job.prompt_tokens // self._size]
         if self._around.host is not None:
             self._around.host.use(names)
@@ -372,7 +374,7 @@ class FastEngine:
         ended.dones.append(job)
 
     def _preempt(self, job: EngineJob) -> None:
-        """Put a job back to the head of the queue; it computes anew what is evicted until it returns."""
+        """Put a job back to the head of the queue; blocks that are evicted until it returns are computed anew."""
         del self._decoding[job]
         self.preemptions += 1
         job.generated = job.output_tokens - (job.finish_at - self._steps)

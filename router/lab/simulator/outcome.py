@@ -33,7 +33,7 @@ class SimulationOutcome:
     def __init__(self, instances: int) -> None:
         self.instances = instances
         self.arrived_s = array("d")  # when the client sent it
-        self.waited_s = array("d")  # of that in the admission queue
+        self.waited_s = array("d")  # in the admission queue
         self.ttft_s = array("d")  # from sending to the first token, the admission queue included
         self.duration_s = array("d")  # from sending to the last token
         self.session = array("q")
@@ -46,7 +46,7 @@ class SimulationOutcome:
         self.end = array("b")  # a `RequestEnd`
         self.took_s = 0.0  # virtual seconds from the start to the last end
         self.busy_s = [0.0] * instances  # computing, per instance
-        self.prefill_s = [0.0] * instances  # of that, what its prompts alone would have taken
+        self.prefill_s = [0.0] * instances  # of that, the time that prompts alone would have taken
         self.sizes: list[FleetSize] = []  # of a fleet whose size follows a rule, at each change; empty: it is fixed
         self.preemptions = 0
         self.decisions = 0
@@ -110,7 +110,9 @@ def compute_figures(
     since_s: float = 0.0,
     until_s: float | None = None,
 ) -> SimulationFigures:
-    """Return the figures of the window [since_s, until_s): throughput by ends in it, latencies by sending times."""
+    """Return the figures of the window [since_s, until_s): throughput of the requests that ended in it, latencies
+    of those that were sent in it.
+    """
     until_s = outcome.took_s if until_s is None else until_s
     window_s = max(1e-9, until_s - since_s)
     sent = [row for row, at_s in enumerate(outcome.arrived_s) if since_s <= at_s < until_s]

@@ -62,7 +62,7 @@ class SimulatedTurn(NamedTuple):
 
 class SimulatedRouter:
     """One router of a scenario; its admission control covers its share of the fleet's memory. `exchange` reports
-    what the others do; None: nothing does. `tenants`: clients say who they are.
+    what the other routers do; None: nothing does. `tenants`: requests name their tenant.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SimulatedRouter:
         self.scheduler.remove_instance(self._names[number])
 
     def on_drain(self, number: int) -> None:
-        """Give instance `number` no new request."""
+        """Send instance `number` no new requests."""
         self.scheduler.drain(self._names[number], True)
 
     def on_probe_success(self, number: int) -> None:
@@ -139,8 +139,8 @@ class SimulatedRouter:
             self.scheduler.fleet.record_probe_failure(self._names[number], self._clock.now())
 
     def on_stream(self, number: int) -> int | None:
-        """Connect its event stream. This and the next two return the number from which to replay; None: no
-        replay.
+        """Connect the event stream of instance `number`. This method and the next two return the number of the
+        batch from which to replay; None: no replay.
         """
         return self.scheduler.indexer.on_connected(self._ids[number])
 
@@ -160,7 +160,7 @@ class SimulatedRouter:
         return replay_from
 
     def _finish(self, number: int) -> None:
-        """Apply all that was received: time stands still meanwhile."""
+        """Apply all received events; virtual time stands still meanwhile."""
         while self.scheduler.indexer.resume(self._ids[number]):
             pass
 
@@ -228,17 +228,17 @@ class SimulatedRequest:
         self._ticket: Ticket | None = None
 
     def arrive(self, admission: ModelAdmission, claim: Claim = NO_CLAIM) -> Admitted | Queued:
-        """Ask admission control of its router."""
+        """Pass the request to the admission control of its router."""
         session = self._request.prompt.session
         name = session.encode() if session else None
         return admission.arrive(PendingRequest(name, len(self._known.ids), self._known, claim=claim))
 
     def on_placed(self, admission: ModelAdmission, place: Admission, target: str) -> None:
-        """Tell admission control where it was sent."""
+        """Report to admission control where the request was sent."""
         admission.on_placed(place, target, self._record.attempts[-1].expected_tokens, sample_prefix(self._known))
 
     def admit(self, full: frozenset[str] = frozenset()) -> Ticket | None:
-        """Choose a target and book it, one of `full` only if no other is left. Return None when none is left."""
+        """Choose and book a target, one of `full` only if no other is left. Return None if no target is left."""
         router = self.router
         self._ticket = router.scheduler.admit(
             self._request,
@@ -249,12 +249,12 @@ class SimulatedRequest:
 
     @property
     def engine_died(self) -> bool:
-        """Return whether an engine died with it."""
+        """Return whether an engine died with the request."""
         return self._record.deaths > 0
 
     @property
     def is_poison(self) -> bool:
-        """Return whether too many engines died with it for another attempt."""
+        """Return whether too many engines died with the request for another attempt."""
         return self._record.deaths > DEATHS_ALLOWED
 
     def on_prefilled(self) -> Target:
@@ -285,7 +285,7 @@ class SimulatedRequest:
             self.router.on_record(record)
 
     def on_failure(self, end: EngineFailure, status: int | None = None) -> None:
-        """End this attempt without an answer. While the prefill half of a pair runs, that half has failed."""
+        """End this attempt without an answer. If the prefill half of a pair is running, that half has failed."""
         ticket, scheduler = self._ticket, self.router.scheduler
         assert ticket is not None
         culprit = ticket.target

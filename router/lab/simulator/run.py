@@ -6,9 +6,10 @@
     next turn,  <---- last token -------+   +--- events, metrics ----+
     after its pause                              after the lags
 
-This module takes each request from its sending to its end. `clients.py` sends them, `cluster.py` has the engines
-and their events, `event_queue.py` is time, and the routers are the live scheduler (`router.py`): nothing here
-decides. The same arguments give the same outcome, to the last digit: the seed is the only source of randomness.
+This module carries each request from its sending to its end. `clients.py` sends requests, `cluster.py` has the
+engines and their events, `event_queue.py` is time, and the routers are the live scheduler (`router.py`); this
+module makes no decision. The same arguments give the same outcome, to the last digit: the seed is the only source
+of randomness.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def simulate_tenants(
     until_s: float | None = None,
 ) -> SimulationOutcome:
     """Serve the workloads of several tenants side by side. In the outcome a session of the n-th of T tenants has a
-    number that is n modulo T. Closed loops are met in mid-session.
+    number that is n modulo T. The first sessions of a closed loop begin at a random turn.
     """
     sessions = [number_sessions(load.workload.sessions, n, len(tenants)) for n, load in enumerate(tenants)]
     run = _Run(scenario, policy, sessions, seed, until_s, None, None, tenants)
@@ -183,7 +184,7 @@ class _Run:
         ]
 
     def _start_routers(self) -> None:
-        """Replace the round-robin routers; requests under way in those end there."""
+        """Replace the round-robin routers; requests in flight end in the replaced routers."""
         self._retired, self.routers = self.routers, self._build_routers(self._policy)
         for number in range(self._scenario.instances):
             if self._scenario.is_present(number, self._event_queue.now_s):
@@ -210,7 +211,7 @@ class _Run:
         self._release(router.admission)
 
     def _claim(self, session: int) -> Claim:
-        """Return whose a session's request is, and when its first token is due."""
+        """Return the tenant of a session's request, with the time when the first token is due."""
         if not self._tenants:
             return NO_CLAIM
         load = self._tenants[session % len(self._tenants)]
@@ -219,11 +220,11 @@ class _Run:
         return Claim(load.name, load.weight, load.priority, deadline_s)
 
     def _prompt(self, turn: ClientTurn) -> Sequence[int]:
-        """Return the names of its prompt's full blocks."""
+        """Return the names of the full blocks of the turn's prompt."""
         return turn.names[: turn.prompt_tokens // self._scenario.block_tokens]
 
     def _place(self, request: _Request) -> None:
-        """Send it to targets until an engine accepts it, or end it."""
+        """Send the request to targets until an engine accepts it; end the request if none does."""
         full = frozenset[str]() if request.admission is None else request.admission.full
         while (ticket := self._admit(request.routed, full)) is not None:
             full = frozenset()
@@ -231,7 +232,7 @@ class _Run:
             if request.admission is not None and request.routed.router.admission is not None:
                 request.routed.on_placed(request.routed.router.admission, request.admission, target.id)
             if ticket.prefill is not None:
-                self._cluster.poll_soon(instance_number(target.instance.id))  # it is booked already
+                self._cluster.poll_soon(instance_number(target.instance.id))  # the decode half is booked already
                 job = request.prefill = EngineJob(self._prompt(request.turn), job.prompt_tokens, 1, request)
                 target = ticket.prefill.target
             if self._submit(request, job, instance_number(target.instance.id)):
@@ -288,7 +289,7 @@ class _Run:
             self._place(request)
 
     def on_death(self, job: EngineJob, number: int) -> None:
-        """End the attempt; a request without its first byte may be tried elsewhere."""
+        """End the attempt; a request without its first byte may be retried elsewhere."""
         request = _request(job)
         request.routed.router.on_probe_failure(number)
         begun = request.first_s > 0
@@ -322,7 +323,7 @@ class _Run:
     # admission control
 
     def _leave_admission(self, request: _Request, place: Admission, source: EngineJob | None) -> None:
-        """Return its share of KV memory. `source`: the job that computed its prompt; None: there is no answer."""
+        """Release the request's share of KV memory. `source`: the job that computed its prompt; None: no answer."""
         admission, turn = request.routed.router.admission, request.turn
         assert admission is not None, "it was admitted"
         self._admissions.pop(place, None)
@@ -338,7 +339,7 @@ class _Run:
 
     def _release(self, admission: ModelAdmission) -> None:
         """Place or end the requests that admission control releases, and schedule its next timed release."""
-        while (released := admission.release_waiting()) != NOTHING_RELEASED:  # until what begins is booked as well
+        while (released := admission.release_waiting()) != NOTHING_RELEASED:  # again after each booking
             for place in released.admitted:
                 request = self._admissions[place]
                 request.waited_s = self._event_queue.now_s - request.sent_s

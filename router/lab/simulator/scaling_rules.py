@@ -23,7 +23,7 @@ DOWN_S = 300.0  # HPA: behavior.scaleDown.stabilizationWindowSeconds
 
 
 class HorizontalPodAutoscaler:
-    """The formula of Kubernetes' HPA: tolerance, and down to the largest count of the last `down_s` only.
+    """The formula of Kubernetes' HPA: with tolerance, and down to the largest count of the last `down_s` only.
 
     Source: kubernetes pkg/controller/podautoscaler, replica_calculator.go and horizontal.go.
     """
@@ -33,7 +33,7 @@ class HorizontalPodAutoscaler:
         self._wanted: deque[tuple[float, int]] = deque()
 
     def by_value(self, total: float, target: float, current: int, now: float) -> int:
-        """Return the count for an external metric with an AverageValue: `target` of `total` for each."""
+        """Return the count for an external metric with an AverageValue: `target` of `total` for each instance."""
         near = abs(total / (target * current) - 1.0) <= TOLERANCE
         return self._stabilise(current if near else ceil(total / target - 1e-9), current, now)
 
@@ -65,10 +65,10 @@ class NewestLeaves:
         return ready[-1]
 
     def observe(self, scheduler: Scheduler, now: float) -> None:
-        """Engine metrics are read when the count is asked for."""
+        """Do nothing: engine metrics are read when the count is queried."""
 
     def on_record(self, record: Record) -> None:
-        """Records are not read."""
+        """Do nothing: records are not read."""
 
 
 class QueueLength(NewestLeaves):
@@ -105,7 +105,7 @@ class RouterSignal:
         self._wanted: int | None = None
         self._hpa = HorizontalPodAutoscaler(0.0)
         self._values: deque[tuple[float, str, int]] = deque()  # when, the instance, tokens that it alone had
-        self.reasons: dict[str, int] = {}  # how often each one was the largest, for who wants to know
+        self.reasons: dict[str, int] = {}  # how often each reason gave the largest count, for reports
 
     def observe(self, scheduler: Scheduler, now: float) -> None:
         """Read the fleet as the live router does."""

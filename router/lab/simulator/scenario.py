@@ -31,7 +31,7 @@ class StoreScenario:
 
 @dataclass(frozen=True, slots=True)
 class EventLags:
-    """Delays in seconds with which a router learns of its fleet."""
+    """Delays in seconds of the events and metrics that a router receives from its fleet."""
 
     events_s: float = 0.05  # from a stored block to the index; inf: no events, as without KV events
     metrics_s: float = 0.25  # between two polls of an instance
@@ -39,7 +39,7 @@ class EventLags:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLink:
-    """The way between two routers that exchange what they book and where sessions go."""
+    """The link between two routers that exchange their bookings and where sessions go."""
 
     delay_s: float = 0.001
     lost: float = 0.0  # share of frames

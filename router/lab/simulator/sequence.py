@@ -1,7 +1,7 @@
 """A request in a simulated engine: its tokens, blocks and progress, and its wait for KV from outside.
 
 A `Sequence` has its own block hashes and determines its next token; the engine decides when it runs, and on which
-blocks. While its KV is loaded from outside its blocks are taken, and others compute.
+blocks. While the KV of a `Sequence` is loaded from outside, its blocks are taken, and other requests compute.
 
 Loads from the pool follow each other, as through the one receiving thread of vLLM's store connector
 (VLLM_MOONCAKE_LOAD_RECV_THREADS); each takes a fixed time and a time per token. A load from a peer takes as long,
@@ -20,7 +20,7 @@ from router.kvcache.events import EngineHash
 from router.lab.rng import Rng
 from router.lab.simulator.engine_types import EngineShape, Finish, RequestId, SequenceRequest
 
-GREEDY_TOKENS = 8  # the last ones, of which a greedy request's next token follows
+GREEDY_TOKENS = 8  # number of last tokens from which a greedy request's next token follows
 
 
 class Sequence:
@@ -78,7 +78,7 @@ class Sequence:
         return self.labels
 
     def next_token(self) -> tuple[int, Finish | None]:
-        """Return its next token, and how the request ends with it; None: it does not."""
+        """Return the next token, and how the request ends with it; None: the request continues."""
         request, shape, position = self.request, self._shape, self.generated
         ends = len(request.script) + 1 if request.script is not None else request.natural_tokens
         if ends is not None and position + 1 >= ends:
@@ -149,7 +149,7 @@ class KvLoads:
         return done
 
     def drop(self, id: RequestId) -> Sequence | None:
-        """Remove the load of request `id` and return its sequence; None when there is none."""
+        """Remove the load of request `id` and return its sequence. None if there is no such load."""
         load = self._all.pop(id, None)
         return None if load is None else load.sequence
 

@@ -32,7 +32,7 @@ class DistanceRun(NamedTuple):
 
     blocks: int
     distance: int
-    request: int  # number of the one that touched them last
+    request: int  # number of the request that touched the blocks last
 
 
 def count_within(runs: Iterable[DistanceRun], capacity: int) -> int:

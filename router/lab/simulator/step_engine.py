@@ -6,10 +6,11 @@ One `StepEngine` is one data-parallel rank. It works in steps, as vLLM's schedul
                  |                              ^
                  +-- loading from outside ------+
 
-A step is planned when the one before it has ended; planning takes blocks (evicting, announcing), ending it yields
-one token per request that is fully computed, together with the cache events since then. `step(now)` does what is
-due and returns when to call it again, so the same object serves real sockets (`router/lab/emulator`) and virtual
-time. It has no clock and no I/O, and knows neither the router nor where KV outside is held and saved.
+A step is planned when the one before it has ended; planning a step takes blocks (evicting, announcing), ending it
+yields one token per request that is fully computed, together with the cache events since then. `step(now)` does
+what is due and returns when to call it again, so the same object serves real sockets (`router/lab/emulator`) and
+virtual time. The engine has no clock and no I/O, and does not depend on the router, or on where outside KV is held
+and saved.
 
 Modelled on vLLM v1: core/sched/scheduler.py, core/kv_cache_manager.py. Not modelled: speculation, media, sliding
 windows, offloading to its own host, priorities.
@@ -107,7 +108,7 @@ class StepEngine:
         self._pool.release(self._held.pop(id, []))
 
     def digests(self, request: SequenceRequest) -> list[Digest]:
-        """Return the names of its prompt's full blocks in the shared pool."""
+        """Return the names of the full blocks of the request's prompt in the shared pool."""
         full = len(request.token_ids) // self.shape.block_tokens
         sequence = Sequence(RequestId(-1), request, self.shape, self._chain)
         sequence.label(full)
@@ -150,7 +151,7 @@ class StepEngine:
         return self._loads.next_s if self._step_ends_s is None else self._step_ends_s
 
     def gauges(self) -> EngineGauges:
-        """Return its metrics."""
+        """Return the engine's metrics."""
         return EngineGauges(
             running=len(self._running),
             waiting=len(self._waiting) + len(self._loads),
@@ -177,7 +178,7 @@ class StepEngine:
     # -- planning a step
 
     def _plan(self, now: float) -> None:
-        """Choose what the next step computes, take the blocks for it, and set its end."""
+        """Plan what the next step computes, take the blocks for the step, and set its end."""
         self._step = []
         for load in self._loads.take_finished(now):
             self._resume(load)
@@ -187,8 +188,8 @@ class StepEngine:
         self._step_ends_s = now + self._duration_s() if self._step else None
 
     def _plan_running(self, budget: int) -> tuple[int, bool]:
-        """Plan running requests, oldest first; preempt the youngest for room. Return the budget left, and if it
-        did.
+        """Plan running requests, oldest first; preempt the youngest for room. Return the remaining budget, and
+        whether a request was preempted.
         """
         preempted = False
         place = 0
@@ -224,7 +225,7 @@ class StepEngine:
             budget -= count
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Take the cached blocks of its prefix if there is room for the rest. Return whether there is."""
+        """Take the cached blocks of the prefix if there is room for the rest. Return whether there is room."""
         size = self.shape.block_tokens
         length = len(sequence.tokens)
         labels = sequence.label(length // size)
@@ -241,7 +242,7 @@ class StepEngine:
         return True
 
     def _count(self, sequence: Sequence) -> None:
-        """Count the sources of its prompt, at its first admission."""
+        """Count the sources of the sequence's prompt, at its first admission."""
         length, local = len(sequence.tokens), sequence.computed
         sequence.cached_tokens = max(local, sequence.external_tokens)
         self._prompted += length
@@ -252,8 +253,8 @@ class StepEngine:
             self._external_hits += sequence.cached_tokens - local
 
     def _load(self, sequence: Sequence, tokens: int, now: float) -> None:
-        """Park it, with blocks for the load. That happens once: after a preemption it computes everything
-        itself.
+        """Park the sequence, with blocks for its load. A sequence is parked once: after a preemption it computes
+        everything itself.
         """
         sequence.external_tokens = 0
         sequence.blocks += self._pool.take(self._missing(sequence, tokens))
@@ -273,7 +274,7 @@ class StepEngine:
         return -(-(sequence.computed + count) // self.shape.block_tokens) - len(sequence.blocks)
 
     def _compute(self, sequence: Sequence, count: int) -> None:
-        """Plan `count` more tokens of it: take blocks, and announce those that will be full."""
+        """Plan `count` more tokens of the sequence: take blocks, and announce those that will be full."""
         missing = self._missing(sequence, count)
         if missing > 0:
             sequence.blocks += self._pool.take(missing)
@@ -281,7 +282,7 @@ class StepEngine:
         self._announce(sequence, (sequence.computed + count) // self.shape.block_tokens)
 
     def _announce(self, sequence: Sequence, full: int) -> None:
-        """Announce its first `full` blocks, which can be hit from now on."""
+        """Announce the first `full` blocks of the sequence, which can be hit from now on."""
         first, size, request = sequence.registered, self.shape.block_tokens, sequence.request
         if full <= first:
             return
@@ -351,7 +352,7 @@ class StepEngine:
         return outputs
 
     def _save(self, sequence: Sequence) -> None:
-        """Save the full blocks of its prompt; as in vLLM by default, output is not saved."""
+        """Save the full blocks of the sequence's prompt; as in vLLM by default, output is not saved."""
         size = self.shape.block_tokens
         if full := len(sequence.tokens) // size:
             self._saves.append(BlockSave(sequence.tokens[: full * size], sequence.digests[:full], size))
@@ -369,7 +370,7 @@ class StepEngine:
         sequence.blocks = []
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Release its blocks and put it first in the queue; what stays cached may be hit when it returns."""
+        """Release the sequence's blocks and put it first in the queue; blocks that stay cached may be hit later."""
         self._leave(sequence)
         sequence.computed = sequence.registered = 0
         self._waiting.appendleft(sequence)

@@ -1,7 +1,7 @@
-"""The tenants of a simulated fleet: each with a workload, a weight and what it asks for.
+"""The tenants of a simulated fleet: each with a workload, a weight, a priority and objectives.
 
-Sessions of a workload have numbers from 0, so those of several tenants are numbered anew: the n-th of T tenants has
-all numbers that are n modulo T. Workloads of different seeds share no prompt.
+Sessions of a workload have numbers from 0, so the sessions of several tenants are renumbered: the n-th of T tenants
+has all numbers that are n modulo T. Workloads of different seeds share no prompt.
 """
 
 from __future__ import annotations

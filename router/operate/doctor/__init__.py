@@ -1,1 +1,1 @@
-"""`warmroute doctor`: gather what engines, routers and the configuration say, and name what is wrong."""
+"""`warmroute doctor`: gather facts from engines, routers and the configuration, and report what is wrong."""

@@ -1,8 +1,8 @@
-"""The alerts that would fire now: the shipped rules, as far as one metrics page or two can tell.
+"""Evaluate the shipped alert rules on one or two scrapes of a router's metrics page.
 
-Of the rules in `configs/prometheus/alerts.yaml` those are evaluated that compare one metric with a number. A rate
-or an increase is taken between two scrapes of this run, so it says what happens right now. Rules over a longer
-past, or over several metrics, need Prometheus, and are counted.
+Of the rules in `configs/prometheus/alerts.yaml`, only those that compare one metric with a number are evaluated. A
+rate or an increase is taken between two scrapes of this run, so it covers only the present moment. Rules over a
+longer past, or over several metrics, need Prometheus; they are only counted.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 class AlertRule(NamedTuple):
-    """A rule that compares one metric with a number; several, joined by `or`, where any of them suffices."""
+    """An alert rule: one comparison of a metric with a number, or several joined by `or`."""
 
     name: str
     summary: str
     runbook: str
-    lasting: str  # how long it must be true, as `5m`; "" for no time
+    lasting: str  # how long the rule must be true, such as `5m`; "" if it fires at once
     comparisons: tuple[re.Match[str], ...]
 
 
 def read_rules(text: str) -> tuple[list[AlertRule], int]:
-    """Return the rules that one page can tell, and the number of the others."""
+    """Return the rules that can be evaluated from a metrics page, and the number of the others."""
     loaded: Any = yaml.safe_load(text)
     rules = [rule for group in loaded["groups"] for rule in group["rules"] if "alert" in rule]
     found = []

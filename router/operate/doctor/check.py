@@ -1,4 +1,4 @@
-"""One check: its name, what it makes sure of, and the function that looks."""
+"""One check of the doctor: its name, what it asserts, the facts that it needs, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from router.operate.doctor.subject import Subject
 
 
 class Check(NamedTuple):
-    """A check of the doctor. It is a pure function of what was gathered."""
+    """A check of the doctor. `run` is a pure function of the gathered facts."""
 
     name: str  # SUBJECT.THING
     asserts: str  # what is true of a healthy fleet
-    needs: str  # what it looks at: "configuration", "engines", "prompts" (only without --passive), "router"
+    needs: str  # facts: "configuration", "engines", "prompts" (only without --passive), "router"; or "anything"
     run: Callable[[Subject], Iterable[FleetFinding]]

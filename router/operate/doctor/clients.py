@@ -1,4 +1,4 @@
-"""HTTP clients of the engines, masters and routers that are examined, each with its API key and authority."""
+"""HTTP clients for the examined engines, masters and routers, each with its API key and certificate authority."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.proxy.upstreams import TlsContexts
 
 
 class HttpClients:
-    """Clients by name, used for one examination. `fetch` is what parts of the router call
+    """HTTP clients by name, for one examination. `fetch` has the signature that the router's own modules call
     (`backends.fetch.Fetch`).
     """
 
@@ -19,8 +19,8 @@ class HttpClients:
         self._tls = TlsContexts()
 
     def add(self, name: str, url: str, *, token: str | None = None, ca_file: str | None = None) -> httpx.AsyncClient:
-        """Return the client for `url`; `token` is sent as a bearer token. Raises ConfigError for a bad
-        `ca_file`.
+        """Return the client `name`, created for `url` if it does not exist; `token` is sent as a bearer token.
+        Raises ConfigError for a bad `ca_file`.
         """
         if name not in self._clients:
             self._clients[name] = httpx.AsyncClient(
@@ -47,7 +47,7 @@ class HttpClients:
         limit_bytes: int = ANSWER_BYTES,
         rank: int | None = None,
     ) -> HttpAnswer | None:
-        """Return the whole answer; None when none came in time."""
+        """Return the whole answer, with an empty body if the body exceeds `limit_bytes`. None on any failure."""
         headers = {"content-type": "application/json"} if body else {}
         if rank is not None:
             headers["x-data-parallel-rank"] = str(rank)

@@ -1,4 +1,4 @@
-"""Engines: whether they answer, are what the configuration takes them for, and have on what the router needs."""
+"""Check the engines: they answer, match the configuration, and have the features enabled that the router needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from router.operate.doctor.finding import FleetFinding
 from router.operate.doctor.subject import ExaminedEngine, Subject
 from router.operate.doctor.survey import EngineSurvey
 
-OLDEST = (0, 19)  # before it events carry no extra keys: salted prompts and those with media are not told apart
-TAGGED = (0, 31)  # since it adapters and salts are hashed with a tag
+OLDEST = (0, 19)  # earlier events carry no extra keys, which distinguish salted prompts and prompts with media
+TAGGED = (0, 31)  # since this version, adapters and salts are hashed with a tag
 
 
 def check_reachable(subject: Subject) -> Iterator[FleetFinding]:
@@ -34,7 +34,7 @@ def check_reachable(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def _describe_refusal(config: InstanceConfig, survey: EngineSurvey) -> tuple[str, str, str]:
-    """Return the fault, the key of the instance to look at, and the value to write there."""
+    """Return the fault, the configuration key of the instance to look at, and the change to make."""
     port = urlsplit(config.url).port
     match survey.refusal:
         case "key":
@@ -92,15 +92,15 @@ def check_one_each(subject: Subject) -> Iterator[FleetFinding]:
 class Difference(NamedTuple):
     """A fact in which engines differ."""
 
-    usual: Hashable  # what most of them have
+    usual: Hashable  # the value of most engines
     values: str  # all values, as text
-    odd: tuple[str, ...]  # the ids of the engines with another one
+    odd: tuple[str, ...]  # the ids of the engines with another value
 
 
 def find_difference(
     engines: Iterable[ExaminedEngine], fact: Callable[[ExaminedEngine], Hashable | None]
 ) -> Difference | None:
-    """Return how the engines differ in a fact; None when all that have it agree."""
+    """Return how the engines differ in a fact. None if all engines for which the fact is known agree."""
     facts = {engine.name: value for engine in engines if (value := fact(engine)) is not None}
     counts = Counter(facts.values())
     if len(counts) < 2:
@@ -137,7 +137,7 @@ def check_models(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_lengths(subject: Subject) -> Iterator[FleetFinding]:
-    """Engines of one model take prompts of the same length."""
+    """Engines of one model accept prompts of the same maximum length."""
     for model, engines in subject.by_model().items():
         if (lengths := find_difference(engines, _length)) is not None:
             yield FleetFinding(
@@ -150,7 +150,7 @@ def check_lengths(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_versions(subject: Subject) -> Iterator[FleetFinding]:
-    """Engines of one model are of one version of vLLM, and of one that tells prompts apart."""
+    """Engines of one model run one version of vLLM, whose events distinguish salted prompts and media."""
     for engine in subject.usable:
         if (release := _release(engine)) is not None and release < OLDEST:
             yield FleetFinding(
@@ -186,7 +186,7 @@ def check_prefix_caching(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_metrics(subject: Subject) -> Iterator[FleetFinding]:
-    """The metrics page says how busy the engine is and how large its cache."""
+    """The metrics page reports the engine's load and the size of its cache."""
     for engine in subject.usable:
         if engine.usable is not None and not engine.usable.gauges:
             why = "the router does not see requests of others, nor the size of the cache"
@@ -212,7 +212,7 @@ def check_answers(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_prompt_token_details(subject: Subject) -> Iterator[FleetFinding]:
-    """Answers say how many tokens of the prompt were cached."""
+    """Answers report how many tokens of the prompt were cached."""
     for engine in subject.usable:
         probe = engine.probe
         if probe is None or (engine.usable is not None and engine.usable.prefix_caching is False):
@@ -243,7 +243,7 @@ def check_blocks(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def block_tokens_of(engine: ExaminedEngine) -> int | None:
-    """Return its block size as its events have it, else as its metrics page says."""
+    """Return the engine's tokens per block from its events, else from its metrics page. None: unknown."""
     observed = () if engine.probe is None else engine.probe.streams
     found = next((stream.block_tokens for stream in observed if stream.own and stream.block_tokens), None)
     return found or (None if engine.usable is None else engine.usable.block_tokens)

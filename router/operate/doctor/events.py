@@ -1,8 +1,8 @@
-"""KV events: whether they are on, where, really arrive, belong to the engine that they are taken for, and can be
-replayed.
+"""Check the KV events of each engine: they are on, arrive at the expected endpoints, come from the expected engine,
+and can be replayed.
 
-Nothing fails without them: hits become guesses, and the first sign is a bill. So a prompt is sent to every rank,
-and its announcement must be heard.
+Without KV events nothing fails: hits become guesses, and the first sign is a higher bill. So a prompt is sent to
+every rank, and the announcement of its blocks must be received.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_on(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_address(subject: Subject) -> Iterator[FleetFinding]:
-    """The engine binds its event ports: vLLM connects instead of binding where the endpoint has no `*`."""
+    """The engine binds its event ports: vLLM connects instead of binding if the endpoint has no `*`."""
     for engine in _with_events(subject):
         survey = engine.usable
         for endpoint in survey.announced if survey is not None else ():
@@ -63,7 +63,7 @@ def check_address(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_reachable(subject: Subject) -> Iterator[FleetFinding]:
-    """A publisher answers at every endpoint that the router listens to."""
+    """A publisher answers at every endpoint to which the router subscribes."""
     for engine in _with_events(subject):
         if _is_misbound(engine):
             continue
@@ -143,7 +143,7 @@ def check_ranks(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_replay(subject: Subject) -> Iterator[FleetFinding]:
-    """Missed events can be asked for again."""
+    """Missed events can be requested again."""
     for engine, stream in _streams(subject):
         if stream.replay_endpoint is None and stream.opened:
             in_file = isinstance(engine.config.kv_events, list) and any(
@@ -203,7 +203,7 @@ def check_clocks(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def _foreign(subject: Subject, engine: ExaminedEngine, stream: StreamProbe) -> FleetFinding:
-    """Return the finding for a prompt that another stream announced."""
+    """Return the finding for a prompt that was announced on another stream than expected."""
     other = (stream.found_at or "").rpartition("/")[0]
     if other == engine.name:
         rank = (stream.found_at or "").rpartition("/")[2]
@@ -224,7 +224,7 @@ def _foreign(subject: Subject, engine: ExaminedEngine, stream: StreamProbe) -> F
 
 
 def _source_key(engine: ExaminedEngine, stream: StreamProbe, key: str) -> tuple[str | int, ...]:
-    """Return the path to a key of the stream's source below `kv_events`; empty where it is not listed."""
+    """Return the path, below `kv_events`, to a key of the stream's source. Empty if that source is not listed."""
     sources = engine.config.kv_events
     if not isinstance(sources, list):
         return ()
@@ -241,7 +241,7 @@ def _topic_edit(subject: Subject, engine: ExaminedEngine, stream: StreamProbe) -
 
 
 def _with_events(subject: Subject) -> Iterator[ExaminedEngine]:
-    """Yield the engines whose events are wanted, and can be had."""
+    """Yield the usable engines, except those with `kv_events: off` or with prefix caching off."""
     for engine in subject.usable:
         if engine.config.kv_events != "off" and engine.usable is not None and engine.usable.prefix_caching is not False:
             yield engine

@@ -1,7 +1,7 @@
 """A finding of a check: the fault, why it matters, and the exact line to change.
 
-A check yields plain findings, one for each engine or key. `merge` joins those that say the same of several engines,
-and puts them into the order in which they matter: faults before warnings, then the order of the checks.
+A check yields plain findings, one for each engine or key. `merge` joins findings that have the same texts for
+several engines, and sorts the result by severity, faults first, then in the order of the checks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from router.errors import quote_name
 
 Severity = Literal["fault", "warning", "note", "unchecked"]
 SEVERITIES: tuple[Severity, ...] = ("fault", "warning", "unchecked", "note")
-"""In the order in which they are printed.
+"""The severities, in the order in which findings are printed.
 
     fault       requests fail, or hits are lost, now
-    warning     it works, but not as it should, or not for long
-    unchecked   something could not be examined, so it is not known to be right
+    warning     the fleet works, but not as it should, or not for long
+    unchecked   something could not be examined, so it may be wrong
     note        a fact for the reader
 """
-NAMED = 3  # engines that a finding names; of further ones it says how many
+NAMED = 3  # most engines that a finding names; further engines are only counted
 
 
 class Place(NamedTuple):
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """A change of the main file that ends the finding: the value for a key, which is added where it is missing."""
+    """A change of the main file that resolves the finding: the new value of a key, which is added if missing."""
 
     path: YamlPath
     value: Any
@@ -47,22 +47,22 @@ class FleetFinding(NamedTuple):
 
     severity: Severity
     what: str  # what was found, with a verb; `at` is printed before it
-    why: str  # what it costs
+    why: str  # the consequence
     change: str  # what to write where: the value of `place`, or flags of an engine's command line
-    at: tuple[str, ...] = ()  # the engines, routers or masters that it is about; empty: the configuration
+    at: tuple[str, ...] = ()  # the engines, routers or masters concerned; empty: the configuration
     place: Place | None = None  # the line to change; None: it is not in the configuration
     edit: Edit | None = None
     check: str = ""  # the name of the check, set by the suite
 
     @property
     def where(self) -> str:
-        """The engines that it is about, as text; empty for the configuration."""
+        """The names in `at`, as text; empty for the configuration."""
         names = ", ".join(quote_name(name) for name in self.at[:NAMED])
         return names if len(self.at) <= NAMED else f"{names} and {len(self.at) - NAMED} more"
 
 
 class MergedFinding(NamedTuple):
-    """A finding with the lines and edits of everything that it is about."""
+    """Findings with the same texts joined into one, with the lines and edits of all of them."""
 
     finding: FleetFinding
     places: tuple[Place, ...]
@@ -70,8 +70,8 @@ class MergedFinding(NamedTuple):
 
 
 def merge(findings: Iterable[FleetFinding], order: Sequence[str]) -> list[MergedFinding]:
-    """Join findings that say the same of several engines, and sort them by severity and by `order` of the
-    checks.
+    """Join the findings of one check that have the same texts, and sort the result by severity, then by `order`,
+    the names of the checks.
     """
     groups: dict[tuple[str, ...], list[FleetFinding]] = {}
     for one in findings:

@@ -1,12 +1,13 @@
-"""Gather what the checks read: from the configuration, routers, engines, masters and this machine, all at once.
+"""Gather the facts that the checks read: from the configuration, routers, engines, masters and this machine.
 
     routers                  their admin APIs, which also name engines that the configuration does not
-    engines                  what they say of themselves; then their tokenizers against ours; then real prompts
-    masters, bootstrap       whether they answer, and who leads
+    engines                  what they report; then their tokenizers against ours; then real prompts
+    masters, bootstrap       whether they answer, and which master leads
     this machine             its limits
 
-Every question has a time limit of its own, so that the whole takes less than half a minute whatever hangs. What was
-not answered in time is kept as unfinished, and is reported as not examined.
+Facts are gathered concurrently, and every query has its own timeout, so that the whole takes less than half a
+minute whatever hangs. A query without an answer in time is recorded in `Subject.unfinished`, and reported as not
+examined.
 """
 
 from __future__ import annotations
@@ -51,29 +52,29 @@ LIST_TIMEOUT_S = 4.0  # for a source of engines
 SURVEY_TIMEOUT_S = 6.0
 PROVE_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 14.0
-POOL_TIMEOUT_S = 3.0  # until what an engine has just computed is in the pool, and listed
+POOL_TIMEOUT_S = 3.0  # until blocks that an engine has just computed are in the pool, and listed
 POOL_PAUSE_S = 0.2
 PROBES_AT_ONCE = 32  # engines
 
 
 class DoctorOptions(NamedTuple):
-    """Says what to examine, and how."""
+    """What to examine, and how."""
 
     config: Path | None
     urls: tuple[str, ...] = ()  # admin listeners of running routers
-    token: str | None = None  # for them
-    api_key: str | None = None  # for engines that only a router names
+    token: str | None = None  # bearer token for `urls`
+    api_key: str | None = None  # sent to engines that only a router names
     passive: bool = False  # send no prompts
-    engines: frozenset[str] | None = None  # only these, of all that are listed; None: every one
+    engines: frozenset[str] | None = None  # examine only these of the listed engines; None: all
 
 
 class _Work(NamedTuple):
-    """Carries what the steps share: the facts so far, the clients and the clock."""
+    """The state that the steps share: the facts so far, the clients and the clock."""
 
     subject: Subject
     clients: HttpClients
     clock: Clock
-    only: frozenset[str] | None  # engines
+    only: frozenset[str] | None  # the engines to examine; None: all
 
 
 async def gather_facts(options: DoctorOptions, clock: Clock) -> Subject:
@@ -101,7 +102,7 @@ async def gather_facts(options: DoctorOptions, clock: Clock) -> Subject:
 
 
 async def _within(work: _Work, name: str, timeout_s: float, question: Awaitable[T]) -> T | None:
-    """Return the answer; None, and a note of it, when there is none in time."""
+    """Return the answer. None if it takes longer than `timeout_s`; `name` is then recorded as unfinished."""
     try:
         async with asyncio.timeout(timeout_s):
             return await question
@@ -159,7 +160,7 @@ async def _list_engines(work: _Work) -> None:
 
 
 def _add_engines_of_routers(work: _Work, api_key: str | None) -> None:
-    """List the engines that only routers name."""
+    """Add the engines that only routers name."""
     known = {engine.config.url for engine in work.subject.engines}
     for router in work.subject.routers:
         for instance in router.instances:
@@ -194,11 +195,11 @@ async def _survey(work: _Work, engine: ExaminedEngine) -> None:
 
 
 async def _examine_usable(work: _Work) -> None:
-    """Prove the tokenizers, and send prompts unless that is not wanted."""
+    """Prove the tokenizers of the usable engines and, unless the examination is passive, send prompts."""
     subject, config = work.subject, work.subject.config or Config()
     loaded = await asyncio.to_thread(_load_tokenizers, config, work.clock)
     secret = secrets.randbits(64)
-    settings = TokensConfig(budget_ms=ASK_TIMEOUT_S * 1000)  # the router's own may be too short beside all the others
+    settings = TokensConfig(budget_ms=ASK_TIMEOUT_S * 1000)  # the configured one may be too short under this load
     tokenization = Tokenization(settings, loaded, Keyring(secret), EngineTokenizer(work.clients.fetch), work.clock)
     listener = EventListener(work.clock, secret)
     prober = EngineProber(listener, tokenization, work.clock)
@@ -240,8 +241,8 @@ async def _examine(
 async def _prove(
     engine: ExaminedEngine, model: str, tokenization: Tokenization, *, generates: bool
 ) -> TokenizerProof | None:
-    """Compare ids with the engine's; None: no tokenizer is configured for its model, and it may not be sent
-    prompts.
+    """Compare our token ids with the engine's. None if its model has no local tokenizer, and no prompts may be
+    sent or nothing could be compared.
     """
     local = tokenization.local_tokenizer(model) is not None
     if not local and not generates:
@@ -276,7 +277,7 @@ async def _ask_master(work: _Work, url: str) -> MasterAnswers:
 
 
 async def _list_pool(work: _Work) -> None:
-    """List the pool's keys once they contain a block of every model that was just computed, or after a while."""
+    """Poll the pool's keys, a few times at most, until they have a block of every engine that computed prompts."""
     subject = work.subject
     leader = next((master.url for master in subject.masters if master.leads), None)
     saving = [e for e in subject.usable if e.config.role != "decode" and e.probe is not None and first_blocks(e)]

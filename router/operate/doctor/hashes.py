@@ -1,5 +1,5 @@
-"""Finds how engines hash blocks, from the first blocks that they announced, and the digests under which these are
-stored in a shared pool.
+"""Find how engines hash blocks, from the first blocks that they announced, and the digests under which a shared
+pool stores these blocks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ USUAL = PoolModelConfig()
 
 
 def first_blocks(engine: ExaminedEngine) -> list[BlocksStored]:
-    """Return the first blocks of prompts that the engine announced while it was listened to."""
+    """Return the first blocks of prompts that the engine announced during the examination."""
     return [] if engine.probe is None else [first for stream in engine.probe.streams for first in stream.firsts]
 
 
 def find_chains(engine: ExaminedEngine, config: PoolModelConfig = USUAL) -> set[EngineChain] | None:
-    """Return the ways to hash that give every announced first block its hash; None when none was announced."""
+    """Return the hash chains that reproduce the hash of every announced first block. None if none was announced."""
     firsts = first_blocks(engine)
     if not firsts:
         return None
@@ -34,7 +34,7 @@ def digests_of(chain: EngineChain, firsts: Iterable[BlocksStored]) -> list[Diges
 
 
 def find_saved(keys: Sequence[str], engine: ExaminedEngine) -> Digest | None:
-    """Return the digest of a block of the engine that is among the pool's keys, under whatever name."""
+    """Return the digest of one of the engine's first blocks that ends a key of the pool. None if no key has one."""
     endings = {key.rpartition("@")[2] for key in keys}
     for chain in find_chains(engine) or ():
         for digest in digests_of(chain, first_blocks(engine)):

@@ -1,8 +1,7 @@
-"""Hits: whether what the events promise of a prompt is what the engine delivers, for each kind of request by
-itself.
+"""Check the hits: the engine delivers what its events promise of a prompt, for each kind of request by itself.
 
-Two ways to lose them: the engine has something that the router does not know (no request is sent there for it), or
-the router believes in something that is not there (requests are sent for nothing).
+Hits are lost in two ways: the engine has blocks that the router does not know of, so no request is sent there for
+them; or the router believes that the engine has blocks that it lacks, so requests are sent there for nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ MENDS = {
     "salt": "engine: vLLM 0.19 or later, whose events carry the salt",
     "media": "engine: vLLM 0.19 or later, whose events carry the ids of media",
 }
-MIN_RECORDS = 20  # of one kind at one engine
-LOW_SHARE = 0.7  # as the alert WarmroutePredictionsBroken
+MIN_RECORDS = 20  # records of one kind at one engine
+LOW_SHARE = 0.7  # as in the alert WarmroutePredictionsBroken
 
 
 def check_cached(subject: Subject) -> Iterator[FleetFinding]:
@@ -50,7 +49,7 @@ def check_cached(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_agree(subject: Subject) -> Iterator[FleetFinding]:
-    """What events promise of a prompt is what the engine delivers."""
+    """The engine delivers the hits that its events promise of a prompt."""
     for engine, kind in _kinds(subject):
         if kind.promised_tokens is None or not _has_events(engine) or not _reports(engine):
             continue
@@ -78,7 +77,7 @@ def check_agree(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_records(subject: Subject) -> Iterator[FleetFinding]:
-    """What a running router predicted for the last requests was delivered, at each engine and for each kind."""
+    """Each engine delivered the hits that a running router predicted for its last requests, for each kind."""
     adapters = {name for engine in subject.usable if engine.usable for name in engine.usable.adapters}
     for router in subject.routers:
         sums: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
@@ -127,7 +126,7 @@ def _kind_of(record: Json, adapters: set[str]) -> str:
 
 
 def _kinds(subject: Subject) -> Iterator[tuple[ExaminedEngine, KindProbe]]:
-    """Yield what was sent to engines that cache, and are one engine each."""
+    """Yield each answered kind of request of the engines that cache and are alone at their address."""
     for engine in subject.usable:
         survey = engine.usable
         alone = survey is not None and len(survey.starts) <= max(1, len(survey.gauges))
@@ -138,8 +137,8 @@ def _kinds(subject: Subject) -> Iterator[tuple[ExaminedEngine, KindProbe]]:
 
 
 def _reports(engine: ExaminedEngine) -> bool:
-    """Return whether the engine reports cached tokens. It leaves them out of answers without any, so one that hit
-    tells it of the others; /v1/messages and /v1/responses may say 0 for not reported.
+    """Return whether the engine reports cached tokens. It omits them from answers without a hit, so one report
+    suffices for all kinds; /v1/messages and /v1/responses do not count, since their 0 may mean not reported.
     """
     kinds = engine.probe.kinds if engine.probe is not None else ()
     return any(one.cached_tokens is not None for one in kinds if one.kind not in ("messages", "responses"))

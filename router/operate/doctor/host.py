@@ -1,4 +1,4 @@
-"""Limits of this machine and process, as Linux tells them."""
+"""Limits of this machine and process, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from router.operate.doctor.subject import HostFacts
 
 CGROUP_MEMORY = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes a number like this where there is no limit
+UNLIMITED_BYTES = 1 << 60  # cgroup v1 reports at least such a number if there is no limit
 
 
 def read_host(root: Path = Path("/")) -> HostFacts:
-    """Return the limits; `root`: where proc and sys are mounted."""
+    """Return the limits; proc and sys are mounted below `root`."""
     ports = _numbers(root / "proc/sys/net/ipv4/ip_local_port_range")
     memory = [number for name in CGROUP_MEMORY for number in _numbers(root / name) if number < UNLIMITED_BYTES]
     return HostFacts(

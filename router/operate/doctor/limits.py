@@ -1,4 +1,4 @@
-"""Limits: of this machine, where the router runs on it; of connections to engines; of load balancers in front."""
+"""Check limits: of this machine, if it runs the router; of connections to engines; of load balancers in front."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from router.operate.doctor.subject import Subject
 FILES_PER_REQUEST = 2  # a connection to the client, one to the engine
 SPARE_FILES = 256  # listeners, event streams, logs, libraries
 ENGINE_KEEPALIVE_S = 5.0  # vLLM closes an idle connection after this (uvicorn's timeout_keep_alive)
-BACKLOG = 1024  # connections that a listener may have waiting
-ROUTER_BYTES = 512 * 1024 * 1024  # of a router that holds nothing yet, and its index
+BACKLOG = 1024  # connections that may wait at a listener
+ROUTER_BYTES = 512 * 1024 * 1024  # of a router that holds no bodies or prompts yet, and its index
 ENVOY_CONNECTIONS = 1024  # default of circuit_breakers.max_connections and max_requests
 MIN_SESSIONS = 20
 
 
 def check_files(subject: Subject) -> Iterator[FleetFinding]:
-    """There are files for as many requests as may run."""
+    """As many files may be open as `limits.concurrent` requests need."""
     if subject.config is None or subject.host.open_files is None:
         return
     wanted = FILES_PER_REQUEST * subject.config.limits.concurrent + SPARE_FILES
@@ -37,7 +37,7 @@ def check_files(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_kernel(subject: Subject) -> Iterator[FleetFinding]:
-    """The kernel lets as many connections wait and leave as the router opens."""
+    """The kernel's backlog and local ports suffice for the router's connections."""
     host, config = subject.host, subject.config
     if config is None:
         return
@@ -60,7 +60,7 @@ def check_kernel(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_memory(subject: Subject) -> Iterator[FleetFinding]:
-    """What the configuration lets the router hold fits into its memory, and its workers onto the cores."""
+    """Bodies, prompts and index at their limits fit into the memory, and there is a core for every worker."""
     host, config = subject.host, subject.config
     if config is None:
         return
@@ -89,7 +89,7 @@ def check_memory(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_keepalive(subject: Subject) -> Iterator[FleetFinding]:
-    """Idle connections are closed here before engines close them."""
+    """The router closes idle connections before engines do."""
     if subject.config is None or subject.config.limits.keepalive_s < ENGINE_KEEPALIVE_S:
         return
     yield FleetFinding(
@@ -105,7 +105,7 @@ def check_keepalive(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_load_balancer(subject: Subject) -> Iterator[FleetFinding]:
-    """Clients are told apart, whatever is in front of the router."""
+    """Clients are distinguished, whatever is in front of the router."""
     for router in subject.routers:
         records = [record for record in router.records if record.get("sender")]
         senders = {str(record["sender"]) for record in records}

@@ -1,8 +1,8 @@
-"""Listens to the event streams of the examined engines, as the router does, and keeps what they announce.
+"""Subscribe to the event streams of the examined engines, as the router does, and keep what they announce.
 
-It subscribes with the router's own parts and files each stored block under the router's own keys, so that what is
-found of a prompt is what the router would promise. It never asks for an engine's whole history, only for the one
-batch that it has just heard, to see whether replay works.
+The listener subscribes with the router's own modules and indexes each stored block under the router's own keys, so
+that it finds of a prompt exactly what the router would promise. It never requests an engine's whole history, only a
+replay of the one batch that it has just received, to see whether replay works.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from router.operate.doctor.subject import StreamProbe
 from router.tasks import Tasks
 
 REPLAY_TIMEOUT_S = 2.0
-FIRSTS = 4  # first blocks kept of a stream: enough to see how it hashes
+FIRSTS = 4  # first blocks kept per stream: enough to detect how its engine hashes
 
 
 class ExpectedPrompt(NamedTuple):
-    """A prompt that is about to be sent. The engine may have its beginning from before (a system prompt, what a
-    chat template puts first), and announces hits no more.
+    """A prompt that is about to be sent. Its beginning may be cached already (a system prompt, the head of a chat
+    template), and an engine does not announce cached blocks again.
     """
 
     ids: array[int]
@@ -38,7 +38,7 @@ class ExpectedPrompt(NamedTuple):
 
 
 class ObservedStream:
-    """Messages of one stream so far."""
+    """The messages received from one stream so far."""
 
     def __init__(self, endpoint: EventEndpoint, model: str) -> None:
         self.endpoint = endpoint
@@ -49,7 +49,7 @@ class ObservedStream:
         self.replay_complete: bool | None = None
         self.replay_requested = False
         self.block_tokens: int | None = None
-        self.ahead_s: list[float] = []  # of each batch: its time stamp against our clock
+        self.ahead_s: list[float] = []  # of each batch: its time stamp minus our clock
         self.firsts: list[BlocksStored] = []  # first blocks of prompts without adapter and salt
         self.hashes: set[EngineHash] = set()  # of all announced blocks
         self.expected: list[ExpectedPrompt] = []
@@ -72,7 +72,7 @@ class EventListener:
         self._changed = asyncio.Event()
 
     def subscribe(self, target: TargetId, model: str, endpoint: EventEndpoint) -> None:
-        """Listen to the stream of `target`."""
+        """Subscribe to the stream of `target`."""
         self.streams[target] = ObservedStream(endpoint, model)
         self._index.join(target, model)
         self._subscriber.subscribe(target, endpoint)
@@ -83,8 +83,8 @@ class EventListener:
         await self._tasks.close()
 
     async def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `condition()`, looked at whenever something was heard. Return False when it is not, in
-        time.
+        """Wait until `condition()` is true, evaluating it after each received message. Return False if it is not
+        true within `timeout_s`.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -94,7 +94,7 @@ class EventListener:
         return condition()
 
     def expect(self, target: TargetId, prompt: ExpectedPrompt) -> None:
-        """Recognise `prompt` on the stream of `target`, if there is one, even where its first blocks are cached."""
+        """Recognise `prompt` on the stream of `target`, if there is one, even if its first blocks are cached."""
         if (observed := self.streams.get(target)) is not None:
             observed.expected.append(prompt)
 
@@ -104,13 +104,13 @@ class EventListener:
         return 0 if held is None else held.disk
 
     def find(self, keys: Sequence[Key]) -> TargetId | None:
-        """Return a stream that announced a whole prompt; None: no stream did, or it has no whole block."""
+        """Return a stream that announced a whole prompt. None if no stream did, or `keys` is empty."""
         found = self._index.match(keys, self.streams)
         return next((target for target, held in found.items() if held.disk >= len(keys)), None)
 
     def describe(self, target: TargetId, rank: int, *, own: bool, found_at: TargetId | None) -> StreamProbe:
-        """Return a description of the received events; `own`: the prompt of that rank was, `found_at`: on this
-        stream instead.
+        """Return a description of the stream of `target`. `own`: it announced the prompt sent to `rank`;
+        `found_at`: the stream that announced that prompt instead.
         """
         observed = self.streams[target]
         replay = None if not observed.replay_requested else "answered" if observed.replay_complete else "silent"
@@ -133,13 +133,13 @@ class EventListener:
     # EventHandler
 
     def on_connected(self, target: TargetId) -> int | None:
-        """Note it; nothing is replayed."""
+        """Note the connection. Return None: no replay is requested."""
         self.streams[target].opened = True
         self._changed.set()
         return None
 
     def on_batch(self, target: TargetId, batch: EventBatch) -> int | None:
-        """File the blocks of a live batch. The first one is asked for again."""
+        """Index the blocks of a live batch. Return the first batch's number, to request its replay, else None."""
         observed = self.streams[target]
         observed.batches += 1
         observed.ahead_s.append(batch.wall_s - self._clock.wall())
@@ -160,7 +160,7 @@ class EventListener:
         return batch.seq
 
     def _supply_parents(self, target: TargetId, observed: ObservedStream, event: BlocksStored) -> None:
-        """File what precedes `event` in an expected prompt, where that was announced before we listened."""
+        """Index the blocks before `event` in an expected prompt if they were announced before we subscribed."""
         if event.parent is None or event.parent in observed.hashes:
             return
         size, first = event.block_tokens, array("I", event.token_ids[: event.block_tokens])
@@ -174,7 +174,7 @@ class EventListener:
                 return
 
     def on_replayed(self, target: TargetId, batch: EventBatch) -> int | None:
-        """Ignore it: it was heard live."""
+        """Ignore the batch: it was received live."""
         return None
 
     def on_replay_end(self, target: TargetId, complete: bool) -> int | None:
@@ -184,7 +184,7 @@ class EventListener:
         return None
 
     def on_malformed(self, target: TargetId, reason: str) -> None:
-        """Count it."""
+        """Count the malformed message."""
         self.streams[target].malformed += 1
         self._changed.set()
 
@@ -201,10 +201,10 @@ class EventListener:
         return None
 
     def target_over_limit(self, target: TargetId, over: OverLimit) -> None:
-        """Count a message that the router would not take in."""
+        """Count, as malformed, a message that the router would reject."""
         self.on_malformed(target, over.detail)
 
 
 def _is_plain(event: BlocksStored) -> bool:
-    """Return whether the event begins a prompt whose hash needs its tokens alone."""
+    """Return whether the event begins a prompt, and its blocks are hashed from tokens alone."""
     return event.parent is None and event.adapter is None and event.salt is None and not any(event.extras or ())

@@ -1,4 +1,4 @@
-"""Pairs of prefill and decode instances: whether there are any, and whether the two fit together."""
+"""Check the pairs of prefill and decode instances: each has a counterpart, and both halves fit together."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_bootstrap(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_transfer(subject: Subject) -> Iterator[FleetFinding]:
-    """A prefill instance with Nixl tells where its KV can be fetched, at an address that others reach."""
+    """A prefill instance with Nixl reports where its KV can be fetched, at an address that other machines reach."""
     for engine in subject.usable:
         probe = engine.probe
         if probe is None or probe.transfer_params is None:

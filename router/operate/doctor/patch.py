@@ -1,7 +1,7 @@
-"""The changes of a configuration as a unified diff: only the values that change, with all comments kept.
+"""Make a unified diff of a configuration that changes single values and keeps all comments.
 
-A value is replaced where it stands; a missing key is added at the end of the innermost section that exists. What
-cannot be changed in this way, or would not be valid, is left out.
+A value is replaced in place; a missing key is added at the end of the innermost section that exists. An edit that
+cannot be made in this way, or that makes the configuration invalid, is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESERVED = frozenset(("null", "true", "false"))
 
 
 def make_patch(text: str, file: Path, edits: Iterable[Edit]) -> str:
-    """Return the diff that makes these edits in `text`, the content of `file`; empty when none can be made."""
+    """Return the diff that makes these edits in `text`, the content of `file`; empty if none can be made."""
     changed = text
     for edit in dict.fromkeys((edit.path, json.dumps(edit.value)) for edit in edits):
         candidate = apply_edit(changed, Edit(edit[0], json.loads(edit[1])))
@@ -36,7 +36,7 @@ def make_patch(text: str, file: Path, edits: Iterable[Edit]) -> str:
 
 
 def apply_edit(text: str, edit: Edit) -> str | None:
-    """Return the text with one value changed or added; None where that cannot be done."""
+    """Return the text with one value changed or added. None if that cannot be done."""
     node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     rest = list(edit.path)
     while rest and (inner := _child(node, rest[0])) is not None:
@@ -91,7 +91,7 @@ def _nest(keys: YamlPath | list[Any], value: Any) -> Any:
 
 
 def _dump(value: Any) -> str:
-    """Return the value in YAML's flow style, which is JSON but for quotes that are not needed."""
+    """Return the value in YAML's flow style: JSON without needless quotes."""
     if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in RESERVED:
         return value
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Policies: whether what decides can tell targets apart by what it reads, and starts from true speeds.
+"""Check the policies: each distinguishes targets by the facts that it reads, and starts from realistic speeds.
 
-A policy is asked about made-up requests, of which one of two equal targets holds the prompt, or is idle. If it does
-not matter to its choice which one, it cannot tell them apart.
+A policy decides made-up requests, for which one of two otherwise equal targets holds the prompt, or is idle. If its
+choice does not depend on which target that is, the policy cannot distinguish targets by this fact.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from router.scheduling.policy.policy import Policy, PolicyFault, build_policy
 from scorers.contract import Load, Needs, Overlap, Row, Speed, View
 
 PROMPT_TOKENS, BLOCK_TOKENS = 8192, 16
-TRIALS = 16  # made-up requests: a policy that draws lots draws these alike for both views
+TRIALS = 16  # made-up requests; a policy that draws lots draws the same for both views of a request
 MIN_RECORDS = 50
-FAR = 4.0  # a prior that is off by this factor or more is far from what was learned
+FAR = 4.0  # a prior is far off if it differs from the learned speed by this factor or more
 PRIOR_SAMPLES = 12
 TYPICAL_TOKENS = 2000  # the length of the prompt whose cost is compared
 
@@ -123,7 +123,7 @@ def check_speed_priors(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_refused(subject: Subject) -> Iterator[FleetFinding]:
-    """A running router decides by its configuration: nothing was refused, nothing waits for a restart."""
+    """A running router decides by its configuration: no change was rejected, and none waits for a restart."""
     for router in subject.routers:
         policies = router.policies or {}
         for source, error in (policies.get("errors") or {}).items():
@@ -139,10 +139,10 @@ def check_refused(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def _in_force(subject: Subject) -> dict[str, Policy]:
-    """Build the active policy and the arms, but for those that cannot be built."""
+    """Build the active policy and those of the experiment's arms, except those that cannot be built."""
     found = {}
     for name in _names_in_force(subject):
-        with suppress(ConfigError):  # `check_built` names it
+        with suppress(ConfigError):  # `check_built` reports it
             found[name] = build_policy(name, subject.policies[name])
     return found
 
@@ -156,7 +156,7 @@ def _names_in_force(subject: Subject) -> list[str]:
 
 
 def _distinguishes(policy: Policy, views: Sequence[Callable[[int, int], View]]) -> bool:
-    """Return whether it matters to the choice, in any of the made-up cases, which of two targets is the better
+    """Return whether, for any of the made-up requests, the choice depends on which of two targets is the better
     one.
     """
     try:
@@ -174,7 +174,7 @@ def _with_cache(number: int, holder: int) -> View:
 
 
 def _with_history(number: int, holder: int) -> View:
-    """Return a later turn of a session, which the holder served."""
+    """Return a view of a later turn of a session that the holder served before."""
     view = _with_cache(number, holder)
     return view._replace(last_target=f"e{holder}/0", session_turn=3, idle_s=1.0, turn=3)
 
@@ -193,7 +193,7 @@ def _with_load(number: int, idle: int) -> View:
 
 
 def _row(i: int, overlap: Overlap, load: Load) -> Row:
-    held_tokens = HELD.gpu_tokens  # of all: free memory decides ties, and would tell apart what the policy cannot
+    held_tokens = HELD.gpu_tokens  # the same everywhere: free memory breaks ties, which would hide a blind policy
     return Row(f"e{i}/0", f"e{i}", 0, BLOCK_TOKENS, 65_536, overlap, load, PRIOR, held_tokens)
 
 

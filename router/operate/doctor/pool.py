@@ -1,6 +1,6 @@
-"""The shared pool: whether one master leads, and whether the router asks for the keys that the engines write.
+"""Check the shared pool: one master leads, and the router queries the keys that the engines write.
 
-A wrong part of a key, or another hash, finds nothing, ever, and looks like an empty pool.
+With one wrong part of a key, or another hash, the router never finds a block, as if the pool were empty.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_masters(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_hashes(subject: Subject) -> Iterator[FleetFinding]:
-    """Engines of one model hash alike, and as the configuration says."""
+    """Engines of one model hash alike, and as configured."""
     if subject.config is None or subject.config.pool is None:
         return
     for model, engines in subject.by_model().items():
@@ -77,7 +77,7 @@ def check_hashes(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_keys(subject: Subject) -> Iterator[FleetFinding]:
-    """A block that an engine has just computed is in the pool, under the key that the router asks for."""
+    """A block that an engine has just computed is in the pool, under the key that the router queries."""
     if subject.config is None or subject.config.pool is None or subject.pool_keys is None:
         return
     for model, engines in subject.by_model().items():
@@ -106,7 +106,7 @@ def check_keys(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_router(subject: Subject) -> Iterator[FleetFinding]:
-    """A running router has a leading master, and its block names are not refuted."""
+    """A running router finds a leading master, and reports no trouble with the keys of any model."""
     for router in subject.routers:
         if not router.pool or not router.pool.get("configured"):
             continue
@@ -120,7 +120,7 @@ def check_router(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def _describe(chains: set[EngineChain] | None) -> str | None:
-    """Return one way to hash as text; None: unknown."""
+    """Return one of the hash chains as text. None: unknown."""
     if chains is None:
         return None
     if not chains:
@@ -131,7 +131,7 @@ def _describe(chains: set[EngineChain] | None) -> str | None:
 
 
 def _hash_edit(model: str, key: str, settings: PoolModelConfig, engines: Sequence[ExaminedEngine]) -> Edit | None:
-    """Return the edit that makes the key fit the engines; None when that is not certain."""
+    """Return the edit that sets `key` to the engines' value. None if that value is not certain."""
     chains = [chain for engine in engines for chain in find_chains(engine, settings) or ()]
     sizes = {first.block_tokens for engine in engines for first in first_blocks(engine)}
     path = ("pool", "models", model, key)
@@ -146,7 +146,7 @@ def _hash_edit(model: str, key: str, settings: PoolModelConfig, engines: Sequenc
 
 
 def _key_edit(model: str, change: str) -> Edit | None:
-    """Return the edit for a change of one part, as `set tensor_parallel to 2 (not 1)`."""
+    """Return the edit for a change of one key part, such as `set tensor_parallel to 2 (not 1)`, else None."""
     words = change.split()
     if ";" in change or ", or" in change or len(words) != 6 or words[0] != "set":
         return None

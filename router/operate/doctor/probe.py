@@ -1,9 +1,9 @@
-"""Send small prompts to one engine and listen to its events: what they announce, and what it delivers.
+"""Send small prompts to one engine, and compare the hits that its events promise with those that it delivers.
 
 Each kind of request is sent twice, to one rank. In between, the engine's events must announce the prompt's blocks
-under the router's keys (promised); the second answer says what was in the cache (delivered). The two agree on an
-engine that the router understands. Prompts begin with a random number, so they hit nothing that is cached; each has
-about three blocks and is answered with one token.
+under the router's keys (promised); the second answer reports the tokens that were cached (delivered). Both agree if
+the router reads the engine correctly. Prompts begin with a random number, so they hit nothing that is cached; each
+has about three blocks and is answered with one token.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from router.prompt.usage import NO_USAGE, Usage, UsageTail
 OPEN_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 10.0
 AT_ONCE = 3  # prompts at one engine
-LAST_S = 1.0  # left for what follows the prompts
+LAST_S = 1.0  # reserved for the transfer query after the prompts
 EVENTS_TIMEOUT_S = 2.0  # from an answer to its events
-LONG_BLOCKS = 512  # tokens; of blocks as long as that a prompt has two
+LONG_BLOCKS = 512  # tokens; a prompt has two blocks if they are at least this long, else three
 WORDS = (
     "The harbour was quiet when the letter came, and nobody on the pier could say who had written it or why the "
     "captain had read it twice before he folded it, counted the crates once more and gave the order to wait"
@@ -59,7 +59,7 @@ class _Kind(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    keys: Sequence[Key]  # of the prompt; empty when its ids are not known
+    keys: Sequence[Key]  # of the prompt; empty if its ids are unknown
     result: KindProbe
 
 
@@ -68,7 +68,7 @@ NO_ANSWER = KindProbe("completions", "no answer in time")
 
 
 class EngineProber:
-    """Probes engines; all of them share one listener, so that a stream that is another engine's is recognised."""
+    """Probes engines. All share one listener, so that a prompt on another engine's stream is recognised."""
 
     def __init__(self, listener: EventListener, tokenization: Tokenization, clock: Clock) -> None:
         self._listener = listener
@@ -77,7 +77,7 @@ class EngineProber:
         self._options = ReadOptions(strip_fields=frozenset(), inject_usage=False)
 
     def subscribe(self, config: InstanceConfig, survey: EngineSurvey) -> list[TargetId]:
-        """Listen to the engine's streams. Return them."""
+        """Subscribe to the engine's streams. Return their targets."""
         targets = []
         for endpoint in configured_endpoints(config, survey):
             target = TargetId(f"{config.id}/{endpoint.rank}")
@@ -88,8 +88,8 @@ class EngineProber:
     async def probe(
         self, config: InstanceConfig, survey: EngineSurvey, client: httpx.AsyncClient, timeout_s: float
     ) -> EngineProbe:
-        """Send the prompts, and return what came of them within `timeout_s`. The engine's streams are subscribed
-        to.
+        """Send the prompts, and return the results that arrive within `timeout_s`. The engine's streams must be
+        subscribed.
         """
         end_s = self._clock.now() + timeout_s
         model = survey.model or ""
@@ -128,7 +128,7 @@ class EngineProber:
             async with asyncio.timeout(max(0.0, end_s - self._clock.now())):
                 await asyncio.gather(*(send(key, prompt) for key, prompt in prompts.items()))
         for prompt in prompts.values():
-            prompt.close()  # those that had no turn
+            prompt.close()  # for the prompts that had no turn
         return sent
 
     async def _describe_streams(self, config: InstanceConfig, results: Mapping[int, _Sent]) -> list[StreamProbe]:
@@ -156,7 +156,7 @@ class EngineProber:
         several: bool,
         waits: bool = True,
     ) -> _Sent:
-        """Return the prompt's keys, and what was promised and delivered. `waits`: for its events."""
+        """Send a prompt twice. Return its keys, and the promised and delivered tokens. `waits`: for its events."""
         body = msgspec.json.encode(kind.body)
         headers = {"content-type": "application/json"} | ({"x-data-parallel-rank": str(rank)} if several else {})
         prompt = read_prompt(kind.path, "application/json", body, self._options)
@@ -196,7 +196,7 @@ class EngineProber:
         return self._listener.keyring.chain(root, known.ids, block_tokens)
 
     async def _tokenize(self, prompt: Prompt, instance: str, model: str) -> TokenizedPrompt | str:
-        """Return the ids as the router finds them, or why it does not."""
+        """Return the prompt's ids as the router finds them, or the reason why it finds none."""
         try:
             found = await self._tokenization.tokenize(prompt, model, None, (), (instance,), remember=False)
         except BadRequest as refusal:
@@ -206,8 +206,8 @@ class EngineProber:
     async def _ask_transfer(
         self, config: InstanceConfig, model: str, size: int, client: httpx.AsyncClient
     ) -> tuple[str | None, bool | None]:
-        """Return the host and the existence of the transfer's parameters in a Nixl prefill engine's answer. The
-        blocks that it holds for nobody are freed when their lease ends, after 30 s.
+        """Return the host in the transfer parameters of a Nixl prefill engine's answer, and whether the answer has
+        such parameters. Nobody fetches the prompt's blocks; the engine frees them when their lease ends, in 30 s.
         """
         if config.role != "prefill" or config.transfer is None or config.transfer.protocol != "nixl":
             return None, None
@@ -225,7 +225,7 @@ class EngineProber:
 
 
 def configured_endpoints(config: InstanceConfig, survey: EngineSurvey) -> list[EventEndpoint]:
-    """Return where the router listens for the engine's events."""
+    """Return the endpoints at which the router subscribes to the engine's events."""
     if isinstance(config.kv_events, list):
         return [EventEndpoint(s.rank, s.endpoint, s.replay_endpoint, s.topic) for s in config.kv_events]
     return list(survey.sources or ()) if config.kv_events == "auto" else []

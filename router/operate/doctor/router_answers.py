@@ -1,4 +1,4 @@
-"""Ask the admin API of a running router for its state, and its metrics page where its address is known."""
+"""Query the admin API of a running router for its state, and fetch its metrics page if its address is known."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ RECORDS = 300  # newest ones; each is some KB
 
 
 async def ask_router(clients: HttpClients, url: str, *, config: Config | None, has_token: bool) -> RouterAnswers:
-    """Return the state of the router with the admin listener at `url`. Its clients are those named `url` (with the
-    token) and `URL open`.
+    """Return the state of the router with the admin listener at `url`. `clients` must have a client named `url`,
+    which sends the token, and one named `URL open`, which sends none.
     """
     client = clients.get(url)
     try:
@@ -55,8 +55,8 @@ async def ask_router(clients: HttpClients, url: str, *, config: Config | None, h
 
 
 async def scrape(clients: HttpClients, url: str, config: Config | None) -> str | None:
-    """Return the router's metrics page; None where its address is not known, or it is not answered. Only a
-    configuration tells the port of the public listener; the host is that of the admin listener.
+    """Return the router's metrics page. None if its address is unknown or the request fails. The port is in the
+    configuration only; the host is that of the admin listener.
     """
     if config is None:
         return None

@@ -1,4 +1,4 @@
-"""Running routers: whether they answer, and what they themselves report to be wrong."""
+"""Check running routers: they answer, and do not themselves report anything to be wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_reachable(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_instances(subject: Subject) -> Iterator[FleetFinding]:
-    """Every engine is ready, takes requests, and keeps to the bounds."""
+    """Every engine is ready, accepts requests, and sends no more than the router takes in."""
     for router, one in _instances(subject):
         at = (str(one["id"]),)
         if one["state"] == "draining" or not one.get("accepting", True):

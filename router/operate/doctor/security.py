@@ -1,5 +1,5 @@
-"""Checks of what is open to others: the admin listener, secrets in files, and what `serve` warns of at its
-start.
+"""Check what others can reach or read: the admin listener, secrets in files, and the exposures of which `serve`
+warns at its start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHORT_SECRET = 16  # characters
 
 
 def check_admin(subject: Subject) -> Iterator[FleetFinding]:
-    """The admin listener is reached by operators only."""
+    """Only operators reach the admin listener."""
     config = subject.config
     if config is not None and not is_loopback(config.admin.host):
         world = config.admin.host in WILDCARDS or _is_global(config.admin.host)
@@ -127,7 +127,7 @@ def check_secrets(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_exposed(subject: Subject) -> Iterator[FleetFinding]:
-    """Clients and metrics are open to whom they should be; a load balancer in front may see to that."""
+    """The ports for clients and metrics are open only to the intended users; a load balancer may ensure this."""
     for line in () if subject.config is None else list_exposures(subject.config):
         key, _, what = line.partition(": ")
         if key == "admin.host":
@@ -140,7 +140,7 @@ def check_exposed(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def _mode(file: Path) -> int:
-    """Return who may do what with the file; 0 where there is none."""
+    """Return the file's mode bits; 0 if the file does not exist."""
     try:
         return file.stat().st_mode
     except OSError:

@@ -1,7 +1,7 @@
-"""The subject of an examination: facts gathered of engines, routers, masters and the machine, for the checks.
+"""The subject of an examination: the facts about engines, routers, masters and the machine that the checks read.
 
-The checks are pure functions of a `Subject`; `gather.py` and `probe.py` fill it. A fact that could not be had is
-None.
+The checks are pure functions of a `Subject`; `gather.py` and `probe.py` fill it. A fact that could not be gathered
+is None.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from router.operate.doctor.survey import EngineSurvey
 Json = dict[str, Any]
 
 KINDS = ("completions", "chat", "responses", "messages", "lora", "salt", "media")
-"""Kinds of requests that reach a cache in ways of their own, and so are proved one by one."""
+"""Kinds of requests. Each finds its cached blocks in its own way, so each is probed by itself."""
 
 
 class KindProbe(NamedTuple):
-    """One prompt of one kind, sent twice to one rank. Tokens; None: not known."""
+    """One prompt of one kind, sent twice to one rank. Numbers are in tokens; None: unknown."""
 
     kind: str
     error: str | None = None  # why the engine did not answer; the rest is empty then
     unknown: str | None = None  # why the router would not know the prompt's ids
     counted_tokens: int | None = None  # by the router's tokenizer
     prompt_tokens: int | None = None  # by the engine
-    known_tokens: int = 0  # whole blocks of the part that the router knows: all of it, but for what follows media
-    promised_tokens: int | None = None  # leading part of them that the engine's events announced, by the router's keys
-    cached_tokens: int | None = None  # delivered, the second time
+    known_tokens: int = 0  # whole blocks of the part that the router knows: all up to the first media
+    promised_tokens: int | None = None  # leading part of those that the events announced, by the router's keys
+    cached_tokens: int | None = None  # delivered to the second request
 
 
 class StreamProbe(NamedTuple):
-    """The event stream of one rank, listened to while the engine computed prompts."""
+    """The event stream of one rank, received while the engine computed prompts."""
 
     rank: int
     endpoint: str
     replay_endpoint: str | None
     topic: str
     opened: bool  # a ZeroMQ publisher answered at `endpoint`
-    batches: int  # messages while listening
-    own: bool  # one of them announced the prompt that was sent to this rank
-    found_at: str | None  # the stream that announced it instead; None: no stream did
+    batches: int  # messages received
+    own: bool  # the stream announced the prompt that was sent to this rank
+    found_at: str | None  # the stream that announced that prompt instead; None: no stream did
     malformed: int
-    replay: Literal["answered", "silent"] | None  # None: not asked
+    replay: Literal["answered", "silent"] | None  # None: not requested
     block_tokens: int | None  # in the announcement
-    clock_ahead_s: float | None  # the engine's clock against ours, as far as a batch can tell; negative: behind
+    clock_ahead_s: float | None  # the engine's clock minus ours, as far as a batch shows; negative: behind
     firsts: tuple[BlocksStored, ...] = ()  # announced first blocks of prompts without adapter, salt and media
 
 
@@ -59,51 +59,51 @@ class EngineProbe(NamedTuple):
 
     streams: tuple[StreamProbe, ...]
     kinds: tuple[KindProbe, ...]
-    transfer_host: str | None = None  # of a prefill engine with Nixl: where decode engines are told to fetch
-    transfer_params: bool | None = None  # whether its answer told them; None: not asked
+    transfer_host: str | None = None  # of a prefill engine with Nixl: the host where decode engines are to fetch
+    transfer_params: bool | None = None  # whether its answer had transfer parameters; None: not queried
     unfinished: tuple[str, ...] = ()  # kinds that were not answered in time
 
 
 class TokenizerProof(NamedTuple):
-    """The configured tokenizer, or the engine's `/tokenize`, against what one engine generates from."""
+    """The ids of the configured tokenizer, or the engine's `/tokenize`, compared with those the engine uses."""
 
     compared: int
     differing: str | None = None  # the first text with other ids
-    is_chat: bool = False  # that text is a chat: the template may be at fault
+    is_chat: bool = False  # `differing` is a chat: the template may be at fault
     engine_fails: str | None = None  # why nothing could be compared
     no_ids: str | None = None  # why no source has the ids of chats
 
 
 @dataclass
 class ExaminedEngine:
-    """One engine: how it is configured and what it answered."""
+    """One engine: its configuration and its answers."""
 
     config: InstanceConfig
-    document: YamlDocument | None = None  # where it is listed; None: a router named it
+    document: YamlDocument | None = None  # the document that lists it; None: only a router names it
     path: YamlPath = ()
     survey: EngineSurvey | None = None
     probe: EngineProbe | None = None
     proof: TokenizerProof | None = None
-    bootstrap: str | None = None  # why its Mooncake bootstrap server does not answer; "": it does; None: not asked
+    bootstrap: str | None = None  # why its Mooncake bootstrap server is silent; "": it is not; None: not queried
 
     @property
     def name(self) -> str:
-        """Its id."""
+        """The engine's id."""
         return self.config.id
 
     @property
     def usable(self) -> EngineSurvey | None:
-        """Facts that the engine reported; None: it cannot be used."""
+        """Facts that the engine reported. None: the engine cannot be used."""
         return None if self.survey is None or self.survey.error is not None else self.survey
 
     @property
     def model(self) -> str | None:
-        """Its base model's name."""
+        """The name of the engine's base model. None: unknown."""
         return None if self.usable is None else self.usable.model
 
     @property
     def answered_kinds(self) -> tuple[KindProbe, ...]:
-        """The kinds of requests that it answered."""
+        """The kinds of requests that the engine answered."""
         return () if self.probe is None else tuple(kind for kind in self.probe.kinds if kind.error is None)
 
     def place(self, *key: str | int) -> Place | None:
@@ -112,7 +112,7 @@ class ExaminedEngine:
 
 
 class RouterAnswers(NamedTuple):
-    """The admin API of one router, as plain JSON; None: it did not answer that."""
+    """The answers of one router's admin API, as plain JSON. None: no answer to that query."""
 
     url: str
     error: str | None = None
@@ -129,7 +129,7 @@ class RouterAnswers(NamedTuple):
 
 
 class MasterAnswers(NamedTuple):
-    """One Mooncake master: whether it leads, or why it cannot say."""
+    """One Mooncake master: whether it leads, or why that is unknown."""
 
     url: str
     leads: bool
@@ -137,7 +137,7 @@ class MasterAnswers(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """Limits of this machine and process. None: not known here."""
+    """Limits of this machine and process. None: unknown on this machine."""
 
     open_files: int | None  # hard limit; the router raises its soft one to it
     somaxconn: int | None
@@ -159,10 +159,10 @@ class Subject:
     engines: list[ExaminedEngine] = field(default_factory=list)
     routers: list[RouterAnswers] = field(default_factory=list)
     masters: list[MasterAnswers] = field(default_factory=list)
-    pool_keys: tuple[str, ...] | None = None  # what the leading master lists; None: too many, or not asked
+    pool_keys: tuple[str, ...] | None = None  # listed by the leading master; None: too many, or not queried
     host: HostFacts = UNKNOWN_HOST
     passive: bool = False
-    unfinished: list[str] = field(default_factory=list)  # what took too long
+    unfinished: list[str] = field(default_factory=list)  # names of the queries without an answer in time
 
     @property
     def config(self) -> Config | None:
@@ -184,11 +184,11 @@ class Subject:
         return None if self.document is None else place_in(self.document, path)
 
     def edit(self, engine: ExaminedEngine, value: Any, *key: str | int) -> Edit | None:
-        """Return the edit of an engine's key; None where the engine is not listed in the main file."""
+        """Return the edit of an engine's key. None if the main file does not list the engine."""
         return Edit((*engine.path, *key), value) if engine.document is self.document is not None else None
 
     def by_model(self) -> dict[str, list[ExaminedEngine]]:
-        """Return the engines that answered by the base model that they serve."""
+        """Return the engines that answered, grouped by base model."""
         groups: dict[str, list[ExaminedEngine]] = {}
         for engine in self.usable:
             if engine.model is not None:

@@ -1,6 +1,4 @@
-"""The checks in the order in which they matter, and one examination from the first question to the sorted
-findings.
-"""
+"""The checks, most important first, and one examination: gather facts, run the checks, sort the findings."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ CHECKS: tuple[Check, ...] = (
     *security.CHECKS,
     *alerts.CHECKS,
 )
-UNFINISHED = "unfinished"  # stands for a check: what could not be asked in time
+UNFINISHED = "unfinished"  # in place of a check's name: a query was not answered in time
 
 
 class Examination(NamedTuple):
@@ -80,7 +78,7 @@ def run_checks(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def can_run(check: Check, subject: Subject) -> bool:
-    """Return whether what the check looks at was given."""
+    """Return whether the examination includes the facts that the check needs."""
     match check.needs:
         case "configuration":
             return subject.config is not None

@@ -1,8 +1,8 @@
-"""Ask an engine over HTTP what it is: health, models, version, metrics, and where its events are.
+"""Query an engine over HTTP for its health, models, version, metrics and event endpoints.
 
-`warmroute init` and `warmroute doctor` begin with it. Nothing is sent that an engine would compute, but for
-`reports_cached_tokens`: vLLM reports `cached_tokens` only for a prompt that hit the cache, so that one sends the
-same prompt twice.
+`warmroute init` and `warmroute doctor` begin with this survey. Only `reports_cached_tokens` makes an engine compute
+anything: vLLM reports `cached_tokens` only for a prompt that hit the cache, so this function sends the same prompt
+twice.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ PREFIX_CACHING = re.compile(rb'enable_prefix_caching="(True|False)"')
 HASH_ALGO = re.compile(rb'prefix_caching_hash_algo="(\w{1,32})"')
 CREATED = re.compile(rb"^(vllm:prefix_cache_queries_created\{[^}]*\} [0-9.e+]+)$", re.MULTILINE)
 DEFAULT_BLOCK_TOKENS = 16
-METRICS_READS = 4  # on connections of their own: two engines behind one address are missed with a chance of 1 in 8
+METRICS_READS = 4  # each on its own connection: two engines behind one address are missed with a chance of 1 in 8
 
 Refusal = Literal["unreachable", "slow", "tls", "key", "unhealthy", "other"]
-"""Why an engine cannot be used: no connection, no answer in time, its certificate, its API key, or what it
-answered.
-"""
+"""Why an engine cannot be used: no connection, no answer in time, its certificate, its API key, or its answer."""
 
 
 class EngineSurvey(NamedTuple):
-    """The answers of one engine; `None` means that it did not say."""
+    """The answers of one engine. None: not reported."""
 
     url: str
     error: str | None = None  # why it cannot be used now; everything else is empty then
@@ -44,11 +42,11 @@ class EngineSurvey(NamedTuple):
     prefix_caching: bool | None = None
     sources: tuple[EventEndpoint, ...] | None = None  # None: no GET /kv_event_sources, as before vLLM 0.31
     unreachable: tuple[str, ...] = ()  # event and replay endpoints that refuse a connection from here
-    cached_tokens: bool | None = None  # usage.prompt_tokens_details of an answer whose prompt was cached
+    cached_tokens: bool | None = None  # whether usage of a cached prompt has prompt_tokens_details
     refusal: Refusal | None = None  # the kind of `error`
     hash_algo: str | None = None  # --prefix-caching-hash-algo
     announced: tuple[str, ...] = ()  # event endpoints as the engine has them in its settings, such as tcp://*:5557
-    starts: frozenset[bytes] = frozenset()  # when its processes began to count; more than `ranks`: several engines
+    starts: frozenset[bytes] = frozenset()  # start times of its counters; more than its ranks: several engines
 
     @property
     def model(self) -> str | None:
@@ -62,12 +60,12 @@ class EngineSurvey(NamedTuple):
 
     @property
     def adapters(self) -> dict[str, str | None]:
-        """Its LoRA adapters, with their paths."""
+        """The engine's LoRA adapters, with their paths."""
         return {card.id: card.root for card in self.cards if card.parent is not None}
 
     @property
     def block_tokens(self) -> int | None:
-        """Tokens per block, by its metrics page."""
+        """Tokens per block, from the engine's metrics page. None: unknown."""
         return next((gauges.block_tokens for gauges in self.gauges.values() if gauges.block_tokens), None)
 
 
@@ -124,7 +122,7 @@ async def survey_engine(client: httpx.AsyncClient, url: str) -> EngineSurvey:
 
 
 async def read_starts(client: httpx.AsyncClient) -> frozenset[bytes]:
-    """Return when the processes behind the client's address began to count, seen over several connections."""
+    """Return when the counters of the processes behind the client's address started, over several connections."""
     answers = [client.get("/metrics", headers={"connection": "close"}) for _ in range(METRICS_READS)]
     pages = await asyncio.gather(*answers, return_exceptions=True)
     return frozenset(at for page in pages if isinstance(page, httpx.Response) for at in CREATED.findall(page.content))
@@ -161,7 +159,7 @@ async def list_unreachable(sources: tuple[EventEndpoint, ...]) -> tuple[str, ...
 
 
 async def _connects(endpoint: str) -> bool:
-    """Return whether something listens there; True for what is not TCP."""
+    """Return whether a TCP connection to `endpoint` succeeds; True for an endpoint of another transport."""
     try:
         address = urlsplit(endpoint)
         if address.scheme != "tcp":
@@ -175,7 +173,7 @@ async def _connects(endpoint: str) -> bool:
 
 
 async def reports_cached_tokens(client: httpx.AsyncClient, survey: EngineSurvey) -> bool | None:
-    """Return whether a cached prompt's answer says so; None when the engine answers no completions."""
+    """Return whether the answer to a cached prompt reports cached tokens. None if the completions fail."""
     block_tokens = survey.block_tokens or DEFAULT_BLOCK_TOKENS
     body = {"model": survey.model, "prompt": "warm " * (2 * block_tokens + 2), "max_tokens": 1}
     for _ in range(2):

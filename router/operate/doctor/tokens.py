@@ -1,9 +1,9 @@
-"""Token ids: whether the configured tokenizers and chat templates give the ids that engines generate from, proved
+"""Check the token ids: the configured tokenizers and chat templates give the ids that engines generate from, proved
 on real texts.
 
-A tokenizer that differs in one token makes every block after it another block, and nothing fails: hits are simply
-not found. The router proves its tokenizers too, when an engine joins, and then asks engines instead, which costs
-time.
+If a tokenizer differs in one token, all blocks from there on are different blocks, and nothing fails: hits are
+simply not found. The router also proves its tokenizers, when an engine joins; if one is wrong, it queries the
+engines instead, which costs time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_models(subject: Subject) -> Iterator[FleetFinding]:
 
 
 def check_agree(subject: Subject) -> Iterator[FleetFinding]:
-    """Our ids of texts and chats are the engine's."""
+    """Our ids of texts and chats equal the engine's."""
     for engine in subject.usable:
         proof, model = engine.proof, engine.model or ""
         if proof is None:
@@ -85,7 +85,7 @@ def check_counts(subject: Subject) -> Iterator[FleetFinding]:
     """Prompts of every kind have as many tokens as the engine counts."""
     answered = [(engine, kind) for engine in subject.usable for kind in engine.answered_kinds]
     for engine, kind in answered:
-        if kind.unknown is not None and kind.unknown not in ("media", "renderer"):  # which tokens.agree explains
+        if kind.unknown is not None and kind.unknown not in ("media", "renderer"):  # tokens.agree explains these
             yield FleetFinding(
                 "fault",
                 f"the ids of a prompt ({kind.kind}) cannot be found: {kind.unknown}",

@@ -1,4 +1,4 @@
-"""One engine as the router sees it, as a rollout needs it: read from an entry of `GET /admin/instances`."""
+"""The facts about one engine that a rollout needs, as the router sees them: an entry of `GET /admin/instances`."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ class EngineReading(NamedTuple):
     state: str  # joining, ready, draining or down
     joins: int  # rises when it becomes ready again
     models: tuple[str, ...]
-    requests: int  # of the router, in flight there
+    requests: int  # the router's requests in flight at the engine
     streams: Mapping[str, str]  # state of the event stream, by target that has one
-    stream_restarts: int  # new processes that the streams showed
+    stream_restarts: int  # new processes seen on the streams
     trouble: str | None
-    warming: bool = False  # the router sends it prefixes ahead
+    warming: bool = False  # the router sends prefixes to the engine in advance
     pod: str | None = None  # NAMESPACE/NAME in Kubernetes, where another pod of the same name has another id
-    handing_off: bool = False  # it is drained as soon as others have what only it holds
+    handing_off: bool = False  # it is drained as soon as others have the prefixes that only it holds
 
     @property
     def serves(self) -> bool:
-        """True while it answers requests, at least those that it has."""
+        """Whether the engine answers requests, at least those in flight."""
         return self.state in ("ready", "draining")
 
     def is_other_process(self, before: EngineReading) -> bool:
-        """Return whether it joined or its events began anew after `before`."""
+        """Return whether the engine has joined again, or its event streams have restarted, since `before`."""
         return (self.joins, self.stream_restarts) != (before.joins, before.stream_restarts)
 
     def may_succeed(self, before: EngineReading) -> bool:
-        """Return whether it may be the engine that takes the place of `before`, which has left: another pod of the
-        same name, or one that serves the same model.
+        """Return whether this engine may have taken the place of `before`, which has left: another pod of the same
+        name, or an engine that serves the same model.
         """
         if self.pod is not None and self.pod == before.pod:
             return True
         return self.serves and self.models[:1] == before.models[:1]
 
     def find_faults(self, before: EngineReading) -> list[str]:
-        """Return the differences that the router sees from the engine before its restart."""
+        """Return the faults that the router sees in the engine, compared with `before`, read before its restart."""
         faults = []
         if before.models and before.models[0] not in self.models:
             faults.append(f"it does not serve {before.models[0]} any more")
@@ -54,7 +54,7 @@ class EngineReading(NamedTuple):
 
 
 def read_engine(entry: Mapping[str, Any]) -> EngineReading:
-    """Return one entry of the list."""
+    """Return the reading of one entry of the list."""
     targets = entry["targets"]
     streams = {target["id"]: target["stream"] for target in targets if target["stream"] is not None}
     return EngineReading(
@@ -74,6 +74,6 @@ def read_engine(entry: Mapping[str, Any]) -> EngineReading:
 
 
 def _read_pod(origin: str | None) -> str | None:
-    """Return NAMESPACE/NAME of the pod that a discovery source names; None where it names none."""
+    """Return NAMESPACE/NAME of the pod that a discovery source names. None if it names no pod."""
     kind, _, name = (origin or "").partition(" ")
     return name if kind == "pod" and name else None

@@ -1,6 +1,7 @@
 """Figures of a rollout: failed requests, time to first token and hits, from two readings of a metrics page.
 
-All are counters of the router since its start, of all its workers. What happened in between is their difference.
+All figures are counters since the router's start, summed over its workers. The difference of two readings covers
+the time between them.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ NOT_FAILED = frozenset(("client_gone", "cut", "engine_4xx"))  # the client's rea
 
 
 class TrafficFigures(NamedTuple):
-    """Requests that ended, and what came of them."""
+    """Counts of the requests that ended, and of their results."""
 
     requests: float = 0.0
     failed: float = 0.0  # by the router's or an engine's fault
     prompt_tokens: float = 0.0
-    cached_tokens: float = 0.0  # of those, as engines reported them
+    cached_tokens: float = 0.0  # of the prompt tokens, as reported by engines
     ttft_buckets: Mapping[float, float] = {}  # answers that began within so many seconds; cumulative, the last is inf
 
     def since(self, earlier: TrafficFigures) -> TrafficFigures:
-        """Return the counts after `earlier`."""
+        """Return the counts since the reading `earlier`."""
         buckets = {at: count - earlier.ttft_buckets.get(at, 0.0) for at, count in self.ttft_buckets.items()}
         return TrafficFigures(
             self.requests - earlier.requests,
@@ -38,18 +39,18 @@ class TrafficFigures(NamedTuple):
 
     @property
     def failed_share(self) -> float | None:
-        """Failed requests of all that ended; None: none ended."""
+        """Share of failed requests among those that ended. None if none ended."""
         return self.failed / self.requests if self.requests > 0 else None
 
     @property
     def hit_share(self) -> float | None:
-        """Cached tokens of all prompt tokens; None: no answer told its tokens."""
+        """Share of cached tokens among prompt tokens. None if no answer reported its tokens."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens > 0 else None
 
     @property
     def ttft_p90_s(self) -> float | None:
-        """Time to first token that 90 % stay within, linear within a bucket as `histogram_quantile` of Prometheus;
-        the bound below the last bucket where it is in that one. None: no answer began.
+        """90th percentile of the time to first token, interpolated within a bucket as by `histogram_quantile` of
+        Prometheus; in the last bucket, that bucket's lower bound. None if no answer began.
         """
         bounds = [(0.0, 0.0), *sorted(self.ttft_buckets.items())]
         rank = QUANTILE * bounds[-1][1]
@@ -62,7 +63,7 @@ class TrafficFigures(NamedTuple):
 
 
 def read_figures(page: str) -> TrafficFigures:
-    """Return the counters of a metrics page. Raises ValueError for a page of something else."""
+    """Return the counters of a router's metrics page. Raises ValueError for any other page."""
     if "warmroute_" not in page:
         raise ValueError("this is no metrics page of warmroute")
     sums = dict.fromkeys(("requests", "errors", "prompt_tokens", "delivered_tokens"), 0.0)

@@ -1,16 +1,17 @@
 """A rollout: every engine is drained, restarted and proved again, one after the other, while the others serve.
 
-    look      figures of a while before anything is touched, to compare with
-    drain     no new requests                                 -> until it has none left
+    look      read figures for a while before any engine is touched, for comparison
+    drain     send the engine no new requests                 -> until it has none in flight
     restart   by a command, or by somebody else               -> until another process is ready, and warm
-    prove     by the caller: health, model, events, prompts   -> undrained
-    settle    it serves again                                 -> figures of this step against those before
+    prove     by the caller: health, model, events, prompts   -> the engine is undrained
+    settle    the engine serves again                         -> compare this step's figures with those before
 
-Bounds are compared all the time. Beyond one of them no further engine is touched: an engine that is not restarted
-yet is undrained at once; one that is being restarted is first brought back, since the others need it. What fails in
-between (a command, a proof) leaves that engine drained, so that it gets no requests before somebody has looked.
+Figures are compared with the bounds at every step. Once a bound is violated, no further engine is touched: an
+engine that is not restarted yet is undrained at once; one that is being restarted is first brought back, since the
+other engines need it. If a command or a proof fails, the engine stays drained, so that it gets no requests before
+somebody has looked.
 
-Knows no sockets: the router, the command and the proof are arguments, and the caller sleeps between two steps.
+This module uses no sockets: the router, the command and the proof are arguments; the caller sleeps between steps.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from router.errors import ConfigError, WarmrouteError, list_names
 from router.operate.rollout.engine import EngineReading
 from router.operate.rollout.figures import TrafficFigures
 
-MIN_REQUESTS = 20  # of which p90 and hits are compared
+MIN_REQUESTS = 20  # with fewer, p90 and hits are not compared
 
 Stage = Literal["look", "drain", "restart", "prove", "settle", "done"]
 
 
 class RolloutStopped(WarmrouteError):
-    """The rollout ended early; the message says why, and what state the engine is in."""
+    """The rollout ended early; the message has the reason and the state of the engine."""
 
 
 class RolloutRouter(Protocol):
-    """The router, through its admin API and metrics. Its methods raise WarmrouteError when it does not answer."""
+    """The router, through its admin API and metrics. The methods raise WarmrouteError if it does not answer."""
 
     def engines(self) -> list[EngineReading]: ...
 
@@ -50,15 +51,15 @@ class RunningCommand(Protocol):
 
 
 class RolloutBounds(NamedTuple):
-    """Bounds on the cost of one engine's step. Shares and factors compare it with the time before the rollout."""
+    """Bounds on what the restart of one engine may cost, relative to the figures from before the rollout."""
 
-    failed_share: float = 0.001  # of the requests, beyond the share before
+    failed_share: float = 0.001  # of the requests, in addition to the share before
     p90_factor: float = 2.0
-    hits_factor: float = 0.5  # least part of the hit share before
+    hits_factor: float = 0.5  # the least hit share, as a factor of the share before
 
 
 class RolloutTimes(NamedTuple):
-    """Seconds."""
+    """Durations of `look` and `settle`, and timeouts of `drain` and `restart`."""
 
     look_s: float = 30.0
     drain_s: float = 600.0
@@ -69,18 +70,18 @@ class RolloutTimes(NamedTuple):
 class RolloutStep(NamedTuple):
     """Progress of a rollout."""
 
-    engine: str | None  # None: none is touched
+    engine: str | None  # None: no engine is touched
     number: int  # of this engine, from 1
     total: int
     stage: Stage
-    since_s: float  # begin of the stage
-    figures: TrafficFigures  # of this step so far; of `look` in `look`
+    since_s: float  # when the stage began
+    figures: TrafficFigures  # of this engine's step so far; without an engine, those from `look`
     note: str = ""
 
 
 class Rollout:
-    """`start_command` is None where somebody else restarts the engines; `prove` returns what is wrong with one, by
-    check; what was wrong before its restart does not count.
+    """One rollout. `start_command` is None if somebody else restarts the engines. `prove` returns an engine's
+    faults by check; faults from before its restart do not count.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Rollout:
         bounds: RolloutBounds,
         times: RolloutTimes,
     ) -> None:
-        self.drained: str | None = None  # the engine that gets no requests now, by this rollout
+        self.drained: str | None = None  # the engine that this rollout has drained
         self._router = router
         self._start_command = start_command
         self._prove = prove
@@ -101,12 +102,12 @@ class Rollout:
         self._times = times
         self._before = TrafficFigures()
         self._begin = TrafficFigures()
-        self._broken: str | None = None  # the bound that this step left
+        self._broken: str | None = None  # the bound that this step violated
         self._number = self._total = 0
 
     def choose(self, names: Collection[str] = ()) -> list[EngineReading]:
-        """Return the engines in the order in which they are restarted; all without `names`. Raises ConfigError for
-        an unknown one, one that is not ready, and one without another that serves its model meanwhile.
+        """Return the engines to restart, in order; all engines if `names` is empty. Raises ConfigError for an
+        unknown engine, one that is not ready, and one whose model no other ready engine serves.
         """
         engines = {engine.id: engine for engine in self._router.engines()}
         if unknown := [name for name in names if name not in engines]:
@@ -150,7 +151,7 @@ class Rollout:
             self._before = self._router.figures().since(begin)
 
     def _drain(self, engine: EngineReading) -> Iterator[RolloutStep]:
-        """Drain it and wait until it has no requests; whatever ends that early undrains it."""
+        """Drain the engine and wait until it has no requests in flight; undrain it if the wait ends early."""
         others = _find_substitutes(engine, self._router.engines())
         if not others:
             raise RolloutStopped(f"{engine.id} is the only engine left that serves its model: it was not touched")
@@ -172,8 +173,8 @@ class Rollout:
                 self._set_drained(engine.id, False)
 
     def _restart(self, engine: EngineReading) -> Generator[RolloutStep, None, EngineReading]:
-        """Restart it and wait until another process is ready than `engine`. Return that: in Kubernetes another pod
-        has another id, and is drained as soon as it is seen.
+        """Restart the engine and wait until a new process is ready. Return the new reading: in Kubernetes the new
+        pod has another id, and is drained as soon as it is seen.
         """
         since_s = self._clock.now()
         others = {one.id for one in self._router.engines()}
@@ -205,8 +206,8 @@ class Rollout:
                 command.terminate()
 
     def _find_successor(self, engine: EngineReading, others: Collection[str]) -> EngineReading | None:
-        """Return the engine as it is now, or another one in its place that is none of `others`; None: it is
-        away.
+        """Return the current reading of the engine, or of its successor, which is none of `others`. None if neither
+        is listed.
         """
         engines = self._router.engines()
         found = [one for one in engines if one.id == engine.id]
@@ -228,12 +229,12 @@ class Rollout:
             self.drained = None
 
     def _see(self, id: str, last: EngineReading) -> EngineReading:
-        """Return the engine as it is now; one that is not listed has no requests."""
+        """Return the engine's current reading; if it is not listed, `last` without requests."""
         found = next((one for one in self._router.engines() if one.id == id), None)
         return found if found is not None else last._replace(requests=0)
 
     def _step(self, engine: str | None, stage: Stage, since_s: float | None = None, note: str = "") -> RolloutStep:
-        """Return where it is, and compare the figures with the bounds."""
+        """Compare the figures with the bounds, and return the rollout's progress."""
         figures = self._before if engine is None else self._router.figures().since(self._begin)
         if engine is not None and (broken := find_broken(figures, self._before, self._bounds)) is not None:
             self._broken = broken
@@ -242,8 +243,8 @@ class Rollout:
 
 
 def find_broken(now: TrafficFigures, before: TrafficFigures, bounds: RolloutBounds) -> str | None:
-    """Return which bound the figures `now` left, compared with `before`; None: none. One failed request is one too
-    many where fewer than 1 / `failed_share` have ended.
+    """Return which bound the figures `now` violate, compared with `before`. None: none. A single failed request
+    violates `failed_share` while fewer than 1 / `failed_share` requests have ended.
     """
     failed, allowed = now.failed_share, bounds.failed_share + (before.failed_share or 0.0)
     if failed is not None and failed > allowed:
@@ -260,7 +261,7 @@ def find_broken(now: TrafficFigures, before: TrafficFigures, bounds: RolloutBoun
 
 
 def _find_substitutes(engine: EngineReading, all_: Collection[EngineReading]) -> list[str]:
-    """Return the other ready engines that serve its model."""
+    """Return the ids of the other ready engines that serve the engine's model."""
     return [
         one.id
         for one in all_

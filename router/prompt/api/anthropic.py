@@ -3,8 +3,8 @@
 Follows vLLM 0.32's anthropic/serving.py: system blocks joined without a separator, `tool_use` blocks as tool calls
 with their input as JSON text, `tool_result` blocks as tool messages *before* the rest of the user's message,
 thinking as reasoning. Two things depend on the template and are done in `prompt/tokenization/chat_template.py`
-(`Chat.anthropic`): templates that accept a system message only at the beginning get later ones merged into it, and
-`thinking: disabled` asks for the effort "none" or, where a template does not know that value, "low".
+(`Chat.anthropic`): if a template accepts a system message only at the beginning, later ones are merged into it, and
+`thinking: disabled` requests the effort "none" or, if a template does not support that value, "low".
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _system(system: Any) -> list[Message]:
 
 
 def _convert(message: Message) -> list[Message]:
-    """Return the chat messages that one message becomes: tool results become messages of their own, before it."""
+    """Return the chat messages made from one message: its tool results become separate messages in front of it."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system") or not isinstance(content, str | list):
         raise _Refused("content")
@@ -135,7 +135,7 @@ def _call(block: Message) -> Message:
 
 
 def _result(block: Message) -> list[Message]:
-    """Return the tool message, then the images and tool references in it, each as a message of its own."""
+    """Return the tool message of a result, then its images and its tool references, each as one more message."""
     content = block.get("content")
     answer = {"role": "tool", "tool_call_id": block.get("tool_use_id") or ""}
     if isinstance(content, str) or not content:

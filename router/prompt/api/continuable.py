@@ -1,20 +1,21 @@
-"""Which streamed chats and completions another engine can carry on when the first one fails in the middle.
+"""Which streamed chats and completions another engine can continue when the first one fails in the middle.
 
 The next engine gets the prompt's token ids and those of the answer so far as its prompt
-(`backends/vllm/continuation.py`). So a request is refused where an engine has state of the answer that those ids do
+(`backends/vllm/continuation.py`). So a request is refused if an engine keeps state of the answer that these ids do
 not rebuild:
 
     grammar            guided decoding, structured outputs and forced tools: the grammar would begin anew
     several answers    `n`, `best_of`, beam search: one list of ids describes one answer
     random state       a `seed`: the next engine's random numbers begin anew (temperature 0 draws none)
     penalties          presence and frequency penalties count the answer's tokens, not the prompt's
-    text not sent yet  `stop` strings: the engine holds text back that could be the beginning of one. At temperature 0
-                       it says the same again (`prompt/answer_tail.py`); not beside tools, whose parser holds text too
+    text not sent yet  `stop` strings: the engine holds back text that could be the beginning of one. At temperature
+                       0 the next engine repeats it (`prompt/answer_tail.py`); not beside tools, whose parser holds
+                       text too
     positions          `logprobs` have offsets into the text; usage in every chunk counts from the seam
     the prompt         media, embeddings, `echo`, `suffix`, truncation: the ids are not the whole prompt
 
-A field that is not known here is refused as well: it may be any of these in an engine newer than this list. Facts:
-vLLM 0.32 (sampling_params.py, v1/engine/detokenizer.py, chat_completion/protocol.py). Pure.
+A field that is not listed here is refused as well: it may be any of these in an engine newer than this list.
+Source: vLLM 0.32 (sampling_params.py, v1/engine/detokenizer.py, chat_completion/protocol.py). Pure.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ Uncontinuable = Literal[
     "transfer",
     "unknown_field",
 ]
-"""Why an answer cannot be carried on, as known from its request; `off`: no memory is configured for it, its policy
-has `continuation: false`, or it is not a stream.
+"""Why an answer cannot be continued, as determined from its request; `off`: no memory is configured for
+continuation, the policy has `continuation: false`, or the answer is not a stream.
 """
 
 PLAIN_FIELDS = (
@@ -58,7 +59,7 @@ PLAIN_FIELDS = (
     *("parallel_tool_calls", "include_reasoning", "add_special_tokens", "add_generation_prompt"),
     *("continue_final_message", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort"),
 )
-"""Fields that change the prompt, or each token by itself, beside those that are read for routing."""
+"""Fields that change the prompt, or each token by itself. Fields that are read for routing are not in this list."""
 
 _NOTHING = frozenset((b"null", b"false", b"0", b"0.0", b"[]", b"{}", b'""'))
 _REFUSED: dict[str, Uncontinuable] = {
@@ -80,14 +81,14 @@ _REFUSED: dict[str, Uncontinuable] = {
     "prompt_embeds": "prompt",
     "kv_transfer_params": "transfer",
 }
-"""Fields by the reason for which they are refused, unless they are empty, false or 0."""
+"""The reason for refusing each field, unless it is empty, false or 0."""
 
 CHECKED_FIELDS = (
     *_REFUSED,
     *("n", "best_of", "seed", "top_logprobs", "stream_options", "response_format", "tools", "tool_choice"),
     *("stop", "include_stop_str_in_output"),
 )
-"""Fields that decide it."""
+"""Fields that determine whether an answer can be continued."""
 
 _MEDIA_TYPES = (b'"image_url"', b'"input_image"', b'"input_audio"', b'"audio_url"', b'"video_url"', b'"image_pil"')
 
@@ -95,8 +96,8 @@ _MEDIA_TYPES = (b'"image_url"', b'"input_image"', b'"input_audio"', b'"audio_url
 def find_refusal(
     endpoint: Endpoint, checked: Mapping[str, Any] | None, prompt: Part = UNSET, temperature: Part = UNSET
 ) -> Uncontinuable | None:
-    """Return why the answer to a streamed request cannot be carried on; None if it can be. `checked`: its
-    `CHECKED_FIELDS` as `FieldReader.read_checked` returns them; `prompt`: of a completion.
+    """Return why the answer to a streamed request cannot be continued; None if it can be. `checked`: the request's
+    `CHECKED_FIELDS` as `FieldReader.read_checked` returns them; `prompt`: the prompt of a completion.
     """
     if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
         return "endpoint"
@@ -114,7 +115,7 @@ def find_refusal(
 
 
 def read_stop(checked: Mapping[str, Any]) -> StopStrings | None:
-    """Return the facts about the stop strings of a request; None if it has none."""
+    """Return the facts about a request's stop strings; None if it has none."""
     strings = _decode(checked.get("stop"))
     strings = [strings] if isinstance(strings, str) else strings
     if not isinstance(strings, list) or not any(strings):
@@ -141,7 +142,7 @@ def _refuse_field(name: str, field: Raw, greedy: bool) -> Uncontinuable | None:
         return None if greedy else "seed" if name == "seed" else "stop_strings"
     if name == "include_stop_str_in_output":
         return None
-    if name == "top_logprobs":  # is refused with `logprobs`, and has no effect without
+    if name == "top_logprobs":  # refused with `logprobs`, and without effect otherwise
         return None
     if name == "stream_options":
         return (
@@ -150,7 +151,7 @@ def _refuse_field(name: str, field: Raw, greedy: bool) -> Uncontinuable | None:
     if name == "response_format":
         return None if _option(field, "type") == "text" else "guided"
     if name == "tools":
-        return "guided" if b'"strict"' in bytes(field) else None  # their calls may be decoded by a grammar
+        return "guided" if b'"strict"' in bytes(field) else None  # calls may be decoded by a grammar
     if name == "tool_choice":
         return None if short in (b'"auto"', b'"none"') else "forced_tool"
     return _REFUSED[name]
@@ -163,9 +164,9 @@ def _option(field: Raw, name: str) -> Any:
 
 
 def has_media(body: bytes) -> bool:
-    """Return whether a message of a chat may have a part that is no text: such a chat is not carried on
-    (`multimodal`). Looked for only when an engine has failed, as a body may be large. Text that quotes such a type
-    has it escaped.
+    """Return whether a message of a chat may have a part that is not text: such a chat is not continued
+    (`multimodal`). Called only when an engine has failed, as a body may be large. In text that quotes such a type,
+    the quotes are escaped.
     """
     return any(kind in body for kind in _MEDIA_TYPES)
 

@@ -1,21 +1,21 @@
-"""Reads how far a conversation without a session id has come: digests of what every turn sends again.
+"""Computes how far a conversation without a session id has come: digests of the content that every turn repeats.
 
     chats, messages, responses   one for each turn: the system prompt and all content up to its end
     completions                  one: of the first 2,048 characters, or the first 512 token ids
 
-A turn ends where an answer follows, or with the last message; the first one has a user's message. So the last
-digest of a request is among those of the next one, unless the client changed its history.
-`scheduling/conversations.py` makes one conversation of them.
+A turn ends where an answer follows, or with the last message; the first turn has a user's message. So the last
+digest of a request is among those of the next request, unless the client changed its history.
+`scheduling/conversations.py` joins such requests into one conversation.
 
 Differences between turns without meaning are ignored: cache breakpoints, one text or a list with one text in it, a
-billing line, and reasoning, which clients drop from earlier answers. Of answers only the content counts, not the
-calls of tools, whose results follow.
+billing line, and reasoning, which clients drop from earlier answers. Of an answer only the content counts, not its
+tool calls, whose results follow.
 
-Reads the forwarded body, and only on demand: the prompt may never have been read otherwise (`Prompt.source` may be
-unread). Texts are hashed as JSON, and not decoded. Malformed content is left to the engine to refuse. How much is
-read is bounded, as this happens on the event loop: `MAX_MESSAGES`, `MAX_BYTES`. Further turns count as the last one
-that was read. The hash is a fast one: who makes two conversations collide gains no more than who gives both one
-name.
+Reads the forwarded body, and only on demand: the prompt may not have been read otherwise (`Prompt.source` may be
+unread). Texts are hashed as JSON, and not decoded. Malformed content is left to the engine to refuse. The amount
+read is bounded, as this runs on the event loop: `MAX_MESSAGES`, `MAX_BYTES`. Further turns count as the last one
+that was read. The hash is a fast one: a client that makes two conversations collide gains no more than one that
+gives both the same name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from router.prompt.prompt import Endpoint, Prompt
 TEXT_CHARACTERS = 2048
 IDS = 512
 MAX_MESSAGES = 512
-MAX_BYTES = 1024 * 1024  # of messages, of a system prompt and of a prompt; what begins before counts to there
+MAX_BYTES = 1024 * 1024  # limit of messages, of a system prompt and of a prompt; longer content counts up to there
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -63,7 +63,7 @@ class _ResponsesBody(msgspec.Struct, gc=False):
 
 
 class _CompletionBody(msgspec.Struct, gc=False):
-    """The member of a completion's body that counts."""
+    """The only relevant member of a completion's body."""
 
     prompt: Raw = Raw(b"")
 
@@ -81,11 +81,11 @@ _BILLING = b'"' + BILLING.encode()
 
 
 def read_turns(prompt: Prompt) -> list[bytes]:
-    """Return a digest (16 bytes) for each turn so far, the present one last; none where a conversation cannot be
+    """Return a digest (16 bytes) for each turn so far, the present one last; empty if the conversation cannot be
     identified.
 
-    That is so before the first user message, where the beginning is stored by the engine (`previous_response_id`),
-    and at endpoints without conversations.
+    It cannot be identified before the first user message, if its beginning is stored by the engine
+    (`previous_response_id`), or at endpoints without conversations.
     """
     read = _READERS.get(prompt.endpoint)
     if read is None:
@@ -155,13 +155,13 @@ def _read_messages(messages: list[_Message], digest: xxh3_128) -> list[bytes]:
 
 
 def _add(digest: xxh3_128, piece: bytes) -> None:
-    """Add a piece, with what keeps different sequences of pieces from being the same bytes."""
+    """Add a piece, preceded by its length, so that different sequences of pieces have different bytes."""
     digest.update(b"%d:" % len(piece))
     digest.update(piece)
 
 
 def _add_content(digest: xxh3_128, content: bytes) -> None:
-    """Add the texts of a message's content, and its other parts but for thoughts."""
+    """Add the texts of a message's content, and its other parts except thoughts."""
     if content.startswith(b'"'):
         _add_text(digest, content)
     elif content.startswith(b"["):
@@ -186,7 +186,7 @@ def _add_part(digest: xxh3_128, part: bytes) -> None:
 
 
 def _add_text(digest: xxh3_128, text: bytes) -> None:
-    """Add a text, which is JSON."""
+    """Add a text that is JSON."""
     if text.startswith(_BILLING):
         text = msgspec.json.encode(msgspec.json.decode(text, type=str).partition("\n")[2])
     if text != b'""':
@@ -194,7 +194,7 @@ def _add_text(digest: xxh3_128, text: bytes) -> None:
 
 
 def _completion(body: bytes) -> list[bytes]:
-    """Return the digest of a completion; of the first one of several prompts."""
+    """Return the digest of a completion's prompt, or of the first of several prompts."""
     prompt = _COMPLETION.decode(body).prompt
     head = _raw(prompt, 64)
     if head.startswith(b"[") and not _ID_LIST.match(head):
@@ -223,7 +223,7 @@ def _first_characters(text: Raw) -> str:
 
 def _first_ids(ids: Raw) -> bytes:
     """Return the first ids as JSON, cut before parsing: 80,000 ids take two milliseconds. An id and its comma have
-    at most 12 bytes; if more space between them makes that too short, more is read.
+    at most 12 bytes; if extra white space makes the cut too short, more is read.
     """
     pieces = _raw(ids, 1 + 12 * IDS)[1:].split(b",", IDS)
     if len(pieces) <= IDS:

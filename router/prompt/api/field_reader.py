@@ -1,7 +1,7 @@
 """Reads the fields of a body in one parse, and detects those that clients may not set.
 
-Engines read bodies with pydantic, which converts: 1 and "yes" are true, true and "7" are numbers. So they are here,
-in a second parse of bodies that are refused without it.
+Engines read bodies with pydantic, which converts: 1 and "yes" are true, true and "7" are numbers. This module
+converts these likewise, in a second parse of bodies that the first one refuses.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FIELD_OF = re.compile(r"\$\.(\w+)")
 
 
 class FieldReader(Generic[F]):
-    """Reads one type of fields from a body. `strip`: names of fields that must not be in it. `checked`, `plain`:
-    names of more fields, for `read_checked`.
+    """Reads one type of fields from a body. `strip`: names of fields that must not be in the body. `checked`,
+    `plain`: names of more fields, for `read_checked`.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class FieldReader(Generic[F]):
         self._converts: dict[str, Callable[[object], bytes | None]]
         self._converts = {name: _as_flag for name, types in kinds.items() if bool in types}
         self._converts |= {name: _as_number for name, types in kinds.items() if int in types}
-        # A name that is read here too is detected if the field is UNSET without it; otherwise every body counts as one
-        # that has it.
+        # A stripped name that is also one of the fields read is detected if that field defaults to UNSET; otherwise
+        # every body counts as one that has it.
         both = [own[name] for _, name in unread if name in own]
         self._blind = any(field.default is not UNSET for field in both)
         watched = [member for member, (_, name) in zip(members, unread, strict=True) if name not in own]
@@ -73,8 +73,8 @@ class FieldReader(Generic[F]):
             raise not_json(error) from None
 
     def _read_relaxed(self, raw: bytes) -> F | None:
-        """Return the fields of a body in which flags and numbers have a type that engines convert; None if that is
-        not what is wrong with it.
+        """Return the fields of a body in which flags and numbers have a type that engines convert; None if the body
+        is wrong in some other way.
         """
         changes: dict[str, Raw] = {}
         members = open_body(raw, ()).members
@@ -87,17 +87,17 @@ class FieldReader(Generic[F]):
             return None
 
     def _read_whole(self, raw: bytes) -> F | None:
-        """Return the fields of a body that has only fields which are known here; None for every other one."""
+        """Return the fields of a body that has only fields listed here; None for any other body."""
         if self._whole_decoder is None:
             return None
         try:
             return cast(F, self._whole_decoder.decode(raw))
-        except UNREADABLE:  # other fields, or as in `read`, which finds out why
+        except UNREADABLE:  # the body has other fields, or is invalid: `read` finds out which
             return None
 
     def read_checked(self, fields: F) -> dict[str, Any] | None:
-        """Return those of the `checked` fields that the body has, but for defaults; None if it has fields that are
-        neither these, nor `plain`, nor of the type.
+        """Return the `checked` fields of the body that differ from their defaults; None if the body has fields that
+        are neither `checked`, nor `plain`, nor of the type.
         """
         if self._get_checked is None or not isinstance(fields, self._whole):
             return None
@@ -116,13 +116,13 @@ class FieldReader(Generic[F]):
 
 
 def _as_flag(value: object) -> bytes | None:
-    """Return a flag as engines read it, in JSON; None for what they refuse."""
+    """Return a flag as engines read it, in JSON; None for values that engines refuse."""
     flag = as_flag(value)
     return None if flag is None else b"true" if flag else b"false"
 
 
 def _as_number(value: object) -> bytes | None:
-    """Return a whole number as engines read it, in JSON; None for what they refuse."""
+    """Return a whole number as engines read it, in JSON; None for values that engines refuse."""
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return b"%d" % int(value)
     try:

@@ -1,8 +1,8 @@
 """Top-level body fields that the four endpoints share.
 
-One parse takes the fields that routing needs, and detects those that clients may not set (`field_reader.py`).
+One parse extracts the fields that routing needs, and detects those that clients may not set (`field_reader.py`).
 Fields that may be large stay `Raw`, a view into the body, and are read only when the prompt's content is needed
-(`field_values.py`): a policy that uses no cache state pays for no message.
+(`field_values.py`): a policy that uses no cache state does not pay for reading messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Reads the messages of a chat whose earlier turns were read before: only those behind the bytes that are the same.
+"""Reads the messages of a chat whose earlier turns were read before: only those after the bytes that are the same.
 
 The body was parsed before (`fields.py`), so the array is valid JSON. A message is an object, which ends with its
-brace whatever follows, so messages within equal bytes have equal values; and each is normalised by itself. What the
-plain way would refuse, and all that is unusual (media, elements that are no messages), is left to the plain way.
+brace whatever follows, so messages within equal bytes have equal values; and each is normalised by itself. Messages
+that the plain way would refuse, and all unusual ones (media, elements that are not messages), are left to the plain
+way.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _BETWEEN = b" \t\n\r,"
 
 
 def read_messages(part: Part, find: FindKnown) -> ReadMessages | None:
-    """Return the messages as `normalise` does; `None`: read them the plain way."""
+    """Return the messages as `normalise` does; None if they must be read the plain way."""
     if not isinstance(part, Raw) or len(memoryview(part)) < LEAST_BYTES:
         return None
     read = find(bytes(part))
     known = read.known
     if known is not None:
-        whole = read.raw.startswith(known.raw)  # mostly: a next turn
+        whole = read.raw.startswith(known.raw)  # true for most next turns
         count = bisect_right(known.ends, len(known.raw) if whole else common_length(known.raw, read.raw))
         read.ends, read.messages = known.ends[:count], known.messages[:count]
         read.sizes = known.sizes[:count]
@@ -47,7 +48,7 @@ def read_messages(part: Part, find: FindKnown) -> ReadMessages | None:
 
 
 def _read_rest(read: ReadMessages) -> bool:
-    """Add the messages behind those that are known. Return False for any that are not plain messages of text."""
+    """Add the messages after the known ones. Return False if any of them is not a plain message of text."""
     begin = read.ends[-1] if read.ends else 1
     rest = read.raw[begin:].lstrip(_BETWEEN)
     begin = len(read.raw) - len(rest) - 1

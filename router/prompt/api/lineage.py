@@ -1,8 +1,8 @@
-"""Lineage of a request: its session, the session that started it, and the first one of their family.
+"""Lineage of a request: its session, the session that started it, and the first session of their family.
 
 A session is a chain of turns, in which each prompt continues the one before: a user's agent, or a sub-agent of it.
 A program is an agent with all its sub-agents, named by its first session. The first row of this table whose session
-a request names tells all three; rows are never mixed, so that a gateway's names do not meet a client's.
+a request names determines all three; rows are never mixed, so that a gateway's names do not meet a client's.
 
        session                                       parent                         program
     1  x-session-id                                  x-parent-session-id            the parent
@@ -13,19 +13,19 @@ a request names tells all three; rows are never mixed, so that a gateway's names
     6  session_id, conversation, prompt_cache_key,   none                           the session
        user, metadata.user_id, safety_identifier
 
-Where a row names no program it is the parent, and without a parent the session itself. Rows 1 and 2 name only the
-direct parent: a family with sub-agents of sub-agents counts as several. An agent's id of Claude Code is unique in
-its session only, so both make the name, joined by a character that no name has: a name with it in it is none. Row 6
-is of the body, and its first name counts: those of conversations come before those of users. `conversation` (a
-name, or an object with an `id`) is of `/v1/responses` only. A `prompt_cache_key` may be a whole family's: Codex
-gives its sub- agents that of their parent, and row 4 tells them apart.
+If a row names no program, the program is the parent, or without a parent the session itself. Rows 1 and 2 name only
+the direct parent: a family with sub-agents of sub-agents counts as several. Claude Code's agent ids are unique only
+in their session, so the session's name consists of both ids, joined by a character that no name may have: a name
+with that character is ignored. Row 6 is read from the body, and its first name counts: those of conversations come
+before those of users. `conversation` (a name, or an object with an `id`) exists in `/v1/responses` only. A whole
+family may share a `prompt_cache_key`: Codex gives sub-agents that of their parent, and row 4 distinguishes them.
 
 Sources: 1 https://github.com/anomalyco/opencode/pull/12932, 2
 https://docs.nvidia.com/dynamo/dev/agents/session-i-ds, 3 https://code.claude.com/docs/en/llm-gateway-protocol and
 https://github.com/anthropics/claude-code/issues/49205, 4 https://github.com/ai-dynamo/dynamo/pull/12331 (Codex:
-threads of one run share its session-id), 5 https://github.com/vllm-project/router/pull/286, where a "program" is
-what is called a session here, 6 https://platform.openai.com/docs/guides/prompt-caching: `prompt_cache_key` takes
-the place of `user` for caching, and `safety_identifier` for telling users apart.
+threads of one run share its session-id), 5 https://github.com/vllm-project/router/pull/286, whose "program"
+is called a session here, 6 https://platform.openai.com/docs/guides/prompt-caching: `prompt_cache_key` takes
+the place of `user` for caching, and `safety_identifier` for distinguishing users.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ CLAUDE_SESSION, CLAUDE_AGENT = b"x-claude-code-session-id", b"x-claude-code-agen
 CLAUDE_PARENT = b"x-claude-code-parent-agent-id"
 CODEX_SESSION, CODEX_THREAD, CODEX_PARENT = b"session-id", b"thread-id", b"x-codex-parent-thread-id"
 SESSION_HEADERS = frozenset((SESSION, DYNAMO_SESSION, CLAUDE_SESSION, CODEX_SESSION, CODEX_THREAD))
-"""Headers of which at least one is there where headers name a session."""
+"""Headers of which at least one is present if headers name a session."""
 
 MAX_CHARACTERS = 512
-"""Longest name: clients choose them. A longer one is no name."""
+"""Longest name, as clients choose names. A longer name is ignored."""
 
 
 class Lineage(NamedTuple):
-    """The names that a client gave. `parent` None: the session was started by no other, or that is not known."""
+    """The names that a client gave. `parent` None: no other session started this one, or that is not known."""
 
     session: str
     parent: str | None
@@ -78,8 +78,8 @@ def read_header_lineage(fields: Mapping[bytes, bytes]) -> Lineage | None:
 
 
 def read_context_lineage(xargs: Part) -> Lineage | None:
-    """Return the lineage in a body's `vllm_xargs`; None if there is none. `agentic_context` is an object, or a text
-    that contains one.
+    """Return the lineage in a body's `vllm_xargs`; None if there is none. `agentic_context` may be an object, or a
+    text that contains one.
     """
     context = _member(short_value(xargs), "agentic_context")
     if isinstance(context, str) and len(context) <= SHORT_BYTES:

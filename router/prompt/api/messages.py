@@ -1,10 +1,10 @@
 """Chat messages as vLLM 0.32 passes them to the template, except that content stays a list of parts.
 
-A template's output depends on which keys a message has and in which order, so this follows the engine exactly: its
-request models reorder the keys of a tool call, its chat parser keeps only the fields it knows, turns arguments into
-objects (anything else becomes `{}`), gives `reasoning` a second name, and drops a line that one client puts before
-system prompts. Source: vLLM's renderers/chat_utils.py and its chat_completion protocol. Messages that the engine
-would refuse become `None`; its error message reaches the client.
+A template's output depends on which keys a message has and in which order, so this module follows the engine
+exactly: the engine's request models reorder the keys of a tool call, and its chat parser keeps only the fields that
+it supports, turns arguments into objects (anything else becomes `{}`), gives `reasoning` a second name, and drops a
+line that one client puts before system prompts. Source: vLLM's renderers/chat_utils.py and its chat_completion
+protocol. Messages that the engine would refuse become `None`; the engine's error message reaches the client.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _KNOWN_PART_KEYS = _MEDIA_KEYS - {"input_image"} | _TEXT_KEYS | {"data", "file",
 
 
 def normalise(messages: list[Any], *, validated: bool = True) -> list[Message] | None:
-    """Return the messages as the template sees them, or `None` where the engine would refuse them or use
-    embeddings.
+    """Return the messages as the template sees them; None if the engine would refuse them or use embeddings.
 
     `validated`: the engine passes these through its chat request model, which reorders the keys of tool calls.
     """
@@ -44,14 +43,14 @@ def has_media(messages: list[Message]) -> bool:
 
 
 def find_image(messages: list[Any]) -> int:
-    """Return the number of the first message with media, of messages that were normalised; the last one's if
-    none.
+    """Return the number of the first message with media, or of the last message if none has media. The messages
+    must have been normalised successfully before.
     """
     return next((n for n, message in enumerate(messages) if any(map(_is_media, _parts(message)))), len(messages) - 1)
 
 
 def replace_images(messages: list[Any], part: Message) -> list[Any] | None:
-    """Return messages that were normalised with `part` in the place of each image; `None` if there are other
+    """Return successfully normalised messages with `part` in the place of each image; None if they have other
     media.
     """
     replaced = []
@@ -70,7 +69,7 @@ def _parts(message: Message) -> list[Any]:
 
 
 def _is_media(part: Any) -> bool:
-    """Return whether a content part, of a type that is a string or missing, becomes `MEDIA`."""
+    """Return whether a content part, whose type is a string or missing, becomes `MEDIA`."""
     return isinstance(part, dict) and _modality(part) is not None
 
 
@@ -79,7 +78,7 @@ def _is_image(part: Message) -> bool:
 
 
 def _modality(part: Message) -> str | None:
-    """Return the type under which templates see a part that is no text; `None` for one that is."""
+    """Return the type under which templates see a part that is not text; None for text."""
     kind = part.get("type")
     keys = sorted(_MEDIA_KEYS.intersection(part)) if kind is None else [kind] if kind in _MEDIA_KEYS else []
     if not keys:
@@ -132,7 +131,7 @@ def _content(content: Any, role: str) -> list[Message] | None:
 
 
 def _part(part: Any) -> Message | None:
-    """Return one normalised content part; `{}` for one that the engine skips, `None` for one that it refuses."""
+    """Return one normalised content part; `{}` for a part that the engine skips, None for one that it refuses."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):

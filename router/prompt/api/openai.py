@@ -2,8 +2,8 @@
 
 Follows vLLM 0.32 (chat_completion/protocol.py, completion/protocol.py, renderers/online_renderer.py): which request
 fields become template variables, how tools are dumped before a template sees them, and which requests cannot be
-matched by prefix at all. Beside the source each function returns the fields for the engine's own `/tokenize`, so
-that it renders the same prompt.
+matched by prefix at all. Besides the source, each function returns the fields for the engine's own `/tokenize`, so
+that the engine renders the same prompt.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CompletionFields(_AnswerFields):
 
 
 def has_several_answers(fields: ChatFields | CompletionFields) -> bool:
-    """Return whether the engine computes several answers to the prompt, each with the blocks of the others."""
+    """Return whether the engine computes several answers to the prompt, which share its blocks."""
     if fields.n is UNSET and fields.best_of is UNSET and fields.use_beam_search is UNSET:
         return False
     counts = short_value(fields.n), short_value(fields.best_of)
@@ -94,8 +94,8 @@ def has_several_answers(fields: ChatFields | CompletionFields) -> bool:
 
 
 def count_answers(fields: ChatFields | CompletionFields) -> int:
-    """Return how many answers the engine makes: to each prompt of a list as many as `n` or `best_of` says, or
-    beams. A value that is no number counts as 1: the engine refuses it.
+    """Return how many answers the engine makes: for each prompt of a list, the number in `n` or `best_of` (of
+    answers or beams). A value that is not a number counts as 1: the engine refuses it.
     """
     count = 1
     if fields.n is not UNSET or fields.best_of is not UNSET:
@@ -133,7 +133,7 @@ def read_chat(fields: ChatFields, find: FindKnown | None = None) -> PromptFields
         return unknown_ids("client_template")
     if fields.truncate_prompt_tokens is not None:
         return unknown_ids("truncated")
-    if fields.prompt_logprobs is not None or fields.echo:  # echo asks for prompt logprobs, which read no cache
+    if fields.prompt_logprobs is not None or fields.echo:  # echo requests prompt logprobs, which read no cache
         return unknown_ids("prompt_logprobs")
     client = value(fields.chat_template_kwargs, "chat_template_kwargs")
     kwargs = template_kwargs(client, fields.reasoning_effort, value(fields.documents, "documents"))
@@ -169,23 +169,21 @@ def read_completion(fields: CompletionFields) -> PromptFields:
 
 
 class ChatRequest(NamedTuple):
-    """A requested chat before normalising. `UnknownIds` in place of `tools` or `kwargs`: the engine will refuse
-    it.
-    """
+    """A requested chat before normalising. `tools` or `kwargs` is `UnknownIds` if the engine will refuse it."""
 
     messages: list[Any]
     tools: list[dict[str, Any]] | UnknownIds | None
     kwargs: dict[str, Any] | UnknownIds
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    read: ReadMessages | None = None  # in place of `messages`
+    read: ReadMessages | None = None  # replaces `messages`
     tools_declined: bool = False
 
 
 def chat_prompt(
     request: ChatRequest, *, add_special_tokens: bool = False, validated: bool = True, anthropic: bool = False
 ) -> PromptFields:
-    """Return the chat of `request` in both forms: to be rendered here, or by the engine."""
+    """Return the chat of `request` in both forms: to be rendered by the router, or by the engine."""
     if isinstance(request.kwargs, UnknownIds):
         return PromptFields(request.kwargs, {})
     if isinstance(request.tools, UnknownIds):
@@ -219,7 +217,9 @@ def chat_prompt(
 
 
 def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = None) -> dict[str, Any] | UnknownIds:
-    """Return the template variables; `None` and "auto": not given. Raises BadRequest if `client` is no object."""
+    """Return the template variables; None and "auto" count as not given. Raises BadRequest for a `client` that is
+    not an object.
+    """
     if client is None:
         client = {}
     if not isinstance(client, dict):
@@ -236,9 +236,8 @@ def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = 
 
 
 def template_tools(tools: Any) -> list[dict[str, Any]] | UnknownIds | None:
-    """Return tools as the template sees them: known fields in a fixed order, `None` for missing ones. No tools are
-    not the same as an empty list, which vLLM takes before some version, passes to the template, and has refused
-    since.
+    """Return tools as the template sees them: known fields in a fixed order, None for missing ones. No tools are
+    not the same as an empty list, which older vLLM versions accept and pass to the template, and newer ones refuse.
     """
     if tools is None:
         return None

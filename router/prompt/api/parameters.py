@@ -1,9 +1,9 @@
 """Fields of a body that the router sets for a model's alias: defaults where the client gave none, and caps.
 
-Endpoints call the same thing by different names, and not all have it: a default that an endpoint has no field for
-is left out there. A cap replaces a number that is too large, and stands where there is none. What is no whole
-number is refused and not replaced: an engine might read text as a number, and answer at a length that the cap
-forbids. Pure.
+Endpoints use different names for the same parameter, and not all have it: a default is left out at an endpoint that
+has no field for it. A cap replaces a number that is too large, and is set where there is no number. A value that is
+not a whole number is refused, not replaced: an engine might read text as a number, and generate more than the cap
+allows. Pure.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LENGTHS: dict[Endpoint, tuple[str, ...]] = {
     Endpoint.RESPONSES: ("max_output_tokens",),
     Endpoint.MESSAGES: ("max_tokens",),
 }
-"""The fields that limit the answer. The first one is set where there is none."""
+"""The fields that limit the answer. The first one is set if the client sets none."""
 
 
 class AliasParameters:
-    """The defaults of one alias, by the names of the configuration, and its cap on the answer; None: no cap."""
+    """The defaults of one alias, by their names in the configuration, and its cap on the answer; None: no cap."""
 
     def __init__(self, defaults: Mapping[str, Any], max_tokens: int | None) -> None:
         self._max_tokens = max_tokens
@@ -51,7 +51,7 @@ class AliasParameters:
 
     def find_changes(self, endpoint: Endpoint, members: Mapping[str, Raw]) -> dict[str, Raw]:
         """Return the fields to set in a body with these members; empty for an endpoint that generates nothing.
-        Raises `BadRequest` for a limit on the answer that is no whole number, where there is a cap.
+        Raises `BadRequest` for a limit on the answer that is not a whole number, if there is a cap.
         """
         if (defaults := self._defaults.get(endpoint)) is None:
             return {}

@@ -1,8 +1,8 @@
 """Parses a request's body and headers into a `Prompt`, or refuses it with the name of the field at fault.
 
 The body is parsed once, into its members; the fields that routing needs are then read for the endpoint; messages,
-tools and schemas stay bytes until somebody needs the prompt (`Unread`). Only what the router itself must understand
-is refused here; the rest is left to the engine, whose error message reaches the client.
+tools and schemas stay bytes until the prompt is needed (`Unread`). Only content that the router itself must
+understand is refused here; the rest is left to the engine, whose error message reaches the client.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from router.prompt.known_prompt import FindKnown
 from router.prompt.prompt import Endpoint, Prompt, PromptFields, UnknownIds, Unread
 from router.tenants.isolation import CacheScope
 
-CHAT: Final = Endpoint.CHAT  # Python 3.11 runs code of its own at each look at a member of an Enum
+CHAT: Final = Endpoint.CHAT  # Python 3.11 runs code of its own at each access to an Enum's member
 TTFT, TPOT = b"x-slo-ttft-ms", b"x-slo-tpot-ms"
 LLM_D_TTFT, LLM_D_TPOT = b"x-llm-d-router-slo-ttft-ms", b"x-llm-d-router-slo-tpot-ms"
-CONTINUE = b"x-warmroute-continue"  # `off`: the client does not want the answer carried on by another engine
+CONTINUE = b"x-warmroute-continue"  # `off`: the client does not want another engine to continue the answer
 RERANK: Final = ("/v1/rerank", "/rerank", "/v2/rerank")  # vLLM's names for one endpoint
 SALTED_OTHERS: Final = frozenset(("/v1/embeddings", *RERANK, "/v1/score"))  # engines compute and cache their prompts
 NAMES: Final = SESSION_HEADERS | {TTFT, TPOT, LLM_D_TTFT, LLM_D_TPOT, CONTINUE}
@@ -77,7 +77,7 @@ _FORMATS: Final = {
 
 
 class RequestHeaders(NamedTuple):
-    """Header values; `None` where a header is missing."""
+    """Header values; None where a header is missing."""
 
     lineage: Lineage | None = None
     ttft: str | None = None
@@ -89,9 +89,7 @@ NO_HEADERS: Final = RequestHeaders()
 
 
 def read_request_headers(fields: Mapping[bytes, bytes]) -> RequestHeaders:
-    """Read the headers in `fields` (names in lower case). Most requests have none: one set operation finds that
-    out.
-    """
+    """Read the headers in `fields` (names in lower case). Most requests have none: one set operation shows it."""
     if NAMES.isdisjoint(fields):
         return NO_HEADERS
     return RequestHeaders(
@@ -108,8 +106,8 @@ def _header_text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:
 
 class ReadOptions:
     """Settings for reading bodies. `want_source` False: the prompt's source stays `Unread`; `continues`: the token
-    ids of streamed answers are asked for, so that another engine can carry them on; `uncontinued`: the same
-    without.
+    ids of streamed answers are requested, so that another engine can continue these; `uncontinued`: the same
+    options without `continues`.
     """
 
     def __init__(
@@ -143,10 +141,10 @@ def read_prompt(
     headers: RequestHeaders = NO_HEADERS,
     scope: CacheScope | None = None,
 ) -> Prompt:
-    """Parse one request; `headers` are those of `read_request_headers`. Raises BadRequest.
+    """Parse one request; `headers`: as `read_request_headers` returns them. Raises BadRequest.
 
-    `content_type` only matters outside the four endpoints. Objectives that are no number are ignored. With a
-    `scope` the prompt's salt, and the names in it, are its own.
+    `content_type` only matters outside the four endpoints. Objectives that are not numbers are ignored. With a
+    `scope`, the prompt's salt and session names are made specific to that scope.
     """
     format_ = _FORMATS.get(path)
     if format_ is None and is_form(content_type) and body:
@@ -198,7 +196,7 @@ def read_prompt(
 
 
 def _forward(body: bytes, fields: BodyFields, additions: AnswerAdditions, salt: str | None) -> AnswerRequest:
-    """Return the body for the engine: a stream asks for what `additions` says; `salt`, if any, replaces its own."""
+    """Return the body for the engine: a stream requests `additions`; `salt`, if any, replaces the body's own."""
     asking = AnswerRequest(body)
     if fields.stream and isinstance(fields, ChatFields | CompletionFields):
         asking = ask_engine(body, _raw(fields.stream_options), _raw(fields.return_token_ids), additions)
@@ -209,7 +207,7 @@ def _forward(body: bytes, fields: BodyFields, additions: AnswerAdditions, salt: 
 
 
 def _find_salt(fields: BodyFields, scope: CacheScope | None) -> str | None:
-    """Return the salt of the prompt's blocks: the client's own, or what a `scope` makes of it; None: none."""
+    """Return the salt of the prompt's blocks: the client's own, or what a `scope` makes of it; None: no salt."""
     own = fields.cache_salt or None
     return own if scope is None else scope.mix(own)
 
@@ -217,7 +215,7 @@ def _find_salt(fields: BodyFields, scope: CacheScope | None) -> str | None:
 def _read_continuation(
     endpoint: Endpoint, reader: FieldReader[Any], fields: BodyFields, options: ReadOptions, headers: RequestHeaders
 ) -> tuple[str | None, StopStrings | None]:
-    """Return why another engine cannot carry the answer on, or None; and its stop strings if it can."""
+    """Return why another engine cannot continue the answer, or None; and the stop strings, if it can."""
     if not fields.stream or not options.continues:
         return "off", None
     if not headers.continues:
@@ -226,7 +224,7 @@ def _read_continuation(
     checked = reader.read_checked(fields)
     refusal = find_refusal(endpoint, checked, prompt, fields.temperature)
     stop = read_stop(checked) if checked and refusal is None else None
-    if stop is not None and is_present(fields.return_token_ids):  # tokens that come again would be named again
+    if stop is not None and is_present(fields.return_token_ids):  # ids of repeated tokens would be sent twice
         return "stop_strings", None
     return refusal, stop
 
@@ -262,7 +260,7 @@ def _cap(endpoint: Endpoint, fields: BodyFields) -> int | None:
 
 
 def _find_lineage(fields: BodyFields, named: Lineage | None, scope: CacheScope | None) -> Lineage | None:
-    """Return the lineage that headers have `named`, else the body's, in names of the scope's own; None: none."""
+    """Return the lineage `named` by headers, else the body's, with names specific to the scope; None: none."""
     lineage = named or _read_lineage(fields)
     if lineage is None or scope is None:
         return lineage
@@ -298,7 +296,7 @@ def _read_other(
     named: Lineage | None,
     scope: CacheScope | None,
 ) -> Prompt:
-    """Read a body of an endpoint placed by load. One that is no JSON passes if its content type says so."""
+    """Read a body of an endpoint placed by load. It need not be JSON if its content type is another one."""
     fields = BodyFields()
     if body:
         try:
@@ -321,7 +319,7 @@ def _read_other(
 def _read_form(
     path: str, content_type: str, body: bytes, options: ReadOptions, named: Lineage | None, scope: CacheScope | None
 ) -> Prompt:
-    """Read a form, as which audio is uploaded; it is placed by load."""
+    """Read a form, in which audio is uploaded; the request is placed by load."""
     form = open_form(body, read_delimiter(content_type))
     model = read_text(body, form, "model")
     body = edit_fields(body, form, dict.fromkeys(options.strip_fields))

@@ -3,8 +3,8 @@
 Follows vLLM 0.32's openai/responses/utils.py: consecutive reasoning, text and function calls form one assistant
 message as long as its slot is free; of an assistant's content parts only the first counts; a last message marked
 unfinished is continued. Prompts that continue an earlier response are unknown here: their beginning is stored by
-the engine that made it. Unlike chat, this endpoint tokenises with special tokens added, and its messages do not
-pass through the chat request model (`validated=False`: a tool call keeps its keys' order).
+the engine that made that response. Unlike chat, this endpoint tokenises with special tokens added, and its messages
+do not pass through the chat request model (`validated=False`: a tool call keeps its keys' order).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CUSTOM_SCHEMA = {
     "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
     "required": ["input"],
     "additionalProperties": False,
-}  # the engine describes a free-form tool to the model so
+}  # as the engine describes a free-form tool to the model
 
 
 class ResponsesFields(BodyFields):
@@ -114,7 +114,7 @@ def _text_part(part: Any) -> Any:
 
 
 def _fill(messages: list[Message], slot: str, content: Any) -> bool:
-    """Put `content` into the last assistant message if that slot is free there, else into a new one."""
+    """Put `content` into the last assistant message if its `slot` is free, else into a new message."""
     last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     if slot == "tool_calls":
         if content is None:

@@ -1,9 +1,9 @@
-"""Bounds on a body's content, which keep one request from stopping the event loop or filling the memory.
+"""Bounds on a body's content, which keep one request from blocking the event loop or filling the memory.
 
-A body's length alone says little. 30 MB of an image are one string, which a parser copies in milliseconds; 30 MB of
-`{"a":1,"b":1,...` are millions of objects in Python, which take seconds, and twenty times their length in memory.
-So what a large body holds is counted before it is parsed (`check_elements`), and text beyond what its model can
-take is never converted (`exceeds`). Both look at bytes and build nothing.
+A body's length alone shows little. 30 MB of an image are one string, which a parser copies in milliseconds; 30 MB
+of `{"a":1,"b":1,...` are millions of objects in Python, which take seconds, and twenty times their length in
+memory. So the elements of a large body are counted before it is parsed (`check_elements`), and text beyond what its
+model can take is never converted (`exceeds`). Both scan bytes and build nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from msgspec import Raw
 from router.errors import BadRequest
 from router.prompt.body_rewrite import UNREADABLE
 
-LARGE_BODY_BYTES = 512 * 1024  # parsing a shorter one takes some milliseconds, whatever it holds
-SMALL_BODY_BYTES = 64 * 1024  # converting and rendering the messages of a shorter one takes 20 ms at most
-MANY_QUOTES = 16 * 1024  # the same for a longer one with no more quotes; agents' chats of 300 KB have some thousands
+LARGE_BODY_BYTES = 512 * 1024  # parsing a shorter body takes some milliseconds, whatever it contains
+SMALL_BODY_BYTES = 64 * 1024  # converting and rendering the messages of a shorter body takes 20 ms at most
+MANY_QUOTES = 16 * 1024  # the same for a longer body with no more quotes; agents' chats of 300 KB have thousands
 SLICE_BYTES = 64 * 1024  # a slice takes less than a millisecond, and other threads run between two of them
 MAX_OBJECTS = 200_000  # strings, arrays, objects, and numbers outside a list of token ids; they take 30 ms to parse
 MAX_SMALL = 1_500_000  # token ids; escapes in strings, as of a long text whose client escapes everything but ASCII
@@ -43,21 +43,22 @@ _ITEM = msgspec.json.Decoder(_Item)
 
 
 def reads_slowly(body: bytes) -> bool:
-    """Return whether converting and rendering the prompt may take more than 30 ms. What takes time is each message,
-    part and tool call, and none of them can be written without a quote; text and images are fast.
+    """Return whether converting and rendering the prompt may take more than 30 ms. Each message, part and tool call
+    takes time, and none of these can be written without a quote; text and images are fast.
     """
     size = len(body)
     return size > LARGE_BODY_BYTES or (size > SMALL_BODY_BYTES and body.count(b'"') > MANY_QUOTES)
 
 
 def check_elements(raw: bytes, *, has_ids: bool) -> None:
-    """Raise BadRequest for a body of more than `MAX_OBJECTS` or `MAX_SMALL`; `has_ids`: numbers may be token ids.
+    """Raise BadRequest for a body with more elements than `MAX_OBJECTS` or `MAX_SMALL`. `has_ids`: numbers may be
+    token ids.
 
     32 MB take about 50 ms.
     """
     quotes = brackets = commas = escapes = 0
     max_commas = MAX_SMALL if has_ids else MAX_OBJECTS
-    inside = escaped = False  # at the beginning of a slice: inside a string, behind a backslash
+    inside = escaped = False  # at the beginning of a slice: inside a string, after a backslash
     for start in range(0, len(raw), SLICE_BYTES):
         piece = raw[start + escaped : start + SLICE_BYTES]
         escaped = False
@@ -76,8 +77,8 @@ def check_elements(raw: bytes, *, has_ids: bool) -> None:
 
 
 def exceeds(fields: msgspec.Struct, text_limit_bytes: int) -> bool:
-    """Return whether the large fields of a body are certain to hold more text, in UTF-8, than that. Images and
-    other media do not count: engines do not tokenise them.
+    """Return whether the large fields of a body are certain to have more text than `text_limit_bytes`, in UTF-8.
+    Images and other media do not count: engines do not tokenise them.
     """
     parts = {name: getattr(fields, name) for name in fields.__struct_fields__}
     excess = sum(_length(part) for part in parts.values() if isinstance(part, Raw | str)) - text_limit_bytes

@@ -2,9 +2,9 @@
 
 The environment (sandbox, block trimming, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, loop
 controls, the `generation` tag) is that of transformers; decisions made by inspecting the template are vLLM's:
-whether it iterates over content parts or takes one string, whether it knows the role "developer", whether it
-accepts system messages in the middle. Templates come from the operator's model folder; a client's own template is
-never rendered. Knows nothing of tokens.
+whether it iterates over content parts or takes one string, whether it has the role "developer", whether it accepts
+system messages in the middle. Templates come from the operator's model folder; a client's own template is never
+rendered. This module does not deal with tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from router.prompt.tokenization.content_format import iterates_content
 
 Message = dict[str, Any]
 
-_MEDIA_MARK = "\ue0ffwarmroute-cut\ue0ff"  # marks where media follow; private use characters, which no prompt contains
+_MEDIA_MARK = "\ue0ffwarmroute-cut\ue0ff"  # marks where media follow; private use characters, absent from prompts
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # Hugging Face's mark, trailing space included
 _TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -44,7 +44,7 @@ class UnrenderableChat(Exception):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` only marks text for training: its body is printed unchanged."""
+    """The tag `{% generation %}`, which only marks text for training: its body is printed unchanged."""
 
     tags = {"generation"}
 
@@ -77,7 +77,8 @@ class ChatTemplate:
         """Return the prompt as the template prints it, in chunks, to be encoded one by one: in one long string a
         single emoji makes every character four bytes wide, which costs 1 ms for 340 KB. Raises UnrenderableChat.
 
-        `variables` are special tokens and the engine's default template kwargs; the request's own take precedence.
+        `variables`: special tokens and the engine's default template kwargs; the request's own kwargs take
+        precedence.
         """
         values = variables | chat.template_kwargs
         messages = chat.messages
@@ -94,14 +95,14 @@ class ChatTemplate:
         if not chat.has_media:
             return chunks
         shown = None
-        if self.content_format == "openai":  # a template may print images first, or other things beside them
+        if self.content_format == "openai":  # a template may print images first, or other text beside them
             seen = [_show_media(message) for message in chat.messages]
             continued = chat._replace(messages=seen, has_media=False, continue_final_message=False, read=None)
             shown = self.render(continued, variables)
         return [_before_media("".join(chunks), shown)]
 
     def _flatten_all(self, messages: list[Message], read: ReadMessages | None) -> list[Message]:
-        """Return the messages with content in the form the template takes; those of a remembered prompt were."""
+        """Return the messages with content in the form the template takes, reusing those of a remembered prompt."""
         content_format = self.content_format
         if read is None:
             return [_flatten(message, content_format) for message in messages]
@@ -124,7 +125,7 @@ class ChatTemplate:
     def _render_continued(
         self, messages: list[Message], tools: list[Message] | None, values: dict[str, Any], add_generation_prompt: bool
     ) -> str:
-        """Render with the last message left open: a mark is put behind its text and the prompt is cut there."""
+        """Render with the last message left open: a mark is put after its text and the prompt is cut there."""
         if add_generation_prompt or not messages or "content" not in self.source:
             raise UnrenderableChat("this chat's final message cannot be continued")
         messages = [*messages[:-1], deepcopy(messages[-1])]
@@ -144,7 +145,7 @@ class ChatTemplate:
         return before if after.startswith(" ") else before.rstrip()
 
     def _merge_system(self, messages: list[Message]) -> list[Message]:
-        """Merge all system messages into one at the front, unseparated, where the template refuses later ones."""
+        """Merge all system messages into one at the front, unseparated, if the template refuses later ones."""
         system = [message for message in messages if message["role"] == "system"]
         if not system or not self._system_first:
             return messages
@@ -154,7 +155,7 @@ class ChatTemplate:
 
     @cached_property
     def _system_first(self) -> bool:
-        """Return whether the engine's own probe fails: it has no helper functions, so a template with one fails."""
+        """Whether the engine's own probe fails. The probe has no helper functions: a template with one fails."""
         probe = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
@@ -166,7 +167,7 @@ class ChatTemplate:
         return False
 
     def _supported_effort(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Replace the effort "none", set by `thinking: disabled`, by "low" for templates that do not know it."""
+        """Replace the effort "none", set by `thinking: disabled`, by "low" for templates without "none"."""
         if values.get("reasoning_effort") != "none" or self._supports_effort_none:
             return values
         return values | {"reasoning_effort": "low"} | ({"enable_thinking": True} if "enable_thinking" in values else {})
@@ -187,7 +188,7 @@ class ChatTemplate:
 
 @lru_cache(maxsize=16)  # the template of a model is the same at each of its engines, and compiling it takes 10 ms
 def _compile(source: str) -> tuple[CodeType, bool]:
-    """Return the code of a template, and whether it iterates over content parts. Raises
+    """Return the code of a template, and whether the template iterates over content parts. Raises
     jinja2.TemplateSyntaxError.
     """
     environment = _environment(lambda: 0.0)
@@ -220,19 +221,19 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Escape nothing for HTML, unlike Jinja's own filter, and keep the keys' order. Templates name the
-    parameters.
+    """Return `x` as JSON: unlike Jinja's own filter, escape nothing for HTML and keep the keys' order. Templates
+    pass the parameters by name.
     """
     if indent is not None and indent > 0 and separators is None:
-        # Python's encoder indents without its C part: 1.2 ms for an agent's 20 tools, every turn; this takes 0.3 ms.
-        with suppress(msgspec.DecodeError):  # NaN and infinities are no JSON
+        # Python's encoder indents without its C part: 1.2 ms for an agent's 20 tools, every turn; this, 0.3 ms.
+        with suppress(msgspec.DecodeError):  # NaN and infinities are not JSON
             return msgspec.json.format(json.dumps(x, ensure_ascii=ensure_ascii, sort_keys=sort_keys), indent=indent)
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _flatten(message: Message, content_format: str) -> Message:
-    """Return content in the form the template takes. Tool results are one string in both, unless they hold more
-    than text.
+    """Return the message with content in the form the template takes. Tool results are one string in both forms,
+    unless they contain more than text.
 
     vLLM leaves empty parts out only where it builds the string for the template (chat_utils.py).
     """
@@ -249,8 +250,8 @@ def _flatten(message: Message, content_format: str) -> Message:
 
 
 def _cut_at_media(parts: list[Message], content_format: str) -> Any:
-    """Cut content at the first media part. In a string nothing is certain: the engine may put media before all
-    text.
+    """Cut content at the first media part. If content is a string, none of it is certain: the engine may put media
+    before all text.
     """
     if content_format == "string":
         return _MEDIA_MARK
@@ -265,8 +266,9 @@ def _show_media(message: Message) -> Message:
 
 
 def _before_media(text: str, shown: str | None) -> str:
-    """Return the text up to the last word before the mark: that word's own tokens may extend into what follows.
-    `shown`: the text of the same chat with media, which the engine's begins like.
+    """Return the text up to the last word before the mark: that word's own tokens may extend into the text that
+    follows. `shown`: the text of the same chat with media; the engine's text begins like it, so the result ends
+    where both differ.
     """
     known, found, _ = text.partition(_MEDIA_MARK)
     if not found:

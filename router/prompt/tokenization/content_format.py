@@ -1,5 +1,4 @@
-"""Detects whether a chat template iterates over a message's content parts, by which vLLM decides on parts or one
-string.
+"""Detects whether a chat template iterates over a message's content parts: vLLM then passes parts, else one string.
 
 The detection looks for a loop over `message.content` (or over a variable named `content`, or over a macro's
 parameter called with it), where `message` is the variable of a loop over `messages` or over something assigned from
@@ -21,7 +20,7 @@ def iterates_content(template: nodes.Template) -> bool:
         through_macros = _macro_loops(template, messages)
         return any(_over_content(loop, messages, through_macros) for loop in template.find_all(nodes.For))
     except _Unsupported:
-        return False  # the engine's own detection fails there and falls back to strings
+        return False  # the engine's own detection fails then, and falls back to strings
 
 
 class _Unsupported(Exception):
@@ -38,7 +37,7 @@ def _over_content(loop: nodes.For, messages: list[str], through_macros: dict[int
 
 
 def _names_of_messages(template: nodes.Template) -> list[str]:
-    """Return the variables that hold one message: targets of loops over `messages` or over what is assigned from
+    """Return the variables that hold one message: targets of loops over `messages` or over a variable assigned from
     it.
     """
     holders = _assigned_from(template, "messages")

@@ -1,4 +1,4 @@
-"""Slots for work on prompts, shared fairly by clients: the queue of one delays no other."""
+"""Slots for work on prompts, shared fairly by clients: one client's queue does not delay the others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from router.tenants.fair_share import FairShare
 
 
 class FairSlots:
-    """Runs at most `slots` pieces of work at once. A client that has its share (`FairShare`) waits until it has
-    less, and clients that wait are next in turn, each for its oldest work.
+    """Runs at most `slots` pieces of work at once. A client that has used up its share (`FairShare`) waits until it
+    has less; waiting clients take turns, each with its oldest work.
     """
 
     def __init__(self, slots: int) -> None:
@@ -18,7 +18,7 @@ class FairSlots:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client
 
     async def take(self, client: str) -> None:
-        """Return when `client` has a slot, which is its to give back."""
+        """Return when `client` has a slot; the caller must give it back."""
         if self._share.take(client, 1) is not None:
             await self._wait(client)
 
@@ -34,11 +34,11 @@ class FairSlots:
             raise
 
     def give_back(self, client: str) -> None:
-        """Give a slot back, to whom is next."""
+        """Give a slot back, and pass it to the next waiting client."""
         self._share.give_back(client, 1)
         for name in list(self._waiting):
             queue = self._waiting[name]
-            while queue and queue[0].done():  # its work was given up
+            while queue and queue[0].done():  # the caller stopped waiting
                 queue.popleft()
             if queue and self._share.take(name, 1) is None:
                 queue.popleft().set_result(None)

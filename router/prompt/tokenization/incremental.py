@@ -2,9 +2,8 @@
 
     render, segment, name (a hash per segment) -> prefix cache -> copy hits, tokenise the rest -> prefix cache
 
-`prepare` does the first three steps, `tokenize` the rest: at once on the event loop where the new part is short,
-else in a thread. Rendering, naming and copying the 340 KB of an 80,000-token chat take 1 to 3 ms, tokenising them
-70 ms.
+`prepare` does the first three steps, `tokenize` the rest: at once on the event loop if the new part is short, else
+in a thread. Rendering, naming and copying the 340 KB of an 80,000-token chat take 1 to 3 ms, tokenising them 70 ms.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class KeyInputs(NamedTuple):
 
 
 class PreparedPrompt(NamedTuple):
-    """A rendered prompt in named segments. Its budget began at `begun_s`."""
+    """A rendered prompt in named segments. Its time budget began at `begun_s`."""
 
     local: LocalTokenizer
     source: Chat | Text
@@ -49,11 +48,11 @@ class PreparedPrompt(NamedTuple):
     names: list[Name]  # of all segments
     known: list[CachedSegment]  # the first segments
     text: NamedText | None = None  # to be remembered
-    special_text: bool = True  # as of a `TokenizedPrompt`
+    special_text: bool = True  # as in `TokenizedPrompt`
 
 
 class _Result(NamedTuple):
-    known: TokenizedPrompt | UnknownIds  # unknown: nobody waited for all of `new`
+    known: TokenizedPrompt | UnknownIds  # unknown: the caller stopped waiting before all of `new` was ready
     new: list[CachedSegment]
 
 
@@ -74,8 +73,8 @@ class IncrementalTokenizer:
     def prepare(
         self, local: LocalTokenizer, source: Chat | Text, chain: KeyInputs, text_limit_bytes: int, begun_s: float
     ) -> PreparedPrompt | UnknownIds:
-        """Return the prompt ready to be tokenised, or why it cannot be: it may have `text_limit_bytes`. May run in
-        any thread.
+        """Return the prompt ready to be tokenised, or why it cannot be. `text_limit_bytes`: the longest text that
+        is accepted. May run in any thread.
         """
         spell = self._settings.token_id_passthrough == "auto" and isinstance(source, Chat)
         try:
@@ -106,7 +105,7 @@ class IncrementalTokenizer:
     async def tokenize(
         self, prompt: PreparedPrompt, *, remember: bool = True, client: str = ""
     ) -> TokenizedPrompt | UnknownIds:
-        """Return ids and keys, within the budget. Without `remember`, nothing is stored or counted."""
+        """Return ids and keys, within the time budget. Without `remember`, nothing is stored or counted."""
         chain = prompt.chain
         known = len(prompt.known)
         found = [*prompt.known, *self._prefix_cache.find(prompt.names[known:])]
@@ -131,8 +130,8 @@ class IncrementalTokenizer:
     def _encode(
         self, prompt: PreparedPrompt, prefix: Prefix, new: list[bytes], abandonment: Abandonment | None
     ) -> _Result:
-        """Tokenise the `new` segments onto `prefix`, which no other job uses. Segment by segment, because a thread
-        releases the interpreter to the event loop only while it tokenises.
+        """Tokenise the `new` segments onto `prefix`, which no other job uses. This is done segment by segment,
+        because a thread releases the interpreter to the event loop only while it tokenises.
         """
         segments: list[CachedSegment] = []
         keys_s = 0.0
@@ -164,7 +163,7 @@ class IncrementalTokenizer:
 
 
 def _root(source: Chat | Text, chain: KeyInputs, spell: bool) -> bytes:
-    """Return the identity of all that determines ids and keys but the text. `repr` is unambiguous and has no
+    """Return the identity of all that determines ids and keys except the text. `repr` is unambiguous and has no
     NUL.
     """
     cut = isinstance(source, Chat) and source.has_media

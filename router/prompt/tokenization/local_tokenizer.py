@@ -4,11 +4,11 @@ The template is, in this order: the operator's file, `chat_template.jinja` (with
 in `tokenizer_config.json`, which may be one template or several by name; with tools, the one named "tool_use" takes
 precedence.
 
-`tokenize` tokenises a whole prompt: the reference for everything else. Where the tokenizer is verified to allow it
+`tokenize` tokenises a whole prompt: the reference for everything else. If the tokenizer is verified to allow it
 (segments.py), `segment` splits a prompt, so that only new segments need be tokenised; otherwise the whole prompt is
 one segment. Tokenising costs 1 to 2 us per token, during which the tokenizer releases the interpreter lock, except
-for 25 ns per token when a segment's ids are returned: long prompts belong into a thread, segment by segment.
-Several segments at once (`encode_batch`) would take every core of the machine, which the engines need.
+for 25 ns per token when a segment's ids are returned: long prompts belong in a thread, segment by segment. Several
+segments at once (`encode_batch`) would take every core of the machine, which the engines need.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class LocalTokenizer:
         least_bytes: int = LEAST_BYTES,
         renderer: Renderer = JINJA,
     ) -> None:
-        """`templates` by name ("default", "tool_use"; empty: chats cannot be rendered); `variables` are passed to
-        all of them; `least_bytes` is the minimum size of a segment; `renderer`: how the engine renders chats.
+        """`templates`: by name ("default", "tool_use"); if empty, chats cannot be rendered. `variables`: passed to
+        all templates. `least_bytes`: the minimum size of a segment. `renderer`: how the engine renders chats.
         """
         self.renderer = renderer
         tokenizer.no_truncation()
@@ -78,12 +78,12 @@ class LocalTokenizer:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         self.special_text = SpecialTextFinder(special)
         typical = self._render_typical_chat()
-        self.chat_tokens = [token for token in special if token in typical]  # that the template prints
-        # why prompts are not segmented; None: they are
+        self.chat_tokens = [token for token in special if token in typical]  # those that the template prints
+        # why prompts are not segmented; None: prompts are segmented
         self.whole_prompt_reason = self._set_up_segmenter(typical, least_bytes)
 
     def tokenize(self, source: Chat | Text) -> array[int]:
-        """Return the token ids; for a chat with media, those certain to come first. Raises UnrenderableChat."""
+        """Return the token ids; for a chat with media, the ids certain to come first. Raises UnrenderableChat."""
         return self._encode_whole(self.text(source).decode(), source)
 
     def text(self, source: Chat | Text) -> bytes:
@@ -100,13 +100,11 @@ class LocalTokenizer:
 
     @property
     def delimiter_bytes(self) -> int | None:
-        """Length of what segments begin with; `None`: prompts are not segmented."""
+        """Length of the delimiter with which segments begin; None: prompts are not segmented."""
         return None if self._segmenter is None else len(self._segmenter.delimiter)
 
     def segment(self, text: bytes, source: Chat | Text) -> SegmentedPrompt:
-        """Return the segments of a prompt's `text`, for a chat with media without the last ids, as `tokenize`
-        does.
-        """
+        """Return the segments of a prompt's `text`; like `tokenize` without the final ids for a chat with media."""
         if self._segmenter is None:
             return SegmentedPrompt([], [text], [])
         segments = self._segmenter.split(text)
@@ -116,7 +114,7 @@ class LocalTokenizer:
         return SegmentedPrompt(self._segmenter.head, segments, self._segmenter.tail if ended else [])
 
     def encode_segment(self, segment: bytes, source: Chat | Text) -> list[int]:
-        """Return the ids of one segment of `segment`."""
+        """Return the ids of one segment that `segment` returned."""
         text = segment.decode()
         return self._encode(text, False) if self._segmenter is not None else self._encode_whole(text, source).tolist()
 
@@ -144,7 +142,7 @@ class LocalTokenizer:
         return ids
 
     def _strip_tail(self, ids: array[int], text: str, chat: Chat) -> array[int]:
-        """Remove the special tokens that the tokenizer puts behind a whole prompt: this prompt continues."""
+        """Remove the special tokens that the tokenizer puts after a whole prompt: this prompt continues."""
         if not chat.add_special_tokens:
             return ids
         bare = array("I", self._encode(text, False))
@@ -152,7 +150,7 @@ class LocalTokenizer:
         return ids[: before + len(bare)]
 
     def _set_up_segmenter(self, typical_chat: str, least_bytes: int) -> str | None:
-        """Choose a delimiter and verify that segmenting is exact, or return why prompts are tokenised whole."""
+        """Choose a delimiter and verify that segmenting is exact. Return why it is not used; None if it is."""
         added = list(self._tokenizer.get_added_tokens_decoder().values())
         delimiter = choose_delimiter(added, typical_chat)
         if delimiter is None:

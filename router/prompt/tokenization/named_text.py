@@ -1,9 +1,9 @@
-"""Segments and names a rendered prompt, as far as possible from the remembered one that it continues.
+"""Segments and names a rendered prompt, reusing the remembered prompt that it continues as far as possible.
 
-Templates may look back and ahead, so every turn is rendered as a whole (0.6 ms for 80,000 tokens); but what it
-prints is mostly what it printed the last time, in the same chunks. Comparing them costs a tenth of encoding,
-segmenting and hashing their text: only that is done again which follows the last segment within equal chunks. A
-segment's end depends on nothing behind the delimiter that follows it (`segments.py`), and a name on nothing behind
+Templates may look back and ahead, so every turn is rendered as a whole (0.6 ms for 80,000 tokens); but the output
+is mostly the same as the last time, in the same chunks. Comparing chunks costs a tenth of encoding, segmenting and
+hashing their text, so this work is done again only for the text after the last segment within equal chunks. A
+segment's end depends on nothing after the delimiter that follows it (`segments.py`), and a name on nothing after
 its segment's end.
 """
 
@@ -18,8 +18,8 @@ from router.prompt.tokenization.chat_template import UnrenderableChat
 
 
 def continue_text(chunks: list[str], root: bytes, known: NamedText | None, delimiter_bytes: int) -> NamedText:
-    """Return the text of `chunks`, with those segments of `known` with which it begins, too. Raises
-    UnrenderableChat for half of a surrogate pair.
+    """Return the text of `chunks`, including the segments of `known` with which it begins. Raises UnrenderableChat
+    for half of a surrogate pair.
     """
     text = NamedText(root)
     text.chunks = chunks
@@ -50,7 +50,7 @@ def drop_segments(text: NamedText, count: int) -> None:
 
 
 def encode_rest(text: NamedText) -> bytes:
-    """Return the text behind the last segment, in UTF-8."""
+    """Return the text after the last segment, in UTF-8."""
     begin = text.ends[-1] if text.ends else 0
     first = bisect_right(text.chunk_ends, begin)
     before = text.chunk_ends[first - 1] if first else 0
@@ -59,8 +59,8 @@ def encode_rest(text: NamedText) -> bytes:
 
 
 def name_rest(text: NamedText, segments: list[bytes], begin_hash: Callable[[bytes], blake2b]) -> list[bytes]:
-    """Return the names of all segments of the text: those that it has, and of `segments`, which follow them. All
-    but the last of these are added to the text.
+    """Return the names of all segments of the text: those that it already has, then those of `segments`, which
+    follow. All but the last of `segments` are added to the text.
     """
     names = list(text.names)
     hashed = text.hashes[-1].copy() if text.hashes else begin_hash(text.root)

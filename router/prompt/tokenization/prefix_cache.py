@@ -5,11 +5,11 @@
 
 A *name* is a keyed 128-bit BLAKE2b over the root (model, adapter, salt, everything else that changes the ids) and
 every byte of the prompt up to the segment's end. Ids go to engines, and a collision would answer another user's
-prompt: so clients must not be able to construct one, and by accident it takes 2**64 segments. Different salts never
+prompt, so clients must not be able to construct one; by accident it takes 2**64 segments. Different salts never
 share a name, so timing tells one tenant nothing about another's prompts.
 
 The least recently used segment is evicted. A prompt is touched from its end to its beginning, so a segment is
-always evicted before those in front of it: what is cached of a prompt is a leading run, and shared prefixes stay.
+always evicted before those in front of it: the cached part of a prompt is a leading run, and shared prefixes stay.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ KEYS_BYTES = 112  # one more array of keys, in the segment's dict
 
 @dataclass(slots=True, eq=False)
 class CachedSegment:
-    """A segment of a prompt, identified by itself and all text in front of it."""
+    """A segment of a prompt, identified by its own text and all text in front of it."""
 
     ids: array[int] = field(default_factory=lambda: array("I"))  # typecode "I"
-    json_ids: bytes = b""  # the same as JSON numbers with commas; empty where they are not needed
+    json_ids: bytes = b""  # `ids` as JSON numbers with commas; empty if not needed
     keys: dict[int, array[int]] = field(default_factory=dict)  # by block size: of the blocks that end in this segment
 
     @property
     def memory_bytes(self) -> int:
-        """Estimate of the memory that it takes in the cache."""
+        """Estimate of the segment's memory in the cache."""
         keys = sum(KEYS_BYTES + 8 * len(keys) for keys in self.keys.values())
         return SEGMENT_BYTES + 4 * len(self.ids) + len(self.json_ids) + keys
 
 
 def make_segment(ids: list[int], *, spell: bool) -> CachedSegment:
-    """Return the segment for these ids; `spell`: with their JSON text."""
+    """Return the segment for these ids; `spell`: include their JSON text."""
     return CachedSegment(array("I", ids), msgspec.json.encode(ids)[1:-1] if spell else b"")
 
 
@@ -59,7 +59,7 @@ def make_segment(ids: list[int], *, spell: bool) -> CachedSegment:
 class _Entry:
     segment: CachedSegment
     bytes: int
-    block_sizes: int  # that the segment had keys for when `bytes` was estimated
+    block_sizes: int  # for which the segment had keys when `bytes` was estimated
 
 
 class PrefixCache:
@@ -77,7 +77,7 @@ class PrefixCache:
         return len(self._entries)
 
     def name_segments(self, root: bytes, segments: Sequence[bytes]) -> list[Name]:
-        """Return the name of each segment behind all before it."""
+        """Return the name of each segment, computed over all segments before it as well."""
         text = self.begin_hash(root)
         names = []
         for segment in segments:
@@ -86,7 +86,7 @@ class PrefixCache:
         return names
 
     def begin_hash(self, root: bytes) -> blake2b:
-        """Return the hash whose digest behind each segment is its name. No root may be a prefix of another root."""
+        """Return the hash whose digest after each segment is its name. No root may be a prefix of another root."""
         return blake2b(root, digest_size=16, key=self._secret)
 
     def find(self, names: Sequence[Name]) -> list[CachedSegment]:
@@ -110,7 +110,7 @@ class PrefixCache:
             self._budget.take(size)
             return
         self._entries.move_to_end(name)
-        if segment is entry.segment and len(segment.keys) > entry.block_sizes:  # keys for another one were added
+        if segment is entry.segment and len(segment.keys) > entry.block_sizes:  # keys of another size were added
             size, more = segment.memory_bytes, segment.memory_bytes - entry.bytes
             entry.bytes, entry.block_sizes = size, len(segment.keys)
             self._budget.take(more)
@@ -126,8 +126,8 @@ class PrefixCache:
 class Prefix:
     """A prompt as far as it is tokenised: ids, their JSON text and block keys, growing by one segment at a time.
 
-    Cached and new segments are added in the same way: missing keys are chained behind the present ones and stored
-    in the segment, so the next turn only copies.
+    Cached and new segments are added in the same way: missing keys are chained after the present ones and stored in
+    the segment, so the next turn only copies.
     """
 
     def __init__(self, keyring: Keyring, root: Key, block_sizes: Iterable[int]) -> None:
@@ -144,7 +144,7 @@ class Prefix:
         return cast("dict[int, Sequence[Key]]", self._keys)
 
     def add_cached(self, segments: Sequence[CachedSegment]) -> None:
-        """Append segments; all at once where they have their keys, which takes a fifth of the time."""
+        """Append segments; all at once if they have their keys, which takes a fifth of the time."""
         for size in self._keys:
             for segment in segments:
                 if size not in segment.keys:

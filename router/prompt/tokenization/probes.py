@@ -1,9 +1,9 @@
 """Probe prompts that compare rendering and tokenising with the engine; each covers one thing that is easily done
 wrong.
 
-They are request bodies, so that a check covers the whole path from a body to its ids. Chats that engines with a
-renderer of their own print otherwise than the model's template (two text parts, a system prompt that ends with a
-full stop, a tool without description, a default in a schema) have other ids or other counts there.
+Probes are request bodies, so that a check covers the whole path from a body to its ids. Engines with a renderer of
+their own print some chats differently from the model's template (two text parts, a system prompt that ends with a
+full stop, a tool without description, a default in a schema), and so have other ids or other counts for these.
 """
 
 from __future__ import annotations

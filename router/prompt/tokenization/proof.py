@@ -1,11 +1,11 @@
-"""The proof of a model's token ids at one instance: the same prompts, as each source and as the engine's generation
-see them.
+"""The proof of a model's token ids at one instance: compares each source's ids of the same prompts with those from
+which the engine generates.
 
 An engine's `/tokenize` need not show what the engine generates from, so the reference is a request that generates:
-a chat with one token of answer and `return_token_ids` (vLLM >= 0.10.2), or its `/render`, which generates nothing,
-where the engine offers it (`--enable-scale-out`). Engines that name no ids leave the count of
-`usage.prompt_tokens`, and the probes are chosen so that counts differ, too. A prompt that the engine refuses proves
-nothing about ids.
+a chat with one token of answer and `return_token_ids` (vLLM >= 0.10.2), or the engine's `/render`, which generates
+nothing, if the engine offers it (`--enable-scale-out`). For engines that send no ids only the count in
+`usage.prompt_tokens` remains, and the probes are chosen so that counts differ, too. A prompt that the engine
+refuses proves nothing about ids.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ RemoteFailure = Literal["tokenizer_silent", "tokenizer_refused", "tokenizer_busy
 
 
 class GeneratedPrompt(NamedTuple):
-    """The prompt that an engine generates from: its ids and their number; None for what the engine does not
-    name.
-    """
+    """The prompt that an engine generates from: its ids and their number; None for a value not sent."""
 
     ids: array[int] | None
     tokens: int | None
@@ -47,8 +45,8 @@ class ProofEngine(Protocol):
         """Return the ids of `fields` (a `Prompt.remote_fields`) from the instance's `/tokenize`."""
 
     async def render_at(self, instance: str, path: str, body: bytes, timeout_s: float) -> GeneratedPrompt | None:
-        """Return the prompt of a request as the instance renders it for generation; None where it does not offer
-        that, or does not answer.
+        """Return the prompt of a request as the instance renders it for generation; None if the instance does not
+        offer that, or does not answer.
         """
 
     async def generate_at(
@@ -61,7 +59,7 @@ class ProofEngine(Protocol):
 
 
 class Verdict(NamedTuple):
-    """The result of a proof of one source for one kind of prompts. `proved` and `differing` None: none found."""
+    """The result of a proof of one source for one kind of prompts. `proved`, `differing`: None if not found."""
 
     source: Source
     chat: bool
@@ -70,7 +68,7 @@ class Verdict(NamedTuple):
 
 
 class ProofRun:
-    """One proof. `generates` False: nothing is sent that generates, and `/tokenize` is the reference."""
+    """One proof. `generates` False: no request that generates is sent, and `/tokenize` is the reference."""
 
     def __init__(
         self, local: LocalTokenizer | None, engine: ProofEngine, instance: str, model: str, *, generates: bool
@@ -82,14 +80,14 @@ class ProofRun:
         self._generates = generates
         self._renders = generates
         self._probes: Final = list_probes(() if local is None else local.chat_tokens)
-        self._references: Final[dict[str, GeneratedPrompt | None]] = {}  # by probe; None: it proves nothing
+        self._references: Final[dict[str, GeneratedPrompt | None]] = {}  # by probe; None: the probe proves nothing
         self.silent = False  # the engine did not answer: the proof is not complete
-        self.leaves_out_tools: bool | None = None  # of a chat whose `tool_choice` is none; None: not found out
-        self.counts_otherwise = False  # an answer's `prompt_tokens` is not the number of its ids
+        self.leaves_out_tools: bool | None = None  # of a chat whose `tool_choice` is none; None: not determined
+        self.counts_otherwise = False  # an answer's `prompt_tokens` is not the number of the prompt's ids
 
     async def run(self, trust: ModelTrust) -> list[Verdict]:
-        """Compare the sources that may be used; of `/tokenize` chats only, and where no local tokenizer is
-        right.
+        """Compare the sources that may be used. `/tokenize` is compared where no local tokenizer is right: for
+        chats, and for texts if it was refuted at this instance.
         """
         if self._generates and await self._engine.is_asleep(self._instance, TIMEOUT_S):
             self.silent = True
@@ -97,7 +95,7 @@ class ProofRun:
         verdicts: list[Verdict] = []
         if self._local is not None:
             verdicts.append(await self._compare("local", chat=False))
-            if verdicts[0].differing is not None:  # another tokenizer renders no chat right
+            if verdicts[0].differing is not None:  # a wrong tokenizer cannot render chats right
                 verdicts.append(Verdict("local", True, None, verdicts[0].differing))
             elif trust.local_chats.belief != "never":
                 verdicts.append(await self._compare("local", chat=True))
@@ -110,7 +108,7 @@ class ProofRun:
         return verdicts
 
     async def _compare(self, source: Source, *, chat: bool) -> Verdict:
-        """Compare the ids of every probe of a kind, up to the first that differs or gets no answer."""
+        """Compare the ids of every probe of a kind, up to the first probe that differs or gets no answer."""
         by_ids, special_text, compared = True, False, 0
         for probe in self._probes:
             if probe.is_chat is not chat:
@@ -145,7 +143,7 @@ class ProofRun:
         return Verdict(source, chat, Proved(by_ids, special_text) if compared else None, None)
 
     def _judge_tools(self, with_tools: bool, without: bool) -> bool:
-        """Record what the engine does about tools that a chat declines. Return whether it is either."""
+        """Record whether the engine leaves out tools that a chat declines. Return whether either way matches."""
         if self._generates and with_tools is not without:
             self.leaves_out_tools = without
         return with_tools or without
@@ -170,7 +168,7 @@ class ProofRun:
         return ids
 
     async def _reference(self, probe: Probe) -> GeneratedPrompt | None:
-        """Return the prompt that the engine generates from; None where it refuses the probe or names nothing."""
+        """Return the prompt that the engine generates from; None if it refuses the probe or sends neither value."""
         if probe.name not in self._references:
             found = await self._find_reference(probe)
             self._references[probe.name] = None if found is None or found == (None, None) else found
@@ -193,7 +191,7 @@ class ProofRun:
         ids_and_count = generated.ids is not None and generated.tokens is not None
         if ids_and_count and len(generated.ids or ()) != generated.tokens:
             self.counts_otherwise = True
-        if generated.ids is None and not probe.is_chat:  # texts are tokenised as they are, so /tokenize can be believed
+        if generated.ids is None and not probe.is_chat:  # texts are tokenised as they are, so /tokenize is reliable
             ids = await self._tokenize(self._read(probe))
             if not isinstance(ids, str) and len(ids) == generated.tokens:
                 return GeneratedPrompt(ids, len(ids))
@@ -217,7 +215,7 @@ def leave_out_tools(chat: Chat, remote_fields: dict[str, Any]) -> PromptFields:
 
 
 def _is_same(ours: Sequence[int] | RemoteFailure, reference: GeneratedPrompt) -> bool:
-    """Return whether both are one prompt, as far as the engine shows it."""
+    """Return whether both are the same prompt, as far as the engine shows."""
     if isinstance(ours, str):
         return False
     if reference.ids is not None:

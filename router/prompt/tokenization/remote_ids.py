@@ -1,11 +1,11 @@
-"""Token ids of a prompt from an engine's `/tokenize`; of a chat with images those before the first one.
+"""Token ids of a prompt from an engine's `/tokenize`; for a chat with images, the ids before the first image.
 
-Nobody's image is sent: the engine would fetch it a second time, and its placeholders match no block. Instead two
-chats are tokenised: one with a small picture of the router's own in the place of each image, and one with text in
-their place. The first is rendered as the client's is, whatever the engine and its template do about images
-(placeholders in front of a message's text, another system prompt), and only its images take other tokens. The
-second has no image. So what both begin with is the beginning of the client's prompt, and ends before its first
-image.
+Clients' images are not sent: the engine would fetch them a second time, and their placeholders match no block.
+Instead two chats are tokenised: one with a small picture of the router's own in the place of each image, and one
+with text in the place of each image. The first is rendered like the client's chat, whatever the engine and its
+template do about images (placeholders in front of a message's text, another system prompt), and only its images
+take other tokens. The second has no image. So the common beginning of both is the beginning of the client's prompt,
+and ends before its first image.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from router.prompt.common_prefix import common_length
 from router.prompt.prompt import Chat, Prompt, UnknownIds
 from router.prompt.tokenization.proof import ProofEngine, RemoteFailure
 
-_PNG: Final = (  # 224 x 224 pixels, which every image processor takes, in one bit each
+_PNG: Final = (  # 224 x 224 pixels, which every image processor accepts, of one bit each
     "iVBORw0KGgoAAAANSUhEUgAAAOAAAADgAQAAAAAyVldMAAAAHUlEQVR42u3BMQEAAADCoPVPbQZ/oAAAAAAAAHgMGWAAAQrTbh4AAAAASUVORK5CYII="
 )
 PICTURE: Final = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_PNG}"}}
-MARK: Final = {"type": "text", "text": "\ue0ffwarmroute-image\ue0ff"}  # private use characters: like no placeholder
+MARK: Final = {"type": "text", "text": "\ue0ffwarmroute-image\ue0ff"}  # private use characters, in no placeholder
 
 
 class RemoteIds(NamedTuple):
-    """The ids; `complete` False: an image follows."""
+    """The ids of a prompt; `complete` False: an image follows them."""
 
     ids: array[int]
     complete: bool
 
 
 class RemoteTokenizer(ProofEngine, Protocol):
-    """Token ids from an engine (`router.backends.remote_tokenizer`); a string says why there are none."""
+    """Token ids from an engine (`router.backends.remote_tokenizer`); a string is the reason why there are none."""
 
     async def tokenize(
         self, fields: dict[str, Any], model: str, instances: Sequence[str], timeout_s: float, client: str = ""
     ) -> array[int] | RemoteFailure:
-        """Return the ids of `fields` (a `Prompt.remote_fields` of `client`) from one of `instances`, in
+        """Return the ids of `fields` (a `Prompt.remote_fields` of `client`) from one of `instances`, used in
         rotation.
         """
 
     async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
-        """Return the text of `ids` from one of `instances`; None if it does not answer."""
+        """Return the text of `ids` from one of `instances`; None if the instance does not answer."""
 
 
 async def find_remote_ids(
@@ -55,7 +55,7 @@ async def find_remote_ids(
     left_s: Callable[[], float],
     client: str = "",
 ) -> RemoteIds | UnknownIds:
-    """Return the ids of a prompt of `client` that was read, from `instances`, which serve base model `model`, in
+    """Return the ids of an already read prompt of `client`, from `instances` of base model `model`, within
     `left_s`.
     """
     fields, name = prompt.remote_fields, prompt.model or model
@@ -76,8 +76,8 @@ async def find_remote_ids(
 
 
 def _replace(fields: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the fields with pictures, and with text up to the first message with an image; None where there is a
-    sound or a film.
+    """Return the fields with pictures, and with text up to the first message with an image; None: audio or
+    video.
     """
     messages = fields["messages"]
     pictured, marked = replace_images(messages, PICTURE), replace_images(messages[: find_image(messages) + 1], MARK)

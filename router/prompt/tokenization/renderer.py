@@ -1,10 +1,9 @@
-"""Knows how vLLM makes a chat's token ids for a model, and which of the router's sources of ids may be right about
-it.
+"""Determines how vLLM makes a chat's token ids for a model, and which of the router's sources of ids may be right.
 
 Most models have a Jinja template, which the engine, its `/tokenize` and a local tokenizer all render alike. Others
 are rendered by code of vLLM or of the model, and then neither the folder's template nor, for some, `/tokenize`
 shows what the engine generates from. The selection follows vLLM 0.32 (config/model.py, tokenizers/registry.py,
-renderers/registry.py). Where an option of the engine overrides it, the proof (`proof.py`) finds the difference.
+renderers/registry.py). If an option of the engine overrides it, the proof (`proof.py`) finds the difference.
 
 Plain prompts of `/v1/completions` are tokenised as they are in every mode.
 """
@@ -19,8 +18,8 @@ Belief = Literal["until_refuted", "once_proved", "never"]
 
 
 class Renderer(NamedTuple):
-    """One of vLLM's ways to render chats. `template`, `tokenize`: what to believe of the folder's Jinja template,
-    and of the engine's `/tokenize`.
+    """One of vLLM's ways to render chats. `template`, `tokenize`: the belief in the folder's Jinja template, and in
+    the engine's `/tokenize`.
     """
 
     name: str  # vLLM's name of the mode
@@ -46,7 +45,7 @@ _BY_ARCHITECTURE: Final = {
 
 
 def choose_renderer(config: dict[str, Any], files: Sequence[str]) -> Renderer:
-    """Return the renderer of a model folder with this `config.json` (empty: none) and these names of files."""
+    """Return the renderer of a model folder with this `config.json` (empty if missing) and these file names."""
     if config.get("model_type") == "gpt_oss":
         return HARMONY
     architectures = config.get("architectures")

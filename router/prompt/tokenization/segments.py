@@ -2,12 +2,12 @@
 
 An added token with `normalized: false` is found in the raw text before anything else happens to it, leftmost and
 longest first, and all later steps (normaliser, pre-tokenizer, model) work between such tokens (`tokenizers`,
-added_vocabulary.rs `extract_and_normalize`). So text may be split in front of one, if no other added token can
-reach over the boundary: none overlaps it, and none looks at adjacent characters (`single_word`) or swallows spaces
-(`lstrip`, `rstrip`) across it. Each segment *begins* with its delimiter, so that steps that treat the beginning of
-the text differently (Metaspace `first`) see the same in the segment.
+added_vocabulary.rs `extract_and_normalize`). So text may be split in front of such a token, if no other added token
+can reach over the boundary: none overlaps it, and none looks at adjacent characters (`single_word`) or swallows
+spaces (`lstrip`, `rstrip`) across it. Each segment *begins* with its delimiter, so that steps that treat the
+beginning of the text differently (Metaspace `first`) see the same in the segment.
 
-This is the theory; `find_difference` checks every tokenizer before segmenting is used. Its texts are those at which
+This is the theory; `find_difference` checks every tokenizer before segmenting is used. Its texts are cases in which
 segmenting could go wrong: characters beside a delimiter, at the beginning and at the end (spaces, line ends,
 combining marks, joiners), characters that a normaliser changes, text that looks like a special token or is another
 one, two delimiters in a row. After the fixed texts come random sequences of the same fragments, the same at every
@@ -43,11 +43,11 @@ class Segmenter(NamedTuple):
 
     delimiter: bytes  # the token with which each segment but the first begins, in UTF-8
     head: list[int]  # ids before a whole prompt with special tokens
-    tail: list[int]  # ids behind it
+    tail: list[int]  # ids after it
     min_bytes: int = LEAST_BYTES  # minimum size of each segment but the last
 
     def split(self, text: bytes) -> list[bytes]:
-        """Return the segments of `text` (UTF-8), at least one. No segment's end depends on what follows it."""
+        """Return the segments of `text` (UTF-8), at least one. No segment's end depends on the text after it."""
         segments, start = [], 0
         while (end := text.find(self.delimiter, start + self.min_bytes)) >= 0:
             segments.append(text[start:end])
@@ -56,7 +56,9 @@ class Segmenter(NamedTuple):
 
 
 def choose_delimiter(added: Sequence[AddedToken], prompt: str) -> str | None:
-    """Return the added token to split at: the possible one most frequent in a typical `prompt`, then the first."""
+    """Return the added token to split at: of the possible ones the most frequent in a typical `prompt`, then the
+    first. None if there is none.
+    """
     present = [token for token in added if token.content and token.content in prompt]
     possible = [token.content for token in present if _is_delimiter(token, added)]
     return max(possible, key=lambda token: (prompt.count(token), -prompt.index(token)), default=None)
@@ -71,21 +73,21 @@ def _is_delimiter(token: AddedToken, added: Sequence[AddedToken]) -> bool:
 
 
 def _may_cross(text: str, other: AddedToken) -> bool:
-    """Return whether one token could be found across a border of the other."""
+    """Return whether one token could be found across a boundary of the other."""
     if other.content == text:
         return False
     return other.content in text or text in other.content or _overlaps(text, other.content)
 
 
 def _overlaps(one: str, other: str) -> bool:
-    """Return whether an end of one is a beginning of the other, short of the whole."""
+    """Return whether an end of one is a beginning of the other, without being the whole."""
     shorter = min(len(one), len(other))
     return any(one[-n:] == other[:n] or other[-n:] == one[:n] for n in range(1, shorter))
 
 
 def find_difference(encode: Encode, segmenter: Segmenter, added: Sequence[str]) -> str | None:
-    """Return a text whose segments have other ids than the whole, else `None`; texts use `added`, all added
-    tokens.
+    """Return a text whose segments have other ids than the whole; None if no such text is found. `added`: all added
+    tokens, which the texts use.
     """
     fine = segmenter._replace(min_bytes=1)
     for text in _make_texts(segmenter.delimiter.decode(), added):
@@ -98,7 +100,7 @@ def find_difference(encode: Encode, segmenter: Segmenter, added: Sequence[str]) 
 
 
 def find_special_ids(encode: Encode) -> tuple[list[int], list[int]]:
-    """Return the ids that the tokenizer puts before and behind a whole prompt, found with one example."""
+    """Return the ids that the tokenizer puts before and after a whole prompt, found with one example."""
     bare, whole = encode("a b", False), encode("a b", True)
     places = [i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare]
     start = places[0] if places else 0

@@ -1,8 +1,8 @@
 """Finds chats whose text spells a special token of the tokenizer, such as `<|im_end|>`.
 
 A tokenizer turns such a spelling into the token itself; engines that render chats by code keep it as text. So
-unless the proof covered it, these chats do not go to engines with token ids: a user could otherwise open a system
-message. A remembered chat's messages are not searched again, so a next turn costs what is new in it.
+unless the proof covered it, these chats are not sent to engines with token ids: a user could otherwise open a
+system message. A remembered chat's messages are not searched again, so a next turn costs only its new part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOKS_SPECIAL = re.compile(
 
 
 def may_spell_special(body: bytes) -> bool:
-    """Return whether a request's JSON may hold the spelling of a special token of any model."""
+    """Return whether a request's JSON may contain the spelling of a special token of any model."""
     return _LOOKS_SPECIAL.search(body) is not None
 
 
@@ -34,14 +34,14 @@ class SpecialTextFinder:
     """Searches for the spellings of `tokens`."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        groups: dict[str, list[str]] = {}  # by what they begin with, which a regular expression looks for first
+        groups: dict[str, list[str]] = {}  # by first characters, for which a regular expression looks first
         for token in sorted(set(tokens)):
             groups.setdefault(token[:2], []).append(token)
         self._patterns = [re.compile("|".join(map(re.escape, group))) for group in groups.values()]
 
     def find(self, chat: Chat) -> bool:
-        """Return whether a text of the chat holds a spelling. Texts of one message count as one: a template may
-        print them without anything between.
+        """Return whether a text of the chat contains a spelling. The texts of one message count as one text: a
+        template may print them without anything between.
         """
         if not self._patterns:
             return False
@@ -69,7 +69,7 @@ class SpecialTextFinder:
 
 
 def _collect(value: Any, texts: list[str]) -> None:
-    """Add all strings of a JSON value, in order; only content parts in a row have nothing between them."""
+    """Add all strings of a JSON value, in order; only consecutive content parts have nothing between them."""
     if isinstance(value, str):
         texts.append(value)
         texts.append("\n")
@@ -88,5 +88,5 @@ def _collect(value: Any, texts: list[str]) -> None:
 
 
 def spell(tokens: Iterable[str]) -> str:
-    """Return the text of the probe: the spellings of many models' special tokens, and of these."""
+    """Return the text of the probe: the spellings of many models' special tokens, then `tokens`."""
     return " ".join([SPELLINGS, *tokens])

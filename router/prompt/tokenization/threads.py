@@ -1,9 +1,9 @@
-"""Worker threads for what would block the event loop: reading, rendering and tokenising long prompts.
+"""Worker threads for work that would block the event loop: reading, rendering and tokenising long prompts.
 
-Bounded in number, in time and in bytes, and shared fairly by the clients whose prompts they are: while the
-`tokenizers` library works on a text, it takes 90 to 330 times its size in memory. A caller gets a result or the
-reason why there is none in time. When it stops waiting, because the budget has passed or its client has left, work
-in the queue is dropped, and running work is told so; what that has made by then still reaches the cache.
+The work is bounded in number, in time and in bytes, and shared fairly by the clients that sent the prompts: while
+the `tokenizers` library works on a text, it takes 90 to 330 times its size in memory. A caller gets a result, or
+the reason why there is none in time. When the caller stops waiting, because the budget has passed or its client has
+left, queued work is dropped, and running work is notified; its results so far still reach the cache.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from router.prompt.tokenization.fair_slots import FairSlots
 from router.tenants.fair_share import FairShare
 
 QUEUED_PER_THREAD = 20  # more would exceed their budget before they start; a client alone takes four fifths
-SLOTS_PER_THREAD = 3  # jobs that a thread was given, which no other client's can overtake; one client has two
+SLOTS_PER_THREAD = 3  # jobs given to a thread, which no other client's can overtake; one client has two
 QUEUED_BYTES_PER_THREAD = 4 * 1024 * 1024  # of text to tokenise; likewise
 
 T = TypeVar("T")
 
 
 class Abandonment:
-    """`requested` once nobody waits for a result any more: work in several steps looks at it between them."""
+    """`requested` is True once the result is no longer awaited: work in several steps checks it between steps."""
 
     __slots__ = ("requested",)
 
@@ -35,9 +35,7 @@ class Abandonment:
 
 
 class _Job(Generic[T]):
-    """Work that can be dropped: the pool keeps a cancelled job until its turn comes, and the job what it works
-    on.
-    """
+    """Work that can be dropped: the pool keeps a cancelled job until its turn, and the job keeps its data alive."""
 
     __slots__ = ("work",)
 
@@ -73,9 +71,9 @@ class TokenizerThreads:
         *,
         client: str = "",
     ) -> T | UnknownIds:
-        """Return the result of `work`, which tokenises `text_bytes` for `client`, or why there is none; `done` gets
-        every result, on the event loop. A client's only prompt is accepted whatever its size: it is bounded by what
-        its model can take.
+        """Return the result of `work`, which tokenises `text_bytes` for `client`, or why there is none. `done`
+        receives every result, on the event loop. A client's only prompt is accepted whatever its size: it is
+        bounded by the longest prompt that its model can take.
         """
         too_much = self._bytes and self._bytes + text_bytes > self._max_bytes and self._queued.held(client)
         if too_much or self._queued.take(client, 1) is not None:

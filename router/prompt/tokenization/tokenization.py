@@ -1,13 +1,13 @@
-"""Tokenises prompts and computes their block keys within a budget, locally or with an engine's tokenizer.
+"""Tokenises prompts and computes their block keys within a time budget, locally or with an engine's tokenizer.
 
     ids sent by the client ------------------------+
     a trusted local tokenizer: incremental.py -----+--> keys for every block size in the fleet
     otherwise: an engine's /tokenize --------------+
 
 Short prompts are tokenised on the event loop, long new text in a thread, since 80,000 tokens take a tenth of a
-second, in which no stream may stall. Failures are values: a prompt whose ids cannot be found is `UnknownIds` and is
-routed by load. `ModelTrust` decides whose ids are used (`trust.py`); every mismatch is logged and counted, and the
-next source is used from then on, or none.
+second, during which no stream may stall. Failures are values: a prompt whose ids cannot be found is `UnknownIds`
+and is routed by load. `ModelTrust` decides whose ids are used (`trust.py`); every mismatch is logged and counted,
+and the next source is used from then on, or none.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from router.prompt.tokenization.trust import ANSWER, ModelTrust, Source
 
 log = logging.getLogger("warmroute.tokens")
 
-COMPLETIONS: Final = Endpoint.COMPLETIONS  # Python 3.11 runs code of its own at each look at a member of an Enum
-BYTES_PER_TOKEN = 16  # text has 3 to 5; so only what cannot fit is called too long, and runs of spaces may be long
+COMPLETIONS: Final = Endpoint.COMPLETIONS  # Python 3.11 runs code of its own at each access to an Enum's member
+BYTES_PER_TOKEN = 16  # text has 3 to 5; so only text that cannot fit is too long, and runs of spaces may be long
 ASSUMED_CONTEXT_TOKENS = 131_072  # where no instance reports its own
 MAX_CONTEXT_TOKENS = 1_048_576  # whatever an instance reports
 KEPT_BYTES = 16 * 1024  # body size up to which dropping a prompt's text takes more time than it is worth
 
 
 class TokenizationReport(NamedTuple):
-    """State of a model's token ids, for the admin API and metrics: of models with a local tokenizer, and of all
-    others that were proved at an instance or refuted.
+    """State of a model's token ids, for the admin API and metrics. Models with a local tokenizer have one, and all
+    others that were proved or refuted at an instance.
     """
 
     source: Literal["local", "remote", "unknown"]  # whose ids are used for chats
     renderer: str  # how the engine renders chats, as far as the tokenizer's folder shows it
-    trouble: str | None  # why no chat has ids; None: they have
+    trouble: str | None  # why chats have no ids; None: chats have ids
     proofs: int
     mismatches: int
-    proved: dict[str, Literal["ids", "counts"]]  # by instance: what agreed, of the source used for chats
+    proved: dict[str, Literal["ids", "counts"]]  # by instance: what agreed, for the source used for chats
     refuted: dict[str, str]  # by instance: the first probe that differed
     incremental: bool | None  # False: the whole prompt is tokenised on every turn; None: no local tokenizer
     whole_because: str | None
@@ -64,16 +64,14 @@ class TokenizationReport(NamedTuple):
 
 
 class _ReadPrompt(NamedTuple):
-    """A prompt read from its body. `prepared`: rendered for the local tokenizer; `None` where it is not asked."""
+    """A prompt read from its body. `prepared`: rendered for the local tokenizer; None if that is not used."""
 
     fields: PromptFields
     prepared: PreparedPrompt | None
 
 
 class Tokenization:
-    """Tokenises the prompts of all models. `locals_` by base model id; models without an entry ask their
-    engines.
-    """
+    """Tokenises the prompts of all models. `locals_`: by base model id; other models' engines are queried."""
 
     def __init__(
         self,
@@ -84,14 +82,14 @@ class Tokenization:
         clock: Clock,
         budget: MemoryBudget | None = None,
     ) -> None:
-        """`budget` is shared with other caches; default: its own, of `settings.memory_bytes`."""
+        """`budget`: shared with other caches; by default a separate one of `settings.memory_bytes`."""
         self._settings = settings
         self._locals = locals_
         self._keyring = keyring
         self._remote = remote
         self._clock = clock
         self._trust = {model: ModelTrust(local.renderer, has_local=True) for model, local in locals_.items()}
-        self._untrusted: set[str] = set()  # models of which it was logged that chats have no ids
+        self._untrusted: set[str] = set()  # models for which it was logged that chats have no ids
         self.on_miscount: Callable[[str, str], bool] = lambda instance, model: (
             True
         )  # see `backends/token_ids/proofs.py`
@@ -106,8 +104,8 @@ class Tokenization:
         return self._locals.get(model)
 
     def source(self, model: str, endpoint: Endpoint) -> Source | None:
-        """Return whose ids `tokenize` uses for prompts of `endpoint`: the local tokenizer's or an engine's; None:
-        nobody's are right.
+        """Return whose ids `tokenize` uses at `endpoint`: the local tokenizer's or an engine's; None: neither is
+        right.
         """
         trust = self._trust.get(model)
         return "remote" if trust is None else trust.source(chat=endpoint is not COMPLETIONS)
@@ -118,7 +116,7 @@ class Tokenization:
         return None if local is None or local.renderer.template == "never" else local
 
     def passes(self, model: str, instance: str, tokens: TokenizedPrompt) -> bool:
-        """Return whether a chat may go to `instance` with its ids: they are known to be what it generates from."""
+        """Return whether a chat may go to `instance` with its ids: the instance is proved to generate from them."""
         trust = self._trust.get(model)
         return trust is not None and trust.passes(instance, special_text=tokens.special_text)
 
@@ -134,12 +132,12 @@ class Tokenization:
         remember: bool = True,
         client: str = "",
     ) -> TokenizedPrompt | UnknownIds:
-        """Return ids and keys of `prompt` for base model `model`, or why there are none; `instances` may be asked
-        for ids. `context_tokens`: the longest prompt that an instance of the model takes; `None`: unknown.
-        `client`: whose share of threads and of requests in flight it takes.
+        """Return ids and keys of `prompt` for base model `model`, or why there are none; `instances` may be queried
+        for ids. `context_tokens`: the longest prompt that an instance of the model takes; None: unknown. `client`:
+        whose share of threads and of requests in flight is used.
 
-        Takes at most `tokens.budget_ms` (beside short prompts on the event loop). Without `remember`, nothing is
-        cached or counted. Raises BadRequest where the prompt was not read yet, and is malformed.
+        Takes at most `tokens.budget_ms` (besides short prompts on the event loop). Without `remember`, nothing is
+        cached or counted. Raises BadRequest if the prompt was not read yet, and is malformed.
         """
         source, begun_s = prompt.source, self._clock.now()
         if isinstance(source, UnknownIds):
@@ -193,8 +191,8 @@ class Tokenization:
         return _ReadPrompt(fields, prepared)
 
     def fit_tools(self, fields: PromptFields, model: str) -> PromptFields:
-        """Return a prompt without the tools that its client declines where engines leave those out; without ids
-        where some engines do.
+        """Return a prompt without the tools that its client declines, if engines leave those out; without ids, if
+        only some engines do.
         """
         source = fields.source
         if not isinstance(source, Chat) or not source.tools_declined or (trust := self._trust.get(model)) is None:
@@ -204,7 +202,7 @@ class Tokenization:
         return leave_out_tools(source, fields.remote_fields) if leaves_out else fields
 
     def _read(self, prompt: Prompt, local: LocalTokenizer | None, chain: KeyInputs, limit_bytes: int) -> PromptFields:
-        """Return the prompt's fields; for the local tokenizer, messages that are remembered are not read again."""
+        """Return the prompt's fields; for the local tokenizer, remembered messages are not read again."""
         source = prompt.source
         if not isinstance(source, Unread):
             return PromptFields(source, prompt.remote_fields)
@@ -218,8 +216,8 @@ class Tokenization:
             self._prompt_memory.store(_owner(prompt.chain), source.read, prompt.text)
 
     async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
-        """Return the text of some ids of a base model, which may begin and end inside a character; None if nobody
-        here knows it and no instance answers.
+        """Return the text of some ids of a base model, which may begin and end inside a character; None if there is
+        no trusted local tokenizer and no instance answers.
         """
         if (local := self._locals.get(model)) is not None and self.source(model, COMPLETIONS) == "local":
             return local.decode(ids)
@@ -233,8 +231,9 @@ class Tokenization:
         prompt_tokens: int | None,
         instance: str,
     ) -> bool:
-        """Compare the `prompt_tokens` of an answer of `instance` with our count; on a difference return False, and
-        stop trusting the ids' source until a new proof there, unless one holds that followed an earlier difference.
+        """Compare the `prompt_tokens` of an answer of `instance` with our count. If they differ, return False, and
+        stop trusting the ids' source until a new proof at `instance`, unless a proof that followed an earlier
+        difference still holds.
         """
         if prompt_tokens is None or not isinstance(tokens, TokenizedPrompt):
             return True
@@ -246,7 +245,7 @@ class Tokenization:
             return True
         source = trust.of(tokens.source, chat=chat)
         if chat and not source.covers_special_text and may_spell_special(prompt.body):
-            return False  # known to differ, and anybody may send it
+            return False  # known to differ, and any client may send such text
         trust.mismatches += 1
         if not self.on_miscount(instance, model):
             return False
@@ -258,13 +257,13 @@ class Tokenization:
         return False
 
     def begin(self, instance: str, model: str) -> None:
-        """Start anew with an instance that joins: nothing is proved there."""
+        """Start anew with an instance that joins: nothing is proved at it yet."""
         self._trust_in(model).begin(instance)
 
     async def verify(self, instance: str, model: str, *, generates: bool = True) -> bool | None:
         """Compare ids with those that `instance` generates from, on every probe. Return whether the best source is
-        right; None: the instance did not answer, or refused every chat. `generates` False: send no request that
-        generates, and believe its `/tokenize`.
+        right; None if the instance did not answer, or refused every chat. `generates` False: send no request that
+        generates, and believe the instance's `/tokenize`.
         """
         trust = self._trust_in(model)
         self._log_trouble(model, trust)
@@ -291,26 +290,26 @@ class Tokenization:
         return None if first is None else not differs
 
     def _apply(self, verdict: Verdict, instance: str, model: str, trust: ModelTrust) -> None:
-        """Record what a proof found of one source."""
+        """Record a proof's verdict on one source."""
         source = trust.of(verdict.source, chat=verdict.chat)
         if verdict.proved is not None:
             source.record_proof(instance, verdict.proved)
         if verdict.differing is not None:
-            if instance not in source.refuted:  # what is known is neither counted nor logged with each new proof
+            if instance not in source.refuted:  # a known difference is not counted or logged with each new proof
                 trust.mismatches += 1
                 whose = "the local tokenizer" if verdict.source == "local" else "/tokenize"
                 log.warning("tokens of %s: %s differs at %s in probe %r", model, whose, instance, verdict.differing)
             source.record_mismatch(instance, verdict.differing)
 
     def _trust_in(self, model: str) -> ModelTrust:
-        """Return the trust in a model's ids, which may be new: of a base model that an engine serves."""
+        """Return the trust in a model's ids; create it for a base model that is new."""
         trust = self._trust.get(model)
         if trust is None:
             trust = self._trust[model] = ModelTrust(has_local=False)
         return trust
 
     def _log_trouble(self, model: str, trust: ModelTrust) -> None:
-        """Log once that the chats of a model have no ids, and once that they have them again."""
+        """Log once that the chats of a model have no ids, and once that they have ids again."""
         why = trust.explain()
         if why is not None and model not in self._untrusted:
             self._untrusted.add(model)
@@ -320,13 +319,13 @@ class Tokenization:
             log.info("tokens of %s: chats are placed by their token ids again", model)
 
     def forget(self, instance: str) -> None:
-        """Drop what an instance that has left proved and refuted."""
+        """Drop the proofs and refutations of an instance that has left."""
         for model, trust in self._trust.items():
             trust.forget(instance)
             self._log_trouble(model, trust)
 
     def report(self) -> dict[str, TokenizationReport]:
-        """Return the state of each model with a local tokenizer, or that was proved at an instance."""
+        """Return the state of each model that has a local tokenizer, or was proved at an instance."""
         return {model: self._report(model, trust) for model, trust in self._trust.items()}
 
     def _report(self, model: str, trust: ModelTrust) -> TokenizationReport:
@@ -370,7 +369,7 @@ class Tokenization:
         *,
         complete: bool = True,
     ) -> TokenizedPrompt | UnknownIds:
-        """Compute the keys of ids made elsewhere; not cached, since there is no text to name them by."""
+        """Compute the keys of ids made elsewhere; these are not cached, since there is no text to name them by."""
         work = partial(self._build, ids, how, chain, begun_s, complete)
         if len(ids) * 4 <= self._settings.inline_chars:  # an id costs as much as 4 characters
             return work()
@@ -396,5 +395,5 @@ class Tokenization:
 
 
 def _owner(chain: KeyInputs) -> bytes:
-    """Return whose prompts may be compared: no owner is a prefix of another one."""
+    """Return the identity of prompts that may be compared: no owner is a prefix of another one."""
     return repr(chain[:3]).encode() + b"\0"

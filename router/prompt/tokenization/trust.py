@@ -4,10 +4,10 @@
     proved     an instance generates from the same ids   placed by its ids, and passed to that instance
     refuted    a proof or an answer had other ids        not used, until that instance proves it or leaves
 
-Chats and plain texts are judged apart: engines tokenise texts as they are, but may render chats in ways that
-neither source shows. A proof compares token ids (`proof.py`); one by counts alone, at engines that name no ids, is
-enough for placing and never for passing ids. After an answer with another count than ours only a new proof restores
-trust.
+Chats and plain texts are judged separately: engines tokenise texts as they are, but may render chats in ways that
+neither source shows. A proof compares token ids (`proof.py`); a proof by counts alone, at engines that send no ids,
+suffices for placing and never for passing ids. After an answer with another count than ours, only a new proof
+restores trust.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ANSWER: Final = "the count of an answer"  # in place of a probe's name
 class Proved(NamedTuple):
     """The extent of an instance's proof."""
 
-    by_ids: bool  # False: numbers of tokens only
-    special_text: bool  # texts that spell special tokens, too
+    by_ids: bool  # False: only the numbers of tokens were compared
+    special_text: bool  # the proof covered texts that spell special tokens
 
 
 @dataclass(slots=True)
 class SourceTrust:
-    """Trust in one source for one kind of prompts. Both dicts are by instance. `covers_special_text`: every proof
-    covered texts that spell special tokens.
+    """Trust in one source for one kind of prompts. `proved` and `refuted` are by instance. `covers_special_text`:
+    every proof covered texts that spell special tokens.
     """
 
     belief: Belief = "until_refuted"
@@ -42,7 +42,7 @@ class SourceTrust:
 
     @property
     def trusted(self) -> bool:
-        """Return whether prompts are placed by ids of this source."""
+        """Whether prompts are placed by ids of this source."""
         if self.refuted:
             return False
         return self.belief == "until_refuted" or (self.belief == "once_proved" and len(self.proved) > 0)
@@ -59,13 +59,13 @@ class SourceTrust:
         self.refuted[instance] = probe
 
     def begin(self, instance: str) -> None:
-        """Start anew with an instance that joins, perhaps as another process: nothing is proved, and what was
-        refuted stays so until its proof.
+        """Start anew with an instance that joins, perhaps as another process: nothing is proved, and a refuted
+        source stays refuted until the instance's proof.
         """
         self._drop_proof(instance)
 
     def forget(self, instance: str) -> None:
-        """Drop what is known from an instance that has left."""
+        """Drop the results of an instance that has left."""
         self._drop_proof(instance)
         self.refuted.pop(instance, None)
 
@@ -79,7 +79,7 @@ class SourceTrust:
 
 class ModelTrust:
     """Trust in both sources of one model. `has_local`: there is a local tokenizer. `proofs` and `mismatches` only
-    count up; they are metrics.
+    count up; both are metrics.
     """
 
     def __init__(self, renderer: Renderer = JINJA, *, has_local: bool) -> None:
@@ -89,13 +89,13 @@ class ModelTrust:
         self.local_texts: Final = SourceTrust()
         self.remote_chats: Final = SourceTrust(renderer.tokenize)
         self.remote_texts: Final = SourceTrust()
-        self.leaving_tools: Final[dict[str, bool]] = {}  # by instance, where a proof found out
+        self.leaving_tools: Final[dict[str, bool]] = {}  # by instance, if a proof determined it
         self.miscounting: Final[set[str]] = set()  # instances whose `prompt_tokens` is not the number of their own ids
         self.proofs = 0
         self.mismatches = 0
 
     def source(self, *, chat: bool) -> Source | None:
-        """Return whose ids are used for chats or for texts; None: nobody's."""
+        """Return whose ids are used for chats or for texts; None: neither's."""
         local, remote = self.of("local", chat=chat), self.of("remote", chat=chat)
         if self.has_local and local.trusted:
             return "local"
@@ -109,14 +109,14 @@ class ModelTrust:
 
     @property
     def leaves_out_tools(self) -> bool | None:
-        """Return whether engines leave the tools out of a chat whose `tool_choice` is none (vLLM's
-        `--exclude-tools-when-tool-choice-none`); None: some do.
+        """Whether engines leave the tools out of a chat whose `tool_choice` is none (vLLM's
+        `--exclude-tools-when-tool-choice-none`); None if only some do.
         """
         found = set(self.leaving_tools.values())
         return None if len(found) > 1 else True in found
 
     def passes(self, instance: str, *, special_text: bool) -> bool:
-        """Return whether chats may go to `instance` with local ids. `special_text`: one may spell a special
+        """Return whether chats may be sent to `instance` with local ids. `special_text`: a chat may spell a special
         token.
         """
         proved = self.local_chats.proved.get(instance)
@@ -130,7 +130,7 @@ class ModelTrust:
             trust.begin(instance)
 
     def forget(self, instance: str) -> None:
-        """Drop what is known from an instance that has left."""
+        """Drop the results of an instance that has left."""
         self.miscounting.discard(instance)
         self.leaving_tools.pop(instance, None)
         for trust in self._all():

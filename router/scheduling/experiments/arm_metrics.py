@@ -1,9 +1,9 @@
-"""Metrics of one arm so far: counts, latency histograms, and an estimate with its interval of each metric.
+"""Metrics of one arm so far: counts, latency histograms, and an estimate of each metric with its interval.
 
-All units have the same weight, whatever number of requests they made: times are weighted quantiles, shares are the
-mean of the units' own. Histogram buckets are 1 % wide, from 0.1 ms to most of a day; the last one holds failed and
-hanging requests. A client that left counts with the time that it stayed, which is the least that it would have
-waited. The intervals are confidence sequences (`confidence_sequences.py`). Takes about 60 KB.
+All units have the same weight, whatever their number of requests: times are weighted quantiles, and shares are the
+mean of the units' shares. Histogram buckets are 1 % wide, from 0.1 ms to most of a day; the last bucket has failed
+and hanging requests. A client that left counts with the time until it left, which is the least that it would have
+waited. The intervals are confidence sequences (`confidence_sequences.py`). The metrics of an arm take about 60 KB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.scheduling.experiments.unit import ExperimentUnit, has_failed
 from router.scheduling.policy.record import Record
 
 QUANTILES: dict[ReportedMetric, float] = {"ttft_p50": 0.5, "ttft_p90": 0.9, "duration_p90": 0.9, "output_p50": 0.5}
-TARGETS = 10_000  # whose requests are counted
+TARGETS = 10_000  # maximum number of targets whose requests are counted
 FLOOR_MS = 0.1
 RATIO = 1.01
 BUCKETS = 2048
@@ -29,7 +29,7 @@ _PER_LOG = 1 / log(RATIO)
 
 
 class Estimate(NamedTuple):
-    """An estimate with its confidence interval, and the number of units it comes from."""
+    """An estimate with its confidence interval, and the number of units behind it."""
 
     value: float | None
     low: float | None
@@ -48,8 +48,8 @@ class LatencyHistogram:
         self.units = 0
 
     def add(self, waits_ms: Sequence[float]) -> None:
-        """Add one unit's waits in ms, at least one: infinite without an answer, negative if the client left
-        then.
+        """Add one unit's waits in ms, at least one wait: infinite without an answer, negative if the client left
+        after that time.
         """
         weight = 1 / len(waits_ms)
         for wait_ms in waits_ms:
@@ -71,7 +71,7 @@ class LatencyHistogram:
                 self._lowest = min(self._lowest, bucket)
 
     def quantile(self, share: float) -> float | None:
-        """Return the ms within which at least `share` of the weight was; infinite for failures; None without
+        """Return the time in ms that covers at least `share` of the weight; infinite for failures; None without
         units.
         """
         if not self.units:
@@ -80,7 +80,7 @@ class LatencyHistogram:
         for bucket, weight in enumerate(accumulate(self._weights[self._lowest :]), self._lowest):
             if weight >= target:
                 return FLOOR_MS * RATIO**bucket if bucket < BUCKETS else inf
-        return inf  # sums of thirds may miss the total by a rounding
+        return inf  # sums of thirds may miss the total by a rounding error
 
 
 def _bucket(wait_ms: float) -> int:
@@ -91,22 +91,21 @@ def _bucket(wait_ms: float) -> int:
 
 
 class Imbalance:
-    """Request counts by target, including how uneven they are among all targets that could have been chosen. A
-    policy that sends everything to one of eight is eight times as uneven as possible, though no other target
-    appears in its choices.
+    """Request counts by target, and their imbalance over all targets that could have been chosen. If a policy sends
+    all requests to one of eight targets, the ratio is 8, although no other target appears in its choices.
     """
 
     def __init__(self) -> None:
         self._requests: Counter[str] = Counter()
 
     def add(self, target: str) -> None:
-        """Count a request; ignored for a target beyond the first `TARGETS`: engines come and go under new names."""
+        """Count a request; targets beyond the first `TARGETS` are ignored: engines come and go under new names."""
         if target in self._requests or len(self._requests) < TARGETS:
             self._requests[target] += 1
 
     @property
     def targets(self) -> KeysView[str]:
-        """Targets that were chosen."""
+        """The targets that were chosen."""
         return self._requests.keys()
 
     def counts(self) -> dict[str, int]:
@@ -114,7 +113,7 @@ class Imbalance:
         return dict(self._requests)
 
     def add_counts(self, counts: Mapping[str, int]) -> None:
-        """Add the requests of another one."""
+        """Add the requests of another router."""
         self._requests.update(counts)
 
     def ratio(self, offered: int) -> float | None:
@@ -175,7 +174,7 @@ class ArmMetrics:
         )
 
     def plus(self, others: Sequence[MetricCounts]) -> ArmMetrics:
-        """Return these metrics with what other routers have counted."""
+        """Return the sum of these metrics and the counts of other routers."""
         if not others:
             return self
         total = ArmMetrics()
@@ -195,7 +194,7 @@ class ArmMetrics:
         """Add a request that has ended."""
         self.requests += 1
         self.failed += has_failed(record)
-        if target := record.target:  # empty: not known, of a process that is gone
+        if target := record.target:  # empty: unknown, from a process that is gone
             self._imbalance.add(target)
 
     def add_unit(self, unit: ExperimentUnit) -> None:
@@ -215,7 +214,7 @@ class ArmMetrics:
         return None if share is None else self._histogram(metric).quantile(share)
 
     def estimate(self, metric: ReportedMetric, alpha: float) -> Estimate:
-        """Return the estimate, with an interval that ever misses the truth with a probability of at most
+        """Return the estimate, with an interval that ever misses the true value with a probability of at most
         `alpha`.
         """
         if metric in QUANTILES:
@@ -227,7 +226,7 @@ class ArmMetrics:
 
     @property
     def targets(self) -> KeysView[str]:
-        """Targets that its requests went to."""
+        """The targets of the arm's requests."""
         return self._imbalance.targets
 
     def imbalance(self, targets: int) -> float | None:

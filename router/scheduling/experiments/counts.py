@@ -1,8 +1,8 @@
 """Counts of an experiment at one router, for the other routers in front of the same engines.
 
-Each router counts units of its own, and all of them are summed where a figure is read: times, shares and requests
-by addition, evidence bet by bet by multiplication (`e_process.py`). So nobody counts twice, in whatever order
-counts arrive, and the counts of a router that is gone stay.
+Each router counts its own units, and the counts of all routers are combined when a figure is read: times, shares
+and requests by addition, evidence bet by bet by multiplication (`e_process.py`). So no unit counts twice, in
+whatever order counts arrive, and the counts of a router that is gone are retained.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 class EvidenceCounts(msgspec.Struct, frozen=True, array_like=True):
     """Counts of an `EProcess`."""
 
-    won: list[float]  # of a stake of 1 on each bet
+    won: list[float]  # present value of a stake of 1 on each bet
     units: int
-    gains: float  # their sum, and that of their squares
-    squares: float
+    gains: float  # sum of the gains
+    squares: float  # sum of the squared gains
 
 
 class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Counts of a `LatencyHistogram`: weights by bucket, those that have any."""
+    """Counts of a `LatencyHistogram`: weights by bucket, without empty buckets."""
 
     units: int
     weights: dict[int, float]
@@ -51,9 +51,9 @@ class ComparisonCounts(msgspec.Struct, frozen=True, array_like=True):
     """Counts of an `ArmComparison`."""
 
     units: int  # of the arm
-    both: int  # of the arm and the first one
+    both: int  # units of the arm and of the first arm
     guard: EvidenceCounts
-    metrics: list[tuple[EvidenceCounts, EvidenceCounts]]  # that the arm's values are higher, and lower
+    metrics: list[tuple[EvidenceCounts, EvidenceCounts]]  # evidence that the arm's values are higher, and lower
 
 
 class LimitCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -67,7 +67,7 @@ class LimitCounts(msgspec.Struct, frozen=True, array_like=True):
 class ArmCounts(msgspec.Struct, frozen=True, array_like=True):
     open_units: int
     metrics: MetricCounts
-    comparison: ComparisonCounts | None  # None: of the first arm
+    comparison: ComparisonCounts | None  # None for the first arm
     limits: dict[str, LimitCounts]
 
 

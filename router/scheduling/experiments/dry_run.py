@@ -1,13 +1,13 @@
 """Dry run of a policy set: recent choices, made again before a switch, to report what would change.
 
-Each is made from the recorded facts, by the policy that would decide for that request now. A session that the new
-policy set would have sent elsewhere is taken to be there from then on (`ShadowPolicy`), or a policy that keeps
-sessions together would seem to move each one at every request. What engines held and did stays as it was: a dry run
-reports where requests would begin to go, not what that would lead to.
+Each choice is made from the recorded facts, by the policy that would decide for that request now. If the new policy
+set would have sent a session to another target, the session is assumed to be there from then on (`ShadowPolicy`);
+otherwise a policy that keeps sessions together would seem to move each session at every request. The contents and
+speed of engines stay as recorded: a dry run reports which requests would move at first, not the consequences.
 
-Of a pair only the answering half is tried, since the choice of prefill targets depends on it. Retries are ignored,
-and nothing is learned. A unit that was not recorded (there was no experiment) is replaced by the session, key or
-time in the record: its arm may differ in the end, the shares are right.
+Of a pair, only the choice of the answering half is made again, since the choice of prefill targets depends on it.
+Retries are ignored, and nothing is learned. If the unit was not recorded (there was no experiment), the session,
+key or time in the record replaces it: a request's real arm may differ, but the shares are right.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class TargetMove(msgspec.Struct, frozen=True):
 class DryRunReport(msgspec.Struct, frozen=True):
     """Result of a dry run. Differences are new minus actual, per choice: negative ms are a gain."""
 
-    records: int  # tried
-    choices: int  # of those, the ones that had a choice and could be made again
+    records: int  # number of records tried
+    choices: int  # number of choices in these records that could be made again
     changed: int
     ttft_ms: float | None  # predicted (`regret.py`); None without choices
     overlap_tokens: float | None  # of the prompt; None if unknown for all choices
     uneven_before: float | None  # the busiest target's requests over the mean of all targets
     uneven_after: float | None
-    moves: tuple[TargetMove, ...]  # the most frequent ones, most frequent first
+    moves: tuple[TargetMove, ...]  # the most frequent moves, most frequent first
     other_moves: int  # requests that would move in other ways
-    blind: int  # choices by caches now, recorded without cache facts
-    partial: int  # choices that might fall on a candidate that the record leaves out
+    blind: int  # choices that now depend on caches, but were recorded without cache facts
+    partial: int  # choices that might fall on a candidate that the record omits
     failed: int  # choices that fail: the fallback would make them
-    fault: str | None  # the first of those
+    fault: str | None  # the first failure
 
     def lines(self) -> list[str]:
         """Return the report as sentences, without full stops."""
@@ -89,8 +89,8 @@ class DryRunReport(msgspec.Struct, frozen=True):
 
 
 class DryRun:
-    """Takes records one by one, oldest first, so that the caller can pause between them: each costs one
-    decision.
+    """A dry run that takes records one by one, oldest first, so that the caller can pause between records: each
+    costs one decision.
     """
 
     def __init__(self, policy_set: PolicySet) -> None:
@@ -101,7 +101,7 @@ class DryRun:
         self._fault: str | None = None
 
     def add(self, record: Record) -> None:
-        """Try the first choice of a record."""
+        """Make the first choice of a record again."""
         self._records += 1
         if not record.attempts:
             return
@@ -145,11 +145,11 @@ class _Retry(NamedTuple):
 
     policy: Policy
     view: View
-    shown_for: Policy | None  # whose choice the view is complete for, if any
+    shown_for: Policy | None  # the policy for whose choice the view is complete, if any
 
 
 def _prepare(policy_set: PolicySet, record: Record, view: View) -> _Retry:
-    """Return the policy that would decide for this request now, and its view."""
+    """Return the policy that would decide for this request now, and the view for it."""
     if record.asked_by is not None and record.policy is not None:  # a policy requested by name
         return _Retry(policy_set.policies.get(record.policy.name, record.policy), view, record.policy)
     experiment = policy_set.experiment
@@ -181,9 +181,7 @@ def _stand_in(experiment: ExperimentConfig, record: Record, view: View) -> bytes
 
 
 def lacks_cache_facts(policy: Policy, view: View) -> bool:
-    """Return whether the policy reads caches and the view has no facts on any, because no policy needed them
-    then.
-    """
+    """Return whether the policy reads cache facts but the view has none, because no policy needed them then."""
     if Needs.CACHE not in policy.needs or view.prompt_tokens is not None or view.prefix is not None:
         return False
     return all(row.overlap is None for row in view.rows)

@@ -1,9 +1,9 @@
 """Enrolment: the open units of an experiment in order of arrival, and the names of closed ones.
 
-A unit counts once. If it returned after it was closed, it would fall on the same arm again, which is no new
-evidence, so names are remembered; the one not seen for longest is forgotten first. Bounded: `OPEN_UNITS` units of
-about 800 bytes and 24 per request, `CLOSED_UNITS` names of about 250. Units beyond that are not enrolled, but
-counted as rejected.
+A unit counts once. A unit that returned after it was closed would fall on the same arm again, which is no new
+evidence. So names are remembered; the least recently seen name is forgotten first. Memory is bounded: `OPEN_UNITS`
+units of about 800 bytes plus 24 bytes per request, and `CLOSED_UNITS` names of about 250 bytes. Units beyond
+`OPEN_UNITS` are not enrolled, but counted as rejected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ UNIT_REQUESTS = 20_000  # counted per unit
 
 
 class Enrolment:
-    """Units count with their requests of `observe_s` seconds. `returns`: whether one may come back after that."""
+    """Each unit counts with its requests of the first `observe_s` seconds. `returns` is whether a unit may return
+    after that.
+    """
 
     def __init__(self, observe_s: float, returns: bool) -> None:
         self.open: Counter[int] = Counter()  # number of units by arm
@@ -36,7 +38,7 @@ class Enrolment:
         return len(self._queue)
 
     def enrol(self, arm: int, name: bytes, record: Record) -> ExperimentUnit | None:
-        """Return the unit that the request counts for, enrolled if it is new; None if it counts for none."""
+        """Return the unit that the request counts for, enrolled if new; None if the request does not count."""
         unit = self._units.get(name)
         if unit is not None:
             fits = unit.arm == arm and record.arrived_s <= unit.began_s + self._observe_s
@@ -56,7 +58,7 @@ class Enrolment:
 
     @property
     def first(self) -> ExperimentUnit | None:
-        """The oldest open unit; None if there is none."""
+        """The oldest open unit; None if no unit is open."""
         return self._units[self._queue[0]] if self._queue else None
 
     def has_elapsed(self, unit: ExperimentUnit, now_s: float) -> bool:

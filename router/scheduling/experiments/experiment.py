@@ -1,21 +1,23 @@
-"""A running experiment: which units fell on which arm, their outcomes, and the conclusions.
+"""A running experiment: the units on each arm, their outcomes, and the conclusions.
 
     begin_request, end_request    per request, at the choice and after its end: a few microseconds
     poll                          about once a second: closes finished units, bets on each, checks limits
     report                        for people
 
 A unit counts with its requests of the first `observe_s` seconds (a unit of kind `time`: of its whole window), and
-once: what returns later would fall on the same arm, which is no new evidence. Units are taken in order of arrival,
-so that everything a bet depends on was known before its unit's arm was drawn. The first of them is finished when
-its time is over and each of its requests has ended or is hopelessly late (`LATE` times the first arm's P90), so a
-hanging one does not delay the rest for long.
+only once: a unit that returns later would fall on the same arm, which is no new evidence. Units are processed in
+order of arrival, so that everything that a bet depends on was known before the arm of its unit was drawn. The first
+unit is finished when its time is over and each of its requests has ended or is hopelessly late (`LATE` times the
+first arm's P90), so a hanging request does not delay the other units for long.
 
-Of several processes in front of the same engines, each counts units of its own
-(`control/peers/partitioned_experiment.py`); `set_others` adds theirs to every figure, the guard's included.
+If several processes run in front of the same engines, each process counts its own units
+(`control/peers/partitioned_experiment.py`); `set_others` adds the units of the others to every figure, including
+the guard's.
 
-The arms are policies, or the models of an alias (`model_split.py`): then answers' lengths are compared as well.
+The arms are policies, or the models of an alias (`model_split.py`); for models, the lengths of answers are compared
+as well.
 
-Memory is bounded: by `enrolment.py` for units, by the requests in flight, and 60 KB per arm.
+Memory is bounded: by `enrolment.py` for units, by the number of requests in flight, and by 60 KB per arm.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ from router.scheduling.experiments.unit import ExperimentUnit, has_failed, mean_
 from router.scheduling.policy.record import Record
 
 CLOSES_AT_ONCE = 200  # units per poll: about 10 ms
-FIRST_UNITS = 10  # of the first arm, before its quantiles are used
-REFRESH = 1.05  # its quantiles are updated when its units have grown by this factor
+FIRST_UNITS = 10  # number of units of the first arm before its quantiles are used
+REFRESH = 1.05  # the first arm's quantiles are updated when its number of units has grown by this factor
 LATE = 10.0
 LATEST_S = 3600.0
-SLOW_SHARE = 0.1  # of requests may be slower than a limit on the P90
+SLOW_SHARE = 0.1  # share of requests that may be slower than a limit on the P90
 
 
 class ArmState:
-    """State of one arm. `comparison` is None for the first one, which the others are compared with."""
+    """State of one arm. `comparison` is None for the first arm, which the others are compared with."""
 
     def __init__(self, name: str, share: float, comparison: ArmComparison | None, limits: dict[str, ArmLimit]) -> None:
         self.name = name
@@ -59,7 +61,7 @@ class ArmState:
 
     @property
     def all_metrics(self) -> ArmMetrics:
-        """Its metrics at all routers."""
+        """The arm's metrics over all routers."""
         return self.metrics.plus([each.metrics for each in self.others])
 
     def counts(self, open_units: int) -> ArmCounts:
@@ -69,7 +71,7 @@ class ArmState:
         return ArmCounts(open_units, self.metrics.counts(), comparison, limits)
 
     def set_others(self, others: Sequence[ArmCounts], running: Sequence[ArmCounts]) -> None:
-        """Count what other routers have counted; `running` are those of them that are not gone."""
+        """Set the counts of other routers; `running` has the counts of those that are not gone."""
         self.others = others
         if self.comparison is not None:
             self.comparison.set_others([each.comparison for each in others if each.comparison is not None])
@@ -78,8 +80,8 @@ class ArmState:
 
 
 class RunningExperiment:
-    """The arms of `spec`, the first one first. Shares are fixed: other shares make another experiment. `models` are
-    those of the arms, by name; None: the arms are policies.
+    """The experiment `spec` with the state of its arms. Shares are fixed: other shares make another experiment.
+    `models` has the models of the arms by the arms' names; None if the arms are policies.
     """
 
     def __init__(self, spec: ExperimentConfig, models: Mapping[str, SplitArmConfig] | None = None) -> None:
@@ -105,23 +107,25 @@ class RunningExperiment:
 
     @property
     def is_over(self) -> bool:
-        """The first arm is excluded: there is nothing left to compare with."""
+        """Whether the first arm is excluded, so that there is nothing left to compare with."""
         return self._arms[0].exclusion is not None
 
     @property
     def units(self) -> dict[str, int]:
-        """Number of closed units by arm, without those of other routers."""
+        """Number of closed units by arm, without the units of other routers."""
         return {arm.name: arm.metrics.units for arm in self._arms}
 
     @property
     def open_units(self) -> int:
-        """Number of open units: many more than arrive in `observe_s` mean that `poll` is called too seldom."""
+        """Number of open units. If it is much higher than the number of units that arrive in `observe_s`, `poll` is
+        called too seldom.
+        """
         return len(self._enrolment)
 
     def begin_request(self, arm: str, unit: bytes, record: Record) -> None:
-        """Add a request that `arm` places because its unit (a short digest) was *drawn* for it. Not for requests
-        that are on an arm for another reason (an override, a rollback), which chance did not put there. Raises
-        ValueError when `arm` is not in this experiment.
+        """Add a request that `arm` places because its unit (a short digest) was *drawn* for that arm. Do not call
+        this for requests that are on an arm for another reason than the draw (an override, a rollback). Raises
+        ValueError if `arm` is not in this experiment.
         """
         number = self._numbers.get(arm)
         if number is None:
@@ -137,14 +141,14 @@ class RunningExperiment:
             limit.add(limited)
 
     def first_byte(self, record: Record) -> None:
-        """The answer of a request has begun. Nothing to do here: the record says so."""
+        """Do nothing when the answer to a request begins: this class reads the time from the record."""
 
     def end_request(self, record: Record) -> None:
         """Add the outcome of a request whose record is closed; ignored unless `begin_request` added it."""
         limited = self._running.pop(record.number, None)
         if limited is None:
             return
-        limited.record, limited.ended = record, True  # it may be another one of that number, as a split ends it
+        limited.record, limited.ended = record, True  # a split may pass another record with this number
         state = self._arms[limited.arm]
         state.metrics.add_request(record)
         if limited.unit is not None and record.number in limited.unit.running:
@@ -153,12 +157,14 @@ class RunningExperiment:
             state.limits["error_rate_max"].add_late_failure()
 
     def exclude_arm(self, arm: str, why: str) -> None:
-        """Exclude an arm that the operator has rolled back: its units do not count any more."""
+        """Exclude an arm that the operator has rolled back, so that its units do not count any more."""
         state = self._arms[self._numbers[arm]]
         state.exclusion = state.exclusion or why
 
     def poll(self, now_s: float) -> list[Finding]:
-        """Close up to `CLOSES_AT_ONCE` finished units and return the arms that must go. `now_s` is monotonic."""
+        """Close up to `CLOSES_AT_ONCE` finished units and return the findings on arms that are too bad. `now_s` is
+        monotonic.
+        """
         findings: list[Finding] = []
         for _ in range(CLOSES_AT_ONCE):
             unit = self._enrolment.first
@@ -172,19 +178,19 @@ class RunningExperiment:
         return findings
 
     def counts(self) -> ExperimentCounts:
-        """Return the counts of this router, for others."""
+        """Return the counts of this router, for other routers."""
         opened = self._enrolment.open
         return ExperimentCounts([arm.counts(opened[number]) for number, arm in enumerate(self._arms)])
 
     def set_others(self, others: Sequence[ExperimentCounts], running: Sequence[ExperimentCounts]) -> None:
-        """Count what other routers have counted of this experiment, units that are not counted here; `running` are
-        those of them that are not gone.
+        """Set the counts of other routers, of units of this experiment that are not counted here; `running` has the
+        counts of the routers that are not gone.
         """
         for number, arm in enumerate(self._arms):
             arm.set_others([each.arms[number] for each in others], [each.arms[number] for each in running])
 
     def fits(self, counts: ExperimentCounts) -> bool:
-        """Return whether counts can be added: those of another version may have other metrics or bets."""
+        """Return whether `counts` can be added: counts of another version may have other metrics or bets."""
         compared = [arm.comparison for arm in counts.arms]
         return [arm is None for arm in compared] == [arm.comparison is None for arm in self._arms] and all(
             len(arm.metrics) == len(self._metrics)
@@ -241,7 +247,7 @@ class RunningExperiment:
         return tuple(self._value(metric, unit) for metric in self._metrics)
 
     def _value(self, metric: ReportedMetric, unit: ExperimentUnit, stretch: float = 1.0) -> float | None:
-        """Return a unit's value (see `Values`); the first arm's quantile counts `stretch` times."""
+        """Return a unit's value (see `Values`); the first arm's quantile is multiplied by `stretch`."""
         if metric == "hit_share":
             return unit.hit_share
         if metric == "error_rate":
@@ -260,7 +266,7 @@ class RunningExperiment:
         return values[METRICS.index(metric)]
 
     def _refresh(self) -> None:
-        """Update the first arm's quantiles. Only between units, so that no unit is compared with itself."""
+        """Update the first arm's quantiles; only between units, so that no unit is compared with itself."""
         first = self._arms[0].metrics
         if first.first_bytes.units < self._refresh_at:
             return
@@ -341,7 +347,9 @@ class RunningExperiment:
 
 
 def _observed_s(spec: ExperimentConfig) -> float:
-    """Return how long a unit's requests count. A window has its own end; a request is all of its unit."""
+    """Return how long a unit's requests count, in seconds: for a window of time, its length; for a request, which
+    is its whole unit, 0.
+    """
     if spec.unit == "time":
         return spec.window_s
     return 0.0 if spec.unit == "request" else spec.observe_s

@@ -1,18 +1,18 @@
-"""Limits: absolute bounds on an arm's requests, acted on at once.
+"""Limits: absolute bounds on an arm's requests, which take effect at once.
 
 Unlike the comparison with the first arm, limits judge every request and do not wait for units to end: a bad arm
-harms the others too, through shared queues. Requests are judged in order of arrival, else quick failures would be
-counted before the good answers beside them that take their time; no request is waited for longer than the limit
-itself, or `GRACE_S`. The requests that arrived in one second are one value y, the share of bad ones among them:
-requests that fail together (an engine that dies with forty of them) are one piece of evidence. Against the bound q,
+also harms the other arms, through shared queues. Requests are judged in order of arrival; otherwise quick failures
+would be counted before the slower good answers beside them. No request is waited for longer than the limit itself,
+or `GRACE_S`. The requests that arrived in one second are one value y, the share of bad requests among them, so
+requests that fail together (forty on an engine that dies) are one piece of evidence. Against the bound q,
 
     R <- (R + 1) (1 + b D),   D = (y - q) / q,   averaged over several b
 
 is the Shiryaev-Roberts detector in its form for bounded values (Shin, Ramdas and Rinaldo 2024): while y is expected
 to be at most q, R grows by no more than 1 a second on average, so the first false alarm comes after no less than
-`ALARM` seconds with requests, on average (11 days right at the bound, far longer below it). If all are bad: after 8
-s at a bound of 10 %, 6 s at 5 %, 4 s at 1 %. With several routers, each of which judges requests of its own, R is
-the mean of theirs: so there are no more false alarms than at one.
+`ALARM` seconds with requests, on average (11 days right at the bound, far longer below it). If all requests are
+bad, the alarm comes after 8 s at a bound of 10 %, 6 s at 5 %, 4 s at 1 %. With several routers, each of which
+judges its own requests, R is the mean over the routers, so there are no more false alarms than with one router.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Judgement = Literal["bad", "good", "skip", "wait"]
 
 
 class LimitedRequest:
-    """A request on an arm, until it has been judged by all limits."""
+    """A request on an arm, until all limits have judged it."""
 
     __slots__ = ("arm", "counted_good", "ended", "record", "unit")
 
     def __init__(self, arm: int, unit: ExperimentUnit | None, record: Record) -> None:
         self.arm = arm
-        self.unit = unit  # None if its unit does not count (any more)
+        self.unit = unit  # None if the request's unit does not count (any more)
         self.record = record
         self.ended = False
         self.counted_good = False  # counted as good while it ran
@@ -61,7 +61,7 @@ def judge_ttft(limited: LimitedRequest, now_s: float, most_ms: float) -> Judgeme
 
 
 def judge_failure(limited: LimitedRequest, now_s: float) -> Judgement:
-    """Judge whether the request failed; one that runs for `GRACE_S` counts as good until it fails."""
+    """Judge whether the request failed; a request that runs for `GRACE_S` counts as good until it fails."""
     record = limited.record
     if not limited.ended:
         limited.counted_good = now_s - record.arrived_s > GRACE_S
@@ -72,7 +72,7 @@ def judge_failure(limited: LimitedRequest, now_s: float) -> Judgement:
 
 
 class ArmLimit:
-    """Limit on one arm: at most the share `most` (in (0, 1)) of its requests may be bad by `judge`."""
+    """A limit on one arm: at most the share `most` (in (0, 1)) of its requests may be bad according to `judge`."""
 
     __slots__ = (
         "_arrived",
@@ -107,7 +107,7 @@ class ArmLimit:
         return LimitCounts(self.evidence, self.requests, self.bad)
 
     def set_others(self, others: Sequence[LimitCounts]) -> None:
-        """Count what the other routers that run have judged."""
+        """Set the counts of the other running routers."""
         self._others = others
 
     @property
@@ -121,11 +121,11 @@ class ArmLimit:
         self._queue.append(limited)
 
     def add_late_failure(self) -> None:
-        """Add a request that was counted as good and failed after all."""
+        """Count the failure of a request that was already counted as good."""
         self._bad += 1
 
     def poll(self, now_s: float) -> bool:
-        """Judge what can be judged by now. Returns True if the arm must go."""
+        """Judge the requests that can be judged by now. Returns True if the arm must be excluded."""
         while self._queue and (judgement := self._judge(self._queue[0], now_s)) != "wait":
             second = int(self._queue.popleft().record.arrived_s)
             if second != self._arrived:
@@ -138,7 +138,7 @@ class ArmLimit:
         return self.alarmed
 
     def _count(self) -> None:
-        """Add a second whose requests are all judged."""
+        """Add the evidence of a second whose requests have all been judged."""
         if not (requests := self._bad + self._good):
             return
         gain = (self._bad / requests - self._most) / self._most

@@ -1,8 +1,8 @@
-"""Choices that other policies would have made for a request, on the view that its record has.
+"""Choices that other policies would have made for a request, given the view in its record.
 
-Each decides once, as it is now: one that learns, by what it has learned since. Nothing is booked, counted or
-learned. A policy that keeps sessions together sees where the session really was, not where it would have sent it
-itself.
+Each policy decides once, in its present state, with everything that it has learned since. Nothing is booked,
+counted or learned. A policy that keeps sessions together sees the session's real target, not the one that the
+policy itself would have chosen.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ PARTIAL = "it might have taken a candidate of a large fleet that the record leav
 
 
 class OtherChoice(NamedTuple):
-    """The choice of one policy. Costs are its own, in its unit; `actual_cost` is that of the target that was
-    chosen, None where its filters drop that one. All is None but for `fault` where it failed.
+    """The choice of one policy. Costs are computed by this policy, in its unit. `actual_cost` is the cost of the
+    target that was really chosen, None if this policy's filters drop that target. If the policy failed, all but
+    `fault` is None.
     """
 
     policy: str
@@ -32,14 +33,14 @@ class OtherChoice(NamedTuple):
     unit: str | None = None
     cost: float | None = None
     actual_cost: float | None = None
-    difference: Regret | None = None  # by one yardstick for all policies
-    notes: tuple[str, ...] = ()  # why it may not be what would have happened
+    difference: Regret | None = None  # by the same yardstick for all policies
+    notes: tuple[str, ...] = ()  # why the policy might really have made another choice
     fault: str | None = None
 
 
 def decide_with(policy: Policy, actual: Decision, shown_for: Policy | None) -> OtherChoice:
-    """Return the choice of `policy` instead of `actual`. `shown_for` is the policy for which the view is
-    complete, None if that is unknown.
+    """Return the choice of `policy` instead of `actual`. `shown_for` is the policy for which the view is complete;
+    None if that policy is unknown.
     """
     view = actual.view
     try:

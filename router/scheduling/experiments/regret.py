@@ -1,8 +1,8 @@
 """Regret: two choices for one view compared, for shadows, dry runs and replays.
 
-The outcome of the other choice is unknown, so both are priced by one yardstick: the predicted time to first token
-of the chosen row (`scorers/expected_ttft.py`), whatever the policies themselves minimise. It is a prediction from
-the view's own facts; where live answers are possible, an experiment is better evidence.
+The outcome of the other choice is unknown, so both choices are priced by one yardstick: the predicted time to first
+token of the chosen row (`scorers/expected_ttft.py`), whatever the policies themselves minimise. The prediction uses
+only the facts in the view; if live answers are possible, an experiment is better evidence.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from scorers.contract import Row, View
 from scorers.expected_ttft import ExpectedTtft
 from scorers.ttft import prompt_of, ttfts_ms
 
-MOVES = 100_000  # pairs of targets that are counted
+MOVES = 100_000  # maximum number of pairs of targets that are counted
 YARDSTICK = ExpectedTtft()
 SAME = Regret(0.0, 0)
 
 
 def compute_regret(view: View, actual: Row, other: Row) -> Regret:
-    """Return the regret of the choice `actual` compared with `other`. Priced with these two rows alone, which takes
-    a tenth of pricing all: what one of them does not report is taken from the other, not from the fleet's mean.
+    """Return the regret of the choice `actual` compared with `other`. Only these two rows are priced, which takes a
+    tenth of the time for all rows: a value that one row does not report is taken from the other row, not from the
+    fleet's mean.
     """
     if actual.target == other.target:
         return SAME
@@ -36,14 +37,14 @@ def compute_regret(view: View, actual: Row, other: Row) -> Regret:
 
 
 class ChoiceComparison(NamedTuple):
-    """A comparison over many decisions. Means are over all of them, equal choices included; None without
+    """A comparison over many decisions. Means are over all decisions, including equal choices; None without
     decisions.
     """
 
     decisions: int
     agreed: int
     ttft_ms: float | None  # predicted, other minus actual, per decision
-    overlap_tokens: float | None  # the same, over the decisions where both are known
+    overlap_tokens: float | None  # other minus actual, per decision for which both are known
     uneven_made: float | None  # see `Imbalance.ratio`
     uneven_other: float | None
     moves: dict[tuple[str, str], int]  # (from, to): where the choices differ
@@ -56,7 +57,7 @@ class ChoiceComparison(NamedTuple):
 
 
 class RegretSummary:
-    """Sums of regrets, in constant memory but for targets and pairs of them. The owner counts `failed`."""
+    """Sums of regrets, in constant memory except for targets and pairs of targets. The owner counts `failed`."""
 
     def __init__(self) -> None:
         self.failed = 0
@@ -64,7 +65,7 @@ class RegretSummary:
         self._ttft_ms = self._overlap_tokens = 0.0
         self._made, self._other = Imbalance(), Imbalance()
         self._offered: set[str] = set()
-        self._most_offered = 0  # at once: in a large fleet most candidates have no row
+        self._most_offered = 0  # for one decision: in a large fleet most candidates have no row
         self._moves: Counter[tuple[str, str]] = Counter()
 
     def add(self, view: View, actual: Row, other: Row) -> Regret:

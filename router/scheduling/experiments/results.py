@@ -1,7 +1,7 @@
-"""Results of an experiment: findings, which are acted on, and the report for people.
+"""Results of an experiment: findings, on which the router acts, and the report for people.
 
-Plain frozen values. Infinite is a valid figure (an arm of which a tenth fails has an infinite P90); None is
-unknown.
+All are plain frozen values. Infinite is a valid figure (an arm with a tenth of its requests failed has an infinite
+P90); None means unknown.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ ReportedMetric = Metric | Literal["output_p50"]
 
 
 class Finding(NamedTuple):
-    """An arm is too bad; reported once per arm. If it is the first arm, the experiment ends."""
+    """An arm is too bad, which is reported once per arm. If this is the first arm, the experiment ends."""
 
     arm: str
     cause: Literal["guard", "limit"]
-    metric: str  # of the guard, or the limit's key
+    metric: str  # the guard's metric, or the limit's key
     why: str
     units: int  # closed units of the arm
-    evidence: float  # against the arm, at least `1 / alpha` over all comparisons; of a limit the detector's
+    evidence: float  # against the arm, at least `1 / alpha` over all comparisons; for a limit, the detector's
     estimate_arm: float | None
     estimate_first: float | None
 
 
 class MetricResult(NamedTuple):
-    """One arm's metric: ms, tokens, or a share. Its interval holds together with all others of the report,
-    always.
+    """One arm's metric in ms or tokens, or as a share. Its interval and all other intervals of the report hold
+    simultaneously and at all times.
     """
 
     metric: ReportedMetric
     estimate: float | None
     low: float | None
     high: float | None
-    units: int  # with a value
-    verdict: Verdict | None  # against the first arm; None for the first arm
-    evidence: float | None  # the strongest so far, either way; a verdict needs `ExperimentReport.bar`
-    units_needed: int | None  # about so many more of both arms until a verdict; None if unclear
+    units: int  # number of units with a value
+    verdict: Verdict | None  # compared with the first arm; None for the first arm
+    evidence: float | None  # the strongest so far in either direction; a verdict needs `ExperimentReport.bar`
+    units_needed: int | None  # estimated number of further units of both arms until a verdict; None if unclear
     requests_needed: int | None
 
 
@@ -51,17 +51,17 @@ class ArmReport(NamedTuple):
 
     arm: str
     policy: str
-    admission: str | None  # its admission rule; None: it names none
+    admission: str | None  # the arm's admission rule; None: it names no rule
     share: float
-    out: str | None  # why it does not count any more, if so
+    out: str | None  # why the arm does not count any more; None: it still counts
     units_open: int
     units_closed: int
-    requests: int  # ended
+    requests: int  # number of ended requests
     failed: int
     spread: float | None  # requests of the busiest target / mean over all targets of any arm; None: arms are models
     guard_evidence: float | None  # the strongest so far
     standings: tuple[MetricResult, ...]
-    model: str | None = None  # that answers; None: the arms are policies
+    model: str | None = None  # the model that answers; None: the arms are policies
     revision: str | None = None  # of the model; None: any, or the arms are policies
 
 

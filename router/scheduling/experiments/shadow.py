@@ -1,7 +1,7 @@
 """Shadows: policies that decide on the views of live requests, without booking or learning anything.
 
-A shadow remembers where it would have sent a session, so that a policy that keeps sessions together is judged by
-its own history. A shadow that fails is disabled: it would fail at every request, and no request needs it.
+A shadow remembers to which target it would have sent a session, so that a policy that keeps sessions together is
+judged by its own history. A shadow that fails is disabled: it would fail at every request, and no request needs it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ SESSIONS = 20_000
 
 
 class ShadowPolicy:
-    """Decides on recorded views with a session memory of its own. Used by shadows, dry runs and replays. It
-    remembers only sessions that it would have sent elsewhere. Where both agree, what happened next (retries, say)
-    happened to both.
+    """Decides on recorded views with a session memory of its own, for shadows, dry runs and replays. The memory
+    contains only sessions that the policy would have sent to another target. If both choices agree, later events
+    (such as retries) apply to both.
     """
 
     def __init__(self, sessions: int = SESSIONS) -> None:
         self._sessions = SessionMemory(sessions)
 
     def decide(self, policy: Policy, view: View, part: Part, actual: str) -> Decision:
-        """Return its choice; `actual` is the target that was chosen. Raises PolicyFault when a plug-in fails."""
+        """Return the choice of `policy`; `actual` is the target that was really chosen. Raises PolicyFault if a
+        plug-in fails.
+        """
         if (own := self._sessions.last_target(view, part)) is not None and own != view.last_target:
             view = view._replace(last_target=own)
         if (
@@ -51,7 +53,7 @@ class Shadow:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.regret = RegretSummary()
-        self.fault: str | None = None  # why it is disabled, if it is
+        self.fault: str | None = None  # why the shadow is disabled; None: it is not
         self._policy_with_memory = ShadowPolicy()
 
     def evaluate(self, actual: Decision) -> ShadowChoice | None:

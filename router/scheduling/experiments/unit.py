@@ -1,15 +1,15 @@
-"""Experiment units: the requests that fall on an arm together, and count as one observation.
+"""Experiment units: requests that fall on an arm together, and count as one observation.
 
 A unit is a session, a user, a key, a request or a window of time. Its requests depend on each other; the
-assignment, on which all inference rests, was drawn once for all of them. Outcomes of a request:
+assignment, on which all inference rests, was drawn once for all of them. A request counts according to its outcome:
 
-    failed      infinitely slow: no answer, a broken one, status >= 500, or 429. Else a failing arm would look fast
-    4xx         does not count: the client's own fault, on any arm alike
-    client left at least as slow as it waited: slower than x if it waited more than x, else it does not count
+    failed      infinitely slow: no answer, a broken one, status >= 500, or 429; else a failing arm would look fast
+    4xx         does not count: this is the client's own fault, which is equally likely on any arm
+    client left at least as slow as the client waited: slower than x after a wait above x, else does not count
     hanging     still running when its unit is closed: infinitely slow, in time to the first byte or in duration
-    other       its measured times
+    other       counts with its measured times
 
-Times are stored as bare numbers: a unit takes about 800 bytes and 24 more per request, and keeps no finished
+Times are stored as plain numbers: a unit takes about 800 bytes plus 24 bytes per request, and retains no finished
 record.
 """
 
@@ -21,7 +21,7 @@ from math import inf
 
 from router.scheduling.policy.record import Record
 
-AT_ONCE = 1e-9  # ms, for a client that left at once: negative zero is not negative
+AT_ONCE = 1e-9  # ms; the wait of a client that left at once, since negative zero is not negative
 
 
 def has_failed(record: Record) -> bool:
@@ -39,14 +39,16 @@ def client_left(record: Record) -> bool:
 
 
 def is_counted(record: Record) -> bool:
-    """Return whether the request counts: not if the client made a mistake, which says nothing about the arm."""
+    """Return whether the request counts: a client's mistake does not, since it is no evidence about the arm."""
     if record.status is None or has_failed(record):
         return True
     return record.status < 400 and _end(record) != "rejected"
 
 
 def first_byte_ms(record: Record) -> float:
-    """Return the wait of a counted request: infinite if it failed; negative if the client left after that time."""
+    """Return the wait of a counted request in ms: infinite if it failed, negative if the client left after that
+    time.
+    """
     if has_failed(record):
         return inf
     if record.ttft_ms is not None:
@@ -55,14 +57,14 @@ def first_byte_ms(record: Record) -> float:
 
 
 def last_byte_ms(record: Record) -> float:
-    """Return the duration of a counted request in the form of `first_byte_ms`."""
+    """Return the duration of a counted request in ms, with the same special values as `first_byte_ms`."""
     if has_failed(record):
         return inf
     return -max(duration_ms(record), AT_ONCE) if client_left(record) else duration_ms(record)
 
 
 def duration_ms(record: Record) -> float:
-    """Return the duration of a closed record. Raises ValueError when the record is still open."""
+    """Return the duration of a closed record. Raises ValueError if the record is still open."""
     if record.duration_ms is None:
         raise ValueError(
             f"record {record.id} has no duration: close the record before ending its request in the experiment"
@@ -71,15 +73,15 @@ def duration_ms(record: Record) -> float:
 
 
 def mean_relative_length(lengths: Iterable[float], median: float) -> float | None:
-    """Return the mean of L / (L + `median`) over lengths in tokens: 0.5 for answers of the median's length, and
-    between 0 and 1 for any. None without lengths.
+    """Return the mean of L / (L + `median`) over lengths L in tokens, between 0 and 1: 0.5 if all lengths equal the
+    median. None without lengths.
     """
     relative = [length / (length + median) for length in lengths]
     return sum(relative) / len(relative) if relative else None
 
 
 def slow_share(waits_ms: Iterable[float], limit_ms: float) -> float | None:
-    """Return the share of requests that waited longer than `limit_ms`; None if it is known of none of them."""
+    """Return the share of requests that waited longer than `limit_ms`; None if no request shows whether it did."""
     slow = fast = 0
     for wait_ms in waits_ms:
         if wait_ms > limit_ms or -wait_ms > limit_ms or wait_ms == inf:
@@ -90,7 +92,7 @@ def slow_share(waits_ms: Iterable[float], limit_ms: float) -> float | None:
 
 
 class ExperimentUnit:
-    """Requests of one unit so far, all on one arm (by its number)."""
+    """The requests of one unit so far, all on one arm (given by its number)."""
 
     __slots__ = (
         *("_answered", "_cached", "_failed", "_prompt", "arm", "began_s", "first_bytes", "last_bytes"),
@@ -126,8 +128,8 @@ class ExperimentUnit:
             self._cached += min(record.cached_tokens, record.prompt_tokens)
 
     def is_hanging(self, now_s: float, first_byte_s: float, last_byte_s: float) -> bool:
-        """Return whether all running requests waited longer than these times for the first byte, or else the
-        last.
+        """Return whether all running requests have waited longer than these times: for the first byte, or for the
+        last byte if the first has arrived.
         """
         return all(
             now_s - record.arrived_s > (first_byte_s if record.ttft_ms is None else last_byte_s)
@@ -143,12 +145,12 @@ class ExperimentUnit:
 
     @property
     def hit_share(self) -> float | None:
-        """Cached tokens delivered per prompt token; None if no answer reported both."""
+        """Reported cached tokens per prompt token; None if no answer reported both."""
         return self._cached / self._prompt if self._prompt else None
 
     @property
     def error_rate(self) -> float | None:
-        """Share of failed requests among those that ended; None if none did."""
+        """Share of failed requests among those that were answered or failed; None if there are none."""
         return self._failed / self._answered if self._answered else None
 
 

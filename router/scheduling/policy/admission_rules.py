@@ -1,4 +1,4 @@
-"""From the configuration to an admission rule."""
+"""Builds admission rules from the configuration."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scorers.registry import PluginError, Registry, load_registry
 
 
 def build_rule(config: AdmissionConfig, registry: Registry | None = None) -> AdmissionRule:
-    """Return a new rule, `none` where admission control is off. Each model needs one of its own, since rules keep
-    books. Raises ConfigError.
+    """Return a new rule; the rule `none` if admission control is off. Each model needs its own rule, since rules
+    keep bookings. Raises ConfigError.
     """
     try:
         rule = (registry or load_registry()).build(AdmissionRule, config.rule.name, config.rule.model_extra or {})
@@ -24,7 +24,9 @@ def build_rule(config: AdmissionConfig, registry: Registry | None = None) -> Adm
 def check_arm_rules(
     experiment: ExperimentConfig | None, admission: AdmissionConfig, registry: Registry | None = None
 ) -> None:
-    """Build the admission rules that arms name. Raises ConfigError when that fails, or admission control is off."""
+    """Build the admission rules that arms name. Raises ConfigError if a rule is invalid or admission control is
+    off.
+    """
     if experiment is None or not experiment.compares_admission:
         return
     if not admission.enabled:

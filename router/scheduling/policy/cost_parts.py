@@ -1,8 +1,8 @@
-"""The named parts of a decision's costs (`Scorer.parts`), computed from its view when somebody reads it.
+"""The named parts of a decision's costs (`Scorer.parts`), computed from the decision's view when it is read.
 
-Nothing of this runs for a request, and nothing is stored: a decision has its view, and a record the policy that
-made it. A scorer that learns may by now price the same view otherwise than it did. So parts count only where they
-add up to the costs of the decision; elsewhere a reason takes their place.
+Nothing in this module runs while a request is served, and no parts are stored: a decision has its view, and a
+record has the policy that made the decision. A scorer that has learned since may price the same view differently.
+So parts are shown only if they add up to the costs of the decision; otherwise a reason is shown instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from router.scheduling.policy.policy import Policy
 from scorers.contract import Scorer, View
 
 TOLERANCE = 1e-6
-"""How far parts may add up to more or less than a cost, relative to the larger of cost and parts."""
+"""Largest difference between a cost and the sum of its parts, relative to the larger of cost and parts."""
 
 NO_SUM = "its parts do not add up to its cost, which it may have computed before it learned more"
 
@@ -24,18 +24,18 @@ Parts = Mapping[str, Sequence[float]]
 
 
 class CostParts(NamedTuple):
-    """The parts of a decision's terms: by term, by name, one value per row, unweighted as the term's costs."""
+    """The parts of a decision's terms: by term, by name, one value per row, unweighted like the term's costs."""
 
     by_term: Mapping[str, Parts]  # without terms whose scorers name no parts
-    missing: Mapping[str, str]  # by term: why its parts are not known, although its scorer names some
+    missing: Mapping[str, str]  # by term: why its parts are unknown, although its scorer names parts
 
 
 NO_PARTS = CostParts({}, {})
 
 
 def split_costs(decision: Decision, policy: Policy | None) -> CostParts:
-    """Return the parts of every term. None of them is known without the policy that made the decision, and a
-    fallback's have none.
+    """Return the parts of every term: no parts without the policy that made the decision, or if the fallback made
+    it.
     """
     decider = None if policy is None else policy.profile(decision.part)
     if decider is None or decider.name != decision.policy:
@@ -53,7 +53,7 @@ def split_costs(decision: Decision, policy: Policy | None) -> CostParts:
 
 
 def _split(scorer: Scorer, view: View, costs: Sequence[float]) -> Parts | None:
-    """Return the parts of `costs`; None if the scorer names none. Raises ValueError if they do not add up."""
+    """Return the parts of `costs`; None if the scorer names no parts. Raises ValueError if they do not add up."""
     parts = scorer.parts(view)
     if parts is None:
         return None

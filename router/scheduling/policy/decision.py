@@ -1,6 +1,7 @@
 """A policy's decision about one view: the rows, each term of their costs, and the chosen row.
 
-Values only, shared by policies, records, shadows and explanations. Nothing here knows how a decision is made.
+This module contains only values, shared by policies, records, shadows and explanations, not the way in which a
+decision is made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Part = Literal["whole", "prefill", "decode"]
 
 
 FALLBACK = "fallback"
-"""Name of the policy that decides where the active one failed."""
+"""Name of the policy that decides if the active one fails."""
 
 
 class Term(NamedTuple):
@@ -27,12 +28,12 @@ class Term(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The result of a policy: `costs`, the terms' costs and `chosen` refer to `rows`, those that the filters
+    """The result of a policy. `costs`, the terms' costs and `chosen` refer to `rows`, the rows that the filters
     kept.
     """
 
     policy: str
-    view: View  # with every candidate except those that a large fleet leaves out
+    view: View  # with every candidate except those that the shortlist of a large fleet omits
     rows: tuple[Row, ...]
     terms: tuple[Term, ...]
     costs: tuple[float, ...]
@@ -53,23 +54,24 @@ class Decision(NamedTuple):
 
     @property
     def seen(self) -> View:
-        """The view that the scorers read, without the rows that the filters dropped."""
+        """The view that the scorers read: without the rows that the filters dropped."""
         return self.view if len(self.rows) == len(self.view.rows) else self.view._replace(rows=self.rows)
 
     @property
     def margin(self) -> float | None:
-        """Cost of the next best row minus that of the chosen one; None if there is no other row. Negative if the
-        picker chose a more expensive row. An upper bound: a candidate without a row may come closer.
+        """Cost of the next best row minus the cost of the chosen row; None if there is no other row. Negative if
+        the picker chose a more expensive row. This is an upper bound: a candidate without a row may cost less than
+        the next best row.
         """
         others = self.costs[: self.chosen] + self.costs[self.chosen + 1 :]
         return min(others) - self.costs[self.chosen] if others else None
 
 
 class Regret(NamedTuple):
-    """The other choice minus the actual one: above 0, the other would have waited longer, or found more cached."""
+    """The other choice minus the actual choice: above 0, the other would have waited longer or had more cached."""
 
     ttft_ms: float
-    overlap_tokens: int | None  # of the prompt, on the GPU or just sent there; None if unknown for one of the targets
+    overlap_tokens: int | None  # on the GPU or just sent to the target; None if unknown for one of the two
 
 
 class ShadowChoice(NamedTuple):

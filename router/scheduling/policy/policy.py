@@ -1,8 +1,8 @@
 """A policy: filters, then weighted scorers, then a picker, built from a policy file.
 
-Deciding is a function of the view. This is the router's side of the plug-in contract: every result of a plug-in is
-checked (length, finite, POINTS within [0, 1]), and any failure inside one becomes a `PolicyFault` that names it.
-Knows nothing of sessions, experiments or what happens after the choice (selector.py).
+A decision is a function of the view. This module is the router's side of the plug-in contract: every result of a
+plug-in is checked (length, finite, POINTS within [0, 1]), and any failure inside a plug-in becomes a `PolicyFault`
+that names the plug-in. Sessions, experiments and the steps after the choice are in selector.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ K = TypeVar("K", bound=Plugin)
 _HALVES: tuple[Part, ...] = ("prefill", "decode")
 
 Orders = frozenset[tuple[Measure, ...]]
-"""Sequences of measures that may decide among equals: the least of the first, then of the next."""
+"""Sequences of measures that may decide among equals: the least first measure wins, then the least next one."""
 
 POINTS = Unit.POINTS.value
 SLACK: Final = 1e-9
@@ -37,7 +37,7 @@ SLACK: Final = 1e-9
 
 
 class PolicyFault(WarmrouteError):
-    """A plug-in broke the contract during a decision. `failure` is what it raised, None where it raised nothing."""
+    """A plug-in broke the contract during a decision. `failure` is the exception that it raised, if any."""
 
     def __init__(self, policy: str, plugin: str, reason: Exception | str) -> None:
         self.failure = reason if isinstance(reason, Exception) else None
@@ -48,14 +48,14 @@ class PolicyFault(WarmrouteError):
 
 
 class NamedFilter(NamedTuple):
-    """A filter under the name of its policy file."""
+    """A filter with its name in the policy file."""
 
     name: str
     filter: Filter
 
 
 class WeightedScorer(NamedTuple):
-    """A scorer under the name and weight of its policy file."""
+    """A scorer with its name and weight in the policy file."""
 
     name: str
     weight: float
@@ -63,15 +63,15 @@ class WeightedScorer(NamedTuple):
 
 
 class NamedPicker(NamedTuple):
-    """A picker under the name of its policy file."""
+    """A picker with its name in the policy file."""
 
     name: str
     picker: Picker
 
 
 class Policy:
-    """Filters, scorers and a picker that fit together. `build_policy` makes one from a policy file. `prefill` and
-    `decode` are policies for the halves of a pair; None: this policy places that half, too.
+    """Filters, scorers and a picker that fit together. `build_policy` builds a policy from a policy file. `prefill`
+    and `decode` are the policies for the halves of a pair; if one is None, this policy places that half, too.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Policy:
         self._units = tuple(s.scorer.unit.value for s in scorers)
 
     def with_plugins_of(self, before: Policy) -> Policy:
-        """Return this policy with the scorers of `before` that have equal parameters: they may have learned."""
+        """Return this policy with the scorers of `before` that have equal parameters, to keep what they learned."""
         known = {scorer.name: scorer.scorer for scorer in before.scorers}
         scorers = [
             s._replace(scorer=known[s.name]) if s.name in known and is_same_plugin(s.scorer, known[s.name]) else s
@@ -127,12 +127,12 @@ class Policy:
         )
 
     def profile(self, part: Part) -> Policy:
-        """Return the policy of filters, scorers and picker that decides this part of a request."""
+        """Return the policy that decides this part of a request."""
         return self._parts[part]
 
     def decide(self, view: View, part: Part = "whole") -> Decision:
-        """Return the choice among `view.rows` (at least one) for this part of a request. Raises PolicyFault when a
-        plug-in breaks the contract.
+        """Return the choice among `view.rows` (at least one row) for this part of a request. Raises PolicyFault if
+        a plug-in breaks the contract.
         """
         return self._parts[part]._decide(view, part)
 
@@ -158,8 +158,8 @@ class Policy:
         return Decision(self.name, view, left.rows, tuple(terms), costs, chosen, tuple(skipped), self._learners, part)
 
     def might_choose_omitted(self, view: View, shown_for: Policy | None) -> bool:
-        """Return whether this policy might have chosen a candidate that `view` leaves out. `shown_for` is the
-        policy that was active when the view was made; None if it is unknown.
+        """Return whether this policy might have chosen a candidate that `view` omits. `shown_for` is the policy
+        that was active when the view was built; None if that policy is unknown.
         """
         if not view.others:
             return False
@@ -183,7 +183,7 @@ class Policy:
 
 def compute_digest(spec: schema.PolicyConfig | None) -> str:
     """Return a short digest of a policy file, equal for equal files in every process; `by hand` without a file. A
-    field that a later version adds does not change it, unless it is set.
+    field that a later version adds does not change the digest unless the field is set.
     """
     if spec is None:
         return "by hand"
@@ -193,7 +193,7 @@ def compute_digest(spec: schema.PolicyConfig | None) -> str:
 def build_policy(
     name: str, spec: schema.PolicyConfig, registry: Registry | None = None, *, before: Policy | None = None
 ) -> Policy:
-    """Return the policy that a file describes. Plug-ins that are unchanged from `before` keep what they have
+    """Return the policy that a file describes. Scorers that are unchanged from `before` keep what they have
     learned. Raises ConfigError with every problem found, one per line.
     """
     registry = registry or _load_registry_for(name)
@@ -219,15 +219,15 @@ def build_policy(
 
 
 def build_policies(specs: Mapping[str, schema.PolicyConfig]) -> dict[str, Policy]:
-    """Return all policies by name, reading the installed packages once, which takes longer than building. Raises
-    ConfigError with every problem found.
+    """Return all policies by name. The installed packages are read only once, since this takes longer than
+    building. Raises ConfigError with every problem found.
     """
     registry = _load_registry_for(next(iter(specs))) if specs else None
     return {name: build_policy(name, spec, registry) for name, spec in specs.items()}
 
 
 def _load_registry_for(name: str) -> Registry:
-    """Return the installed plug-ins. Raises ConfigError that names the policy they were needed for."""
+    """Return the installed plug-ins. Raises ConfigError with the name of the policy that needs them."""
     try:
         return load_registry()
     except PluginError as error:
@@ -235,7 +235,7 @@ def _load_registry_for(name: str) -> Registry:
 
 
 class _PluginSet(NamedTuple):
-    """The plug-ins of a profile."""
+    """The plug-ins of one scheduling profile."""
 
     filters: list[NamedFilter]
     scorers: list[WeightedScorer]
@@ -245,8 +245,8 @@ class _PluginSet(NamedTuple):
 def _build_parts(
     spec: schema.SchedulingProfileConfig, where: str, registry: Registry, problems: list[str]
 ) -> _PluginSet | None:
-    """Return the plug-ins of one profile; appends what is wrong to `problems`. `where` is the prefix of its
-    keys.
+    """Return the plug-ins of one scheduling profile, and append any problems to `problems`. `where` is the prefix
+    of the profile's keys.
     """
 
     def build(kind: type[K], at: str, config: PluginConfig) -> K | None:
@@ -276,13 +276,13 @@ def is_same_plugin(one: Plugin, other: Plugin) -> bool:
 
 
 def merge_orders(one: Orders | None, other: Orders | None) -> Orders | None:
-    """Return the orders that two policies need that read the same view; None if one of them needs every row."""
+    """Return the orders for two policies that read the same view; None if either policy needs every row."""
     return None if one is None or other is None else one | other
 
 
 def fallback_policy() -> Policy:
-    """Return the policy that decides when another failed: the fewest requests of this router. It cannot fail
-    itself.
+    """Return the policy that decides if another fails: it chooses the target with the fewest requests of this
+    router, and cannot fail itself.
     """
     return Policy(FALLBACK, [], [WeightedScorer("least_requests", 1.0, LeastRequests())], NamedPicker("best", Best()))
 
@@ -327,8 +327,9 @@ def _pick(picker: Picker, view: View, costs: tuple[float, ...]) -> int:
 
 
 def _orders(filters: Sequence[NamedFilter], scorers: Sequence[WeightedScorer], picker: Picker) -> Orders | None:
-    """Return the measures that decide among rows that hold the same; None if the choice depends on all rows. The
-    least measure of the price decides, or the least price among rows with the least measure of a filter.
+    """Return the measures that decide among rows that hold the same part of the prompt; None if the choice depends
+    on all rows. The row with the least measure of the price wins, or the row with the least price among those with
+    the least measure of a filter.
     """
     prices = {s.scorer.settled_by() for s in scorers}
     firsts = {f.filter.settled_by() for f in filters}

@@ -1,10 +1,11 @@
-"""The reason for a decision in one sentence, read off the decision: nothing is decided again.
+"""The reason for a decision in one sentence, read from the decision without deciding again.
 
 engine-2/0: prefix_overlap costs 1.20 points less than at engine-0/0 (the runner-up, dearer by 0.85 points in all)
 
-The runner-up is the cheapest of the other rows, and the term named is the one that favours the chosen row most
-against it: there is always one, since a sum is only smaller where some part of it is. Where costs do not explain
-the choice (one candidate, equals, a picker that does not take the cheapest) the sentence says that instead.
+The runner-up is the cheapest of the other rows. The named term is the one that favours the chosen row most against
+the runner-up; such a term always exists, since a sum is smaller only if some summand is smaller. If costs do not
+explain the choice (one candidate, equals, a picker that does not take the cheapest), the sentence gives that reason
+instead.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def explain_choice(decision: Decision) -> str:
 
 
 def describe_omitted(view: View) -> str | None:
-    """Return how many candidates have no row and why, without a full stop; None if every candidate has one. Only a
-    policy that decides by the same measures as the active one chooses the same from these rows.
+    """Return how many candidates have no row and why, without a full stop; None if every candidate has a row. Only
+    policies that decide by the same measures as the active one choose the same from these rows.
     """
     if not view.others:
         return None
@@ -52,7 +53,7 @@ def _reason(decision: Decision) -> str:
 
 
 def _among_whom(view: View) -> str:
-    """Return how many candidates have a row, if not all: others may be equals, or a closer runner-up."""
+    """Return how many candidates have a row, if not all do: the others may be equals, or a closer runner-up."""
     return f" (priced: {len(view.rows):,} of {len(view.rows) + view.others:,} candidates)" if view.others else ""
 
 
@@ -69,12 +70,12 @@ def _difference(decision: Decision, unit: str) -> str:
 
 
 def _unit(terms: tuple[Term, ...]) -> str:
-    """Return the unit as a suffix; a raw cost has none."""
+    """Return the unit as a suffix, empty for a raw cost."""
     return "" if terms[0].unit == "raw" else f" {terms[0].unit}"
 
 
 def format_amount(value: float) -> str:
-    """Return the value with the digits that people compare by: 1,234, 1.20, 0.0042."""
+    """Return the value with the digits that people need to compare: 1,234, 1.20, 0.0042."""
     size = abs(value)
     if size >= 99.995:
         return f"{value:,.0f}"

@@ -1,7 +1,7 @@
-"""The record of a request: everything about its decisions and their outcome.
+"""The record of a request: all facts about its decisions and their outcome.
 
-Written once while the request is served, read by metrics, the decision log, the admin API and replays. A record
-keeps references (the view, the decision), not copies: the readable form is made on demand.
+A record is written once while the request is served, and read by metrics, the decision log, the admin API and
+replays. It keeps references (the view, the decision), not copies: the readable form is made on demand.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 from router.scheduling.policy.decision import Decision, ShadowChoice
 from router.scheduling.policy.policy import Policy
 
-DEATHS_ALLOWED = 1  # of engines that took the request; one more ends it
-PREFILLS_ALLOWED = 2  # failed prefill halves after which a request is no longer split
+DEATHS_ALLOWED = 1  # number of engines that may die on a request; one more death ends the request
+PREFILLS_ALLOWED = 2  # number of failed prefill halves after which a request is no longer split
 
 AttemptEnd = Literal[
     "running",
@@ -38,33 +38,33 @@ AttemptEnd = Literal[
     busy         the engine answered 503
     died         the engine closed the connection before the first byte of its answer
     broken       the engine failed after the first byte of its answer
-    continued    the same, and the answer was carried on: by the next attempt, or by the router if only its end lacked
+    continued    as `broken`, but the next attempt continued the answer, or the router added the missing end
     client_gone  the client disconnected
-    cut          a gateway ended the exchange before the answer was whole: the engine failed, or the client left; or the
-                 router stopped, and its grace time was over
-    deadline     no byte of an answer within `limits.first_byte_timeout_s`
-    rejected     the prefill engine of a pair found fault with the request (4xx), or the engine did so inside a stream,
-                 or it carried no answer on
-    prefill      the prefill half of a pair failed; its own end is in `PrefillRecord.end`
+    cut          a gateway ended the exchange before the answer was complete, since the engine failed or the client
+                 left; or the router stopped and its grace time was over
+    deadline     no byte of an answer arrived within `limits.first_byte_timeout_s`
+    rejected     the prefill engine of a pair rejected the request (4xx), or the engine did so inside a stream, or
+                 the engine did not continue the answer
+    prefill      the prefill half of a pair failed; that half's own end is in `PrefillRecord.end`
 """
 
 LegEnd = Literal[
     "running", "ok", "connect", "busy", "died", "failed", "client_gone", "deadline", "rejected", "cancelled"
 ]
-"""How the prefill half of a pair ended: as in `AttemptEnd`, `failed` for a 5xx or KV that was dropped, and
-`cancelled` when the pair ended first.
+"""How the prefill half of a pair ended: as in `AttemptEnd`, and `failed` after a 5xx or if the KV was dropped,
+`cancelled` if the pair ended first.
 """
 
 
 class PrefillRecord(msgspec.Struct, gc=False):
-    """The prefill half of a pair: another instance computes the prompt and hands its KV over."""
+    """The prefill half of a pair: another instance computes the prompt and hands over the prompt's KV."""
 
     decision: Decision
     predicted_tokens: int | None  # as in `Attempt`, of the prefill target
     expected_tokens: int | None
     end: LegEnd = "running"
     duration_ms: float | None = None
-    cached_tokens: int | None = None  # delivered there
+    cached_tokens: int | None = None  # found cached by the prefill engine
     token_id_passthrough: bool = False  # as in `Attempt`
 
     @property
@@ -74,28 +74,28 @@ class PrefillRecord(msgspec.Struct, gc=False):
 
 
 class Attempt(msgspec.Struct, gc=False):
-    """One choice and its outcome."""
+    """One attempt at a request: the choice and its outcome."""
 
     decision: Decision
-    predicted_tokens: int | None  # overlap that the index predicted for the chosen target, in any tier of its own
-    expected_tokens: int | None  # the same, counting what was just sent there
-    pool_tokens: int | None = None  # what the shared pool holds beyond that; None if unknown or not queried
+    predicted_tokens: int | None  # overlap that the index predicted for the chosen target, in any of its tiers
+    expected_tokens: int | None  # the same, including prompts just sent to the target
+    pool_tokens: int | None = None  # in the shared pool beyond `expected_tokens`; None: unknown or not queried
     end: AttemptEnd = "running"
-    prefill: PrefillRecord | None = None  # the half that computed the prompt, of a pair
+    prefill: PrefillRecord | None = None  # the prefill half, if the attempt is a pair
     token_id_passthrough: bool = False  # the engine got the prompt's token ids from the router
-    continued_tokens: int | None = None  # of the answer that earlier attempts had sent when this one carried it on
-    continued_by: Literal["ids", "text"] | None = None  # how it got them; by text they may be more
-    served: str | None = None  # the endpoint that answered, where a gateway says so and it is another one
-    panic: bool = False  # no target that could answer was up with a closed breaker, so what kept them out was ignored
+    continued_tokens: int | None = None  # answer tokens that earlier attempts had sent when this one continued
+    continued_by: Literal["ids", "text"] | None = None  # form in which it got them; text may give more tokens
+    served: str | None = None  # the endpoint that answered, if a gateway reports another one than the chosen
+    panic: bool = False  # no target that can answer was up with a closed breaker, so both conditions were ignored
     down: bool = False  # the target's health probes timed out, which was ignored
-    start_ms: float | None = None  # when its choice began, after the request's arrival
-    match_ms: float | None = None  # of the choice; None if the index was not asked
-    decide_ms: float | None = None  # of the choice, after that
+    start_ms: float | None = None  # from the request's arrival to the beginning of the choice
+    match_ms: float | None = None  # the choice's time to match the prompt; None if the index was not queried
+    decide_ms: float | None = None  # the choice's time after matching
     duration_ms: float | None = None  # from the beginning of the choice to the attempt's end
 
 
 class Stages(msgspec.Struct, gc=False):
-    """Milliseconds that the router itself added, by stage; None where the stage did not run."""
+    """Milliseconds that the router itself added, by stage; None if the stage did not run."""
 
     parse_ms: float | None = None
     tokens_ms: float | None = None
@@ -109,7 +109,7 @@ class Stages(msgspec.Struct, gc=False):
 
 
 class Record(msgspec.Struct, gc=False):
-    """One request, from the choice to the end."""
+    """The record of one request, from its choice to its end."""
 
     id: str
     number: int
@@ -118,17 +118,17 @@ class Record(msgspec.Struct, gc=False):
     endpoint: str
     model: str
     stream: bool
-    tokens_from: str  # given | local | remote | or why they are unknown
-    prompt_tokens_counted: int | None  # by us, before sending
+    tokens_from: str  # given | local | remote | or why the tokens are unknown
+    prompt_tokens_counted: int | None  # by the router, before sending
     stages: Stages
-    several_answers: bool = False  # to one prompt: counts of cached tokens say nothing of what was there before
+    several_answers: bool = False  # to one prompt: its cached tokens do not show what was cached before it
     client: str | None = None  # the name of its API key
-    sender: str | None = None  # that name, else the client's address; None: unknown
-    policy: Policy | None = None  # the one that decided, as it was then
-    arm: str | None = None  # of the experiment; None outside of one
+    sender: str | None = None  # the name of its API key, else the client's address; None: unknown
+    policy: Policy | None = None  # the policy that decided, as it was then
+    arm: str | None = None  # of the experiment; None outside of an experiment
     unit: bytes | None = None  # the experiment unit that drew the arm
-    admission_rule: str | None = None  # that admitted it; None: sessions are not counted
-    full_targets: list[str] = []  # with fair shares: that had no room when it began, so it was not to go there
+    admission_rule: str | None = None  # the rule that admitted it; None: sessions are not counted
+    full_targets: list[str] = []  # with fair shares: targets that had no room when it began, so they were avoided
     asked_by: str | None = None  # the token that requested this policy explicitly
     blocks: tuple[int, ...] = ()  # the prompt's block keys at every 512 tokens, with a decision log
     attempts: list[Attempt] = []
@@ -137,21 +137,21 @@ class Record(msgspec.Struct, gc=False):
     error: str | None = None
     ttft_ms: float | None = None
     duration_ms: float | None = None
-    prompt_tokens: int | None = None  # by the engine
-    cached_tokens: int | None = None  # delivered
+    prompt_tokens: int | None = None  # reported by the engine
+    cached_tokens: int | None = None  # reported by the engine
     output_tokens: int | None = None
-    preloaded_tokens: int | None = None  # of the cached: loaded ahead, and hit here first; None: nothing was
-    uncontinued: str | None = None  # why an answer that broke off was not carried on; None: it was, or did not break
+    preloaded_tokens: int | None = None  # cached tokens that were preloaded and hit for the first time; None: none
+    uncontinued: str | None = None  # why a broken answer was not continued; None: it was, or it did not break
     tool_call: bool | None = None  # whether the answer ended in a tool call; None: unknown, or not needed
-    poison: bool = False  # more engines died on it than allowed
+    poison: bool = False  # more engines died on this request than allowed
     done: bool = False
-    body_ms: float | None = None  # arrival to the last byte of the body
-    prepared_ms: float | None = None  # arrival to `at_wall_s`, when all was ready for a choice
+    body_ms: float | None = None  # from the arrival to the last byte of the body
+    prepared_ms: float | None = None  # from the arrival to `at_wall_s`, when all facts for a choice were ready
     trace_id: str | None = None  # in hex; None without tracing
-    alias: str | None = None  # the client's name for the model, where it is another one
+    alias: str | None = None  # the client's name for the model, if it differs
     model_arm: str | None = None  # of the alias's split
-    fallback: str | None = None  # why one of the alias's fallbacks answers, an `Unavailability`; None: none does
-    revision: str | None = None  # that the instance must have; None: any
+    fallback: str | None = None  # why a fallback of the alias answers, an `Unavailability`; None: no fallback does
+    revision: str | None = None  # the revision that the instance must have; None: any
 
     @property
     def target(self) -> str | None:
@@ -160,7 +160,7 @@ class Record(msgspec.Struct, gc=False):
 
     @property
     def deaths(self) -> int:
-        """Number of engines that died after they took the request, or a pair's prefill half of it."""
+        """Number of engines that died after they took the request or its prefill half."""
         halves = (attempt.prefill.end for attempt in self.attempts if attempt.prefill is not None)
         return sum(attempt.end == "died" for attempt in self.attempts) + sum(end == "died" for end in halves)
 

@@ -16,14 +16,14 @@ from router.scheduling.policy.timeline import build_timeline, compare_promise
 
 OPEN_BREAKERS = "panic: the breakers of all targets that could answer are open, so they are ignored"
 SLOW_PROBES = "panic: the health probes of all engines that could answer time out, which is ignored"
-LINEAGE = "session", "parent", "program"  # pseudonyms, of the first attempt's view
+LINEAGE = "session", "parent", "program"  # pseudonyms in the view of the first attempt
 OMITTED = frozenset({"arrived_s", "unit", "blocks"})
 
 
 def describe_record(record: Record, *, in_full: bool = True) -> dict[str, Any]:
-    """Return the record as plain JSON types: every candidate with each weighted term; the terms add up to its cost.
-    `in_full`: also the parts of each term, the timeline and the promise, which take about as long as its decisions
-    took.
+    """Return the record as plain JSON types, with each weighted term of every candidate; the terms add up to the
+    candidate's cost. `in_full` adds the parts of each term, the timeline and the promise, which take about as long
+    to compute as the record's decisions.
     """
     fields: dict[str, Any] = {name: getattr(record, name) for name in record.__struct_fields__ if name not in OMITTED}
     fields["policy"] = None if record.policy is None else record.policy.name
@@ -79,9 +79,10 @@ def _describe_choice(choice: Attempt | PrefillRecord, policy: Policy | None) -> 
 
 
 def describe_decision(decision: Decision, policy: Policy | None = None) -> dict[str, Any]:
-    """Return one choice as plain JSON types: `why` in a sentence, and every candidate that the filters kept with
-    its terms. Candidates without a row (`left_out`) are only counted. With the `policy` that made it, each term has
-    its parts, or None where its scorer names none; `parts_missing` says of which terms they are not known, and why.
+    """Return one decision as plain JSON types: the reason in one sentence (`why`), and every candidate that the
+    filters kept with its terms. Candidates without a row (`left_out`) are only counted. With the `policy` that made
+    the decision, each term has its parts, or None if its scorer names no parts; `parts_missing` lists the terms
+    whose parts are unknown, with the reason.
     """
     split = None if policy is None else split_costs(decision, policy)
     view: dict[str, Any] = to_plain(decision.view._replace(rows=()))
@@ -117,8 +118,8 @@ def _describe_term(term: Term, split: CostParts | None, i: int) -> dict[str, Any
 
 
 def weighted_parts(terms: Mapping[str, Any]) -> dict[str, float]:
-    """Return the summands of the cost of a described candidate: its weighted terms, or their parts where they have
-    some.
+    """Return the summands of a described candidate's cost: the weighted parts of each term, or the whole weighted
+    term if it has no parts.
     """
     found: dict[str, float] = {}
     for name, term in terms.items():
@@ -132,7 +133,7 @@ def weighted_parts(terms: Mapping[str, Any]) -> dict[str, float]:
 
 
 def to_plain(value: Any) -> Any:
-    """Return the contract's structs as JSON types: field names kept, sets sorted."""
+    """Return the contract's structs as JSON types, with their field names, and sets sorted."""
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
         items = [to_plain(item) for item in value]

@@ -1,7 +1,7 @@
 """The last target of each session, per part of a request.
 
-The selector has one memory, fed by the actual choices; every shadow and every replayed policy has its own, fed by
-its own choices, or it would be judged by another policy's history.
+The selector has one memory, fed by the actual choices. Every shadow and every replayed policy has a memory of its
+own, fed by its own choices; otherwise it would be judged by another policy's history.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Key = tuple[bool, str, str]  # (is a prefill half, model, session): prefill halv
 
 
 class SessionMemory:
-    """Last targets of up to `size` sessions; the session that was not seen for longest is forgotten first."""
+    """Last targets of up to `size` sessions; the least recently seen session is forgotten first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -25,19 +25,19 @@ class SessionMemory:
         return len(self._targets)
 
     def items(self) -> list[tuple[Key, str]]:
-        """Return all entries, the session that was not seen for longest first."""
+        """Return all entries, the least recently seen session first."""
         return list(self._targets.items())
 
     def get(self, key: Key) -> str | None:
-        """Return the target of a key; None if it is unknown."""
+        """Return the target of a key; None if the key is unknown."""
         return self._targets.get(key)
 
     def last_target(self, view: View, part: Part) -> str | None:
-        """Return the last target of the view's session; None without a session, or if it is unknown."""
+        """Return the last target of the view's session; None if there is no session or its target is unknown."""
         return self.last_target_of(view.model, view.session, part)
 
     def last_target_of(self, model: str, session: str | None, part: Part) -> str | None:
-        """Return the last target of a session; None without a session, or if it is unknown."""
+        """Return the last target of a session; None if `session` is None or its target is unknown."""
         return None if session is None else self._targets.get((part == "prefill", model, session))
 
     def forget(self, view: View, part: Part) -> None:
@@ -46,7 +46,7 @@ class SessionMemory:
             self._targets.pop((part == "prefill", view.model, view.session), None)
 
     def record(self, view: View, part: Part, target: str) -> None:
-        """Record where the view's session went."""
+        """Record the target of the view's session."""
         if view.session is not None:
             self.put((part == "prefill", view.model, view.session), target)
 

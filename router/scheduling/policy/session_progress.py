@@ -1,8 +1,8 @@
-"""The progress of sessions: how many answers each got, when the last one ended, and whether it ended in a tool
-call.
+"""The progress of sessions: the number of answers of each session, when its last answer ended, and whether that
+answer ended in a tool call.
 
 An agent that has called a tool sends its next request as soon as the tool returns; any other answer is first read
-by a person. Policies that keep a session's cache, or room for it, need to tell these apart.
+by a person. Policies that retain a session's cache, or room for it, need to distinguish the two cases.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ Key = tuple[str, str]  # (model, session)
 
 
 class Progress(NamedTuple):
-    """The answers that a session got so far."""
+    """The number of answers of a session, and facts about the last one."""
 
     turn: int
-    answered_s: float  # when the last one ended, by the router's clock
-    tool_call: bool | None  # whether it ended in a tool call; None: unknown
+    answered_s: float  # when the last answer ended, by the router's clock
+    tool_call: bool | None  # whether the last answer ended in a tool call; None: unknown
 
 
 class SessionProgress:
-    """Progress of up to `size` sessions; the session that was answered longest ago is forgotten first."""
+    """Progress of up to `size` sessions; the session whose last answer is oldest is forgotten first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -32,11 +32,11 @@ class SessionProgress:
         return len(self._sessions)
 
     def items(self) -> list[tuple[Key, Progress]]:
-        """Return all entries, the session that was answered longest ago first."""
+        """Return all entries, the session whose last answer is oldest first."""
         return list(self._sessions.items())
 
     def get(self, key: Key) -> Progress | None:
-        """Return the progress of a session; None before its first answer, or if it was forgotten."""
+        """Return the progress of a session; None before the first answer, or if the session was forgotten."""
         return self._sessions.get(key)
 
     def on_answer(self, key: Key, now_s: float, tool_call: bool | None) -> None:

@@ -1,11 +1,11 @@
-"""Timeline of a request: its stages in order, each with its begin and its length.
+"""Timeline of a request: its stages in order, each with its start and its duration.
 
     body  parse  wake  tokens  admission  pool | match  decide  prefill  connect  first_token  stream | match  ...
                                                  one attempt                                             the next one
 
-Records have lengths, the moment at which all was ready for a choice, and that of each choice. What is before a
-choice ran one after the other, so the begins follow; only the wait for token ids has no length of its own, as it
-may end without ids: it is what lies between parsing and admission.
+Records contain durations, the time at which all facts for a choice were ready, and the time of each choice. The
+stages before a choice ran one after the other, so their starts follow from their durations. Only the wait for token
+ids has no recorded duration, since it may end without ids: it is the time between parsing and admission.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from router.scheduling.policy.record import Attempt, Record
 from scorers.expected_ttft import ExpectedTtft
 
 YARDSTICK = ExpectedTtft()
-UNTOKENIZED = frozenset({"endpoint", "no_model", "not_needed"})  # values of `tokens_from`: no ids were wanted
+UNTOKENIZED = frozenset({"endpoint", "no_model", "not_needed"})  # values of `tokens_from` if no ids were needed
 WITH_IDS = frozenset({"given", "local", "remote"})
 
 
 def is_blind(tokens_from: str) -> bool:
-    """Return whether a prompt was placed without the ids that could have found it in a cache, given a record's
+    """Return whether a prompt was placed without ids although ids could have found it in a cache, given a record's
     `tokens_from`.
     """
     return tokens_from not in WITH_IDS and tokens_from not in UNTOKENIZED
 
 
 class StageTime(NamedTuple):
-    """One stage. Both times are None where it did not run; a length alone is None while it runs, and both are where
-    they were not measured.
+    """One stage. Both times are None if the stage did not run or was not measured; only the duration is None while
+    the stage runs.
     """
 
     name: str
-    attempt: int | None  # counting from 1; None before the first one
+    attempt: int | None  # counting from 1; None before the first attempt
     start_ms: float | None  # after the arrival
     duration_ms: float | None
 
 
 class Promise(NamedTuple):
-    """Compares what was predicted at the last choice with what came of it; None: unknown, or not yet."""
+    """Predictions at the last choice, and the measured values; None: unknown, or not known yet."""
 
-    overlap_tokens: int | None  # the index's, in any tier of the target
-    cached_tokens: int | None  # the engine's
+    overlap_tokens: int | None  # predicted by the index, in any tier of the target
+    cached_tokens: int | None  # reported by the engine
     predicted_ttft_ms: float | None  # `expected_ttft` of the chosen target; None for a pair
     measured_ttft_ms: float | None  # from the choice to the first byte; None without a stream
 
 
 def build_timeline(record: Record) -> list[StageTime]:
-    """Return the stages of a record, in the order in which they begin."""
+    """Return the stages of a record, in the order of their starts."""
     times = list(_before_choice(record))
     for number, attempt in enumerate(record.attempts, 1):
         times += _of_attempt(record, number, attempt)
@@ -58,7 +58,7 @@ def build_timeline(record: Record) -> list[StageTime]:
 
 
 def compare_promise(record: Record) -> Promise | None:
-    """Return promise and delivery of the last attempt; None if there was none."""
+    """Return the predictions and measurements of the last attempt; None if there was no attempt."""
     if not record.attempts:
         return None
     last = record.attempts[-1]
@@ -71,7 +71,7 @@ def compare_promise(record: Record) -> Promise | None:
 
 
 def predict_ttft_ms(decision: Decision) -> float:
-    """Return the time to the first token that `expected_ttft` predicts for the chosen target, whoever chose it."""
+    """Return the TTFT that `expected_ttft` predicts for the chosen target, in ms, whichever policy chose it."""
     (predicted_ms,) = YARDSTICK.score(decision.view._replace(rows=(decision.row,)))
     return predicted_ms
 
@@ -94,13 +94,13 @@ def _before_choice(record: Record) -> Iterator[StageTime]:
 
 
 def _of_attempt(record: Record, number: int, attempt: Attempt) -> Iterator[StageTime]:
-    """Yield the stages of an attempt. What it waited for an engine that gave no answer counts as `first_token`."""
+    """Yield the stages of an attempt. The time waited for an engine that did not answer counts as `first_token`."""
     start_ms, last = attempt.start_ms, number == len(record.attempts)
     yield _at("match", number, start_ms, attempt.match_ms)
     decide_ms = _sum(start_ms, attempt.match_ms or 0.0)
     yield _at("decide", number, decide_ms, attempt.decide_ms)
     sent_ms = _sum(decide_ms, attempt.decide_ms or 0.0)
-    earlier = record.attempts[: number - 1]  # an attempt may fetch from the half of one before it
+    earlier = record.attempts[: number - 1]  # an attempt may fetch from the prefill half of an earlier one
     if attempt.prefill is not None and all(other.prefill is not attempt.prefill for other in earlier):
         yield _until("prefill", number, sent_ms, _sum(start_ms, attempt.prefill.duration_ms))
     connect_ms = record.stages.connect_ms if last else None
@@ -114,12 +114,12 @@ def _of_attempt(record: Record, number: int, attempt: Attempt) -> Iterator[Stage
 
 
 def _at(name: str, attempt: int | None, start_ms: float | None, duration_ms: float | None) -> StageTime:
-    """Return a stage that did not run if it has no length."""
+    """Return a stage; one without a duration did not run."""
     return StageTime(name, attempt, None if duration_ms is None else start_ms, duration_ms)
 
 
 def _until(name: str, attempt: int, start_ms: float | None, end_ms: float | None) -> StageTime:
-    """Return a stage that began; without an end it still runs."""
+    """Return a stage that has started; without an end it is still running."""
     duration_ms = None if start_ms is None or end_ms is None else max(0.0, end_ms - start_ms)
     return StageTime(name, attempt, start_ms, duration_ms)
 

@@ -10,7 +10,7 @@ WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.
 
 
 class Exemplar(NamedTuple):
-    """A request that stands for a bucket: it has a trace."""
+    """A request that represents a bucket, with the id of its trace."""
 
     trace_id: str
     value: float
@@ -21,8 +21,8 @@ NO_EXEMPLARS: dict[int, Exemplar] = {}  # never written to
 
 
 class HistogramBuckets:
-    """One series of a histogram: counts per bucket, the last bound being infinity, and the newest exemplar of
-    each.
+    """One series of a histogram: counts per bucket, where the last bound is infinity, and the newest exemplar of
+    each bucket.
     """
 
     __slots__ = ("_bounds", "counts", "exemplars", "total")
@@ -38,7 +38,7 @@ class HistogramBuckets:
         self.total += value
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """Make a value that was observed the exemplar of its bucket."""
+        """Make an observed value the exemplar of its bucket."""
         if self.exemplars is NO_EXEMPLARS:
             self.exemplars = {}
         self.exemplars[bisect_left(self._bounds, exemplar.value)] = exemplar

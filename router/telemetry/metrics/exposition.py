@@ -1,4 +1,4 @@
-"""The two forms of a metrics page: Prometheus text, and OpenMetrics text, which alone can carry exemplars."""
+"""The two forms of a metrics page: Prometheus text, and OpenMetrics text, the only one that can carry exemplars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPENMETRICS = "application/openmetrics-text"
 
 
 def choose_form(accept: str) -> PageForm:
-    """Return the form of a page for this `Accept`. Prometheus names OpenMetrics first, by default."""
+    """Return the form of a page for this `Accept` header. By default Prometheus lists OpenMetrics first."""
     kinds = (part.partition(";")[0].strip() for part in accept.split(","))
     return "openmetrics" if OPENMETRICS in kinds else "text"
 

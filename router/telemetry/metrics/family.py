@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 Samples = Iterable[tuple[Sequence[str], float | None]]
-"""Label values and the value; `None` is no sample."""
+"""Label values and the metric's value; a value of None gives no sample."""
 
 
 def build_family(name: str, meaning: str, labels: Sequence[str], samples: Samples) -> Metric:
@@ -28,5 +28,7 @@ def by_label(values: Mapping[str, float | None]) -> Samples:
 
 
 def one_of(states: Sequence[str], current: Iterable[tuple[Sequence[str], str]]) -> Samples:
-    """Return 1 for the state a thing is in and 0 for the others, so that alerts can be written on any of them."""
+    """Return 1 for the current state of each thing and 0 for the other states, so that alerts can use any of
+    them.
+    """
     return (((*labels, state), state == now) for labels, now in current for state in states)

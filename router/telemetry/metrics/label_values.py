@@ -9,7 +9,9 @@ TIERS = ("gpu", "cpu", "disk")
 
 
 class LabelValues:
-    """A closed set of label values: the first `limit` that `admits` accepts; every other value becomes `other`."""
+    """A closed set of label values: the first `limit` values that `admits` accepts; every other value becomes
+    `other`.
+    """
 
     def __init__(self, limit: int, admits: Callable[[str], bool] = lambda value: True) -> None:
         self._limit = limit

@@ -1,4 +1,4 @@
-"""The `/metrics` page: what was counted (`prometheus.py`), and state (`state.py`) read when scraped."""
+"""The `/metrics` page: the counters (`prometheus.py`), and the state (`state.py`) as read at the scrape."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from scorers.build import is_compiled
 
 
 class MetricsPage(Collector):
-    """One scrape: what `metrics` counted and the state `now`, fixed when this is built, on the event loop's
+    """One scrape: the counters of `metrics` and the state `now`, fixed when this is built, on the event loop's
     thread.
     """
 
     def __init__(self, metrics: Metrics, now: RouterSnapshot) -> None:
         self._tables = [table.freeze() for table in metrics.tables]
         self._in_flight = metrics.in_flight
-        # Other parts go on counting in the tables that the snapshot refers to.
+        # Other parts continue counting in the tables that the snapshot refers to.
         self._now = now._replace(
             targets=[target._replace(skipped=dict(target.skipped)) for target in now.targets],
             policy_faults=dict(now.policy_faults),
@@ -42,5 +42,7 @@ class MetricsPage(Collector):
         yield from ProcessCollector(registry=None).collect()
 
     def render(self, form: PageForm = "text") -> bytes:
-        """Return the text: tens of milliseconds with hundreds of targets. May be called in another thread."""
+        """Return the page's text, which takes tens of ms with hundreds of targets. May be called in another
+        thread.
+        """
         return render_page(self, form)

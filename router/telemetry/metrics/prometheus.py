@@ -1,7 +1,8 @@
 """Counts the events that the `/metrics` page (`page.py`) shows, as they happen.
 
-Label sets are closed: paths, models and reasons that are not configured become `other`, or a client could fill the
-memory of the router and of its Prometheus with names. Each router has metrics of its own; nothing is global.
+Label sets are closed: paths, models and reasons that are not configured become `other`, because otherwise a client
+could fill the memory of the router and of its Prometheus with names. Each router has its own metrics; nothing is
+global.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from router.telemetry.metrics.buckets import WAIT_BOUNDS_S, Exemplar, HistogramB
 from router.telemetry.metrics.label_values import OTHER, TIERS, LabelValues
 from router.telemetry.metrics.series import Counter, Histogram
 
-MAX_MODELS = 256  # adapters come and go; their counters stay
+MAX_MODELS = 256  # adapters come and go, but their counters stay
 MAX_ENDPOINTS = 64
 MAX_TOKEN_SOURCES = 32
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.__struct_fields__)
@@ -57,7 +58,7 @@ ADDED_BOUNDS_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.
 
 class RequestCounters:
     """The series of requests that ended alike, looked up together once instead of table by table. `requests` are
-    labels: endpoint, model, class of the status; `source` is that of the tokens.
+    labels: endpoint, model, class of the status; `source` is the source of the token ids.
     """
 
     __slots__ = ("duration", "model", "requests", "source", "ttft")
@@ -73,7 +74,7 @@ class RequestCounters:
 
 
 class Metrics:
-    """The counters of one router. `knows_model` says which model names may become labels."""
+    """The counters of one router. `knows_model` returns whether a model name may become a label."""
 
     def __init__(self, knows_model: Callable[[str], bool]) -> None:
         self.model_label = LabelValues(MAX_MODELS, knows_model)
@@ -128,7 +129,7 @@ class Metrics:
         self._count_continued(record)
 
     def _count_continued(self, record: Record) -> None:
-        """Count the answers that broke off, by what became of them."""
+        """Count an answer that broke off, by its outcome."""
         if record.uncontinued is not None:
             self._broken[(record.uncontinued,)] += 1
         elif any(attempt.end == "continued" for attempt in record.attempts):
@@ -136,7 +137,7 @@ class Metrics:
             self._broken[("continued_text" if by_text else "continued",)] += 1
 
     def on_trace(self, record: Record) -> None:
-        """Make a request that was counted, and whose spans are exported, the exemplar of its latencies' buckets."""
+        """Make a counted request whose spans are exported the exemplar of the buckets of its latencies."""
         if record.trace_id is None:
             return
         counters = self._look_up(record.endpoint, record.model, record.status, record.tokens_from)
@@ -150,7 +151,7 @@ class Metrics:
         source_labels = (self._token_source(source),)
         ttft, duration = self._ttft[by_endpoint], self._duration[by_endpoint]
         counters = RequestCounters(labels, source_labels, ttft, duration)
-        if (*by_endpoint, *source_labels) == (endpoint, model, source):  # other values come from clients, without end
+        if (*by_endpoint, *source_labels) == (endpoint, model, source):  # other values come from clients, unbounded
             self._counters[endpoint, model, status, source] = counters
         return counters
 
@@ -170,7 +171,7 @@ class Metrics:
         self._errors[OTHER, "unfit"] += 1
 
     def on_crash(self, endpoint: str) -> None:
-        """Count a request with a record that ended in an exception which nobody expected."""
+        """Count a request with a record that ended in an unexpected exception."""
         self._errors[self._endpoint(endpoint), INTERNAL] += 1
 
     def on_disconnect(self, endpoint: str) -> None:
@@ -180,7 +181,7 @@ class Metrics:
         self._errors[endpoint, "client_gone"] += 1
 
     def on_moved(self) -> None:
-        """Count an exchange of a picker that another endpoint answered than the chosen one."""
+        """Count a picker's exchange that an endpoint other than the chosen one answered."""
         self._moved[()] += 1
 
     def counter(self, name: str, meaning: str, *labels: str) -> Counter:
@@ -207,7 +208,7 @@ class Metrics:
         panics = "attempts for which breakers or late health probes were ignored, as all targets had those (panic)"
         self._panics = self.counter("panic_attempts_total", panics, "model")
         self._poisonous = self.counter("poison_requests_total", "requests on which two engines died")
-        self._poisonous[()] += 0  # a series from the start: `increase` of a rule does not see a series begin
+        self._poisonous[()] += 0  # from the start: a rule's `increase` misses the first value of a new series
         first, last = "arrival to the first byte of the answer", "arrival to the end of the answer"
         self._ttft = self.histogram("ttft_seconds", first, WAIT_BOUNDS_S, *by_endpoint)
         self._duration = self.histogram("request_duration_seconds", last, WAIT_BOUNDS_S, *by_endpoint)
@@ -225,7 +226,9 @@ class Metrics:
         self._token_ids = self.counter("token_ids_total", sources, "source")
 
     def _create_arm_tables(self) -> None:
-        """Tables by the arm that was drawn, a closed set of names, even after a rollback to the first arm."""
+        """Create the tables by the arm that was drawn (a closed set of names), even after a rollback to the first
+        arm.
+        """
         ended = "requests of an experiment's arm ended, by status"
         self._arm_requests = self.counter("arm_requests_total", ended, "arm", "status")
         first, last = "arrival to the first byte, by arm", "arrival to the end of the answer, by arm"
@@ -255,12 +258,12 @@ class Metrics:
             self._output[model] += record.output_tokens
         if record.cached_tokens is None or not record.attempts:
             return
-        if record.attempts[-1].prefill is None:  # KV that was handed over was neither predicted nor found
+        if record.attempts[-1].prefill is None:  # KV from a hand-off was neither predicted nor found
             self._delivered[model] += record.cached_tokens
             self._count_predicted(record.attempts[-1], *model)
 
     def _count_predicted(self, attempt: Attempt, model: str) -> None:
-        """Count what each tier adds; the overlap holds cumulative runs."""
+        """Count what each tier adds: the overlap has cumulative runs."""
         if attempt.pool_tokens is not None:
             self._predicted[model, "pool"] += attempt.pool_tokens
         overlap = attempt.decision.row.overlap

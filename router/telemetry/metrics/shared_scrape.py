@@ -1,8 +1,8 @@
-"""One rendering of the metrics page at a time, for all who ask for it meanwhile.
+"""Renders the metrics page once at a time, for all callers that request it meanwhile.
 
-A page of a large fleet takes a third of a second of CPU time, and whoever reaches the port may ask for it as often
-as he likes. So requests that come while a page is rendered wait for the next one, and share it; and between two
-pages the router rests at least as long as the first one took: pages take half of a core at most, whoever asks.
+A page of a large fleet takes a third of a second of CPU time, and anyone who reaches the port may request it as
+often as they like. So requests that arrive while a page is rendered wait for the next one and share it; and between
+two pages the router rests at least as long as the first one took. Pages therefore take half of a core at most.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from router.telemetry.metrics.exposition import PageForm
 
 
 class SharedScrape:
-    """Call it for a page whose values are not older than the call. `render` makes one; pages of different forms
-    wait for each other, too.
+    """Call it for a page whose values are not older than the call. `render` renders one page; pages of different
+    forms wait for each other, too.
     """
 
     def __init__(self, render: Callable[[PageForm], Awaitable[bytes]], tasks: Tasks, clock: Clock) -> None:
@@ -25,8 +25,8 @@ class SharedScrape:
         self._tasks = tasks
         self._clock = clock
         self._free_at = 0.0  # when the next rendering may begin
-        self._last: asyncio.Task[bytes] | None = None  # of those that have not ended
-        self._next: dict[PageForm, asyncio.Task[bytes]] = {}  # they have not begun
+        self._last: asyncio.Task[bytes] | None = None  # the last of the renderings that have not ended
+        self._next: dict[PageForm, asyncio.Task[bytes]] = {}  # renderings that have not begun
 
     async def __call__(self, form: PageForm = "text") -> bytes:
         if (page := self._next.get(form)) is None:

@@ -1,7 +1,7 @@
 """The state of the router at the moment of a scrape, as plain values.
 
-The composition root takes the snapshot; neither this file nor `state.py`, which turns it into metrics, knows where
-its values come from. `None` means unknown, and then there is no sample.
+The composition root takes the snapshot; neither this module nor `state.py`, which turns it into metrics, depends on
+the sources of its values. None means unknown and produces no sample.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TargetState(NamedTuple):
     gauges: Gauges  # as last reported by the engine
     speed: Speed
     index_stats: IndexStats
-    recalled_blocks: int  # learned by other evidence than their events
+    recalled_blocks: int  # learned from other evidence than their events
     stream_state: str  # one of STREAM_STATES
     trusted: bool
     lag_s: float | None
@@ -71,9 +71,9 @@ class PolicyState(NamedTuple):
 
     in_force: Sequence[PolicyInForce] = ()
     switches: Mapping[str, int] = {}  # by source: files, admin, guard, replicas
-    refusals: Mapping[str, int] = {}  # by the source of what could not be read or built
+    refusals: Mapping[str, int] = {}  # by the source of the policies that could not be read or built
     arms: Sequence[ArmUnits] = ()
-    shadows: Mapping[str, tuple[ChoiceComparison, bool]] = {}  # by policy; whether it is out
+    shadows: Mapping[str, tuple[ChoiceComparison, bool]] = {}  # by policy, with whether it is out
     audit_failures: int | None = None  # writes of the audit log that failed; None: there is no audit log
 
 
@@ -93,20 +93,20 @@ class ConnectionState(NamedTuple):
 
 
 class ReplicaReport(NamedTuple):
-    """One configured address, or a process that sends and is not configured here (`address` None)."""
+    """One configured address, or a process that sends frames but is not configured here (`address` None)."""
 
     address: str | None
     run: str | None  # id of its run; None: it has not answered yet
     own: bool  # this router itself
-    up: bool  # both ways
-    last_heard_s: float | None  # since its last frame; None: none comes
-    lag_s: float | None  # half the time from the last beat to its acknowledgement; None: there was none
+    up: bool  # in both directions
+    last_heard_s: float | None  # since its last frame; None: no frames arrive
+    lag_s: float | None  # half the time from the last beat to its acknowledgement; None: no acknowledgement
     bytes_sent: int
-    bytes_received: int  # since its first frame, or the first after a silence
+    bytes_received: int  # since its first frame, or its first frame after a silence
     unsent: int  # frames for which there was no connection, or no room
-    same_policies: bool | None = None  # as in force here; None: it is not up, or has not said so
-    same_instances: bool | None = None  # the same names as here
-    instances: int | None = None  # number of those it knows
+    same_policies: bool | None = None  # as in force here; None: it is not up, or has not reported them
+    same_instances: bool | None = None  # it has instances of the same names as this router
+    instances: int | None = None  # the number of instances that it has
 
 
 class RouterSnapshot(NamedTuple):

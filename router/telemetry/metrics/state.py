@@ -1,8 +1,8 @@
 """The state metrics: turns a snapshot into Prometheus metric families when scraped.
 
 Nothing is kept between scrapes, so the series of an instance that left disappear by themselves, and no gauge must
-be reset. Counters of other parts (event streams, tokenizers) come the same way. Names of policies are a closed set:
-anyone who may add one may also read this.
+be reset. Counters of other parts (event streams, tokenizers) are included in the same way. Names of policies are a
+closed set: anyone who may add one may also read this page.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ HELP = {
     "replica_same_instances": "1 while it knows instances of the same names; no sample while it is not up",
     "replica_unsent_frames_total": "frames for which there was no connection to it, or no room",
 }
-"""Help texts by name, without the prefix `warmroute_`. What ends with `_total` is a counter, the rest are
+"""Help texts by name, without the prefix `warmroute_`. Names that end with `_total` are counters, all others
 gauges.
 """
 
@@ -137,7 +137,7 @@ def _family(name: str, labels: Sequence[str], samples: Samples) -> Metric:
 
 
 def families(now: RouterSnapshot) -> Iterator[Metric]:
-    """Yield every metric of this file, with or without samples, and those of features."""
+    """Yield every metric of this module, with or without samples, and the metrics of features."""
     for name, value in TARGET_VALUES.items():
         yield _family(name, TARGET, (((t.target, t.instance), value(t)) for t in now.targets))
     yield from _target_states(now.targets)

@@ -92,7 +92,7 @@ def test_trouble_with_a_file_is_said_once_and_its_end_too(tmp_path: Path, caplog
     file.refresh()
     said = [record.getMessage().partition(f" {path}")[0] for record in caplog.records]
     stays = "clients.keys_file: the keys read before stay in use:"
-    assert said == [stays, stays, "clients.keys_file: it can be read again, and has not changed"]
+    assert said == [stays, stays, "clients.keys_file: readable again, and unchanged"]
 
 
 def test_files_that_cannot_be_used_at_the_start_are_refused(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_an_issuers_keys_are_fetched_and_fetched_again_for_a_new_key(
             with pytest.raises(NoTarget):
                 identify(keys, old.token("team"))
             server.status, server.body = 200, old.jwks()
-            await eventually(lambda: "the keys of the issuer are here" in caplog.text)
+            await eventually(lambda: "the issuer's keys are loaded" in caplog.text)
             assert identify(keys, old.token("team")) == "team"
             before, server.body = server.requests, new.jwks()
             with pytest.raises(Unauthorized):

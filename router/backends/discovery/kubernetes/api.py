@@ -1,7 +1,7 @@
 """The connection to the Kubernetes API server: pages of a list, lines of a watch, and changes of an object.
 
-The token and the CA are read for every request, for the kubelet replaces the token about hourly. Each request has a
-connection of its own, so none can go to one that died unnoticed; there are a few per minute.
+The token and the CA are read for every request, because the kubelet replaces the token about hourly. Each request
+has a connection of its own, so that none is sent on a connection that died unnoticed; there are a few per minute.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEEPALIVE = [
 
 
 class ApiUnavailable(WarmrouteError):
-    """No answer, or one that cannot be used; the text says why."""
+    """There is no answer, or an unusable one; the text states why."""
 
 
 class ApiRefused(WarmrouteError):
@@ -47,7 +47,7 @@ class ApiRefused(WarmrouteError):
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
-        self.retry_after_s = retry_after_s  # None: it did not say
+        self.retry_after_s = retry_after_s  # None: not stated
 
 
 class WatchLines:
@@ -58,7 +58,7 @@ class WatchLines:
         self._rest = b""
 
     async def next(self, timeout_s: float) -> list[bytes] | None:
-        """Return the lines that arrive next, perhaps none as yet; None at the end. Raises ApiUnavailable when the
+        """Return the lines that arrive next, possibly none yet; None at the end. Raises ApiUnavailable when the
         connection breaks or a line is too long, and TimeoutError when nothing arrives within `timeout_s`.
         """
         try:
@@ -75,7 +75,7 @@ class WatchLines:
 
 
 class KubernetesApi:
-    """The API server as `config` says."""
+    """The API server that `config` names."""
 
     def __init__(self, config: KubernetesApiConfig) -> None:
         self._url = config.url
@@ -89,7 +89,7 @@ class KubernetesApi:
             return await _read(response, MAX_PAGE_BYTES)
 
     async def patch(self, path: str, change: Mapping[str, Any]) -> None:
-        """Change an object: the fields of `change` are set, None removes one (RFC 7386). Raises ApiRefused or
+        """Set the fields of `change` in an object; None removes a field (RFC 7386). Raises ApiRefused or
         ApiUnavailable.
         """
         async with self._open(path, {}, ANSWER_TIMEOUT_S, change) as response:
@@ -105,7 +105,7 @@ class KubernetesApi:
     async def _open(
         self, path: str, query: Mapping[str, str], read_timeout_s: float | None, change: Mapping[str, Any] | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request, a PATCH where there is a `change`, and wait for the head of its answer."""
+        """Send a request, a PATCH if there is a `change`, and wait for the head of its answer."""
         timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=read_timeout_s)
         try:
             token = (await asyncio.to_thread(self._token_file.read_text)).strip()
@@ -146,11 +146,11 @@ def describe_failure(error: httpx.HTTPError) -> str:
 
 
 def _close_with(opened: AsyncExitStack) -> Callable[[str, Any], Awaitable[None]]:
-    """Return httpx's trace extension that has `opened` close the TCP connection of a request, whatever becomes of
-    it.
+    """Return httpx's trace extension that makes `opened` close the TCP connection of a request, however the request
+    ends.
 
     httpcore 1.0.9 loses, still open, the connection of a request that is cancelled during the TLS handshake: its
-    `start_tls` closes it after an `Exception` only. To close a connection twice does no harm.
+    `start_tls` closes it only after an `Exception`. Closing a connection twice does no harm.
     """
 
     async def trace(event: str, info: Any) -> None:
@@ -173,7 +173,7 @@ async def _read(response: httpx.Response, limit_bytes: int) -> bytes:
 
 
 async def _read_refusal(response: httpx.Response) -> ApiRefused:
-    """Return the error that the answer says, with `Retry-After` in seconds if it has one."""
+    """Return the error in the answer, with `Retry-After` in seconds if the answer has it."""
     body = await _read(response, MAX_PAGE_BYTES)
     try:
         message = msgspec.json.decode(body, type=ApiStatus).message

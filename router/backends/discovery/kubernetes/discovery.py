@@ -1,10 +1,10 @@
 """Instances from Kubernetes: the pods that a label selector finds in one namespace, or those of an InferencePool.
 
     pods             selector and ports of the configuration -> list and watch -> instances
-    InferencePool    list and watch of the pool -> its selector and ports -> the same; a new selector is followed by a
-                     new list, until which the old pods stand
+    InferencePool    list and watch of the pool -> its selector and ports -> the same; after a change of selector
+                     the old pods stay in force until the new pods have been listed
 
-Changes that come together are given on together, at most every `SETTLE_S`.
+Changes that arrive together are passed on together, at most every `SETTLE_S`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
 
 
 class PodScope(NamedTuple):
-    """Which pods are engines, and at which ports they listen."""
+    """The pods that are engines, by selector, and the ports at which they listen."""
 
     selector: str
     ports: Sequence[int]
@@ -41,8 +41,8 @@ class PodScope(NamedTuple):
 
 class KubernetesDiscovery:
     """The engines of one namespace. `jitter` spreads the retries of several routers; `environment` is that of the
-    process, where a pod finds the API server. Raises ConfigError outside of a cluster unless `config` says where it
-    is.
+    process, in which a pod finds the API server. Raises ConfigError outside of a cluster unless `config` names the
+    API server and the namespace.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class KubernetesDiscovery:
         self._changed = asyncio.Event()
         self._scope: PodScope | None = None  # None: the pool was not read yet
         self._pool: Reflector[InferencePool] | None = None
-        self._pods: Reflector[Pod] | None = None  # that of the newest selector
-        self._listed: Reflector[Pod] | None = None  # the newest that has listed its pods
+        self._pods: Reflector[Pod] | None = None  # the one for the newest selector
+        self._listed: Reflector[Pod] | None = None  # the newest one that has listed its pods
         self._following: asyncio.Task[None] | None = None
 
     @property
@@ -118,7 +118,7 @@ class KubernetesDiscovery:
         self._tasks.supervise("inference pool", self._pool.run)
 
     def _on_pool_change(self) -> None:
-        """Follow the pool's selector and ports. The last ones stand when the pool is gone."""
+        """Follow the pool's selector and ports. The last ones stay in force when the pool is gone."""
         for pool in (self._pool.objects or {}).values() if self._pool is not None else ():
             labels = ",".join(f"{key}={value}" for key, value in sorted(pool.spec.selector.match_labels.items()))
             self._follow(PodScope(labels, tuple(port.number for port in pool.spec.target_ports)))
@@ -145,7 +145,7 @@ class KubernetesDiscovery:
 
 
 def find_api_server(environment: Mapping[str, str]) -> KubernetesApiConfig:
-    """Return the API server as Kubernetes tells every pod. Raises ConfigError outside of a cluster."""
+    """Return the API server from the environment of every pod in a cluster. Raises ConfigError outside of one."""
     host = environment.get("KUBERNETES_SERVICE_HOST")
     if not host:
         raise ConfigError("fleet.kubernetes.api: give it: KUBERNETES_SERVICE_HOST is not set, so this is no pod")

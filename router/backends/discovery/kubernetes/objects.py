@@ -1,4 +1,4 @@
-"""The parts of Kubernetes objects that discovery reads. What is not listed here is skipped when JSON is decoded.
+"""The parts of Kubernetes objects that discovery reads. Fields not listed here are skipped when JSON is decoded.
 
 Field names are those of the API: https://kubernetes.io/docs/reference/kubernetes-api/
 """
@@ -77,7 +77,7 @@ class BookmarkObject(msgspec.Struct, frozen=True):
 
 
 class ApiStatus(msgspec.Struct, frozen=True):
-    """Why the API server refuses."""
+    """The reason why the API server refuses a request."""
 
     message: str = ""
     reason: str = ""

@@ -1,12 +1,13 @@
-"""Interprets pods: the instances of each, their addresses, and whether they get requests.
+"""Interprets pods: the instances of each, their addresses, and whether they receive requests.
 
 A pod is usable when it is Ready, is not being deleted, and has an address, as for llm-d and the Gateway API
-inference extension. It becomes instances when it is usable for the first time. Later it may stop being usable: then
-it gets no new requests, and stays known until it is gone, so that open answers end well and one that was not ready
-for a moment comes back with its index. A pod whose containers have ended is gone, even while its object is there.
+inference extension. A pod becomes instances when it is usable for the first time. If it later stops being usable,
+it receives no new requests, and stays known until it is gone, so that open answers end well and a pod that was not
+ready for a moment returns with its index. A pod whose containers have ended is gone, even while its object still
+exists.
 
-An instance is called by the pod and the first digits of its uid, so that nothing that is remembered by name (a
-snapshot of the index, sessions, stored responses) passes to another pod of that name. Pure.
+An instance is named by the pod and the first digits of its uid, so that nothing that is stored by name (a snapshot
+of the index, sessions, stored responses) passes to another pod of that name. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROLES = {
     "encode-prefill-decode": "both",
     "both": "both",
 }
-"""Values of llm-d's label. One with `encode` alone computes no tokens, so it is no instance."""
+"""Values of llm-d's label. A pod with `encode` alone computes no tokens, so it is no instance."""
 ACTIVE_PORTS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 REVISION = "warmroute.dev/revision"
 EVENTS_PORT = "warmroute.dev/kv-events-port"
@@ -39,7 +40,7 @@ UID_CHARS = 8
 
 
 class PodReading(NamedTuple):
-    """A pod as it was last seen, and the instances that it is."""
+    """A pod as it was last seen, and its instances."""
 
     pod: Pod
     ports: Sequence[int]
@@ -47,7 +48,7 @@ class PodReading(NamedTuple):
 
 
 def is_usable(pod: Pod) -> bool:
-    """Return whether a pod may get requests."""
+    """Return whether a pod may receive requests."""
     conditions = pod.status.conditions or ()
     ready = any(condition.type == "Ready" and condition.status == "True" for condition in conditions)
     return ready and pod.metadata.deletion_timestamp is None and bool(pod.status.pod_ip)
@@ -59,11 +60,11 @@ class PodInstances:
     def __init__(self, config: KubernetesConfig, namespace: str) -> None:
         self._config = config
         self._namespace = namespace
-        self._readings: dict[str, PodReading] = {}  # by uid; of pods that were usable
+        self._readings: dict[str, PodReading] = {}  # by uid; of pods that have been usable
 
     def update(self, pods: Mapping[str, Pod], ports: Sequence[int]) -> list[DiscoveredInstance]:
-        """Return the instances of all pods, by uid, each of which listens at `ports`. Where two pods have one
-        address, the usable one has it: the other is being deleted.
+        """Return the instances of all `pods`, given by uid, each of which listens at `ports`. If two pods have one
+        address, the usable one gets it: the other is being deleted.
         """
         readings: dict[str, PodReading] = {}
         for uid, pod in pods.items():
@@ -82,9 +83,7 @@ class PodInstances:
         return list(by_url.values())
 
     def _read(self, known: PodReading | None, pod: Pod, ports: Sequence[int]) -> PodReading | None:
-        """Read a pod; None if it is no instance, or not yet. What did not change is kept from the reading
-        before.
-        """
+        """Read a pod; None if it is no instance, or not yet. Unchanged parts are kept from the previous reading."""
         if pod.status.phase in ENDED:
             return None
         if known is None:
@@ -138,9 +137,7 @@ class PodInstances:
         return {"protocol": protocol}
 
     def _role(self, pod: Pod) -> str | None:
-        """Return the role by the labels of the configuration, else by llm-d's label; None for one that only
-        encodes.
-        """
+        """Return the role by the configured labels, else by llm-d's label; None for a pod that only encodes."""
         labels = pod.metadata.labels or {}
         for role, wanted in (("prefill", self._config.prefill_labels), ("decode", self._config.decode_labels)):
             if wanted and wanted.items() <= labels.items():
@@ -150,8 +147,8 @@ class PodInstances:
 
 
 def _find_events(annotations: Mapping[str, str], host: str, rank: int) -> str | list[dict[str, object]]:
-    """Return where the instance publishes its events, by annotations that give the ports of rank 0; "auto" without:
-    the engine is asked.
+    """Return where the instance publishes its events, from annotations with the ports of rank 0; "auto" without
+    annotations, which means that the engine is queried.
     """
     port = _port(annotations.get(EVENTS_PORT))
     if port is None:

@@ -1,11 +1,11 @@
-"""Keeps the objects of one collection up to date by list and watch, as the Reflector of client-go does.
+"""Keeps the objects of one collection up to date by list and watch, like the Reflector of client-go.
 
-    list    all objects, in pages                     at first; every `relist_s`, so that an event that was lost
-                                                      matters no longer than that; and whenever a watch cannot go on
-    watch   changes since the list's version          the server ends each after `watch_s`, and the next goes on from
-                                                      the last version, which bookmarks keep fresh
-    410     "too old resource version"                the version is forgotten: list again, at once the first time. It
-                                                      comes as a status, or as an event inside an answer of status 200
+    list    all objects, in pages                     at first; every `relist_s`, so that the effect of a lost event
+                                                      does not last longer; and whenever a watch cannot continue
+    watch   changes since the list's version          the server ends each watch after `watch_s`, and the next one
+                                                      continues from the last version, which bookmarks keep fresh
+    410     "too old resource version"                the version is dropped: list again, at once the first time.
+                                                      410 arrives as a status, or as an event in an answer of 200
     silent  nothing by `watch_s` + `grace_s`           the connection may be dead: list again
     else    no answer, an error                       again after a pause that doubles, with jitter, or `Retry-After`
 
@@ -36,11 +36,11 @@ from router.errors import WarmrouteError
 log = logging.getLogger("warmroute.discovery")
 
 GONE = 410
-PAGE_OBJECTS = 100  # decoding a page takes a millisecond, for which requests wait
+PAGE_OBJECTS = 100  # decoding a page takes a millisecond, during which requests wait
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
-SHORT_WATCH_S = 1.0  # one that ends sooner has failed, whatever it says
-KEEPS_VERSION = frozenset({401, 403, 429, 500, 502, 503})  # refusals after which the watch may go on where it was
+SHORT_WATCH_S = 1.0  # a watch that ends sooner has failed, whatever its status
+KEEPS_VERSION = frozenset({401, 403, 429, 500, 502, 503})  # refusals after which the watch may continue
 
 
 class KubernetesObject(Protocol):
@@ -52,15 +52,15 @@ T = TypeVar("T", bound=KubernetesObject)
 
 
 class WatchTiming(NamedTuple):
-    """Seconds."""
+    """Times of lists and watches, seconds."""
 
     watch_s: float = 30.0  # after which the server ends a watch
-    grace_s: float = 5.0  # how much longer a watch may say nothing before it counts as dead
+    grace_s: float = 5.0  # how much longer a watch may stay silent before it counts as dead
     relist_s: float = 300.0  # between two lists
 
 
 class VersionExpired(WarmrouteError):
-    """The API server does not know the changes since this version any more: list again."""
+    """The API server no longer has the changes since this version: list again."""
 
 
 class Reflector(Generic[T]):
@@ -95,7 +95,7 @@ class Reflector(Generic[T]):
         self.lists = 0
 
     async def run(self) -> None:
-        """List and watch, for ever."""
+        """List and watch, forever."""
         failures = 0
         while True:
             pause_s: float | None = None
@@ -124,7 +124,7 @@ class Reflector(Generic[T]):
             await asyncio.sleep(max(pause_s or 0.0, longest_s * (0.5 + 0.5 * self._jitter.share())))
 
     async def _list(self) -> None:
-        """Replace all objects by those that the API server has now."""
+        """Replace all objects with the API server's current ones."""
         objects: dict[str, T] = {}
         query = self._query | {"limit": str(PAGE_OBJECTS)}
         page_token: str | None = None
@@ -175,7 +175,7 @@ class Reflector(Generic[T]):
                 except TimeoutError:
                     log.info("discovery.kubernetes: the watch of %s fell silent: listing again", self._path)
                     self._version = None
-                except ApiUnavailable as error:  # it had begun: the next one goes on from here, or says the trouble
+                except ApiUnavailable as error:  # the next watch continues from here, or reports the trouble
                     log.debug("discovery.kubernetes: the watch of %s broke off: %s", self._path, error)
         except ApiRefused as error:
             if error.status == GONE:
@@ -189,7 +189,7 @@ class Reflector(Generic[T]):
             try:
                 changed |= self._apply(msgspec.json.decode(line, type=WatchEvent))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._version = None  # what it said is lost
+                self._version = None  # the event's change is lost
                 raise ApiRefused(0, f"an event that cannot be read: {error}") from error
         return changed
 

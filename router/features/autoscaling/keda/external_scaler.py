@@ -1,12 +1,13 @@
-"""Answers KEDA, which asks about one model and role, that of a trigger's metadata.
+"""External scaler for KEDA. Each call is about one model and role, given by the metadata of a trigger.
 
     GetMetricSpec    one instance for each 1 of `warmroute_desired_instances`, so that the HPA's count is the metric
     GetMetrics       how many instances are wanted
-    IsActive         whether any is: KEDA scales to and from zero by it
+    IsActive         whether any instance is wanted: KEDA scales to and from zero by it
     StreamIsActive   the same, now and whenever it changes: at once when a first request waits for a model that sleeps
 
-What is unknown is an error, never 0: KEDA then keeps the count that is there, or uses its `fallback`. So a stream
-says nothing while nothing is known. A model that sleeps is not unknown: nobody uses it, so no instance is wanted.
+An unknown count is an error, never 0: KEDA then keeps the present count, or uses its `fallback`. A stream sends
+nothing while the count is unknown. The count of a model that sleeps is not unknown: the model is unused, so no
+instance is wanted.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ ROLES = ("both", "prefill", "decode")
 
 
 class ScalerRefusal(NamedTuple):
-    """A status of gRPC other than OK, and why."""
+    """A gRPC status other than OK, and the reason."""
 
     status: int
     reason: str
 
 
 class ExternalScaler:
-    """Answers from `scaling`."""
+    """Answers KEDA's calls from `scaling`."""
 
     def __init__(self, scaling: Scaling) -> None:
         self._scaling = scaling
@@ -51,7 +52,7 @@ class ExternalScaler:
         scaling.on_change.append(self._tell)
 
     def services(self) -> Services:
-        """Return the factories of its methods' handlers, by path."""
+        """Return the factories of the gRPC methods' handlers, by path."""
         return {
             f"/{SERVICE}/GetMetricSpec".encode(): lambda stream: _Question(stream, self.describe_metric),
             f"/{SERVICE}/GetMetrics".encode(): lambda stream: _Question(stream, self.measure),
@@ -60,7 +61,9 @@ class ExternalScaler:
         }
 
     def describe_metric(self, data: bytes) -> bytes | ScalerRefusal:
-        """Answer GetMetricSpec, also where nothing is known: KEDA makes the HPA by it. Raises `DecodeError`."""
+        """Answer GetMetricSpec, even if the count is unknown, because KEDA builds the HPA from the answer. Raises
+        `DecodeError`.
+        """
         key = read_key(ScaledObject.FromString(data))
         if isinstance(key, ScalerRefusal):
             return key
@@ -141,7 +144,7 @@ class _Question:
 
 
 class _ActivityStream:
-    """A call that is told changes until its caller leaves. `open` has all such calls."""
+    """A call that receives changes until its caller leaves. `open` contains all such calls."""
 
     def __init__(self, stream: GrpcStream, scaler: ExternalScaler, open: set[_ActivityStream]) -> None:
         self._stream = stream
@@ -163,7 +166,7 @@ class _ActivityStream:
         self.tell()
 
     def tell(self) -> None:
-        """Say whether the model is active, unless that is unknown or was said last."""
+        """Send whether the model is active, unless that is unknown or unchanged since the last message."""
         active = self._scaler.is_active(self._key)
         if active is not None and active != self._last_sent:
             self._last_sent = active

@@ -179,7 +179,7 @@ def test_others_say_what_they_would_have_chosen_and_by_how_much() -> None:
     assert seen.of("lmetric") == [["lmetric", "dear/0", "-1.50", "–", "2.00", "5.50", "3.50", "ms", "one; two"]]
     assert seen.of("warm")[-1] == ["warm", "the same", "0.00", "0", "2.00", "–", "–", "raw", ""]
     assert seen.of("odd") == [["odd", "failed: policy odd: boom"]]
-    assert "What other policies would have chosen" not in render_page(describe_record(a_record()) | {"others": []})
+    assert "Other policies' choices" not in render_page(describe_record(a_record()) | {"others": []})
 
 
 def test_shadows_say_what_they_would_have_done() -> None:
