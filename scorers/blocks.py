@@ -4,9 +4,10 @@ credits.
 prefill = (uncached tokens queued at the target + this prompt - credit for what the target can reuse) / block size
 
 Source: `raw_prefill_blocks` and `overlap_credit_blocks` of ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector.
-Dynamo has one block size per router. Fleets here mix them (16 on GPUs, 128 on CPUs), and a target must not look
-eight times as idle because it counts in larger blocks. So one size, the smallest that any candidate reports, is the
-unit of a whole decision, or 16 if none reports any. Blocks are fractions, since the tokens are known exactly.
+Dynamo has one block size per router. Fleets here mix block sizes (16 on GPUs, 128 on CPUs), and a target must not
+look eight times as idle because it counts in larger blocks. So a whole decision uses one size as its unit: the
+smallest that any candidate reports, or 16 if none reports any. Blocks are fractions, since the tokens are known
+exactly.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple, Protocol
 from scorers.contract import Load, Overlap, Row, View
 from scorers.polled import fill_missing
 
-DEFAULT_BLOCK_TOKENS = 16  # vLLM's block size on GPUs, where no candidate has reported its own
+DEFAULT_BLOCK_TOKENS = 16  # vLLM's block size on GPUs, used if no candidate has reported its own
 
 
 class CreditParameters(Protocol):
@@ -34,7 +35,7 @@ class CreditParameters(Protocol):
 
 
 class Credit:
-    """Worth of a cached token by its tier: 1 saves its whole computation, 0 saves nothing."""
+    """Worth of a cached token by its tier: at 1 the token saves its whole computation, at 0 nothing."""
 
     __slots__ = ("cpu", "disk", "gpu", "shared")
 
@@ -46,7 +47,7 @@ class Credit:
 
     @classmethod
     def of(cls, scorer: CreditParameters) -> Credit:
-        """Return the credit that a scorer's parameters say."""
+        """Return the credit with the weights of a scorer's parameters."""
         return cls(
             scorer.overlap_score_credit,
             scorer.host_cache_hit_weight,
@@ -62,8 +63,8 @@ class Credit:
         )
 
     def tokens(self, overlap: Overlap, pooled: int, gpu_share: float = 1.0) -> float:
-        """Return the tokens that need not be computed, as Dynamo counts them. `gpu_share` scales what the GPU's
-        part is worth.
+        """Return the tokens that need not be computed, as Dynamo counts them. `gpu_share` scales the worth of the
+        GPU's part.
 
         Recently sent blocks count as held by the GPU (Dynamo's predicted entries). As in Dynamo, the shared part is
         all that the pool holds beyond the GPU's, so a token both in host memory and in the pool is credited for
@@ -80,7 +81,9 @@ class Credit:
 
 
 class TierWeights(NamedTuple):
-    """Worth of a cached token where it is held, in none before it in this order: no token counts twice."""
+    """Worth of a cached token by where it is held. A token held in several places counts once, for the first in
+    this order.
+    """
 
     gpu: float
     host: float
@@ -90,7 +93,7 @@ class TierWeights(NamedTuple):
 
 def weigh_tiers(rows: Sequence[Row], weights: TierWeights, pooled: int, expected: bool = True) -> list[float | None]:
     """Return the worth of the prompt's tokens at each row, with `pooled` of them in the shared pool; None where the
-    overlap is unknown. `expected` counts blocks sent there just now as held by the GPU.
+    overlap is unknown. With `expected`, blocks just sent to a target count as held by its GPU.
     """
     on_gpu, in_host, in_pool, on_disk = weights
     worths: list[float | None] = []
@@ -115,14 +118,14 @@ def fill_credits(rows: Sequence[Row], credit: Callable[[Row, Overlap], float]) -
 
 
 def fill_held(rows: Sequence[Row]) -> list[float]:
-    """Return the tokens on every row's GPU or just sent there; where unknown, the mean of the others, 0 if none
-    is.
+    """Return the tokens on every row's GPU or just sent there; where unknown, the mean of the others (0 if none is
+    known).
     """
     return fill_missing([None if (overlap := row.overlap) is None else overlap.expected_tokens for row in rows])
 
 
 def block_tokens(rows: Sequence[Row]) -> int:
-    """Return the block size that is used for all rows of one decision, in tokens."""
+    """Return the block size used for all rows of one decision, in tokens."""
     return min([row.block_tokens for row in rows if row.block_tokens], default=DEFAULT_BLOCK_TOKENS)
 
 
@@ -143,7 +146,8 @@ def whole_tokens(view: View) -> int:
 
 
 def used_tokens(load: Load) -> int:
-    """Return the KV memory in use. Missing: the contexts of all requests, as if they shared nothing."""
+    """Return the KV tokens in use at a target; if unknown, the contexts of all requests, as if they shared nothing.
+    """
     return load.context_tokens if load.live_tokens is None else load.live_tokens
 
 
@@ -165,8 +169,8 @@ def blocks_ahead(
 
 
 def split_prefill(rows: Sequence[Row], prefill: Sequence[float], weight: float) -> dict[str, list[float]]:
-    """Return the tokens of prefill ahead at each row, times `weight`, in parts: `queued_prefill`, and `own_prefill`
-    of this prompt less its credit, below 0 where the credit is for more than the prompt.
+    """Return the tokens of prefill ahead at each row, times `weight`, in two parts: `queued_prefill`, and
+    `own_prefill`, which is this prompt less its credit and negative if the credit exceeds the prompt.
     """
     queued = [row.load.prefill_tokens for row in rows]
     return {

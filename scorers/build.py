@@ -1,7 +1,7 @@
-"""Which build runs: modules that mypyc compiled (setup.py), or their Python source.
+"""Selection of the build that runs: modules compiled by mypyc (setup.py), or their Python source.
 
-Both are installed side by side and Python prefers the compiled one. With WARMROUTE_PURE=1 in the environment the
-source runs.
+Both builds are installed side by side and Python prefers the compiled one. With WARMROUTE_PURE=1 in the environment
+the source runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class SourceFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of the module's source in one of `path`, the folders of its package; None: it has
-        none.
+        """Return the spec of the module's source in one of the folders `path` of its package. None if it has no
+        source there.
         """
         if not name.startswith(PACKAGES):
             return None
@@ -33,7 +33,7 @@ class SourceFinder:
 
 
 def prefer_source() -> None:
-    """Import the source of modules from here on, if the environment asks for it."""
+    """Import the source of modules from now on, if WARMROUTE_PURE=1 is set."""
     if os.environ.get(PURE) == "1" and SourceFinder not in sys.meta_path:
         sys.meta_path.insert(0, SourceFinder)
 

@@ -1,8 +1,8 @@
 """Pseudo-random draws for plug-ins, computed from the view alone.
 
-Nothing here keeps state or is seeded by the process, so replaying a view gives the same draw. A draw belongs to a
-name (a target, as a rule) and not to a position, so the order of rows does not matter. `use` keeps the draws of two
-plug-ins in one policy independent.
+The functions keep no state and take no seed from the process, so replaying a view gives the same draw. A draw
+belongs to a name (a target, as a rule) and not to a position, so the order of rows does not matter. `use` keeps the
+draws of two plug-ins in one policy independent.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def draws(seed: int, number: int, names: Iterable[str], use: str = "") -> list[f
 
 
 def draw_soft(seed: int, number: int, rows: Sequence[Row], costs: Sequence[float], temperature: float) -> int:
-    """Return the index of a row, drawn with a probability in proportion to exp(-cost / `temperature`), where costs
-    are parts of their range. The Gumbel trick: each cost is perturbed by its own draw, and the least wins.
+    """Return the index of a row, drawn with a probability proportional to exp(-cost / `temperature`), where costs
+    are fractions of their range. By the Gumbel trick, each cost is perturbed by its own draw, and the least wins.
     """
     least = min(costs)
     scale = temperature * (max(costs) - least) or 1.0

@@ -1,18 +1,18 @@
 """The contract between the router and its plug-ins: what a scorer, filter or picker reads and what it returns.
 
-A `View` is frozen: every fact one decision may use, gathered once, shared by the live policy, its shadows, the
-replayer and the simulator. A scorer turns it into one cost per row, *lower is better*; a filter selects the rows
-that stay; a picker takes the costs and chooses a row. None of them does I/O, reads a clock or draws random numbers
-of its own: what they need from time and chance is in the view (`seed`, `number`, ages), so the same view gives the
-same choice.
+A `View` is frozen. It contains every fact that one decision may use, gathered once and shared by the live policy,
+its shadows, the replayer and the simulator. A scorer turns a view into one cost per row, *lower is better*; a
+filter selects the rows that stay; a picker takes the costs and chooses a row. Plug-ins do no I/O, read no clock and
+draw no random numbers of their own: the facts that depend on time and chance (`seed`, `number`, ages) are in the
+view, so the same view gives the same choice.
 
-Missing is `None`, never 0: a row whose engine has reported nothing must not look idle. Every value from outside
-carries its age in seconds. A plug-in that reads a value says in its docstring what it does where the value is
-missing.
+A missing value is `None`, never 0: a row whose engine has reported nothing must not look idle. Every value from
+outside carries its age in seconds. A plug-in that reads a value documents in its docstring what it does if the
+value is missing.
 
-Fields with a default were added later, or only some fleets know them; the default means "not reported". The structs
-are NamedTuples because they are built per candidate and request: immutable like a frozen dataclass at a quarter of
-its construction cost. This package imports the standard library only.
+Fields with a default were added later, or are known in some fleets only; the default means "not reported". The
+structs are NamedTuples because they are built per candidate and request: they are immutable like a frozen dataclass
+and take a quarter of its time to construct. This package imports the standard library only.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from typing import ClassVar, Literal, NamedTuple
 
 
 class Unit(Enum):
-    """Unit of a cost. All scorers of a policy have the same unit: a mix is refused when the policy is built."""
+    """Unit of a cost. All scorers of a policy have the same unit: the router rejects a mix when it builds the
+    policy.
+    """
 
     MS = "ms"
     BLOCKS = "blocks"
     POINTS = "points"  # in [0, 1], checked by the router
-    RAW = "raw"  # a scale of its own: must be the policy's only scorer
+    RAW = "raw"  # the scorer's own scale: it must be the policy's only scorer
 
 
 class Needs(Flag):
@@ -38,11 +40,12 @@ class Needs(Flag):
     CACHE = auto()  # prompt_tokens, prefix, prefixes, rows[].overlap, rows[].held_tokens
     POOL = auto()  # pool
     LOAD = auto()  # rows[].load, rows[].speed, busy, nominal
-    SESSION = auto()  # session, last_target, and all from program on
+    SESSION = auto()  # session, last_target, and all fields from `program` on
 
 
 class Measure(Enum):
-    """The quantity that decides among rows that hold the same part of a prompt: the least of it wins."""
+    """The quantity that decides among rows that hold the same part of a prompt: the row with the least of it wins.
+    """
 
     REQUESTS = "load.requests"
     QUEUE = "load.queued_ms"
@@ -53,19 +56,20 @@ class Measure(Enum):
 
 
 class Overlap(NamedTuple):
-    """Leading prompt tokens that a target holds, from token 0, whole blocks only.
+    """Leading prompt tokens that a target holds, counted from token 0 in whole blocks.
 
-    The tiers are cumulative, `gpu_tokens <= cpu_tokens <= disk_tokens`: the second is the run that can be had from
-    the GPU or host memory, the third adds disk; what a tier adds is the difference. `expected_tokens` (at least
-    `gpu_tokens`) also counts blocks of requests sent there so recently that no event can have reported them yet.
-    All are capped at what an engine can use: the last prompt token is always computed.
+    The tiers are cumulative, `gpu_tokens <= cpu_tokens <= disk_tokens`: `cpu_tokens` is the run held in GPU or host
+    memory, `disk_tokens` the run held in any tier of the target; the difference is what a tier adds.
+    `expected_tokens` (at least `gpu_tokens`) also counts blocks of requests that the router sent to the target so
+    recently that no event can have reported them yet. All four are capped at the number of tokens that an engine
+    can reuse: it always computes the last prompt token.
     """
 
     gpu_tokens: int
     cpu_tokens: int
     disk_tokens: int
     expected_tokens: int
-    source: Literal["events", "approximate"]  # approximate: from what the router sent there, without reliable events
+    source: Literal["events", "approximate"]  # approximate: without reliable events, from what was sent there
     age_s: float | None  # since the last event or heartbeat on the target's event stream
 
 
@@ -73,8 +77,8 @@ class Load(NamedTuple):
     """Load of a target: the router's own bookings first, then the engine's gauges as of the last poll."""
 
     requests: int  # the router's own, in flight
-    prefilling: int  # of those, without a first byte yet
-    prefill_tokens: int  # uncached prompt tokens of those `prefilling`
+    prefilling: int  # those of `requests` without a first byte yet
+    prefill_tokens: int  # uncached prompt tokens of the `prefilling` requests
     context_tokens: int  # whole prompts of `requests`; answers are not counted while they stream
     queued_ms: float  # prefill_tokens priced with this row's speed
     running: int | None  # the engine's own gauges, as last polled
@@ -84,10 +88,10 @@ class Load(NamedTuple):
     metrics_age_s: float | None
     adapters: frozenset[str] | None  # LoRA adapters that its running requests use
     max_adapters: int | None
-    waiting_adapters: frozenset[str] | None = None  # LoRA adapters that its waiting requests ask for
+    waiting_adapters: frozenset[str] | None = None  # LoRA adapters that its waiting requests need
     prompt_tokens: int | None = None  # whole prompts of `requests`, cached part included
-    output_tokens_per_s: float | None = None  # answer tokens per second between its last two polls
-    live_tokens: int | None = None  # of KV memory that requests use, or will when they begin: shared blocks count once
+    output_tokens_per_s: float | None = None  # answer tokens per second between the engine's last two polls
+    live_tokens: int | None = None  # KV tokens that requests use, or will use once begun; shared blocks count once
 
 
 class Transfer(NamedTuple):
@@ -133,7 +137,7 @@ class Speed(NamedTuple):
     cpu: Transfer | None
     disk: Transfer | None
     pool: Transfer | None
-    pool_disk: Transfer | None = None  # what the pool keeps on its disks
+    pool_disk: Transfer | None = None  # from the pool's disks
     peer: Transfer | None = None  # from another instance
     decode: Decode | None = None
 
@@ -149,12 +153,12 @@ class Row(NamedTuple):
     target: str
     instance: str
     rank: int
-    block_tokens: int | None  # size of its cache blocks; None until its events or metrics report it
-    capacity_tokens: int | None  # KV tokens it can hold
-    overlap: Overlap | None  # None is unknown, not empty
+    block_tokens: int | None  # size of the target's cache blocks; None until its events or metrics report it
+    capacity_tokens: int | None  # KV tokens that the target can hold
+    overlap: Overlap | None  # None: unknown, not empty
     load: Load
     speed: Speed
-    held_tokens: int | None = None  # all tokens that the index knows it to hold, of any prompt, in every tier
+    held_tokens: int | None = None  # tokens of all prompts, in all tiers, that the target holds by the index
 
 
 class PoolHit(NamedTuple):
@@ -162,7 +166,7 @@ class PoolHit(NamedTuple):
 
     tokens: int
     age_s: float
-    memory_tokens: int | None = None  # the leading part of them that is not on the pool's disks
+    memory_tokens: int | None = None  # the leading part of `tokens` that is not on the pool's disks
 
 
 class Ask(NamedTuple):
@@ -170,7 +174,7 @@ class Ask(NamedTuple):
 
     tenant: str | None = None  # pseudonym of the client's API key
     priority: int | None = None  # lower is more urgent, as in vLLM
-    ttft_ms: float | None = None  # its latency objectives
+    ttft_ms: float | None = None  # latency objectives of the request
     tpot_ms: float | None = None
     output_tokens: int | None = None  # the client's cap on the answer (`max_tokens` and its variants)
 
@@ -178,11 +182,11 @@ class Ask(NamedTuple):
 class View(NamedTuple):
     """Every fact one decision may use."""
 
-    number: int  # of the request, counting from 0 in this process
-    seed: int  # of this process: chance is a function of (seed, number)
+    number: int  # number of the request, counting from 0 in this process
+    seed: int  # seed of this process: random draws are a function of (seed, number)
     model: str
     adapter: str | None
-    prompt_tokens: int | None  # None if it was not tokenised, or only a leading part (overlaps may still be known)
+    prompt_tokens: int | None  # None if not tokenised, or only in part (overlaps may still be known)
     prefix: int | None  # digest of the prompt's first block(s): equal for prompts that share them
     session: str | None  # pseudonym of a chain of turns, in which each prompt continues the one before
     last_target: str | None  # where this policy (or its predecessor) sent the session's last request
@@ -191,18 +195,18 @@ class View(NamedTuple):
     rows: tuple[Row, ...]
     turn: int = 0  # count of earlier decisions for this model and adapter, for round robin
     now_s: float = 0.0  # the router's clock; only differences have a meaning, for plug-ins that learn and forget
-    nominal: Speed | None = None  # of the fleet's typical instance, whatever rows are left: prices work, not waiting
+    nominal: Speed | None = None  # of the fleet's typical instance, whatever rows remain: prices work, not waiting
     prefixes: tuple[int, ...] = ()  # like `prefix`, for the first 1, 2, 4, 8, ... blocks of the smallest size in use
     ask: Ask = Ask()
-    others: int = 0  # candidates without a row, none of which could win by any policy in use
+    others: int = 0  # candidates without a row: none of them could win under any policy in use
     answer_tokens: float | None = None  # mean length of this model's recent answers
-    program: str | None = None  # first session of the family that `session` belongs to; its own name if it is that one
-    parent: str | None = None  # the session that started this one; None if none did, or it is unknown
+    program: str | None = None  # root session of the family of `session`, possibly `session` itself
+    parent: str | None = None  # the session that started `session`; None if none did, or if unknown
     parent_target: str | None = None  # where this policy (or its predecessor) sent the parent's last request
-    session_turn: int | None = None  # answers that this session got so far, as far as this router relayed them
-    idle_s: float | None = None  # since the last of those ended; None before the first one
-    after_tool_call: bool | None = None  # whether that answer ended in a tool call; None if unknown
-    live_share: float | None = None  # of the fleet's KV memory, what live requests use; None: no capacity is known
+    session_turn: int | None = None  # answers that this router has relayed to the session so far
+    idle_s: float | None = None  # since the last answer ended; None before the first answer
+    after_tool_call: bool | None = None  # whether the session's last answer ended in a tool call; None if unknown
+    live_share: float | None = None  # share of the fleet's KV memory in use by live requests; None: capacity unknown
 
 
 class Outcome(NamedTuple):
@@ -230,25 +234,27 @@ class Scorer(Plugin):
     order_matters: ClassVar[bool] = False  # True where a cost depends on a row's position
 
     def score(self, view: View) -> Sequence[float]:
-        """Return finite costs, one per row of `view`, in its order; lower is better. Changes nothing."""
+        """Return finite costs, one per row of `view` in the order of its rows; lower is better. Changes no state.
+        """
         raise NotImplementedError
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]] | None:
-        """Return the costs of `score` by what they consist of: a name (`wait`, `compute`) and a value per row each,
-        which add up to the row's cost. A part may be negative, such as a credit. None: the cost has no parts.
+        """Return the costs of `score` split into parts: a name (`wait`, `compute`) and one value per row for each
+        part. The values of a row add up to its cost. A part may be negative, such as a credit. None: the cost has
+        no parts.
 
-        Called when somebody reads a record, never for a decision, so it may take its time. Changes nothing.
+        Called when a record is read, never for a decision, so it may be slow. Changes no state.
         """
         return None
 
     def settled_by(self) -> Measure | None:
-        """Return the measure that decides among rows whose overlaps are equal in tokens, or None to get a row per
-        candidate.
+        """Return the measure that decides among rows whose overlaps are equal in tokens. None: the scorer needs a
+        row for every candidate.
 
-        Declaring a measure saves the router most of the work in a large fleet. It states that among such rows the
-        one with the least of the measure never costs more than another, and that leaving out rows that an equal one
-        beats changes no cost. It needs to hold only where all overlaps are known, or none is, and no request of
-        other clients waits in an engine.
+        Declaring a measure saves the router most of the work in a large fleet. The declaration states that among
+        rows with equal overlaps the row with the least of the measure never costs more than another, and that the
+        costs of the remaining rows do not change when the others are left out. This needs to hold only if either
+        all overlaps are known or none is, and no request of other clients waits in an engine.
         """
         return None
 
@@ -260,8 +266,8 @@ class Scorer(Plugin):
 
 
 class Filter(Plugin):
-    """A plug-in that drops rows. A filter that would drop all is skipped for that decision, and the record says
-    so.
+    """A plug-in that drops rows. If a filter would drop all rows, the router skips it for that decision and notes
+    this in the record.
     """
 
     def keep(self, view: View) -> Sequence[bool]:
@@ -269,17 +275,17 @@ class Filter(Plugin):
         raise NotImplementedError
 
     def settled_by(self) -> Measure | None:
-        """Return the measure that decides among rows with equal overlaps, or None, as `Scorer.settled_by` does. The
-        filter keeps all of these rows, or those that have the least of the measure in the whole view, and reads
-        nothing else of them.
+        """Return the measure that decides among rows with equal overlaps, or None, as `Scorer.settled_by` does.
+        Among such rows, the filter keeps either all, or those with the least of the measure in the whole view; it
+        reads no other value of them.
         """
         return None
 
 
 class Picker(Plugin):
-    """A plug-in that chooses a row by the costs."""
+    """A plug-in that chooses one row, given the costs of all rows."""
 
-    takes_least: ClassVar[bool] = False  # True where it picks a row of the least cost, whatever the others are
+    takes_least: ClassVar[bool] = False  # True if it always picks a row of the least cost
 
     def pick(self, view: View, costs: Sequence[float]) -> int:
         """Return the index of the chosen row; `costs` is never empty."""

@@ -1,6 +1,6 @@
-"""Headroom that predicted latencies leave below their objectives, for `slo_headroom` (which describes the formula).
+"""Headroom between predicted latencies and their objectives, for `slo_headroom` (which describes the formula).
 
-Apart from the plug-in because this is compiled and plug-ins are not (setup.py).
+This module is separate from the plug-in because it is compiled and plug-ins are not (setup.py).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from scorers.polled import fill_missing
 from scorers.row_loops import least_and_most
 from scorers.streams import decode_ms
 
-SAME_MS = 1e-9  # latencies that differ by less are equal: their range is rounding
+SAME_MS = 1e-9  # latencies that differ by less count as equal: the difference is rounding
 
 
 class PredictedLatency(NamedTuple):
-    """TTFT or TPOT as predicted at each row."""
+    """The predicted TTFT or TPOT at each row."""
 
     ms: list[float]
-    objective_ms: float  # 0 for none
+    objective_ms: float  # 0: no objective
     weight: float
 
 
 def headroom_costs(latencies: list[PredictedLatency], prefer_least: bool) -> list[float]:
-    """Return each row's cost: below 0.5 where all objectives are met, by what the others of these leave; above it
-    by how far they are missed.
+    """Return each row's cost. Rows that meet all objectives cost less than 0.5, ranked by the headroom they leave;
+    the others cost more, ranked by how far they miss the objectives.
     """
     meets = _meets(latencies)
     near = [i for i, met in enumerate(meets) if met]
@@ -43,7 +43,8 @@ def headroom_costs(latencies: list[PredictedLatency], prefer_least: bool) -> lis
 
 
 def steps_ms(rows: Sequence[Row], whole: int) -> list[float] | None:
-    """Return milliseconds per token at each row with this request in its batch; None if no row has a curve."""
+    """Return milliseconds per token at each row with this request in its batch. None if no row has a decode curve.
+    """
     steps: list[float | None] = []
     is_known = False
     for row in rows:
@@ -57,7 +58,7 @@ def steps_ms(rows: Sequence[Row], whole: int) -> list[float] | None:
 
 
 def _meets(latencies: Sequence[PredictedLatency]) -> list[bool]:
-    """Return which rows meet all objectives; none does if there is no objective."""
+    """Return which rows meet all objectives; no row does if there is no objective."""
     if not any(latency.objective_ms for latency in latencies):
         return [False] * len(latencies[0].ms)
     meets = [True] * len(latencies[0].ms)
@@ -79,7 +80,7 @@ def _excess(latency: PredictedLatency) -> PredictedLatency:
 
 
 def _blend(latencies: Sequence[PredictedLatency]) -> list[float]:
-    """Return each row's blend, from 0 (the least of everything) to 1, of the latencies that differ between rows."""
+    """Return each row's blend of the latencies that differ between rows, from 0 (the least of all of them) to 1."""
     varying: list[tuple[PredictedLatency, float, float]] = []
     for latency in latencies:
         least, most = least_and_most(latency.ms)
@@ -88,7 +89,7 @@ def _blend(latencies: Sequence[PredictedLatency]) -> list[float]:
     weights = fsum([latency.weight for latency, _, _ in varying])
     blended = [0.0] * len(latencies[0].ms)
     for latency, least, most in varying:
-        scale = (latency.weight / weights if weights else 1.0) / (most - least)  # alone, with the other's weight
+        scale = (latency.weight / weights if weights else 1.0) / (most - least)  # one that varies alone also gets the other's weight
         for i, value in enumerate(latency.ms):
             blended[i] += scale * (value - least)
     return [min(1.0, value) for value in blended]

@@ -1,9 +1,9 @@
 """Plug-in parameters: the fields of a plug-in's dataclass, checked strictly against a policy file.
 
-Strict because a misspelt parameter that is silently ignored looks like a policy that does not work. Values come
-from YAML, so their types are few: bool, int, float, str, a `Literal` of those, each optional or not. The
-`check_...` functions are for a plug-in's `__post_init__`: they refuse values out of bounds with a message for the
-author of the policy file.
+The check is strict because a policy with a silently ignored misspelt parameter would look as if it did not work.
+Values come from YAML, so their types are few: bool, int, float, str, a `Literal` of those, each optional or not.
+The `check_...` functions are for a plug-in's `__post_init__`: they reject values out of bounds with a message for
+the author of the policy file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-MAX_NAME_CHARS = 256  # of a name that is compared with the known ones, which takes long for long ones
+MAX_NAME_CHARS = 256  # longer names are cut before the slow comparison with the known ones
 REQUIRED = "required"
-"""Stands in for the default of a parameter that has none."""
+"""Placeholder for the default of a parameter that has none."""
 
 
 class Parameter(NamedTuple):
@@ -40,7 +40,7 @@ def parameters(plugin: type[Any]) -> dict[str, Parameter]:
 
 
 def check_parameters(plugin: type[Any], params: Mapping[str, object]) -> dict[str, Any]:
-    """Return `params` as keyword arguments of `plugin`. Raises ValueError that names a wrong parameter."""
+    """Return `params` as keyword arguments of `plugin`. Raises ValueError that names the wrong parameter."""
     known = parameters(plugin)
     for name in params:
         if name not in known:
@@ -92,7 +92,8 @@ def _convert(parameter: Parameter, value: Any) -> Any:
 
 
 def _fits(value: Any, expected: Any) -> bool:
-    """Return whether `value` has the type; a bool is no number, .nan and .inf are no floats, an int is a float."""
+    """Return whether `value` has the type. A bool is no number, .nan and .inf are no floats, and an int is a float.
+    """
     if get_origin(expected) in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(expected))
     if get_origin(expected) is Literal:

@@ -1,9 +1,10 @@
-"""Registry of plug-ins by name: the built-in ones, listed here, and those of installed packages, found by entry
-points.
+"""Registry of plug-ins by name: the built-in ones, listed here, and those of installed packages, found through
+entry points.
 
-A plug-in's parameters are its dataclass fields, and strict: a policy file that misspells one is refused with a
-message that lists the known ones. Plug-ins are only listed at first and imported when a policy names them, so a
-broken outside package affects only the policies that use it. Knows nothing of policies, files or the router.
+A plug-in's parameters are its dataclass fields, checked strictly: a policy file that misspells one is rejected with
+a message that lists the known ones. The registry only lists plug-ins at first and imports one when a policy names
+it, so a broken outside package affects only the policies that use it. This module does not depend on policies,
+files or the router.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ BUILTINS: Mapping[type[Plugin], Mapping[str, str]] = {
         "thunderagent": "scorers.admission.thunderagent:Thunderagent",
     },
 }
-"""The built-in plug-ins by kind and name; imported when a policy names them."""
+"""The built-in plug-ins by kind and name; each is imported when a policy names it."""
 
 GROUPS: Mapping[type[Plugin], str] = {
     Scorer: "warmroute.scorers",
@@ -89,12 +90,12 @@ GROUPS: Mapping[type[Plugin], str] = {
 
 
 class PluginError(ValueError):
-    """A plug-in is unknown, offered twice or not importable, or it refuses its parameters. `str()` says which."""
+    """A plug-in is unknown, offered twice or not importable, or rejects its parameters. `str()` says which."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """All plug-ins that can be named. Make one with `load_registry()`; `outside` is for tests."""
+    """All plug-ins that a policy can name. Create a registry with `load_registry()`; tests may pass `outside`."""
 
     outside: Mapping[type[Plugin], Mapping[str, EntryPoint]]
 
@@ -103,7 +104,9 @@ class Registry:
         return sorted([*BUILTINS[kind], *self.outside[kind]])
 
     def build(self, kind: type[P], name: str, params: Mapping[str, object]) -> P:
-        """Return the plug-in `name` with these parameters. Raises PluginError if it is unknown or refuses them."""
+        """Return the plug-in `name` with these parameters. Raises PluginError if the name is unknown or the plug-in
+        rejects them.
+        """
         plugin = self.find(kind, name)
         try:
             return plugin(**check_parameters(plugin, params))
@@ -111,7 +114,9 @@ class Registry:
             raise PluginError(f"{_label(kind)} {name}: {refusal}") from refusal
 
     def find(self, kind: type[P], name: str) -> type[P]:
-        """Return the class behind a name. Raises PluginError if it is unknown or no valid plug-in."""
+        """Return the class behind a name. Raises PluginError if the name is unknown or the class is no valid
+        plug-in.
+        """
         if name in BUILTINS[kind]:
             return _check_class(kind, name, resolve_name(BUILTINS[kind][name]))
         if name in self.outside[kind]:
@@ -121,7 +126,7 @@ class Registry:
 
 
 def load_registry() -> Registry:
-    """Return the built-in plug-ins and those that the installed packages offer. Raises PluginError when two
+    """Return a registry of the built-in plug-ins and those that installed packages offer. Raises PluginError if two
     plug-ins of one kind have the same name.
     """
     offered = installed_plugins()
@@ -130,7 +135,9 @@ def load_registry() -> Registry:
 
 @cache
 def installed_plugins() -> dict[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of each of our groups. Read once in a process: it reads files of every package."""
+    """Return the entry points of each of our groups. Cached for the process, since finding them reads files of
+    every package.
+    """
     offered = entry_points()
     return {group: tuple(offered.select(group=group)) for group in GROUPS.values()}
 

@@ -1,9 +1,9 @@
-"""Cost of a choice for answers that stream: those that a prefill delays, and the request's own.
+"""Cost of a choice for streaming answers: those that a prefill delays, and the request's own.
 
 An engine computes prompts and decodes answers in the same steps and keeps both in the same memory. So each
-millisecond of prefill stalls every answer that streams there; an answer comes the slower, the more and longer
-contexts are decoded beside it; and where they fill the memory, no new request begins before some of them have
-ended.
+millisecond of prefill stalls every streaming answer at the target; an answer streams more slowly the more contexts
+are decoded beside it and the longer they are; and where contexts fill the memory, no new request begins before some
+answers have ended.
 
     stalls      each answer that streams at the target stalls while the request's work is done
     streaming   the request's own answer: a decode step per token
@@ -13,11 +13,11 @@ ended.
                 request that is there: at any moment answers are half done in the mean. A quarter, because others end
                 while these grow
 
-A user who waits for a first token has nothing yet, one whose answer streams is reading: those milliseconds weigh
-less, and one weight does for both. It was swept on simulated fleets (`docs/design/decisions.md`): with two thirds
-of it large fleets of agents are less even, with two and a half times short prompts wait where few stream rather
-than begin where many do; none at all loses every tenth request of agents in a closed loop, and full weight doubles
-the P90 of busy open workloads.
+A user who waits for a first token has nothing yet, while a user whose answer streams is reading: milliseconds of
+streaming weigh less, and one weight serves for the stalls and for the own answer. The weight was swept on simulated
+fleets (`docs/design/decisions.md`): with two thirds of it, large fleets of agents are less even; with two and a
+half times of it, short prompts wait where few answers stream rather than begin where many do; with none at all,
+every tenth request of agents in a closed loop is lost, and full weight doubles the P90 of busy open workloads.
 """
 
 from __future__ import annotations
@@ -32,30 +32,32 @@ STREAMED: Final = 0.03
 """Weight of a second of a streaming answer, in seconds of waiting for a first token."""
 
 SHORTAGE: Final = 0.25
-"""Seconds of waiting per second of an answer where all of a target's memory is lacking, by sweep; in proportion."""
+"""Seconds of waiting per second of an answer if all of a target's memory is lacking, found by sweep; less in
+proportion if only a part is lacking.
+"""
 
 
 def answer_tokens(recent: float | None, cap: int | None) -> float:
-    """Return the expected length of an answer: the mean of recent ones, at most the client's cap. 0 if no answer
-    has been seen yet, so that neither its streaming nor its memory counts.
+    """Return the expected tokens of an answer: the mean of recent answers, at most the client's cap. 0 if no answer
+    has been seen yet, so that neither streaming nor memory of the answer counts.
     """
     return 0.0 if recent is None else recent if cap is None else min(recent, cap)
 
 
 def growth_tokens(requests: int, answer: float) -> float:
-    """Return the tokens by which the answers of `requests` requests and of one more grow until they end."""
+    """Return the tokens by which the answers of `requests` running requests and of one more grow until they end."""
     return answer * (1 + requests / 2)
 
 
 def stall_cost(requests: int, prefilling: int) -> float:
-    """Return the cost of a millisecond of work to the answers that stream beside it, in milliseconds of waiting: of
-    `requests` at the target, of which some are still `prefilling`.
+    """Return the cost of a millisecond of work to the answers that stream beside it, in milliseconds of waiting.
+    `requests` are at the target, of which `prefilling` do not stream yet.
     """
     return STREAMED * max(0, requests - prefilling)
 
 
 def step_ms(speed: Speed, requests: int, context_tokens: int) -> float:
-    """Return the milliseconds of a decode step of such a batch; 0 without a decode speed."""
+    """Return the milliseconds of a decode step of such a batch; 0 if the decode speed is unknown."""
     return 0.0 if speed.decode is None else decode_ms(speed.decode, requests, context_tokens)
 
 
@@ -67,9 +69,10 @@ def decode_ms(decode: Decode, requests: int, context_tokens: int) -> float:
 def served_ms(
     rows: Sequence[Row], waits: list[float], works: list[float], prompt_tokens: int, answer: float
 ) -> list[float]:
-    """Return each row's wait and work, the stalls that the work causes, and the own answer of `answer` tokens, in
-    ms. One pass with everything inlined takes a third of the time of a function per term: it runs for every
-    candidate of every request, and on idle targets most terms are 0. A row of unknown capacity has enough memory.
+    """Return the sum for each row of its wait, its work, the stalls that the work causes, and the request's own
+    answer of `answer` tokens, in ms. This runs for every candidate of every request, and on idle targets most terms
+    are 0: one pass with everything inlined takes a third of the time of a function per term. A row of unknown
+    capacity is assumed to have enough memory.
     """
     served: list[float] = []
     for i, row in enumerate(rows):
@@ -95,7 +98,7 @@ def split_served_ms(
     rows: Sequence[Row], works: Sequence[float], prompt_tokens: int, answer: float
 ) -> dict[str, list[float]]:
     """Return the parts that `served_ms` adds to wait and work: `answers_held_up` by the work, `own_answer`, and
-    `memory_shortage`, what is lacking of memory for it.
+    `memory_shortage` for the memory that the request lacks.
     """
     parts: dict[str, list[float]] = {"answers_held_up": [], "own_answer": [], "memory_shortage": []}
     for row, work in zip(rows, works, strict=True):

@@ -101,7 +101,7 @@ class PickerExchange(WatchedExchange):
 
     @property
     def supported(self) -> bool:
-        """True if the request's body arrives in a way that allows a choice to depend on it."""
+        """True if the gateway sends the request's body in a mode that lets the choice depend on the body."""
         return self._body_complete or self._form != "none"
 
     @property

@@ -61,7 +61,7 @@ class PrefillResult(NamedTuple):
 
 class PairWatch(RelayWatch, Protocol):
     def on_prefill_end(self, result: PrefillResult) -> None:
-        """Handle the end of the prefill half. Not called when it was cancelled because the pair ended first."""
+        """Handle the end of the prefill half. Not called if the half was cancelled: the pair ended."""
 
 
 async def relay_beside(

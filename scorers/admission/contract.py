@@ -1,20 +1,22 @@
-"""The contract between the router and an admission rule: the facts that a rule is told, and the verdicts it
+"""The contract between the router and an admission rule: the facts that a rule receives, and the verdicts it
 returns.
 
-The router keeps the programs (sessions with their sub-agents; today one session each), the requests that wait, and
-the clock. A rule decides about requests of one model: may this one begin at once (`begins`), and which of those
-that wait begins now (`next_to_begin`). In between it is told what happens to programs and may keep books of its
-own:
+The router keeps the programs (sessions with their sub-agents; today one session each), the waiting requests, and
+the clock. A rule decides about requests of one model: whether an arriving request begins at once (`begins`), and
+which waiting request begins now (`next_to_begin`). Between these calls the router notifies the rule of what happens
+to programs, and the rule may keep books of its own:
 
     arrived -> begins? -> began -> placed -> first_token -> ended -> idle -> arrived ...  forgotten
                    no: it waits until next_to_begin returns it, its client leaves, or the longest wait is over
 
 A rule does no I/O, reads no clock and draws no random numbers: the same calls with the same arguments give the same
-verdicts, so the simulator and a replay decide as the live router did. It reads programs and admissions and never
-writes to them. Missing is `None`, never 0; a rule says in its docstring what it does where a fact is missing.
+verdicts, so the simulator and a replay decide as the live router did. A rule reads programs and admissions and
+never writes to them. A missing value is `None`, never 0; a rule documents in its docstring what it does if a fact
+is missing.
 
-A rule is replaced while requests run: the new one gets all programs with `adopt` before any other call, and then
-decides about the requests that wait. So `ended` may name an admission whose `began` this rule never saw.
+A rule can be replaced while requests run: the new rule receives all programs with `adopt` before any other call,
+and then decides about the waiting requests. So `ended` may name an admission whose `began` this rule never
+received.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 from scorers.contract import Plugin
 
 QueueName = Literal["live", "parked", "again", "new"]
-"""Requests that the rule has let begin and that wait for an engine only; of a program that was answered before; of
-one that is new but waited too long before; of a new one.
+"""Queues of waiting requests. `live`: the rule has let the request begin, and it waits for an engine only.
+`parked`: its program has been answered before. `again`: its program is new, but waited too long before. `new`: its
+program is new.
 """
 
 
 class AgentProgram:
-    """The facts about one program. One without a name cannot be recognised again and is forgotten when it ends."""
+    """The facts about one program. A program without a name cannot be recognised again and is forgotten when it
+    ends.
+    """
 
     __slots__ = (
         "context_tokens",
@@ -48,29 +53,31 @@ class AgentProgram:
 
     def __init__(self, name: bytes | None) -> None:
         self.name = name
-        self.prompt_tokens: int | None = None  # of the last answered request; None: none was answered yet
-        self.context_tokens = 0  # that prompt with its answer, or the running prompt; 0: unknown, or taken for lost
-        self.shared_tokens: int | None = None  # leading ones, charged to another program there; None: unknown
+        self.prompt_tokens: int | None = None  # of the last answered request; None: no request was answered yet
+        self.context_tokens = 0  # last prompt and answer, or running prompt; 0: unknown, or assumed lost
+        self.shared_tokens: int | None = None  # leading tokens charged to another program there; None: unknown
         self.running = 0  # requests that have begun
         self.waiting = 0  # requests that wait for admission
-        self.kept = 0  # of those, in the queue `live`: the program has its place meanwhile
-        self.returned = False  # it sent a request after a silence at least once
-        self.silent_since_s: float | None = None  # None: a request of it runs or waits
-        self.target: str | None = None  # to which its last request was sent; None: to none yet
+        self.kept = 0  # those of `waiting` in the queue `live`: the program keeps its place meanwhile
+        self.returned = False  # whether the program sent a request after a silence at least once
+        self.silent_since_s: float | None = None  # None: a request of the program runs or waits
+        self.target: str | None = None  # where its last request was sent; None: no request was sent yet
 
     @property
     def own_tokens(self) -> int:
-        """The context without `shared_tokens`. Their sum over a target's programs counts a shared prefix once."""
+        """The context without `shared_tokens`. The sum of `own_tokens` over a target's programs counts a shared
+        prefix once.
+        """
         return max(0, self.context_tokens - (self.shared_tokens or 0))
 
 
 class Claim(NamedTuple):
-    """The tenant of a request, and how urgent it is."""
+    """The tenant and the urgency of a request."""
 
-    tenant: str | None = None  # None: clients need not say who they are
+    tenant: str | None = None  # None: clients need not identify themselves
     weight: float = 1.0  # of the tenant's share
     priority: int = 0  # lower is more urgent, as in vLLM
-    deadline_s: float | None = None  # when its first token is due, by the router's clock; None: it has no deadline
+    deadline_s: float | None = None  # when the first token is due, by the router's clock; None: no deadline
 
 
 NO_CLAIM = Claim()
@@ -104,15 +111,15 @@ class Admission:
     ) -> None:
         self.program = program
         self.prompt_tokens = prompt_tokens  # 0: unknown
-        self.local_tokens = local_tokens  # leading ones that some instance holds; None: unknown, or not asked for
-        self.queue: QueueName = queue  # where it waits, if it must
+        self.local_tokens = local_tokens  # leading tokens that some instance holds; None: unknown, or not looked up
+        self.queue: QueueName = queue  # where the request waits, if it must
         self.since_s = now
         self.state: Literal["waiting", "running", "ended"] = "waiting"
         self.waited = False
         self.context_before = program.context_tokens
         self.claim = claim
-        self.target: str | None = None  # to which it was sent last; None: to none yet
-        self.full: frozenset[str] = frozenset()  # targets that had no room for it when it began, with fair shares
+        self.target: str | None = None  # where the request was sent last; None: not sent yet
+        self.full: frozenset[str] = frozenset()  # targets without room when the request began, under fair shares
 
 
 class Answer(NamedTuple):
@@ -121,7 +128,7 @@ class Answer(NamedTuple):
     prompt_tokens: int
     context_tokens: int  # prompt and answer
     local_tokens: int | None = None  # prompt tokens from the instance's own cache; None: unknown
-    last_prompt_tokens: int | None = None  # of the program's request answered before this one; None: there was none
+    last_prompt_tokens: int | None = None  # of the program's previous answered request; None: there was none
     decode_s: float | None = None  # from the first token to the last; None: unknown
 
 
@@ -129,7 +136,7 @@ class TargetMemory(NamedTuple):
     """A target that can answer requests of the model."""
 
     target: str
-    capacity_tokens: int | None  # KV tokens it can hold; None: its engine has not reported that
+    capacity_tokens: int | None  # in KV tokens; None: its engine has not reported the capacity
 
 
 class TargetLoad(NamedTuple):
@@ -137,20 +144,20 @@ class TargetLoad(NamedTuple):
 
     target: str
     prefilling: int  # requests without a first token yet
-    left_ms: float  # prefill work of those, less the time since the engine began with the first of them
-    refill_ms: float  # what a request takes whatever its length: to get there, and the step that takes it up
-    live_tokens: int  # of KV memory that requests use, or will: half an answer is still to come, of the mean length
-    capacity_tokens: int | None  # None: its engine has not reported that
+    left_ms: float  # prefill work of `prefilling`, less the time since the engine began the first
+    refill_ms: float  # cost of any request, whatever its length: to arrive, and to join a step
+    live_tokens: int  # KV tokens that requests use or will use, counting half a mean answer each as still to come
+    capacity_tokens: int | None  # None: its engine has not reported the capacity
     waiting: int | None = None  # requests in the engine's queue at its last report; None: unknown
-    kv_usage: float | None = None  # share of KV blocks in use then; None: unknown
-    others_wait: bool = False  # requests of other clients are among `waiting`
-    freed_per_s: float | None = None  # KV tokens that the ends of answers free per second; None: unknown
+    kv_usage: float | None = None  # share of KV blocks in use at its last report; None: unknown
+    others_wait: bool = False  # whether requests of other clients are among `waiting`
+    freed_per_s: float | None = None  # KV tokens that ending answers free per second; None: unknown
 
 
 class FleetMemory(NamedTuple):
-    """The fleet as of now. Capacities are this router's share of them."""
+    """The fleet as of now. Capacities are this router's share of those of the targets."""
 
-    capacity_tokens: int | None = None  # of all targets; None: no engine has reported its own
+    capacity_tokens: int | None = None  # of all targets; None: no engine has reported its capacity
     targets: tuple[TargetMemory, ...] = ()
     busy: float | None = None  # share of instances with prefill pending, averaged over about 20 s
     loads: Iterable[TargetLoad] = ()  # read anew by every iteration
@@ -184,9 +191,9 @@ class AdmissionRule(Plugin):
     """Base of admission rules: a dataclass whose fields are its parameters. Without `begins` all requests begin."""
 
     shares: ClassVar[Literal["never", "tenants", "always"]] = "never"
-    """When the router says who is next, by weighted fair shares, and holds requests while no engine has room
-    (`engine_wait`): with `tenants` where clients have to say who they are. `next_to_begin` sees that request as the
-    first of its queue then.
+    """When the router orders waiting requests by weighted fair shares and holds requests while no engine has room
+    (`engine_wait`). `tenants`: only if clients have to identify themselves. Under fair shares, `next_to_begin` sees
+    the next request as the first of its queue.
     """
 
     def adopt(self, programs: Iterable[AgentProgram], now: float, *, idle_s: float, pooled: bool) -> None:
@@ -199,7 +206,9 @@ class AdmissionRule(Plugin):
     def needs_overlap(
         self, program: AgentProgram | None, prompt_tokens: int, queues: Queues, fleet: FleetMemory
     ) -> bool:
-        """Return whether `local_tokens` of such a request matters; to find out costs more than all the rest."""
+        """Return whether the verdict depends on `local_tokens` of such a request, which cost more to find out than
+        all the rest.
+        """
         return False
 
     def begins(self, admission: Admission, queues: Queues, fleet: FleetMemory, now: float) -> bool:
@@ -213,17 +222,19 @@ class AdmissionRule(Plugin):
         return next((queue.first for queue in queues.values() if queue.first is not None), None)
 
     def engine_wait(self, load: TargetLoad, new_tokens: int) -> float:
-        """Return the seconds until a target has room for a prompt of which it computes `new_tokens`, so that it
-        would begin at once: 0 where it has. Asked only with fair shares.
+        """Return the seconds until a target has room for a prompt of which it computes `new_tokens`, so that the
+        prompt would begin at once; 0 if the target has room now. Called only under fair shares.
         """
         return 0.0
 
     def due_s(self) -> float | None:
-        """Return when `next_to_begin` may change its mind although nothing happens before; None: never."""
+        """Return the time at which the verdict of `next_to_begin` may change even if nothing happens before. None:
+        never.
+        """
         return None
 
     def expected_load(self) -> ExpectedLoad | None:
-        """Return the load as the rule counts it, for people and metrics; None: it counts no contexts."""
+        """Return the load as the rule counts it, for display and metrics. None: the rule counts no contexts."""
         return None
 
     # facts
@@ -232,7 +243,7 @@ class AdmissionRule(Plugin):
         """Note the time. Called before every verdict."""
 
     def arrived(self, program: AgentProgram, now: float) -> None:
-        """A request of `program` arrived; `silent_since_s` still says how long it was silent."""
+        """A request of `program` arrived; `silent_since_s` still has the start of the program's silence."""
 
     def began(self, admission: Admission, now: float) -> None:
         """A request began."""
@@ -241,21 +252,21 @@ class AdmissionRule(Plugin):
         """A request was sent to `admission.program.target`."""
 
     def kept(self, program: AgentProgram) -> None:
-        """`program.kept` has changed: while it is above 0 the program has its place although no request of it
+        """`program.kept` has changed: while it is above 0 the program keeps its place although none of its requests
         runs.
         """
 
     def shared(self, program: AgentProgram) -> None:
-        """`program.shared_tokens` has changed because another program came, moved or left."""
+        """Note that `program.shared_tokens` has changed, because another program came, moved or left."""
 
     def first_token(self, admission: Admission, now: float) -> None:
         """The answer has begun: the prompt is computed or loaded."""
 
     def ended(self, admission: Admission, answer: Answer | None, now: float) -> None:
-        """A request that had begun has ended, without an answer where that is None."""
+        """A request that had begun has ended. `answer` is None if the request was not answered."""
 
     def idle(self, program: AgentProgram, now: float) -> None:
-        """No request of `program` runs or waits any more; it may return."""
+        """No request of `program` runs or waits any more; the program may return."""
 
     def forgotten(self, program: AgentProgram) -> None:
         """`program` has been silent for `idle_s`, cannot return, or had to make room for others."""

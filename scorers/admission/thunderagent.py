@@ -163,7 +163,7 @@ class Thunderagent(AdmissionRule):
         self._paused[program] = now
 
     def _rooms(self, fleet: FleetMemory, now: float | None = None) -> dict[str, float]:
-        """Return the tokens that may still be resumed, per target. `now`: the charges of silent programs decay."""
+        """Return the tokens that may still be resumed, per target. With `now`, the charges of silent programs decay."""
         known = [memory for memory in fleet.targets if memory.capacity_tokens is not None]
         return {memory.target: self._room_at(memory.target, memory.capacity_tokens or 0, now) for memory in known}
 

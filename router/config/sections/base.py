@@ -44,7 +44,7 @@ def _check_port(url: str) -> str:
 
 
 def url_host(host: str) -> str:
-    """Return a host as it stands in a URL: an IPv6 address in brackets, which it may have already."""
+    """Return a host as written in a URL: an IPv6 address in brackets, whether or not `host` has them already."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 

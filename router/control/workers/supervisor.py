@@ -173,8 +173,8 @@ class Supervisor:
         self._tasks.spawn("reload", self.ask_on_duty("reload", RELEASE_TIMEOUT_S))
 
     def release(self) -> None:
-        """Close the listening sockets here, so that other processes accept connections: workers accept none once
-        they stop.
+        """Close the listening sockets in this process, so that the other processes get all new connections: the
+        workers, which are stopping, accept none.
         """
         for listening in self._sockets.all:
             listening.close()

@@ -38,8 +38,8 @@ class _Health(msgspec.Struct):
 
 
 class MasterLeader:
-    """Polls `masters`, given by their names for `fetch` in the configured order. Calls `changed` whenever a master
-    begins to lead.
+    """Polls `masters`, the names under which `fetch` reaches them, in the configured order. Calls `changed` whenever
+    a master begins to lead.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """LoRA adapters that are loaded in an emulated engine, and vLLM's endpoints that load and unload them.
 
-    POST /v1/load_lora_adapter     {lora_name, lora_path}    200, 400 if it is loaded, 404 for a path without one
+    POST /v1/load_lora_adapter     {lora_name, lora_path}    200, 400 if loaded already, 404 for a path without adapter
     POST /v1/unload_lora_adapter   {lora_name}               200, 404 if it is not loaded
 
-They exist where `runtime_loras` is set, as with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 (vLLM 0.32:
+The endpoints exist if `runtime_loras` is set, as with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 (vLLM 0.32:
 entrypoints/serve/lora, entrypoints/openai/models/serving.py). A path that begins with `/missing` has no adapter.
 """
 
@@ -17,13 +17,15 @@ MISSING = "/missing"
 
 
 class AdapterEndpoints:
-    """Changes `loaded`, the paths of adapters by name, which engines and `/v1/models` read."""
+    """Endpoints that load and unload adapters. They change `loaded`, the adapters' paths by name, which the engine
+    and `/v1/models` read.
+    """
 
     def __init__(self, loaded: dict[str, str]) -> None:
         self._loaded = loaded
 
     async def load(self, exchange: HttpExchange) -> None:
-        """Load an adapter. Raises `BadRequest` or `NotFound` where vLLM would refuse."""
+        """Load an adapter. Raises `BadRequest` or `NotFound` where vLLM would reject the request."""
         body = read_json(exchange)
         name, path = body.get("lora_name"), body.get("lora_path")
         if not name or not path:
@@ -36,7 +38,7 @@ class AdapterEndpoints:
         await exchange.send_body(f"Success: LoRA adapter '{name}' added successfully.".encode(), "text/plain")
 
     async def unload(self, exchange: HttpExchange) -> None:
-        """Unload an adapter. Raises `BadRequest` or `NotFound` where vLLM would refuse."""
+        """Unload an adapter. Raises `BadRequest` or `NotFound` where vLLM would reject the request."""
         name = read_json(exchange).get("lora_name")
         if not name:
             raise BadRequest("'lora_name' needs to be provided to unload a LoRA adapter.")

@@ -1,13 +1,13 @@
-"""The frame of the four answer formats: the facts that an answer reports, and when it reports them.
+"""Base of the four answer formats: the facts that an answer reports, and when it reports them.
 
     greeting   at once, before anything is computed
     opening    with the first token
     piece      per token
     closing    after the last
-    whole      instead of all these, without streaming
+    whole      the complete answer, in place of all the above, without streaming
 
-The formats are in openai_shapes.py, responses.py and messages.py; they follow vLLM 0.32's own field by field,
-checked against recorded answers.
+The formats are in openai_shapes.py, responses.py and messages.py. They match vLLM 0.32's answers field by field,
+checked against recordings.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class AnswerUsage(NamedTuple):
     cached_tokens: int
 
     def and_token(self, cached_tokens: int) -> AnswerUsage:
-        """Return the usage with one token more, of a choice that found `cached_tokens`; the best choice counts."""
+        """Return the usage after one more token, of a choice with `cached_tokens`: of all choices the most counts."""
         return AnswerUsage(self.prompt_tokens, self.completion_tokens + 1, max(self.cached_tokens, cached_tokens))
 
 
 @dataclass(slots=True)
 class ChoiceText:
-    """One choice, so far."""
+    """The tokens and text of one choice so far."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class TokenPiece(NamedTuple):
 
 
 class AnswerShape(ABC):
-    """One answer in the making: it turns facts, tokens and usage into the bytes and values of its format."""
+    """Builder of one answer: turns facts, tokens and usage into the bytes and values of its format."""
 
     def __init__(self, facts: AnswerFacts) -> None:
         self._facts = facts
@@ -93,10 +93,10 @@ class AnswerShape(ABC):
 
 
 def sse_data(value: object) -> bytes:
-    """One server-sent event without a name."""
+    """Return a server-sent event without a name."""
     return b"data: " + encode(value) + b"\n\n"
 
 
 def sse_event(name: str, value: object) -> bytes:
-    """One server-sent event."""
+    """Return a named server-sent event."""
     return b"event: " + name.encode() + b"\n" + sse_data(value)

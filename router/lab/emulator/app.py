@@ -1,17 +1,17 @@
 """The ASGI application of one emulated engine: routes, authentication, cross-origin requests, and the shape of
 errors.
 
-Refusals have the forms of a real engine (vLLM 0.32): `{"detail": ...}` from its web framework (unknown paths, wrong
+Errors have the forms of a real engine (vLLM 0.32): `{"detail": ...}` from its web framework (unknown paths, wrong
 methods with `Allow`, unreadable bodies), `{"error": ...}` from its schema and its own code, the latter in
-Anthropic's form under `/v1/messages`. A path with a slash too many is redirected; a WebSocket is refused with 403
+Anthropic's form under `/v1/messages`. A path with a trailing slash is redirected; a WebSocket is rejected with 403
 on every path.
 
-Beside vLLM's own endpoints it has these, which need no API key and are not affected by faults:
+Beside vLLM's endpoints the application has its own, which need no API key and are not affected by faults:
 
-    GET  /emulate/last?path=P   the newest requests (to P), as they arrived: for tests
-    GET  /emulate/state         per rank, the core's counters
-    GET  /emulate/faults        the faults in force;  POST changes those that its JSON object names
-    POST /emulate/restart       the engine processes crash and come back with nothing cached
+    GET  /emulate/last?path=P   the newest requests (to P) as they arrived, for tests
+    GET  /emulate/state         the core's counters, per rank
+    GET  /emulate/faults        the faults in force; POST changes the faults that its JSON object names
+    POST /emulate/restart       the engine processes crash and restart with an empty cache
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class EmulatorApp:
             await _send_error(exchange, refused.message, kind, refused.param, refused.status)
         except EngineFailed as failure:
             await _send_error(exchange, str(failure), "InternalServerError", None, 500)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # vLLM's schema answers 400, too
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # vLLM's schema answers 400 as well
             if exchange.started:
                 raise
             await _send_error(exchange, f"a field has the wrong type: {error}", "BadRequestError", None, 400)
@@ -165,7 +165,7 @@ class EmulatorApp:
         return self._unrouted(methods)
 
     def _unrouted(self, methods: list[str]) -> Handler:
-        """Answer 405 for a path with other `methods`, 307 for a known one with a slash behind it, else 404."""
+        """Return a handler that answers 405 for a path with other `methods`, 307 for a trailing slash, else 404."""
 
         async def answer(exchange: HttpExchange) -> None:
             if methods:
@@ -193,7 +193,7 @@ class EmulatorApp:
 
     async def _is_sleeping(self, exchange: HttpExchange) -> None:
         if not self._cores.faults.asleep:
-            raise NotFound("Not Found")  # as outside of development mode
+            raise NotFound("Not Found")  # as vLLM outside development mode
         await exchange.send_json({"is_sleeping": True})
 
     async def _metrics(self, exchange: HttpExchange) -> None:
@@ -242,7 +242,7 @@ def _describe_request(exchange: HttpExchange) -> dict[str, object]:
 
 
 async def _send_error(exchange: HttpExchange, message: str, kind: str, param: str | None, status: int) -> None:
-    """Answer with the error shape of vLLM's own code: Anthropic's, with vLLM's types, for Anthropic's endpoints."""
+    """Answer in the error shape of vLLM's own code: for Anthropic's endpoints Anthropic's shape with vLLM's types."""
     if exchange.path.startswith("/v1/messages"):
         error: dict[str, object] = {"type": "error", "error": {"type": kind, "message": message}}
     else:

@@ -1,7 +1,8 @@
 """The engine cores of one emulated server, driven in real time: each rank's simulated engine steps when it is due.
 
-A `TokenStream` is what one HTTP request waits on: the tokens of all its sequences (n > 1, several prompts) in the
-order in which they were made. Its holder closes it; closing cancels what still runs, as vLLM's abort does.
+One HTTP request waits on a `TokenStream`: the tokens of all its sequences (n > 1, several prompts) in the order of
+their generation. The holder of the stream closes it; closing cancels the sequences that still run, as vLLM's abort
+does.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from router.tasks import Tasks
 
 
 class RequestGone(Exception):
-    """The request has no taker any more: its client disconnected, or the engine core died."""
+    """Nobody waits for the request any more: its client disconnected, or the engine core died."""
 
 
 class EngineFailed(WarmrouteError):
-    """The engine failed on a request; answered with status 500."""
+    """The engine failed on a request, which is answered with status 500."""
 
 
 class TokenStream:
-    """The tokens of one HTTP request as they are made, tagged with the number of their sequence."""
+    """The tokens of one HTTP request as they are generated, each with the number of its sequence."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -52,7 +53,7 @@ class TokenStream:
         self._fetch: asyncio.Task[None] | None = None
 
     async def tokens(self) -> list[tuple[int, SequenceOutput]]:
-        """Return new tokens, none at the end. Raises RequestGone after `abandon`, EngineFailed after `fail`."""
+        """Wait for new tokens; empty at the end. Raises RequestGone after `abandon`, EngineFailed after `fail`."""
         while not self._new and self._open and self._end is None:
             self._wake.clear()
             await self._wake.wait()
@@ -62,7 +63,7 @@ class TokenStream:
         return new
 
     def abandon(self) -> None:
-        """End the stream because its client has gone."""
+        """End the stream because its client disconnected."""
         self._stop(RequestGone())
 
     def fail(self) -> None:
@@ -137,20 +138,20 @@ class EngineCore:
         return stream
 
     def cancel(self, id: RequestId, stream: TokenStream) -> None:
-        """Cancel a sequence, unless `id` is another stream's by now: a restarted engine counts from 0 again."""
+        """Cancel a sequence, unless `id` now belongs to another stream: a restarted engine counts from 0 again."""
         if self._streams.get(id) is stream:
             del self._streams[id]
             self.engine.cancel(id, self._clock.now())
             self._work.set()
 
     def finish_load(self, stream: TokenStream) -> None:
-        """Let the sequences go on that wait for KV from a peer: it has arrived."""
+        """Resume the sequences that wait for KV from a peer, because the KV has arrived."""
         for id in self._ids_of(stream):
             self.engine.on_peer_ready(id, self._clock.now())
         self._work.set()
 
     def fail_load(self, stream: TokenStream) -> None:
-        """Let the sequences be computed that wait for KV from a peer: it will not arrive."""
+        """Compute the sequences that wait for KV from a peer, because the KV will not arrive."""
         for id in self._ids_of(stream):
             self.engine.on_peer_lost(id)
         self._work.set()
@@ -181,7 +182,7 @@ class EngineCore:
                 await self._idle(pause_s)
 
     def restart(self) -> None:
-        """Replace the engine by a new one with an empty cache and sequences from 0; running requests are lost."""
+        """Replace the engine by one with an empty cache and event sequences from 0; running requests are lost."""
         lost = set(self._streams.values())
         self._streams.clear()
         slowdown = self.engine.slowdown
@@ -196,16 +197,14 @@ class EngineCore:
         return [id for id in stream.ids if self._streams.get(id) is stream]
 
     async def _idle(self, pause_s: float | None) -> None:
-        """Wait for work, at most `pause_s`: then a KV load is done."""
+        """Wait for work, at most for `pause_s`, when the next KV load is done."""
         self._work.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._work.wait()
 
     async def _save(self, save: BlockSave) -> None:
-        """Write a computed prompt to the pool, and publish the blocks that are new there as a batch of their
-        own.
-        """
+        """Write a computed prompt to the pool, and publish the blocks new to the pool as a separate batch."""
         assert self._store is not None
         pooled = save.announce(await self._store.put(save.digests))
         await self.may_run.wait()
@@ -215,7 +214,7 @@ class EngineCore:
 
 
 class EngineCores:
-    """All ranks of a server, and vLLM's choice of a rank for a request that names none."""
+    """All ranks of a server, and vLLM's rank selection for a request that names no rank."""
 
     def __init__(
         self, options: EngineOptions, shape: EngineShape, clock: Clock, store: EmulatedStoreClient | None
@@ -246,16 +245,16 @@ class EngineCores:
             self._tasks.spawn(f"replays {publisher.rank}", publisher.serve_replays())
 
     def least_busy(self) -> int:
-        """The rank that vLLM's own balancer would choose."""
+        """Return the rank that vLLM's own balancer would choose."""
         loads = [core.engine.load for core in self.all]
         return loads.index(min(loads))
 
     def sources(self) -> dict[str, dict[str, object]]:
-        """The body of `GET /kv_event_sources`."""
+        """Return the body of `GET /kv_event_sources`."""
         return {str(publisher.rank): publisher.source() for publisher in self._publishers}
 
     def apply_faults(self, faults: EngineFaults) -> None:
-        """Put these faults into force in place of the earlier ones."""
+        """Replace the faults in force by these."""
         self.faults = faults
         for core in self.all:
             core.engine.slowdown = faults.slow

@@ -1,7 +1,7 @@
-"""The four generating endpoints: a request goes to a core, tokens come back, an answer shape turns them into bytes.
+"""The four generating endpoints: a core generates a request's tokens, an answer shape turns them into bytes.
 
-Every generating request takes this path, and request faults are injected here: errors, refusals, and connections
-that are cut before the first byte or inside the answer.
+All generating requests pass through this module, which also injects the request faults: errors, rejections, and
+connections cut before the first byte or inside the answer.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ CUT_AFTER_TOKENS = 3  # where `die_mid_stream` ends an answer
 
 
 class _StreamWriter:
-    """Writes a streamed answer, of which at most `left_bytes` are sent (None: all)."""
+    """Writer of a streamed answer. At most `left_bytes` are sent; None: no limit."""
 
     def __init__(self, exchange: HttpExchange, left_bytes: int | None) -> None:
         self._exchange = exchange
         self._left_bytes = left_bytes
 
     async def write(self, piece: bytes) -> None:
-        """Write `piece`. Raises RequestGone where the answer is to be cut."""
+        """Write `piece`. Raises RequestGone if a fault cuts the answer inside it."""
         left = self._left_bytes
         if left is None:
             await self._exchange.write(piece)
@@ -76,7 +76,7 @@ class _StreamWriter:
 
 
 class GenerateEndpoints:
-    """Serves all four; `in_flight` counts running requests for `/load`."""
+    """Handler of the four generating endpoints. `in_flight` counts running requests for `/load`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class GenerateEndpoints:
         self._background: dict[str, TokenStream] = {}
 
     async def __call__(self, exchange: HttpExchange) -> None:
-        """Answer one request. Raises RequestRefused or EngineFailed for what is to be answered as an error."""
+        """Answer one request. Raises RequestRefused or EngineFailed if the caller must answer with an error."""
         self._inject_errors()
         raw, body = read_body(exchange, self._options.model)
         if self._cores.faults.no_ids:
@@ -231,7 +231,7 @@ class GenerateEndpoints:
         return stream
 
     def _read_rank(self, exchange: HttpExchange) -> int:
-        """Read the rank header as vLLM does: ignore what is not a number, refuse a rank that does not exist."""
+        """Read the rank header as vLLM does: ignore what is not a number, reject a rank that does not exist."""
         try:
             rank = int(exchange.headers.get("x-data-parallel-rank", ""))
         except ValueError:
@@ -249,9 +249,9 @@ class GenerateEndpoints:
 
 
 async def _refuse_late(exchange: HttpExchange, shape: AnswerShape, refusal: BadRequest) -> None:
-    """Answer a stream that the engine core refuses after its beginning was sent."""
+    """Answer a stream that the engine core rejects after its beginning was sent."""
     await exchange.start_stream()
-    if isinstance(shape, ResponseShape):  # vLLM's own failure to report it
+    if isinstance(shape, ResponseShape):  # vLLM fails to report the error and cuts the stream
         await exchange.write(shape.greeting())
         await exchange.abort()
         return

@@ -1,9 +1,9 @@
 """A small HTTP server: one ASGI application on a real socket of this process, and the exchanges that it handles.
 
-It runs uvicorn's protocol on the event loop's own server, without uvicorn's signal handling and its ten ticks a
-second, so an idle server costs nothing and stops at once. Requests are read whole; answers are sent whole or in
-pieces. Nothing here knows vLLM. `HttpExchange.abort` cuts a connection without finishing the answer, for the faults
-that need it.
+The server runs uvicorn's protocol on the event loop's own server, without uvicorn's signal handling and its ten
+ticks a second, so an idle server costs nothing and stops at once. Requests are read whole; answers are sent whole
+or in pieces. Nothing in this module is specific to vLLM. `HttpExchange.abort` cuts a connection without finishing the
+answer, for faults.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HttpExchange:
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.body = b""
         self.started = False  # the answer's head was sent
-        self.answer_headers: list[tuple[bytes, bytes]] = []  # added to those of the answer
+        self.answer_headers: list[tuple[bytes, bytes]] = []  # sent beside the answer's own
         self._abort: Callable[[], None] = scope["extensions"][ABORT]
         self._receive = receive
         self._send = send
@@ -76,9 +76,7 @@ class HttpExchange:
         await self.wait_closed()
 
     async def send_json(self, value: object, status: int = 200, *, cut_after_bytes: int | None = None) -> None:
-        """Answer with `value` encoded as JSON. `cut_after_bytes`: the connection is closed after so many of
-        them.
-        """
+        """Answer with `value` encoded as JSON. `cut_after_bytes`: close the connection after so many bytes."""
         body = _encode(value)
         if cut_after_bytes is None or cut_after_bytes >= len(body):
             await self.send_body(body, "application/json", status)
@@ -88,12 +86,12 @@ class HttpExchange:
         await self.abort()
 
     async def send_body(self, body: bytes, content_type: str | None, status: int = 200) -> None:
-        """Answer with a body of known length; an empty one has no type."""
+        """Answer with a body of known length. `content_type` None: no such header, as for an empty body."""
         await self._start(status, _headers(body, content_type))
         await self._send({"type": "http.response.body", "body": body})
 
     async def start_stream(self) -> None:
-        """Begin an answer of server-sent events; its head is sent at once."""
+        """Begin an answer of server-sent events and send its head at once."""
         await self._start(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
 
     async def write(self, body: bytes) -> None:
@@ -111,9 +109,9 @@ class HttpExchange:
 
 
 class EmulatorListener:
-    """Listens while entered; entering raises OSError when the port is in use.
+    """HTTP server that listens while entered; entering raises OSError when the port is in use.
 
-    With `port` 0 the system chooses one, and `port` holds it once entered. `headers` go with every answer.
+    With `port` 0 the system chooses a port; once entered, `port` holds it. `headers` are sent with every answer.
     """
 
     def __init__(
@@ -130,7 +128,7 @@ class EmulatorListener:
         self._tls = tls
         self._state = ServerState()
         self._state.default_headers = list(headers)
-        app_of_uvicorn: Any = app  # its own types are narrower than what it calls
+        app_of_uvicorn: Any = app  # uvicorn's type hints accept less than uvicorn can call
         self._config = uvicorn.Config(
             app_of_uvicorn,
             http=_Connection,

@@ -27,7 +27,7 @@ from router.tasks import Tasks
 
 
 class EmulatedServer:
-    """Listens while entered; making or entering it raises OSError when a port is in use."""
+    """Emulated server that listens while entered. Creating or entering it raises OSError when a port is in use."""
 
     def __init__(self, options: EngineOptions, clock: Clock) -> None:
         vocabulary = load_vocabulary(Path(options.tokenizer) if options.tokenizer else DATA)
@@ -65,7 +65,7 @@ class EmulatedServer:
 
     @property
     def announcement(self) -> dict[str, Any]:
-        """Facts for the parent process, as JSON values."""
+        """Description of the server for the parent process, as JSON values."""
         return {
             "name": self.options.name,
             "url": self.url,
@@ -79,7 +79,7 @@ class EmulatedServer:
 def run_engine(options: EngineOptions) -> None:
     """Serve one engine until SIGTERM or SIGINT; print one JSON line once it accepts requests.
 
-    Raises OSError when a port is in use, FileNotFoundError without a tokenizer.
+    Raises OSError when a port is in use, FileNotFoundError when there is no tokenizer.
     """
     run_service(lambda: EmulatedServer(options, SystemClock()), options.parent_pid)
 

@@ -92,8 +92,8 @@ class StackProcess:
         return f"{self.name} {how}: {self.last_error()}; full log: {self.log}"
 
     def last_error(self) -> str:
-        """The first error in the last part of the log, Python's before Mooncake's own; without one its last
-        line.
+        """Return the first error in the last part of the log, a Python error before one of Mooncake's own; if there
+        is none, the last line.
         """
         with self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - TAIL_BYTES))

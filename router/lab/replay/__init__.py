@@ -1,1 +1,1 @@
-"""Decisions of the decision log, made again: by the policies that made them, and by others for comparison."""
+"""Replay of a decision log: its decisions made again by the policies that made them, and by others to compare."""

@@ -1,7 +1,7 @@
-"""A policy that did not decide in the log, compared with those that did, on the same views.
+"""Contenders: policies that did not decide in the log, compared on the same views with the policies that did.
 
-It makes its own choices and has its own session memory. It learns nothing: the outcomes that its choices would have
-had are unknown.
+A contender makes its own choices and has its own session memory. It does not learn, because the outcomes of its
+choices are unknown.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from router.scheduling.policy.policy import Policy, PolicyFault, build_policy
 from scorers.contract import Row, View
 from scorers.registry import Registry
 
-SESSIONS = 100_000  # as many as the live selector remembers
+SESSIONS = 100_000  # as many as the live selector retains
 NAMED_MOVES = 10
 FLOOR = 1e-3
 RATIO = 1.02
 _PER_LOG = 1 / log(RATIO)
 FOLDERS = (Path("configs/policies"), Path())
-"""Where names are looked up first without `--policies-dir`: a replay is of the user's own decision log, so policies
-in the working directory override the shipped ones of the same name.
+"""Folders in which names are looked up first without `--policies-dir`. A replay uses the user's own decision log,
+so policies in the working directory override the shipped ones of the same name.
 """
 
 
@@ -45,29 +45,29 @@ def load_contenders(names: Sequence[str], folder: Path | None, registry: Registr
 
 
 class ContenderResult(msgspec.Struct, frozen=True):
-    """Differences are its choices minus those that were made: negative ms are a gain. None: no such choice
-    exists.
+    """Comparison of one contender with the log. Differences are the contender's value minus the logged choice's:
+    negative ms are a gain. None: no choice that the figure applies to.
     """
 
     policy: str
     digest: str
     choices: int
     agreed: int
-    ttft_ms: float | None  # predicted, mean over all choices
-    ttft_p10_ms: float | None  # where it would have chosen otherwise
+    ttft_ms: float | None  # difference of predicted times to first token, mean over all choices
+    ttft_p10_ms: float | None  # percentile of the differences where the contender chose another target
     ttft_p90_ms: float | None
-    overlap_tokens: float | None  # of the prompt, mean over the choices where it is known of both targets
-    uneven_made: float | None  # the busiest target's requests over the mean of all targets
-    uneven: float | None
+    overlap_tokens: float | None  # difference of prefix hits, mean over choices where both targets' are known
+    uneven_made: float | None  # logged choices: the busiest target's requests over the mean of all targets
+    uneven: float | None  # the same ratio for the contender's choices
     moves: tuple[TargetMove, ...]  # most frequent first
-    blind: int  # choices without the cache overlaps that it uses: they were not looked up
-    partial: int  # choices where it might have taken a candidate that the log omits
+    blind: int  # choices whose view lacks the cache overlaps that the contender uses: no policy needed them
+    partial: int  # choices where the contender might have chosen a candidate that the log omits
     failed: int
-    fault: str | None  # the first one
+    fault: str | None  # message of the first failure
 
     @property
     def agreement(self) -> float | None:
-        """Share of choices that are the same; None without choices."""
+        """Share of choices equal to the logged ones; None without choices."""
         return self.agreed / self.choices if self.choices else None
 
 
@@ -81,9 +81,9 @@ class Contender:
         self._fault: str | None = None
 
     def add(self, view: View, part: Part, chosen: Row, decided_by: Policy | None = None) -> None:
-        """Decide on `view` and compare with `chosen`, the row of the target that was chosen then.
+        """Decide on `view` and compare the choice with `chosen`, the row of the logged target.
 
-        `decided_by`: the policy that decided then, for which the logged candidates are complete; None: unknown.
+        `decided_by`: the policy that made the logged choice, whose candidates the log holds in full; None: unknown.
         """
         try:
             own = self._follower.decide(self.policy, view, part, chosen.target)

@@ -1,15 +1,15 @@
-"""Decides a decision log's requests again: records in, a report out. It does no I/O and reads no clock.
+"""Replay of a decision log: takes records, decides their requests again, returns a report. No I/O, no clock.
 
-    every choice of a record (retries and prefill halves too)  ->  the policy that made it: the same target?
-    the first choice                                           ->  every contender: which target, at what gain or loss
+    every choice of a record (with retries and prefill halves)  ->  its own policy decides again: the same target?
+    the first choice                                            ->  every contender decides: which target, what gain?
 
-A choice depends on the view and the policy's definition only, so each must come out as logged. One that does not is
-a bug and is reported: in a plug-in that reads a clock or has a random generator of its own, in a version that
-decides otherwise, or in Warmroute. Only a plug-in that learns from choices and outcomes may differ: what it had
-learned is in no log.
+A choice depends only on the view and the policy's definition, so the replayed choice must equal the logged one. A
+difference is a bug and is reported: in a plug-in that reads a clock or has its own random generator, in a version
+that decides otherwise, or in Warmroute. Only a plug-in that learns from choices and outcomes may differ, because
+the log does not hold what the plug-in had learned.
 
-Contenders get only the first choice: a retry exists because the first choice failed, and the candidates for prefill
-depend on the target that answers, so neither would have come up for a policy that chose another target.
+Contenders make only the first choice: a retry exists because the first choice failed, and the candidates for
+prefill depend on the target that answers, so a policy that chose another target would face neither of the two.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from scorers.registry import Registry, load_registry
 
 NO_SPEC = "it was built by hand: the log does not hold its definition"
 NO_LINE = "the log has no line with its definition"
-NAMED = 5  # different choices of a policy that the report holds
+NAMED = 5  # differing choices that the report lists per policy
 
 
 class DifferentChoice(msgspec.Struct, frozen=True):
-    """A choice that came out different."""
+    """A choice whose replay returned another target than the log holds, or failed."""
 
     record: str
     part: Part
     logged: str  # target
-    replayed: str  # target, or the reason why there is none
+    replayed: str  # target, or the policy's failure
 
 
 class ReproductionResult(msgspec.Struct, frozen=True):
-    """Counts of a policy's logged choices, decided again."""
+    """How many of a policy's logged choices the replay reproduced."""
 
     policy: str
     digest: str
     choices: int
     same: int
-    learns: bool  # its choices may depend on what no log holds
-    first: tuple[DifferentChoice, ...]  # of the choices that differ
-    unbuilt: str | None  # the reason why it could not be built; None: it was
+    learns: bool  # the policy learns, so its choices may depend on state that the log does not hold
+    first: tuple[DifferentChoice, ...]  # the first choices that differ
+    unbuilt: str | None  # why the policy could not be built; None: it was built
 
     @property
     def whole(self) -> bool:
-        """Return whether every choice came out the same."""
+        """Return whether every choice was reproduced."""
         return self.same == self.choices
 
 
 class Reproduction:
-    """Decides a policy's choices again; `policy` None: it could not be built (`unbuilt`), so none is reproduced."""
+    """Makes a policy's choices again; none if `policy` is None: it could not be built, for the reason `unbuilt`."""
 
     def __init__(self, name: str, digest: str, policy: Policy | None, unbuilt: str | None = None) -> None:
         self.policy = policy
@@ -96,8 +96,8 @@ class Reproduction:
 
 
 class InspectedChoice(NamedTuple):
-    """A logged choice, decided again. `decision` has its target as the chosen one, and is None where the policy
-    could not be built or failed; `trouble` says why, or which other target came out.
+    """A logged choice, made again. `decision` is the new decision with the logged target marked as chosen; None if
+    the policy could not be built or failed. `trouble` gives the reason, or the other target that the policy chose.
     """
 
     choice: LoggedChoice
@@ -109,13 +109,13 @@ class InspectedChoice(NamedTuple):
 
 class ReplayReport(msgspec.Struct, frozen=True):
     records: int
-    unplaced: int  # of those, without any choice
+    unplaced: int  # records without any choice
     first_wall_s: float | None
     last_wall_s: float | None
     reproduced: tuple[ReproductionResult, ...]  # in the order of their first choices
     contended: tuple[ContenderResult, ...]
-    predicted_ms: float | None  # mean time to first token of what was chosen, over streams answered at the first try
-    measured_ms: float | None  # the same, as measured
+    predicted_ms: float | None  # mean time to first token on the logged targets, for streams without a retry
+    measured_ms: float | None  # measured mean of the same streams
 
     @property
     def choices(self) -> int:
@@ -143,7 +143,7 @@ class Replay:
             self._live[key] = _rebuild(logged, self._registry)
 
     def add(self, logged: LoggedRecord) -> None:
-        """Decide a record's request again."""
+        """Replay a record's choices."""
         self._records += 1
         self._first_wall_s = logged.at_wall_s if self._first_wall_s is None else self._first_wall_s
         self._last_wall_s = logged.at_wall_s
@@ -156,7 +156,7 @@ class Replay:
             self._contend(logged, logged.attempts[0])
 
     def inspect(self, logged: LoggedRecord) -> Iterator[InspectedChoice]:
-        """Yield every choice of a record, decided again; the first one by the contenders, too."""
+        """Yield every choice of a record, made again; contenders also make the first one."""
         for n, choice in enumerate(_choices(logged)):
             made_by = self._of(logged, choice)
             if made_by.policy is None:
@@ -198,7 +198,7 @@ class Replay:
 
     def _contend(self, logged: LoggedRecord, choice: LoggedChoice) -> None:
         chosen = next((row for row in choice.view.rows if row.target == choice.target), None)
-        if chosen is None:  # no router writes that; the reproduction reports it
+        if chosen is None:  # no router writes such a record; the reproduction reports it
             return
         live = self._live.get((logged.policy or "", logged.digest or ""))
         for contender in self._contenders:
@@ -208,7 +208,7 @@ class Replay:
 
 
 class Forecasts:
-    """Predicted and measured times to first token of the choices that were made, to judge the predictions."""
+    """Predicted and measured times to first token of the logged choices, to judge the predictions."""
 
     def __init__(self) -> None:
         self._predicted_ms = self._measured_ms = 0.0
@@ -220,13 +220,13 @@ class Forecasts:
         self._count += 1
 
     def means(self) -> tuple[float | None, float | None]:
-        """Return the mean predicted and the mean measured ms; None without choices."""
+        """Return the mean predicted and the mean measured time in ms; both None without choices."""
         count = self._count
         return (self._predicted_ms / count, self._measured_ms / count) if count else (None, None)
 
 
 def _choices(logged: LoggedRecord) -> Iterator[LoggedChoice]:
-    """Yield each choice once; a prefill half whose KV a second attempt can still fetch is logged with both."""
+    """Yield each choice once. A prefill half that a second attempt reuses is logged with both attempts."""
     before = None
     for attempt in logged.attempts:
         yield attempt

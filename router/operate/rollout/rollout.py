@@ -229,7 +229,7 @@ class Rollout:
             self.drained = None
 
     def _see(self, id: str, last: EngineReading) -> EngineReading:
-        """Return the engine's current reading; if it is not listed, `last` without requests."""
+        """Return the engine's current reading; if the router does not list the engine, `last` without requests."""
         found = next((one for one in self._router.engines() if one.id == id), None)
         return found if found is not None else last._replace(requests=0)
 

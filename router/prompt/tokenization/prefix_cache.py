@@ -157,7 +157,7 @@ class Prefix:
             keys.frombytes(b"".join([segment.keys[size] for segment in segments]))
 
     def add(self, segment: CachedSegment) -> None:
-        """Append a segment, and store its block keys in it."""
+        """Append a segment, and store the segment's block keys in it."""
         self.ids.extend(segment.ids)
         if segment.json_ids:
             self.json_ids.append(segment.json_ids)

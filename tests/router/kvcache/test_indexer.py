@@ -479,7 +479,7 @@ def test_a_process_whose_numbers_go_on_is_found_out_by_the_size_of_its_cache(
     assert stream is not None
     assert stream.sequencer is not None
     assert (stream.overfull, stream.sequencer.joined_late, stream.turned_over) == (1, True, False)
-    assert caplog.messages == ["a/0: its events leave more than the 6 blocks of its GPU: forgotten"]
+    assert caplog.messages == ["a/0: its events leave more blocks than the 6 of its GPU: index of this target cleared"]
     assert house.belief(A).overlap is None, "unknown"
     knowledge.on_batch(A, cache.batch(cache.stored(other)))
     assert house.overlap(A, prompt_of([*other, 0])).gpu_tokens == 16

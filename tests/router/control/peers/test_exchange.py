@@ -259,7 +259,7 @@ async def test_a_frame_of_the_first_version_is_named_once_shown_and_left_out(cap
         assert link.receive_now() is None, "it gets no acknowledgement and no answer"
         named = [record.getMessage() for record in caplog.records if "old-run" in record.getMessage()]
         assert len(named) == 1
-        assert f"version 1 of the peers' protocol, this one version {PROTOCOL}" in named[0]
+        assert f"version 1 of the peers' protocol, this router version {PROTOCOL}" in named[0]
         link.close(linger=0)
     old.close()
 

@@ -125,7 +125,7 @@ async def test_an_unknown_message_closes_the_channel(payload: bytes, caplog: pyt
     async with one_end() as (end, theirs):
         theirs.send(payload)
         await eventually(lambda: end.closed)
-    assert "an unknown message came" in caplog.text
+    assert "unknown message received" in caplog.text
 
 
 async def test_an_end_that_does_not_read_is_cut_off(
