@@ -4,10 +4,10 @@
     keep sticky  unless  least TTFT of the sticky - least TTFT of all > penalty_ms
 
 This is llm-d's `prefix-cache-affinity-filter` (share 0.80, penalty 18,000 ms, exploration 0; the Gateway API
-Inference Extension, where it began, has 5,000 ms and 1 %). There a sidecar's model predicts TTFT, or a constant of
-15,928 prefill tokens a second; here the learned curve of each instance does, with the cheapest way to fetch
-(ttft.py). Their exploration (the gate is skipped now and then, so that predictions for other targets stay fresh) is
-left out: it is off by default, and these curves are learned per instance, not per prompt.
+Inference Extension, where it began, has 5,000 ms and 1 %). In llm-d a sidecar's model predicts TTFT, or a constant
+of 15,928 prefill tokens a second does; here the learned curve of each instance does, with the cheapest way to fetch
+(ttft.py). llm-d's exploration (the gate is skipped now and then, so that predictions for other targets stay fresh)
+is left out: it is off by default, and these curves are learned per instance, not per prompt.
 """
 
 from __future__ import annotations

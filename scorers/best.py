@@ -1,8 +1,8 @@
 """The picker that takes the cheapest row.
 
-Ties are common (an idle fleet, a cold prompt). The most free cache memory decides them: a prompt that costs the
-same everywhere goes where it evicts least. What is equal in that, too, is broken by chance: always taking the first
-row would pile every cold prompt onto one target.
+Ties are common (an idle fleet, a cold prompt). The row with the most free cache memory wins a tie: a prompt that
+costs the same everywhere goes where it evicts least. Rows that are equal in free memory too are chosen by chance:
+always taking the first row would pile every cold prompt onto one target.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Best(Picker):
             return costs.index(least)
         tied = _find_roomiest(view.rows, [i for i, cost in enumerate(costs) if cost == least])
         tied.sort(key=lambda i: view.rows[i].target)
-        (lot,) = draws(view.seed, view.number, ["tied"], use="best")  # one for all: a draw each takes 25 us for 64 rows
+        (lot,) = draws(view.seed, view.number, ["tied"], use="best")  # one draw: one each takes 25 us for 64 rows
         return tied[int(lot * len(tied))]
 
 
 def _find_roomiest(rows: Sequence[Row], tied: list[int]) -> list[int]:
-    """Return those of `tied` with the most free cache memory, all of them where that is not known of each."""
+    """Return the rows of `tied` with the most free cache memory, or all of them if that is unknown for any."""
     free: list[int] = []
     for i in tied:
         _, _, _, block_tokens, capacity_tokens, _, _, _, held_tokens = rows[i]

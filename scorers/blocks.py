@@ -146,7 +146,8 @@ def whole_tokens(view: View) -> int:
 
 
 def used_tokens(load: Load) -> int:
-    """Return the KV tokens in use at a target; if unknown, the contexts of all requests, as if they shared nothing.
+    """Return the KV tokens in use at a target; if unknown, the contexts of all requests, as if they shared
+    nothing.
     """
     return load.context_tokens if load.live_tokens is None else load.live_tokens
 

@@ -3,9 +3,9 @@
     keep a row while   its requests < ceil(factor * (all requests + 1) / rows)
 
 Mirrokni, Thorup & Zadimoghaddam, "Consistent Hashing with Bounded Loads" (arXiv 1608.01350, 2016): with this
-request counted, no target gets more than `factor` times the average. What overflows goes to the key's next target,
-so requests with the same key meet there too. The right side is at least the average of all rows, so some row always
-stays.
+request counted, no target gets more than `factor` times the average. Requests beyond the bound go to the key's next
+target, so requests with the same key meet there too. The right side is at least the average of all rows, so some
+row always stays.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ with the lowest weight instead of the highest. Every router of a deployment comp
 after a restart. When a target leaves, its keys are spread evenly and no other key moves; a new target takes only
 its share. A ring of virtual nodes (vllm-router's `consistent_hash`) does the same less evenly.
 
-The key is a property of the request. Where it is missing, the prompt's prefix stands in, so that prompts with the
-same prefix still meet. If that is unknown too, the request's number is the key, which spreads requests evenly and
-differently on every router.
+The key is a property of the request. If the key is missing, the prompt's prefix replaces it, so that prompts with
+the same prefix still meet. If the prefix is unknown too, the request's number is the key, which spreads requests
+evenly and differently on every router.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class Needs(Flag):
 
 
 class Measure(Enum):
-    """The quantity that decides among rows that hold the same part of a prompt: the row with the least of it wins.
+    """The quantity that decides among rows that hold the same part of a prompt: the row with the least of it
+    wins.
     """
 
     REQUESTS = "load.requests"
@@ -206,7 +207,7 @@ class View(NamedTuple):
     session_turn: int | None = None  # answers that this router has relayed to the session so far
     idle_s: float | None = None  # since the last answer ended; None before the first answer
     after_tool_call: bool | None = None  # whether the session's last answer ended in a tool call; None if unknown
-    live_share: float | None = None  # share of the fleet's KV memory in use by live requests; None: capacity unknown
+    live_share: float | None = None  # share of the fleet's KV memory that live requests use; None: unknown
 
 
 class Outcome(NamedTuple):
@@ -234,7 +235,8 @@ class Scorer(Plugin):
     order_matters: ClassVar[bool] = False  # True where a cost depends on a row's position
 
     def score(self, view: View) -> Sequence[float]:
-        """Return finite costs, one per row of `view` in the order of its rows; lower is better. Changes no state.
+        """Return finite costs, one per row of `view` in the order of its rows; lower is better. Changes no
+        state.
         """
         raise NotImplementedError
 

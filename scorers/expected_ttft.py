@@ -1,16 +1,16 @@
-"""Time to the first token: the wait, the fetching and the computing that a request has ahead at each target.
+"""Time to the first token: the waiting, fetching and computing that a request has ahead at each target.
 
     cost = queued + others waiting * mean work + work
     work = least of all ways:  base + us_per_token * fetched, of every link used  +  prefill(prompt - reached, reached)
 
 This is the Mooncake paper's Algorithm 1 (arXiv 2407.00079, section 6: T_queue + T_transfer + T_prefill), except for
-when to transfer: there a ratio of prefix lengths decides (`mooncake_alg1.py`), here the price (`ttft.py` has the
-ways).
+when to transfer: in the paper a ratio of prefix lengths decides (`mooncake_alg1.py`), here the price (`ttft.py`
+lists the ways).
 
 If a link is slower than the prefill, fetching is never the least: such a pool changes no cost and attracts no
-request. (vLLM's connector has no such test and fetches what is there; that is no reason to send a request where it
-must.) Loading and a queue before it may overlap; they are added up, as in the paper, which errs towards the target
-that holds the prompt.
+request. (vLLM's connector has no such test and fetches whatever the pool holds, but this is no reason to send a
+request where it must fetch.) Loading and a queue before it may overlap; they are added up, as in the paper, which
+errs towards the target that holds the prompt.
 """
 
 from __future__ import annotations

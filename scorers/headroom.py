@@ -43,7 +43,8 @@ def headroom_costs(latencies: list[PredictedLatency], prefer_least: bool) -> lis
 
 
 def steps_ms(rows: Sequence[Row], whole: int) -> list[float] | None:
-    """Return milliseconds per token at each row with this request in its batch. None if no row has a decode curve.
+    """Return milliseconds per token at each row with this request in its batch. None if no row has a decode
+    curve.
     """
     steps: list[float | None] = []
     is_known = False
@@ -89,7 +90,7 @@ def _blend(latencies: Sequence[PredictedLatency]) -> list[float]:
     weights = fsum([latency.weight for latency, _, _ in varying])
     blended = [0.0] * len(latencies[0].ms)
     for latency, least, most in varying:
-        scale = (latency.weight / weights if weights else 1.0) / (most - least)  # one that varies alone also gets the other's weight
+        scale = (latency.weight / weights if weights else 1.0) / (most - least)  # a lone one gets all weight
         for i, value in enumerate(latency.ms):
             blended[i] += scale * (value - least)
     return [min(1.0, value) for value in blended]

@@ -2,8 +2,8 @@
 
     cost = share of KV blocks in use
 
-llm-d's kv-cache-utilisation score inverted (`1 - usage`). Cached but idle blocks do not count, since they can be
-evicted.
+This is llm-d's kv-cache-utilisation score inverted (`1 - usage`). Cached but idle blocks do not count, since they
+can be evicted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The oldest rule of load balancing: the target with the fewest requests of this router wins.
 
-It needs nothing from the engines, so it is also what the router falls back to when a policy fails.
+This rule needs nothing from the engines, so the router also falls back to it when a policy fails.
 """
 
 from __future__ import annotations

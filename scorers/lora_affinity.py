@@ -5,8 +5,8 @@
            0.4  other requests for its adapter wait there for a slot
            1    all slots are taken by other adapters
 
-llm-d's `lora-affinity-scorer` inverted (1.0, 0.8, 0.6, 0.0), tried in this order. A slot counts once even if its
-adapter is both running and waiting; llm-d adds the two lists up.
+This is llm-d's `lora-affinity-scorer` inverted (1.0, 0.8, 0.6, 0.0), tried in this order. A slot counts once even
+if its adapter is both running and waiting; llm-d adds the two lists up.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     keep a row if   its run >= share * the longest run        on the GPU, or over all tiers of the instance
     or              its wait is the least of all
 
-A target in between, with less of the prompt and no shorter queue than another, is beaten on one side without
-winning on the other. So `warm` decides as well among these as among all (its evidence: share 0.9), and a fleet of
-many targets costs little more than one of few.
+A target in between, with less of the prompt than one target and no shorter queue than another, is beaten in one
+respect without winning in the other. So `warm` decides as well among the kept rows as among all (its evidence:
+share 0.9), and a fleet of many targets costs little more than one of few.
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ def _convert(parameter: Parameter, value: Any) -> Any:
 
 
 def _fits(value: Any, expected: Any) -> bool:
-    """Return whether `value` has the type. A bool is no number, .nan and .inf are no floats, and an int is a float.
+    """Return whether `value` has the type. A bool is no number, .nan and .inf are no floats, and an int is a
+    float.
     """
     if get_origin(expected) in (Union, UnionType):
         return any(_fits(value, one) for one in get_args(expected))

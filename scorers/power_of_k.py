@@ -1,9 +1,9 @@
 """The power of two choices: draw k rows by chance and take the cheapest of them.
 
-The load is nearly as even as with all rows compared, and routers that share a fleet without sharing their bookings
-do not all choose the same idle target (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing",
-2001). Envoy's `least_request`, SGLang's `power_of_two` and Ray Serve's default have k = 2; the slim sgl-router does
-it where no cache is worth going to.
+The load is nearly as even as if all rows were compared, and routers that share a fleet without sharing their
+bookings do not all choose the same idle target (Mitzenmacher, "The Power of Two Choices in Randomized Load
+Balancing", 2001). Envoy's `least_request`, SGLang's `power_of_two` and Ray Serve's default have k = 2; the slim
+sgl-router uses this choice where no cache is worth going to.
 """
 
 from __future__ import annotations
@@ -33,4 +33,4 @@ class PowerOfK(Picker):
     def pick(self, view: View, costs: Sequence[float]) -> int:
         lots = draws(view.seed, view.number, [row.target for row in view.rows], use="power_of_k")
         drawn = nsmallest(self.k, range(len(lots)), key=lots.__getitem__)
-        return min(drawn, key=costs.__getitem__)  # the first of equals, which has the smaller draw
+        return min(drawn, key=costs.__getitem__)  # among equals the first, which has the smallest draw

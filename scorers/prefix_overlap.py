@@ -1,12 +1,13 @@
-"""Share of the prompt that a target would have to compute because it does not hold it.
+"""Share of the prompt that a target does not hold and would have to compute.
 
     held = gpu * G + cpu * C + disk * D
     cost = 1 - (1 - length_weight) * held / prompt tokens - length_weight * min(1, held / length_tokens)^2
 
-G, C and D are the prompt tokens that the target holds in each tier and in no faster one. llm-d's precise prefix
-score inverted (a GPU block counts 1.0, one in host memory 0.8; `pkg/kvcache` of llm-d-kv-cache), and the length
-awareness of its prefix-cache-scorer (`matchLengthWeight`, off by default, and `matchLengthScaleTokens`): attention
-makes a long match worth more than its share, so a long session stays where a short one may move.
+G, C and D are the prompt tokens that the target holds in each tier and in no faster one. The cost is llm-d's
+precise prefix score inverted (a GPU block counts 1.0, one in host memory 0.8; `pkg/kvcache` of llm-d-kv-cache),
+with the length awareness of its prefix-cache-scorer (`matchLengthWeight`, off by default, and
+`matchLengthScaleTokens`): attention makes a long match worth more than its share, so a long session stays where a
+short one may move.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class PrefixOverlap(Scorer):
         return add_short_match(shares, tokens_of, self.length_weight, self.length_tokens)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]] | None:
-        """Return the share that is not held and what a match lacks in length; None where length does not count."""
+        """Return two parts: the share that is not held, and what the match lacks in length. None if length does not
+        count.
+        """
         if not self.length_weight:
             return None
         shares = [(1 - self.length_weight) * share for share in replace(self, length_weight=0.0).score(view)]

@@ -2,9 +2,9 @@
 
     cost = (x - min) / (max - min)        all equal: 0
 
-llm-d's queue scorer inverted (`(max - x) / (max - min)`), on a count of our own: polled gauges alone send every
-request between two polls to the same "idle" engine, own bookings alone do not see other clients. So x is our
-bookings in flight, always up to date, plus the requests of others that the last poll found there.
+This is llm-d's queue scorer inverted (`(max - x) / (max - min)`), on a count of our own: polled gauges alone send
+every request between two polls to the same "idle" engine, and own bookings alone do not include other clients. So x
+is our bookings in flight, always up to date, plus the requests of others that the last poll found at the target.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     cost of row i = (i - turn) mod rows
 
-The turn counts decisions for one model and adapter. Counting all requests instead would, with two models requested
-alternately, leave every other target of each without work for ever. As a function of the view it replays exactly.
+The turn counts decisions for one model and adapter. If all requests were counted instead, two models requested
+alternately would each leave every other target without work for ever. The cost is a function of the view, so it
+replays exactly.
 """
 
 from __future__ import annotations

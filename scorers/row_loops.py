@@ -1,5 +1,5 @@
-"""Loops over all rows of a decision that one plug-in each needs: apart from it, since this is compiled and plug-ins
-are not (setup.py). The plug-ins describe the formulas and what a missing value means.
+"""Loops over all rows of a decision, each for one plug-in. They are separate from the plug-ins because this module
+is compiled and plug-ins are not (setup.py). The plug-ins describe the formulas and the meaning of a missing value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from scorers.ttft import others_waiting, prefill_ms, prompt_of
 
 
 def relative_requests(rows: Sequence[Row], stale_s: float) -> list[float]:
-    """Return the requests at each row, ours and others', between the fewest (0) and the most (1): `queue_depth`."""
+    """Return the requests at each row, ours and others', scaled from the fewest (0) to the most (1), for
+    `queue_depth`.
+    """
     counts: list[float] = []
     silent: list[int] = []
     reported = 0.0
@@ -37,7 +39,9 @@ def relative_requests(rows: Sequence[Row], stale_s: float) -> list[float]:
 
 
 def least_and_most(values: list[float]) -> tuple[float, float]:
-    """Return the least and the greatest of `values`, of which there is at least one: faster compiled than `min`."""
+    """Return the least and the greatest of `values`, which must not be empty. Once compiled, this is faster than
+    `min`.
+    """
     least = most = values[0]
     for value in values:
         if value < least:
@@ -48,7 +52,7 @@ def least_and_most(values: list[float]) -> tuple[float, float]:
 
 
 def kv_usages(rows: Sequence[Row], stale_s: float) -> list[float]:
-    """Return the share of KV memory in use at each row, between 0 and 1: `kv_usage`."""
+    """Return the share of KV memory in use at each row, between 0 and 1, for `kv_usage`."""
     known: list[float | None] = []
     for row in rows:
         load = row.load
@@ -56,30 +60,32 @@ def kv_usages(rows: Sequence[Row], stale_s: float) -> list[float]:
         known.append(usage if age_s is not None and age_s <= stale_s else None)
     costs = fill_missing(known)
     least, most = least_and_most(costs)
-    if least < 0 or most > 1:  # no engine should report this, but the number is not ours
+    if least < 0 or most > 1:  # no engine should report such a number, but the router does not control it
         return [min(1.0, max(0.0, cost)) for cost in costs]
     return costs
 
 
 def all_but(rows: Sequence[Row], target: str | None) -> list[float]:
-    """Return 0 for the row of `target` and 1 for every other one: `session_affinity`."""
+    """Return 0 for the row of `target` and 1 for every other row, for `session_affinity`."""
     return [0.0 if row.target == target else 1.0 for row in rows]
 
 
 def missing_shares(tokens: list[float], whole: float) -> list[float]:
-    """Return the share of `whole` tokens that each row lacks: `prefix_overlap`."""
+    """Return the share of `whole` tokens that each row lacks, for `prefix_overlap`."""
     return [0.0 if held >= whole else 1 - held / whole for held in tokens]
 
 
 def add_short_match(shares: list[float], tokens: list[float], weight: float, scale: float) -> list[float]:
-    """Return `shares` with the part `weight` of each replaced by what a match lacks in length: `prefix_overlap`."""
+    """Return `shares` with the part `weight` of each replaced by what the match lacks in length, for
+    `prefix_overlap`.
+    """
     lengths = [1 - min(1.0, held / scale) ** 2 for held in tokens]
     return [(1 - weight) * share + weight * lengths[i] for i, share in enumerate(shares)]
 
 
 def rank_matches(requests: list[int], held: list[float], whole: int, bound: float, most: int) -> list[float]:
-    """Return the match in per cent of rows with at most `bound` requests, negative, and the requests of all others:
-    `aibrix_prefix`.
+    """Return a rank for each row, for `aibrix_prefix`: the negative match in per cent, plus a fraction for the
+    requests, if the row has a match and at most `bound` requests; else its requests.
     """
     ranks: list[float] = []
     for i, count in enumerate(requests):
@@ -90,8 +96,8 @@ def rank_matches(requests: list[int], held: list[float], whole: int, bound: floa
 
 
 def few_waiting(rows: Sequence[Row], most: int, stale_s: float) -> list[bool]:
-    """Return whether at most `most` requests wait in each row's engine, as far as it has reported:
-    `max_waiting`.
+    """Return whether at most `most` requests wait in each row's engine, for `max_waiting`. True if the engine has
+    not reported its queue within `stale_s`.
     """
     few: list[bool] = []
     for row in rows:
@@ -102,7 +108,7 @@ def few_waiting(rows: Sequence[Row], most: int, stale_s: float) -> list[bool]:
 
 
 def near_or_first(view: View, share: float, stale_s: float) -> list[bool]:
-    """Return which rows hold `share` of the longest run, or have the least wait: `near_longest`."""
+    """Return which rows hold `share` of the longest run, or have the least wait, for `near_longest`."""
     near = _near_longest(view.rows, share)
     if False not in near:
         return near
@@ -121,7 +127,7 @@ def _near_longest(rows: Sequence[Row], share: float) -> list[bool]:
     if whole == 0:
         return [True] * len(rows)
     enough = share * whole
-    enough_fast = share * fast or whole + 1.0  # with nothing on any GPU no run there is near
+    enough_fast = share * fast or whole + 1.0  # if no GPU holds anything, no run on a GPU is near
     return [
         (overlap := row.overlap) is not None
         and (overlap.expected_tokens >= enough_fast or overlap.disk_tokens >= enough)
@@ -130,7 +136,9 @@ def _near_longest(rows: Sequence[Row], share: float) -> list[bool]:
 
 
 def _waits_ms(view: View, stale_s: float) -> list[float]:
-    """Return the queue at each row with the requests of others, priced on the nominal instance if there is one."""
+    """Return the milliseconds of each row's queue and the requests of others, priced on the nominal instance if
+    there is one.
+    """
     rows = view.rows
     queued = [row.load.queued_ms for row in rows]
     others = others_waiting(rows, stale_s)
@@ -145,20 +153,22 @@ def _waits_ms(view: View, stale_s: float) -> list[float]:
 
 
 def hold_enough(rows: Sequence[Row], tokens: float) -> list[bool]:
-    """Return which rows hold so many tokens of the prompt on their GPU: `affinity_gate`."""
+    """Return which rows hold at least `tokens` tokens of the prompt on their GPU, for `affinity_gate`."""
     return [(overlap := row.overlap) is not None and overlap.expected_tokens >= tokens for row in rows]
 
 
 def lead_ms(costs: list[float], flags: list[bool]) -> float:
-    """Return how much more the least of the flagged costs is than the least of all: `affinity_gate`."""
+    """Return the difference between the least of the flagged costs and the least of all costs, for
+    `affinity_gate`.
+    """
     flagged, _ = least_and_most([cost for i, cost in enumerate(costs) if flags[i]])
     least, _ = least_and_most(costs)
     return flagged - least
 
 
 def best_holders_first(rows: Sequence[Row], ttfts: list[float], unknown: int, objective: float) -> list[float]:
-    """Return `ttfts` with `objective` added at rows that do not hold most, while one that does meets it:
-    `dualmap`.
+    """Return `ttfts` for `dualmap`. If a row that holds the most meets `objective`, rows that hold less cost
+    `objective` more.
     """
     held = [unknown if (overlap := row.overlap) is None else overlap.expected_tokens for row in rows]
     most = max(held)
@@ -169,14 +179,14 @@ def best_holders_first(rows: Sequence[Row], ttfts: list[float], unknown: int, ob
 
 
 def add_weighted(costs: list[float], more: list[float], weight: float) -> list[float]:
-    """Return `costs`, each with `weight` times its entry of `more`: `warm`."""
+    """Return `costs`, each increased by `weight` times its entry of `more`, for `warm`."""
     return [cost + weight * more[i] for i, cost in enumerate(costs)]
 
 
 def charged_blocks(
     rows: Sequence[Row], prompt_tokens: int, unit: int, share_exponent: float, load_exponent: float
 ) -> list[float]:
-    """Return the blocks of `unit` tokens that each row is charged for: `jsew`."""
+    """Return the blocks of `unit` tokens that each row is charged for, for `jsew`."""
     unshared: list[float] = []
     for row in rows:
         load = row.load
@@ -189,8 +199,9 @@ def charged_blocks(
 
 
 def fetch_longest_ms(rows: Sequence[Row], held: Sequence[int], whole: int, pooled: int, ratio: float) -> list[float]:
-    """Return the milliseconds to the first token of `whole` tokens, where each row holds `held` of them and a
-    prefix that is `ratio` times as long is always fetched from where it is: `mooncake_alg1`.
+    """Return the milliseconds to the first token of a prompt of `whole` tokens at each row, for `mooncake_alg1`.
+    Each row holds `held` tokens of the prompt, and a prefix that is `ratio` times as long is always fetched from
+    its holder.
     """
     longest = max(held)
     best = max(longest, pooled)
@@ -207,8 +218,8 @@ def fetch_longest_ms(rows: Sequence[Row], held: Sequence[int], whole: int, poole
 
 
 def queue_costs(rows: Sequence[Row], held: Sequence[int], whole: int, linear: float, attended: float) -> list[float]:
-    """Return the cost of each row's queue with a prompt of `whole` tokens, of which the row holds `held`:
-    `smetric`.
+    """Return the cost of each row's queue plus that of a prompt of `whole` tokens, of which the row holds `held`,
+    for `smetric`.
     """
     costs: list[float] = []
     for i, row in enumerate(rows):
@@ -224,6 +235,6 @@ def queue_costs(rows: Sequence[Row], held: Sequence[int], whole: int, linear: fl
 
 
 def prompt_cost(whole: int, held: int, linear: float, attended: float) -> float:
-    """Return the cost of a prompt of `whole` tokens where `held` of them are: `smetric`."""
+    """Return the cost of a prompt of `whole` tokens at a target that holds `held` of them, for `smetric`."""
     new = max(0, whole - held)
     return linear * new + attended * new * (whole - new / 2)

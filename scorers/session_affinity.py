@@ -6,10 +6,10 @@
 
     shared = the part of the prompt that this target holds
 
-A sub-agent begins with what its parent began with, the tools and often the system prompt, or with something else.
-So it is kept with its parent as far as they share, and is free to go elsewhere as far as they do not. From its
-second request on it is where its own turns are. NVIDIA Dynamo's parent-aware affinity
-(https://docs.nvidia.com/dynamo/dev/agents/session-i-ds) binds all of them to the parent's worker, whatever they
+A sub-agent's prompt begins either as its parent's did, with the tools and often the system prompt, or differently.
+So the sub-agent is kept with its parent to the extent that they share a beginning, and is otherwise free to go
+elsewhere. From its second request on, its target is where its own turns are. NVIDIA Dynamo's parent-aware affinity
+(https://docs.nvidia.com/dynamo/dev/agents/session-i-ds) binds all sub-agents to the parent's worker, whatever they
 share.
 """
 
@@ -51,7 +51,9 @@ class SessionAffinity(Scorer):
 
 
 def _unshared(row: Row, prompt_tokens: int | None) -> float:
-    """Return the part of the prompt that the target does not hold, between 0 and 1; 0 where that is unknown."""
+    """Return the part of the prompt that the target does not hold, between 0 and 1; 0 if the overlap or the
+    prompt's length is unknown.
+    """
     if row.overlap is None or not prompt_tokens:
         return 0.0
     return 1.0 - min(1.0, max(row.overlap.expected_tokens, row.overlap.disk_tokens) / prompt_tokens)

@@ -1,17 +1,18 @@
-"""Latency objectives: targets that would meet the request's first, ranked by the headroom they leave.
+"""Latency objectives: targets that would meet the request's objectives come first, ranked by the headroom they
+leave.
 
     n(x)     x between the least (0) and the most (1) of its group
     blend    ttft_weight * n(TTFT) + tpot_weight * n(TPOT)
     meets    0.4 * (1 - blend)    the least headroom first; with `prefer: most` 0.4 * blend
     misses   0.6 + 0.4 * blend    of what is over the objectives: the nearest miss first
 
-llm-d's `latency-scorer` (weights 0.8 and 0.2, "least": requests are packed onto targets that just meet them, so
-that others stay free for requests with less time). A latency that is equal for all of a group is ignored: its
-weight goes to the other. In llm-d sidecars predict both latencies by XGBoost; here TTFT is the learned curve with
-the cheapest way to fetch (ttft.py), and TPOT one decode step of the target's batch with this request in it. Left
-out: the affinity gates (the filter `affinity_gate` is one), idle targets first among those that miss, a per cent of
-requests sent to those that miss, and the fall-back to queue, memory and cache without a prediction: there always is
-one.
+This is llm-d's `latency-scorer` (weights 0.8 and 0.2, "least": requests are packed onto targets that just meet the
+objectives, so that others stay free for requests with less time). A latency that is equal for all rows of a group
+is ignored: its weight goes to the other. In llm-d sidecars predict both latencies by XGBoost; here TTFT is the
+learned curve with the cheapest way to fetch (ttft.py), and TPOT is one decode step of the target's batch with this
+request in it. Left out are the affinity gates (the filter `affinity_gate` is one), the preference for idle targets
+among those that miss, a per cent of requests sent to targets that miss, and the fall-back to queue, memory and
+cache without a prediction: a prediction always exists here.
 """
 
 from __future__ import annotations

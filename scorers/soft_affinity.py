@@ -4,10 +4,10 @@
              or  no target has at least `move_margin` requests fewer
     else     fewest requests
 
-Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/soft_affinity_load_guard.rs, with its defaults, chosen
-there by practice. The threshold counts all requests of a target and has to be above its usual concurrency, or
-sessions move all the time; the margin prevents a move back and forth over a single request. A session that moved
-stays moved.
+Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/soft_affinity_load_guard.rs, with its defaults, which
+Dynamo chose by practice. The threshold counts all requests of a target and has to be above its usual concurrency,
+or sessions move all the time; the margin prevents a move back and forth over a single request. A session that moved
+stays at its new target.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     P(row i) ~ exp(-c_i / temperature)        c = (cost - min) / (max - min)
 
-Dynamo's `router_temperature`, with costs normalised by their range as in Dynamo. The draw uses the Gumbel trick
-(the largest of `-c_i / T - ln(-ln u_i)` falls on i with exactly that probability), one draw per target: so the
-order of rows does not matter, and a target that vanishes moves only its own requests.
+This is Dynamo's `router_temperature`, with costs normalised by their range as in Dynamo. The draw uses the Gumbel
+trick (the largest of `-c_i / T - ln(-ln u_i)` falls on i with exactly that probability), with one draw per target:
+so the order of rows does not matter, and a target that vanishes moves only its own requests.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ answers have ended.
 
     stalls      each answer that streams at the target stalls while the request's work is done
     streaming   the request's own answer: a decode step per token
-    memory      what the request lacks of memory, as a share of it: a quarter of that share of an answer passes until it
-                is free. In use is what live requests hold, where several share a block counted once. More is needed by
-                what of the prompt the GPU does not hold yet, by the whole answer, and by half an answer for each
-                request that is there: at any moment answers are half done in the mean. A quarter, because others end
-                while these grow
+    memory      the memory that the request lacks, as a share of the target's: a quarter of that share of an answer
+                passes until it is free. Live requests use memory, where a block that several share counts once. In
+                addition, memory is needed for the part of the prompt that the GPU does not hold yet, the whole
+                answer, and half an answer for each request at the target: at any moment answers are half done on
+                average. The factor is a quarter because other answers end while these grow
 
 A user who waits for a first token has nothing yet, while a user whose answer streams is reading: milliseconds of
 streaming weigh less, and one weight serves for the stalls and for the own answer. The weight was swept on simulated

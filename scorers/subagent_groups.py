@@ -5,13 +5,12 @@
     else     fewest requests; the group is bound to where its request went, for `group_idle_ttl_s` after the last one
 
 A parent usually works on while its sub-agents do, so a new group goes where the fewest requests are, not where the
-parent is. A group moves only to a target with fewer requests: with as many, it would move at every request of a
-full fleet and lose what it shares.
+parent is. A group moves only to a target with fewer requests: if it also moved to one with as many, it would move
+at every request of a full fleet and lose what it shares.
 
 Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/subagent_group_affinity.rs, with its defaults and bounds
-(65,536 groups, none rebound by a request that had a single candidate). Differences: an idle group ends exactly
-after its time instead of at the next sweep; of equally loaded targets one is taken at random instead of the lowest
-id.
+(65,536 groups; a request with a single candidate rebinds none). Differences: an idle group ends exactly after its
+time instead of at the next sweep; one of equally loaded targets is taken at random instead of by the lowest id.
 """
 
 from __future__ import annotations
@@ -71,7 +70,9 @@ class SubagentGroups(Scorer):
             remember(self._groups, group, bound._replace(at_s=view.now_s), MAX_SESSIONS)
 
     def _bound_target(self, view: View) -> str | None:
-        """Return the target that the request's group is bound to, or its session; None if it is to none."""
+        """Return the target to which the request's group is bound, or its session if it has no parent. None if
+        unbound.
+        """
         if view.parent is None:
             return view.last_target
         bound = self._groups.get((view.model, view.parent))

@@ -2,9 +2,9 @@
 
     cost = min(1, tokens in flight / full_tokens)
 
-llm-d's `token-load-scorer` inverted (`1 - min(1, inflightTokens / 4_194_304)`): its tokens in flight are uncached
-input, freed at the first chunk, which the router's bookings call `prefill_tokens`. Its estimate of output tokens
-(`addEstimatedOutputTokens`, 1.5 times the input) is off by default there and left out here.
+This is llm-d's `token-load-scorer` inverted (`1 - min(1, inflightTokens / 4_194_304)`): its tokens in flight are
+uncached input, freed at the first chunk, which the router's bookings call `prefill_tokens`. llm-d's estimate of
+output tokens (`addEstimatedOutputTokens`, 1.5 times the input) is off by default and left out here.
 """
 
 from __future__ import annotations

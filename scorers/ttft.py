@@ -1,8 +1,8 @@
-"""Time to a request's first token at a target: the wait, and the least work that its prompt needs.
+"""Time to a request's first token at a target: the wait, plus the least work that the prompt needs.
 
-Shared by the scorers that price in milliseconds (`expected_ttft`, `warm`, `least_work_left`, ...). What is not on
-the GPU may be had from host memory, disk, the pool's memory and the pool's disks, each at its measured speed, and
-is fetched only where that is cheaper than computing the same tokens at their context:
+Shared by the scorers that price in milliseconds (`expected_ttft`, `warm`, `least_work_left`, ...). Tokens that are
+not on the GPU may be fetched from host memory, disk, the pool's memory and the pool's disks, each at its measured
+speed. They are fetched only where fetching is cheaper than computing the same tokens at their context:
 
     tokens  0 ...... G .......... C ............. M ....... prompt
     held    GPU -----|
@@ -10,9 +10,9 @@ is fetched only where that is cheaper than computing the same tokens at their co
             pool memory --------------------------|
     ways    G compute;   G host C compute;   G pool M compute;   G host C pool M compute
 
-A link is used up to the end of what it holds, or not at all. That is how engines load: nothing is computed before a
-fetched stretch. It is also where the least cost is: a later token costs more to compute, so the cost of fetching up
-to some point is concave in it, and least at an end.
+A link is used up to the end of what its source holds, or not at all. Engines load in this way: they compute nothing
+before a fetched stretch. The least cost also lies there: a later token costs more to compute, so the cost of
+fetching up to some point is concave in that point, and least at an end.
 """
 
 from __future__ import annotations
@@ -25,31 +25,35 @@ from scorers.contract import Measure, Overlap, PoolHit, Row, Speed, Transfer, Vi
 from scorers.polled import fill_missing
 
 LINKS = ("load_from_host", "load_from_disk", "load_from_pool", "load_from_pool_disk")
-"""Names of the parts that are spent on fetching, in the order of the sources of a row."""
+"""Names of the cost parts for fetching, in the order of a row's sources."""
 
 Source = tuple[Transfer | None, int, int]
-"""A link, and the range of prompt tokens it can load: certainly from the first number on (possibly from 0), up to
-the second.
+"""A link, and the range of prompt tokens that it can load, up to the second number: from the first number on in any
+case, possibly from 0.
 """
 
 
 class PromptTokens(NamedTuple):
-    """Facts of a prompt that all targets have in common, in tokens."""
+    """Facts of a prompt that are the same for all targets, in tokens."""
 
-    whole: int  # its length; where that is unknown, the longest run that any target holds
+    whole: int  # the prompt's length; if unknown, the longest run that any target holds
     in_memory: int  # leading part that the pool holds in memory
     pooled: int  # leading part that the pool holds, including its disks
     unknown: int  # GPU tokens assumed for a target of unknown overlap
 
 
 def prompt_of(view: View, rows: Sequence[Row] | None = None, *, pool: bool = True) -> PromptTokens:
-    """Return the prompt's facts; `unknown` is the mean of what `rows` (else all) hold. `pool=False`: no pool."""
+    """Return the prompt's facts. `unknown` is the mean of what `rows` (by default all) hold; `pool=False` ignores
+    the pool.
+    """
     known = [overlap for row in rows or view.rows if (overlap := row.overlap) is not None]
     return prompt_held(view.prompt_tokens, view.pool if pool else None, known)
 
 
 def prompt_held(tokens: int | None, pool: PoolHit | None, known: Sequence[Overlap]) -> PromptTokens:
-    """Return the facts of a prompt of `tokens`, of which targets hold what is in `known`."""
+    """Return the facts of a prompt of `tokens` tokens, where `known` are the overlaps of the targets that have
+    one.
+    """
     pooled = in_memory = 0
     if pool is not None:
         pooled = in_memory = pool.tokens
@@ -67,7 +71,7 @@ def prompt_held(tokens: int | None, pool: PoolHit | None, known: Sequence[Overla
 
 
 def work_left(*, pool: bool) -> Measure:
-    """Return the measure that settles `ttfts_ms` where no requests of other clients wait."""
+    """Return the measure that settles `ttfts_ms` if no requests of other clients wait."""
     return Measure.WORK_LEFT if pool else Measure.WORK_LEFT_BUT_POOL
 
 
@@ -79,16 +83,17 @@ def ttfts_ms(rows: Sequence[Row], prompt: PromptTokens, stale_s: float) -> list[
 
 
 def split_ttfts_ms(rows: Sequence[Row], prompt: PromptTokens, stale_s: float) -> dict[str, list[float]]:
-    """Return `ttfts_ms` in parts: `wait`, and those of `split_works_ms`."""
+    """Return `ttfts_ms` split into `wait` and the parts of `split_works_ms`."""
     return {"wait": waits_ms(rows, works_ms(rows, prompt), stale_s), **split_works_ms(rows, prompt)}
 
 
 def waits_ms(rows: Sequence[Row], work: list[float], stale_s: float) -> list[float]:
-    """Return the milliseconds of work ahead of the request at each row: our own queue, and others waiting in the
-    engine.
+    """Return the milliseconds of work ahead of the request at each row: our own queue, and requests of others that
+    wait in the engine.
 
-    Others: of the requests that waited there at its last poll, the share that was not ours, each taken for the mean
-    of `work`. An engine that has not reported its queue, or longer than `stale_s` ago, is taken for an average one.
+    Requests of others are those that waited in the engine at its last poll, times the share that was not ours. Each
+    is assumed to cost the mean of `work`. An engine that has not reported its queue, or reported it longer than
+    `stale_s` ago, is assumed to have an average queue.
     """
     queued = [row.load.queued_ms for row in rows]
     others = others_waiting(rows, stale_s)
@@ -99,7 +104,7 @@ def waits_ms(rows: Sequence[Row], work: list[float], stale_s: float) -> list[flo
 
 
 def others_waiting(rows: Sequence[Row], stale_s: float) -> list[float]:
-    """Return the number of requests that wait in each row's engine and are not ours."""
+    """Return the number of requests of other clients that wait in each row's engine."""
     others: list[float | None] = []
     silent = False
     for row in rows:  # as `read_gauge` does, in one pass: this runs for every candidate of every request
@@ -120,8 +125,8 @@ def prefill_ms(speed: Speed, new: int, context: int) -> float:
 
 
 def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None) -> list[float]:
-    """Return `least_ms` of every row, at its own speed or all at the speed `on`. In one pass: most rows hold
-    nothing beyond their GPU and need no search, and at one speed those that hold the same cost the same.
+    """Return `least_ms` of every row, at its own speed or all at the speed `on`. The rows are priced in one pass:
+    most hold nothing beyond their GPU and need no search, and at one speed rows that hold the same cost the same.
     """
     whole, _, pooled, unknown = prompt
     works: list[float] = []
@@ -142,19 +147,19 @@ def works_ms(rows: Sequence[Row], prompt: PromptTokens, on: Speed | None = None)
 
 
 def split_works_ms(rows: Sequence[Row], prompt: PromptTokens) -> dict[str, list[float]]:
-    """Return `works_ms` by what the time is spent on: `compute`, and each link of `LINKS` that a row uses."""
+    """Return `works_ms` split by how the time is spent: `compute`, and each link of `LINKS` that any row uses."""
     ways = [_least_way(row.overlap, row.speed, prompt) for row in rows]
     links = [link for link in LINKS if any(link in way for way in ways)]
     return {part: [way.get(part, 0.0) for way in ways] for part in ("compute", *links)}
 
 
 class WorkAhead(NamedTuple):
-    """Columns of what `alike_ms` needs of targets: a number of each."""
+    """Columns of the values that `alike_ms` needs, with one number per target."""
 
     fixed_ms: list[float]  # the queue, and the prefill's base
     ms_per_token: list[float]
     ms_per_pair: list[float]
-    ms_per_step: list[float]  # of an answer
+    ms_per_step: list[float]  # per decode step of an answer
     pool_ms: list[float]  # the base of a load from the pool's memory; infinite without a link
     pool_ms_per_token: list[float]
 
@@ -162,9 +167,9 @@ class WorkAhead(NamedTuple):
 def alike_ms(
     targets: WorkAhead, slots: Sequence[int], overlap: Overlap, prompt: PromptTokens, steps: float
 ) -> list[float] | None:
-    """Return queue, `least_ms` and `steps` decode steps, but for rounding, of the targets in `slots`, which all
-    hold `overlap`. None if there are more ways than computing and the pool's memory. In a large fleet it runs for
-    all targets: so one plain loop, which is the fastest once it is compiled.
+    """Return the sum of queue, `least_ms` and `steps` decode steps (equal but for rounding) for the targets in
+    `slots`, which all hold `overlap`. None if there are other ways than computing and the pool's memory. In a large
+    fleet this runs for all targets, so it is one plain loop, which is fastest once compiled.
     """
     whole, in_memory, pooled, _ = prompt
     held = overlap.expected_tokens
@@ -191,7 +196,7 @@ def alike_ms(
 
 
 def least_ms(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> float:
-    """Return the least ms that the prompt needs at an idle target with this overlap and speed."""
+    """Return the least milliseconds that the prompt needs at an idle target with this overlap and speed."""
     whole, in_memory, pooled, unknown = prompt
     if overlap is None:
         held = on_host = on_disk = unknown
@@ -212,7 +217,7 @@ def least_ms(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> flo
 
 
 def _with_pool(speed: Speed, whole: int, held: int, pooled: int) -> float:
-    """Return `_least` where the pool's memory is the only source."""
+    """Return `_least` for the case that the pool's memory is the only source."""
     computing, link = prefill_ms(speed, whole - held, held), speed.pool
     if link is None:
         return computing
@@ -221,7 +226,9 @@ def _with_pool(speed: Speed, whole: int, held: int, pooled: int) -> float:
 
 
 def _least(speed: Speed, whole: int, reached: int, sources: Sequence[Source]) -> float:
-    """Return the least ms for all beyond `reached`. No source is used, nor its base paid, twice."""
+    """Return the least milliseconds for all tokens beyond `reached`. No source is used, nor its base paid,
+    twice.
+    """
     least = prefill_ms(speed, whole - reached, reached)
     for link, start, end in sources:
         if start <= reached < end and link is not None:
@@ -232,7 +239,7 @@ def _least(speed: Speed, whole: int, reached: int, sources: Sequence[Source]) ->
 
 
 def _least_way(overlap: Overlap | None, speed: Speed, prompt: PromptTokens) -> dict[str, float]:
-    """Return the parts of `least_ms`, which is a function of its own because it runs for every request."""
+    """Return the parts of `least_ms`, which is a separate function because it runs for every request."""
     whole, in_memory, pooled, unknown = prompt
     if overlap is None:
         held = on_host = on_disk = unknown

@@ -4,33 +4,32 @@
 
     q       the wait: prefill still booked at the target by this router, plus others that wait in its engine
     s       the request's own service there: the least of computing and fetching, at the target's own speed (ttft.py)
-    work    the same least on a nominal instance, the fleet's typical one
-    rho     how much of the fleet is in use, of what is scarcer there: the share of instances with prefill pending, seen
-            at arrivals, averaged over about 20 s (`view.busy`), or the share of KV memory that live requests use
-            (`view.live_share`)
-    e       what a second of an answer that streams is worth, others' or the request's own (streams.py)
+    work    the same least of computing and fetching on a nominal instance, the fleet's typical one
+    rho     use of the fleet, the larger of two shares: of instances with prefill pending, seen at arrivals and
+            averaged over about 20 s (`view.busy`), and of KV memory that live requests use (`view.live_share`)
+    e       weight of a second of a streaming answer, others' or the request's own (streams.py)
     n       answers that stream at the target
-    answer  its expected tokens, as many as the last answers had; each takes a decode step of the target
-    lacks   what the prompt lacks of KV memory there, beside all that is live, as a share of it
+    answer  expected tokens of the own answer, the mean of the last answers; each takes a decode step of the target
+    lacks   KV memory that the request lacks at the target beside all live requests, as a share of the target's
 
-Why each term is there. q and s are what the request itself waits for: alone they are least TTFT, right in an idle
-fleet (rho 0, w 1) and selfish in a full one. While an instance spends a second on work that another would have been
+Why each term is there. q and s are the request's own wait: alone they are least TTFT, right in an idle fleet (rho
+0, w 1) and selfish in a full one. While an instance spends a second on work that another instance would have been
 spared, rho seconds of new work arrive behind it, which delay rho^2 more, and so on: a second of work costs the
 fleet 1/(1 - rho) seconds, of which one is the request's own, already paid as s; the rest counts twice. So giving up
-a cache hit costs more as the fleet fills. `cap` is there because at rho 1 an uncapped price says "longest prefix,
+a cache hit costs more as the fleet fills. `cap` is needed because at rho 1 an uncapped price means "longest prefix,
 whatever the queue", and a block that all prompts share would pull all of them onto one target. Work is priced on a
-nominal instance because what it displaces is fleet time: priced in its own seconds, a slow machine's work would
-count double, once in s and once more against its neighbours. Memory counts in rho because a copy of a prefix takes
-memory where there is none left, while nobody waits for a prefill yet. q uses own bookings rather than polled
-gauges: half a second old, those send every request of that half second to the same "idle" target. And prefill is
-not all: it delays the answers that stream beside it, so work goes where few do, which also spreads sessions, and
-with them caches, evenly; a full memory is a queue too.
+nominal instance because it displaces fleet time: priced in its own seconds, a slow machine's work would count
+double, once in s and once more against its neighbours. Memory counts in rho because a copy of a prefix takes memory
+where none is left, even while nobody waits for a prefill yet. q uses own bookings rather than polled gauges: gauges
+half a second old send every request of that half second to the same "idle" target. The last two terms count two
+more effects: prefill delays the answers that stream beside it, so work goes where few stream, which also spreads
+sessions, and with them caches, evenly; and a full memory is a queue too.
 
-The first three terms were found by search over some 70 variants on a simple simulator, the others, the factor 2 and
-the weights on ours, which has decoding, chunked prefill, attention over the cached prefix and memory that running
-requests take up: conversations, tools and agents in closed loops on 4, 8 and 32 instances, with and without pools,
-with lost and late events, slow instances and late starts. Other variants that were tried, and what each did:
-`docs/design/decisions.md`.
+The first three terms were found by search over some 70 variants on a simple simulator. The other terms, the factor
+2 and the weights were found on our simulator, which models decoding, chunked prefill, attention over the cached
+prefix and memory that running requests take up. The workloads were conversations, tools and agents in closed loops
+on 4, 8 and 32 instances, with and without pools, with lost and late events, slow instances and late starts. Other
+variants that were tried, and their effects: `docs/design/decisions.md`.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Warm(Scorer):
     stale_s: float = 15.0
 
     def __post_init__(self) -> None:
-        check_at_least(1, cap=self.cap)  # at 1 a request counts only itself
+        check_at_least(1, cap=self.cap)  # at 1 the work behind a request costs nothing
         check_above_0(stale_s=self.stale_s)
 
     def score(self, view: View) -> Sequence[float]:
@@ -103,6 +102,6 @@ class Warm(Scorer):
         return Measure.SERVED if self.pool else Measure.SERVED_BUT_POOL
 
     def _behind(self, view: View) -> float:
-        """Return the cost of a second of work to the requests behind it, in seconds."""
+        """Return the cost, in seconds, of a second of work to the requests behind this one."""
         in_use = max(view.busy or 0.0, view.live_share or 0.0)
         return BEHIND * ((min(self.cap, 1 / (1 - in_use)) if in_use < 1 else self.cap) - 1)

@@ -37,7 +37,7 @@ EXPECTATIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "too_short": lambda limits: f"at least {limits['min_length']} of them",
     "too_long": lambda limits: f"at most {limits['max_length']} of them",
 }
-"""What is wanted, by pydantic's error type."""
+"""The expected kind of value, by pydantic's error type."""
 
 RENAMED_KEYS = {"door": "admission", "ledger": "decision_log", "hand_ids": "token_id_passthrough"}
 """Present names of keys, by the name in earlier versions."""

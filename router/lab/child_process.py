@@ -1,9 +1,9 @@
-"""A Python module as a child process: the parent's handle on it, and the entry point of a service that runs as one.
+"""Python modules as child processes: the parent's handle of a child, and the entry point of a child service.
 
 The child leads a session of its own, so a Ctrl-C at the terminal reaches only the parent, which then stops its
 child. A service reads its options from one JSON argument, prints one JSON line once it accepts requests (the ports
-that the system chose are in it) and serves until SIGTERM. It does not outlive its parent: Linux signals the death
-of a parent (prctl(2), PR_SET_PDEATHSIG). Elsewhere a parent that is killed with SIGKILL leaves its children
+that the system chose are in it) and serves until SIGTERM. A service does not outlive its parent: Linux signals the
+death of a parent (prctl(2), PR_SET_PDEATHSIG). Elsewhere a parent that is killed with SIGKILL leaves its children
 running.
 """
 
@@ -28,7 +28,7 @@ Options = TypeVar("Options")
 
 
 class ChildProcess:
-    """A running child. `stdin` and `stdout` are its pipes; using one that was not asked for fails an assertion."""
+    """A running child. `stdin` and `stdout` are its pipes; using one that was not requested fails an assertion."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -42,7 +42,7 @@ class ChildProcess:
         stdout: int | IO[bytes] = asyncio.subprocess.PIPE,
         stderr: IO[bytes] | None = None,
     ) -> Self:
-        """Run `python -m module arguments`; without `stderr` the child writes to the parent's."""
+        """Run `python -m module arguments`. `stderr` None: the child writes to the parent's."""
         return cls(
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, *arguments),
@@ -55,7 +55,7 @@ class ChildProcess:
 
     @property
     def status(self) -> int | None:
-        """Exit status, the negated signal number of a killed child, `None` while it runs."""
+        """Exit status, or the negated signal number of a killed child. None while the child runs."""
         return self._process.returncode
 
     @property
@@ -73,7 +73,7 @@ class ChildProcess:
         return await self._process.wait()
 
     async def read_announcement(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the service's JSON line, or `None` when it ended or stayed silent for `timeout_s`."""
+        """Return the service's JSON line. None if the service ended or stayed silent for `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 line = await self.stdout.readline()
@@ -82,7 +82,7 @@ class ChildProcess:
         return msgspec.json.decode(line, type=dict[str, Any]) if line else None
 
     async def stop(self, timeout_s: float) -> None:
-        """Send SIGTERM, and SIGKILL when the child has not ended after `timeout_s`."""
+        """Send SIGTERM, then SIGKILL if the child has not ended after `timeout_s`."""
         if self._process.returncode is not None:
             return
         self._process.terminate()
@@ -106,7 +106,7 @@ def run_service(
 ) -> None:
     """Serve until SIGTERM or SIGINT, and announce the server on standard output once it accepts requests.
 
-    With `parent_pid` the process dies with that parent, and ends at once when it is gone already.
+    With `parent_pid`, the process dies with this parent, and ends at once if the parent is already gone.
     """
     if parent_pid is not None:
         _die_with_parent(parent_pid)
@@ -114,7 +114,7 @@ def run_service(
 
 
 def run_from_argument(program: str, options: type[Options], run: Callable[[Options], None]) -> None:
-    """Run a program whose one argument is a JSON object of `options`; without an argument all have their defaults.
+    """Run a program whose only argument is a JSON object of `options`; without it, all have their defaults.
 
     Options that do not validate, and an OSError of `run`, end the process with one line on standard error.
     """
@@ -140,5 +140,5 @@ def _die_with_parent(parent_pid: int) -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the line above
+    if os.getppid() != parent_pid:  # the parent died before the line above
         sys.exit("the parent process is gone")

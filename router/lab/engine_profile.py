@@ -1,4 +1,4 @@
-"""Speed and size of one instance, a model on its GPUs, as the few numbers that its steps depend on.
+"""Speed and size of one instance, a model on its GPUs, as the few numbers that determine its steps.
 
     step = step_ms + max( compute:  new tokens, attention over their context, one token for each request that decodes
                           memory:   the weights once, and the KV of every context in the batch )
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
-    """One instance, with all of its GPUs."""
+    """Profile of one instance, with all of its GPUs."""
 
     name: str
     kv_tokens: int  # capacity of its KV cache
@@ -23,9 +23,9 @@ class EngineProfile:
     us_per_decode: float  # compute of one answer token
     weights_ms: float  # memory time of reading the weights once per step
     ns_per_context_token: float  # memory time of one context token's KV
-    step_ms: float = 0.0  # launches, scheduling, sampling: per step, whatever is in it
+    step_ms: float = 0.0  # launches, scheduling, sampling: fixed time per step
     batched_tokens: int = 8192  # a step's budget (vLLM: max_num_batched_tokens)
-    max_seqs: int = 256  # running requests at most (vLLM: max_num_seqs)
+    max_seqs: int = 256  # maximum of running requests (vLLM: max_num_seqs)
 
     def step_s(self, new: int, pairs: float, decodes: int, context: float) -> float:
         """Return the seconds of one step.
@@ -38,7 +38,7 @@ class EngineProfile:
         return self.step_ms / 1e3 + max(compute, memory) / 1e6
 
     def prefill_s(self, new: int, context: int) -> float:
-        """Return the seconds to compute `new` tokens after `context` cached ones in an idle instance, by chunks."""
+        """Return the seconds to compute `new` tokens after `context` cached ones in an idle instance, in chunks."""
         seconds, done = 0.0, 0
         while done < new:
             chunk = min(self.batched_tokens, new - done)

@@ -1,7 +1,7 @@
 """A tiny seeded random number generator, so that a simulated engine answers and fails the same way in every run.
 
-splitmix64 (Steele, Lea, Flood 2014): one multiplication chain per number, no state but 64 bits. Good enough to pick
-words and to decide whether a message is lost; no good for secrets.
+splitmix64 (Steele, Lea, Flood 2014): one multiplication chain per number, no state but 64 bits. Its quality
+suffices to pick words and to decide whether a message is lost, but not for secrets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which program holds how many tokens at which target: the books of rules that count memory per target.
+"""Tokens that each program holds at each target: the books of rules that count memory per target.
 
-A program holds its context as the router knows it. It is running while a request of it runs, else silent (its tool
-runs). Sums are kept per target, so that reading them costs the same however many programs there are.
+A program holds its context as the router counts it. It is running while one of its requests runs, else silent (its
+tool runs). Sums are kept per target, so that reading them costs the same however many programs exist.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bindings:
 
     @property
     def targets(self) -> Iterable[str]:
-        """The targets at which programs were ever bound."""
+        """The targets to which programs were ever bound, except forgotten ones."""
         return self._targets
 
     @property
@@ -77,7 +77,7 @@ class Bindings:
             self._add(program, programs)
 
     def move_from_missing(self, fleet: FleetMemory) -> None:
-        """Forget targets that the fleet no longer has, with the programs there: their contexts are gone."""
+        """Forget targets that the fleet no longer has, with the programs bound to them, whose contexts are gone."""
         known = {memory.target for memory in fleet.targets}
         for target in [target for target in self._targets if target not in known]:
             for program in list(self._targets[target]):

@@ -1,9 +1,9 @@
 """A plain cap: at most `per_target` requests at a time for each target that serves the model, first come first
 served.
 
-What many deployments do in front of their engines (`max_num_seqs`, a proxy's connection limit). It knows nothing of
-sessions: the places go round among all of them, so it bounds the queue in the engines, not the memory that sessions
-need between their turns.
+Many deployments do this in front of their engines (`max_num_seqs`, a proxy's connection limit). The rule does not
+consider sessions: the places go round among all of them, so the rule bounds the queue in the engines, not the
+memory that sessions need between their turns.
 """
 
 from __future__ import annotations

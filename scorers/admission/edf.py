@@ -4,11 +4,11 @@ clients.
     saturation = mean over targets of max(waiting / 5, kv_usage / 0.8)       hold requests while it is 1 or more
     order      = by deadline (arrival + `x-slo-ttft-ms`), then by arrival; a request without a deadline comes last
 
-Source: llm-d-inference-scheduler, `pkg/epp/flowcontrol` and the utilization detector, with its defaults. There a
+Source: llm-d-inference-scheduler, `pkg/epp/flowcontrol` and the utilization detector, with its defaults. In llm-d a
 target whose metrics are older than 200 ms counts as saturated. Here the last report counts however old it is, since
-this router polls every 250 ms, and requests that were sent since count as waiting until their first token, or all
-that wait would begin between two reports. A request whose deadline has passed is still computed, as there, until
-its time to live ends (`admission.max_wait_s`).
+this router polls every 250 ms, and requests sent since the report count as waiting until their first token;
+otherwise all waiting requests would begin between two reports. As in llm-d, a request whose deadline has passed is
+still computed, until its time to live ends (`admission.max_wait_s`).
 """
 
 from __future__ import annotations

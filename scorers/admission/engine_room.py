@@ -1,15 +1,16 @@
-"""When an engine would begin with one more prompt at once: what fair shares wait for, without a constant.
+"""When an engine would begin one more prompt at once: the condition for which fair shares wait, without a constant.
 
-An engine computes prompts one after the other, so what is sent to it earlier than it can begin only waits there,
-where nobody can overtake it any more. What is sent too late leaves it idle. In between: a target has room when what
-it still has to prefill takes no longer than a new prompt needs to get there (`TargetLoad.refill_ms`, learned). Its
-memory must hold what it computes of the prompt beside those that run and their answers, and no other client's
-requests may wait there. What is held of a prompt is not counted: when memory is short, only what running requests
-use is still held.
+An engine computes prompts one after the other, so a prompt that is sent before the engine can begin it only waits
+there, where no other request can overtake it any more. A prompt that is sent too late leaves the engine idle. In
+between, a target has room when its remaining prefill takes no longer than a new prompt needs to get there
+(`TargetLoad.refill_ms`, learned). The target's memory must hold the computed part of the prompt beside the running
+requests and their answers, and no other client's requests may wait in its engine. The cached part of the prompt is
+not counted: when memory is short, only the tokens that running requests use are still held.
 
-Estimates err. A target without a prefill always has room. One whose work should be done, and is not, is slower than
-was learned, or memory keeps it from beginning: it gets one more prompt, and none where its engine reports that
-requests wait, or reports nothing. When it will have room is not known then; its next report is waited for.
+Estimates err. Apart from memory and other clients' requests, a target without a prefill always has room. A target
+whose work should be done, and is not, is slower than was learned, or memory keeps it from beginning: it gets one
+more prompt, and none if its engine reports that requests wait, or reports nothing. The time at which such a target
+will have room is unknown, so the router waits for its next report.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from math import inf
 
 from scorers.admission.contract import TargetLoad
 
-REPORT_S = 0.25  # engines report about so often; what they report changes without any event
+REPORT_S = 0.25  # engines report about so often; reported values change without any event
 
 
 def wait_for_room(load: TargetLoad, new_tokens: int) -> float:
-    """Return the seconds until the target would begin at once with a prompt of which it computes `new_tokens`: 0
-    where it has room, `REPORT_S` where that cannot be told.
+    """Return the seconds until the target would begin at once with a prompt of which it computes `new_tokens`: 0 if
+    it has room, `REPORT_S` if the time is unknown.
     """
     if load.others_wait:
         return REPORT_S

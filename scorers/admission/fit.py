@@ -1,16 +1,17 @@
 """Admit by KV memory ("fit and park"): a session begins when its context and those of all live ones fit the fleet.
 
-Once the contexts of the live sessions exceed the KV cache of the fleet, every request evicts what another one
-needs, and routing cannot help: fewer at a time are then faster for all. So
+Once the contexts of the live sessions exceed the KV cache of the fleet, every request evicts tokens that another
+one needs, and routing cannot help: running fewer sessions at a time is then faster for all. So
 
     a new session                        waits unless  contexts of all live sessions + its own <= KV tokens of the fleet
     a request whose context was evicted  waits likewise, ahead of new ones: its session is parked
     every other request                  is admitted at once
 
-where its own is the larger of its prompt and the mean context, since it will grow to that. What a session shares
-with others at its target is in the sum once (`AgentProgram.own_tokens`), and so in the mean. Silent sessions may
-lose their contexts to others, though, while that costs nothing that is short: beyond the capacity, but never beyond
-what running requests leave of it, here each with its whole context,
+where a session's own context is the larger of its prompt and the mean context, since it will grow to the mean.
+Tokens that a session shares with others at its target count once in the sum (`AgentProgram.own_tokens`), and so in
+the mean. Silent sessions may lose their contexts to others, though, while replacing a lost context costs no scarce
+resource: requests then begin beyond the capacity, but never beyond what running requests leave of it, here each
+with its whole context,
 
     without a pool      requests begin while less than `idle_below` of the fleet prefills; at most that share of the
                         targets, or one, has such a request before its first token
@@ -18,11 +19,11 @@ what running requests leave of it, here each with its whole context,
                         most of that had been computed before; and of those that waited at most one per target is before
                         its first token, so that no context is loaded only to be pushed out by the next one
 
-Where clients have to say who they are, tenants get fair shares: then requests wait for saturated engines as well
+Where clients have to identify themselves, tenants get fair shares: then requests wait for saturated engines as well
 (`engine_room.py`), with the places that this rule has given them.
 
-A request that needs more than the whole capacity starts when no other session is live. While the capacity is
-unknown everything is admitted. The rule comes from the search that found `warm` (figures: "Admission measured" in
+A request that needs more than the whole capacity begins when no other session is live. While the capacity is
+unknown, everything is admitted. The rule comes from the search that found `warm` (figures: "Admission measured" in
 the documentation).
 """
 
@@ -111,7 +112,7 @@ class Fit(AdmissionRule):
         return self._live.expected_load()
 
     def fits(self, prompt_tokens: int, fleet: FleetMemory) -> bool:
-        """Return whether a session with such a prompt fits beside all live ones."""
+        """Return whether a session with a prompt of `prompt_tokens` fits beside all live sessions."""
         live = self._live.expected_load()
         if fleet.capacity_tokens is None or live.context_tokens < 1:
             return True
@@ -122,7 +123,7 @@ class Fit(AdmissionRule):
             return True
         if not self._may_exceed(admission.prompt_tokens, fleet):
             return False
-        if self._pooled:  # else all that waited would start in the moment in which the fleet is a little less busy
+        if self._pooled:  # else all waiting ones would start once the fleet is a little less busy
             return not (admission.waited and len(self._starting) >= len(fleet.targets))
         return len(self._starting) < max(1.0, self.idle_below * len(fleet.targets))
 
@@ -172,7 +173,9 @@ class Fit(AdmissionRule):
         self._live.forget(program)
 
     def _count(self, before: int, prompt_tokens: int, local_tokens: int, now: float) -> None:
-        """Count what a prompt cost against the session's last prompt. A load counts too: it delays the prompt."""
+        """Count the tokens that a prompt cost, and how many of them were already in the session's last prompt.
+        Loaded tokens count too: loading delays the prompt.
+        """
         decay = exp((self._counted_at - now) / RECOMPUTED_OVER_S)
         self._counted_at = now
         self._recomputed = self._recomputed * decay + max(0, min(before, prompt_tokens) - local_tokens)
@@ -180,12 +183,14 @@ class Fit(AdmissionRule):
 
 
 def _up_to(queue: QueueName, queues: Queues) -> tuple[QueueName, ...]:
-    """Return `queue` and those served before it."""
+    """Return `queue` and the queues served before it."""
     names = tuple(queues)
     return names[: names.index(queue) + 1]
 
 
 def _is_evicted(admission: Admission) -> bool:
-    """Return whether the context is lost. A prompt that was cut down or restarted needs no more than it has."""
+    """Return whether the session's context is lost. A prompt that was cut down or restarted is measured by its own
+    length.
+    """
     last, local_tokens = admission.program.prompt_tokens or 0, admission.local_tokens
     return local_tokens is not None and local_tokens < EVICTED_BELOW * (min(last, admission.prompt_tokens) or last)

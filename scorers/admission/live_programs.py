@@ -1,14 +1,14 @@
 """The live programs of a model, and the sum of their context lengths at any moment.
 
-A program with a running request counts in full, without what it shares with others at its target; a silent one
-counts with its probability to return (`return_probability.py`). Where a silent program is charged for what a
-running one shares with it, that probability covers the shared part too; on agents with sub-agents this was 1 % of
-the sum.
+A program with a running request counts with its context, less the tokens that it shares with others at its target;
+a silent program counts with its probability to return (`return_probability.py`). If a silent program is charged for
+tokens that a running one shares with it, that probability applies to the shared tokens too; on agents with
+sub-agents this was 1 % of the sum.
 
 Sums are kept per stage of silence, so a request costs the same however many programs there are.
 
-Programs that have returned before and those that never did are estimated separately, each from the silences of its
-own kind: a prompt that is sent once, under a name that is never used again, must not pass for a conversation.
+Programs that have returned before and programs that never did are estimated separately, each kind from its own
+silences: a prompt that is sent once, under a name that is never used again, must not pass for a conversation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scorers.admission.return_probability import STAGES, ReturnProbability
 
 
 class _Place(NamedTuple):
-    """Place at which a silent program is counted."""
+    """Kind and stage under which a silent program is counted."""
 
     kind: int
     stage: int
@@ -39,23 +39,27 @@ class _Silent(NamedTuple):
 
 
 class SilenceStage(OrderedDict[AgentProgram, _Silent]):
-    """The silent programs of one stage and kind, in the order in which they entered, and so leave."""
+    """The silent programs of one stage and kind, in the order in which they entered it, which is also the order in
+    which their stage ends.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.own_tokens = 0  # a whole number: what was added can be taken away exactly
+        self.own_tokens = 0  # an integer, so that subtracting an added count is exact
 
 
 class LivePrograms:
     def __init__(self, idle_s: float) -> None:
-        self._running: dict[AgentProgram, _Running] = {}  # as it is counted
+        self._running: dict[AgentProgram, _Running] = {}  # as counted
         self._running_tokens = self._running_own_tokens = 0
         self._places: dict[AgentProgram, _Place] = {}
         self._kinds = [(ReturnProbability(idle_s), [SilenceStage() for _ in range(STAGES)]) for _ in range(2)]
-        self.next_s = inf  # when `advance` has something to do, or a little before
+        self.next_s = inf  # when `advance` next has something to do, or a little earlier
 
     def expected_load(self) -> ExpectedLoad:
-        """Return the expected sum of contexts, in which what programs share at a target counts once."""
+        """Return the expected number of programs and the sum of their contexts, in which tokens shared at a target
+        count once.
+        """
         programs, context = float(len(self._running)), float(self._running_own_tokens)
         for probability, stages in self._kinds:
             for chance, stage in zip(probability.chances, stages, strict=True):
@@ -66,13 +70,13 @@ class LivePrograms:
 
     @property
     def running_tokens(self) -> int:
-        """The contexts of programs with a running request, each whole."""
+        """The sum of the contexts of programs with a running request, each counted in full."""
         return self._running_tokens
 
     # what happens to one program
 
     def on_arrival(self, program: AgentProgram) -> None:
-        """A request arrived: the program is no longer silent, and does not count until `update`."""
+        """Note that a request arrived: the program is no longer silent, and does not count until `update`."""
         if (place := self._places.get(program)) is not None:
             self._kinds[place.kind][0].add_return(place.stage)
             self._leave(program, place)
@@ -88,7 +92,7 @@ class LivePrograms:
             self._running_own_tokens += program.own_tokens
 
     def recount(self, program: AgentProgram) -> None:
-        """Count a program, whose shared part has changed, with its present context, if it counts at all."""
+        """Recount a program whose shared part has changed, with its present context, if it counts at all."""
         if program in self._running:
             self.update(program)
         elif (place := self._places.get(program)) is not None:
@@ -102,7 +106,7 @@ class LivePrograms:
         self._enter(program, _Place(program.returned, 0), now)
 
     def forget(self, program: AgentProgram) -> None:
-        """Stop counting a program. One in the last stage has stayed silent to its end."""
+        """Stop counting a program. A program in the last stage has stayed silent to the end of the stage."""
         if (place := self._places.get(program)) is not None:
             if place.stage == STAGES - 1:
                 self._kinds[place.kind][0].add_survival(place.stage)
@@ -114,7 +118,7 @@ class LivePrograms:
             return
         self.next_s = inf
         for kind, (probability, stages) in enumerate(self._kinds):
-            for number, stage in enumerate(stages[:-1]):  # the last one ends when the program is forgotten
+            for number, stage in enumerate(stages[:-1]):  # the last stage ends when the program is forgotten
                 while stage and (due_s := next(iter(stage.values())).due_s) <= now:
                     probability.add_survival(number)
                     program = next(iter(stage))

@@ -1,14 +1,15 @@
 """Progress-TTL (vllm-project/router, issue 285 and pull request 286): keep a program's memory while its return
 pays.
 
-A program that waits for its tool keeps its place at its target for d seconds, and is paused then. With the recovery
-cost C, what recomputing x thousand tokens takes, and the gaps T between answer and next request log-normal,
+A program that waits for its tool keeps its place at its target for d seconds, and is paused after that. With the
+recovery cost C, which is the time to recompute x thousand tokens, and log-normal gaps T between an answer and the
+next request,
 
     C    = (a + b x + c x^2) (2 - alpha)                    a = .066, b = .057, c = .00441, alpha = .15, seconds
     U(d) = C P(T < d) - E[T; T < d] - d P(T >= d)           d: the best of 0 and 33 log-spaced, .05 s to min(10 s, C)
 
-A paused or new program with a request begins where its context fits a target beside those that hold a place there,
-and
+A paused or new program with a request begins if its context fits a target beside the programs that hold a place
+there, and
 
     g (R + sum over them of max(0, R - rounds))  fits, too           R = ceil(2 mean rounds until a pause), in 1..14
     or  mean decode time (thr(B + 1) / thr(B) - 1)  >=  C of its own + (before - after) / after  mean C of the others
@@ -17,9 +18,10 @@ with g the mean growth per round, thr(B) = B / (f + g' B + h contexts) with f = 
 and before and after the rounds that the free memory lets each program grow. A target that is over its memory pauses
 silent programs, the cheapest first. A request that has waited for 1,800 s begins anyway.
 
-Constants are theirs, fitted to their machine. Our reading, where the source gives no formula: `before` and `after`,
-which program is paused under pressure, strict order within a queue. Left out: the limit on rounds without a pause.
-Deviations: the router's policy chooses the target, so a place follows that choice.
+The constants are from the source, fitted to its machine. Where the source gives no formula, these are our reading:
+`before` and `after`, the choice of the program that is paused under pressure, and strict order within a queue. The
+limit on rounds without a pause is left out. Deviation: the router's policy chooses the target, so a place follows
+that choice.
 """
 
 from __future__ import annotations
@@ -65,9 +67,9 @@ class ProgressTtl(AdmissionRule):
     forced_after_s: float = 1800.0
 
     _bound: Bindings = field(init=False, default_factory=Bindings, repr=False)
-    _rounds: dict[AgentProgram, int] = field(init=False, default_factory=dict, repr=False)  # since it got its place
+    _rounds: dict[AgentProgram, int] = field(init=False, default_factory=dict, repr=False)  # since placement
     _expiries: list[tuple[float, int, AgentProgram, float]] = field(init=False, default_factory=list, repr=False)
-    _order: int = field(init=False, default=0)  # among equal expiries
+    _order: int = field(init=False, default=0)  # breaks ties of equal expiries
     _gaps: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=GAPS), repr=False)  # logarithms
     _growths: deque[int] = field(init=False, default_factory=lambda: deque(maxlen=GAPS), repr=False)
     _decodes: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=GAPS), repr=False)
@@ -106,12 +108,12 @@ class ProgressTtl(AdmissionRule):
         return ExpectedLoad(len(self._bound), self._bound.tokens)
 
     def recovery_s(self, tokens: int) -> float:
-        """Return C, what recomputing `tokens` costs in seconds."""
+        """Return C, the cost of recomputing `tokens`, in seconds."""
         x = tokens / 1000
         return (self.base_s + self.s_per_ktoken * x + self.s_per_ktoken2 * x * x) * (2 - self.alpha)
 
     def keep_s(self, tokens: int) -> float:
-        """Return d, for how long a silent program with a context of `tokens` keeps its place."""
+        """Return d, the seconds for which a silent program with a context of `tokens` keeps its place."""
         cost_s = self.recovery_s(tokens)
         longest_s = min(self.longest_s, cost_s)
         if len(self._gaps) < 2:
@@ -123,7 +125,9 @@ class ProgressTtl(AdmissionRule):
         return best_s if _utility(best_s, cost_s, mu, sigma) > 0 else 0.0
 
     def _find_place(self, admission: Admission, fleet: FleetMemory) -> bool:
-        """Bind the program to its last target, else to the one with most room, where it may begin."""
+        """Bind the program to its last target if it may begin there, else to the target with most room if it may
+        begin there. Return whether it was bound.
+        """
         known = [memory for memory in fleet.targets if memory.capacity_tokens is not None]
         last = [memory for memory in known if memory.target == admission.program.target]
         most = max(known, key=lambda memory: (memory.capacity_tokens or 0) - self._bound.at(memory.target).tokens)
@@ -143,17 +147,17 @@ class ProgressTtl(AdmissionRule):
         growth = fmean(self._growths) if self._growths else 0.0
         rounds = self._protected_rounds()
         if growth * rounds * (1 + len(programs)) <= free:
-            return True  # without a look at each of them
+            return True  # without looking at each program
         left = rounds + sum(max(0, rounds - self._rounds.get(program, 0)) for program in programs)
         return growth * left <= free or self._gain_s(admission, memory) >= self._loss_s(admission, memory, growth)
 
     def _protected_rounds(self) -> int:
-        """Return R."""
+        """Return R, the rounds for which a program's growth is reserved."""
         mean = fmean(self._ended_rounds) if self._ended_rounds else 0.0
         return min(MAX_ROUNDS, max(1, ceil(2 * mean)))
 
     def _gain_s(self, admission: Admission, memory: TargetMemory) -> float:
-        """Return the seconds per round that one request more in the batch gains."""
+        """Return the seconds per round that one more request in the batch gains."""
         programs = self._bound.at(memory.target)
         requests, contexts = sum(program.running > 0 for program in programs), programs.running_tokens
         if not requests:
@@ -164,7 +168,9 @@ class ProgressTtl(AdmissionRule):
         return fmean(self._decodes) * max(0.0, with_it / self._batch_rate(requests, contexts) - 1)
 
     def _loss_s(self, admission: Admission, memory: TargetMemory, growth: float) -> float:
-        """Return the cost of recomputing the candidate, and the others' contexts as they reach a pause sooner."""
+        """Return the seconds to recompute the candidate, plus the cost to the other programs, which reach a pause
+        sooner.
+        """
         programs, rounds = self._bound.at(memory.target), self._protected_rounds()
         tokens = max(1, admission.prompt_tokens)
         free = (memory.capacity_tokens or 0) - programs.tokens
@@ -249,7 +255,7 @@ class ProgressTtl(AdmissionRule):
 
 
 def _utility(d: float, cost_s: float, mu: float, sigma: float) -> float:
-    """Return U(d)."""
+    """Return U(d), the utility of keeping a place for `d` seconds."""
     returned = _below(d, mu, sigma)
     until_s = exp(mu + sigma * sigma / 2) * _below(d, mu + sigma * sigma, sigma)
     return cost_s * returned - until_s - d * (1 - returned)

@@ -1,15 +1,17 @@
 """The probability that a silent session comes back, learned from earlier silences.
 
-No client announces the end of a session, so a silent one counts with its probability to return. A silence passes
-through stages, each but the first as long as all before it together, until the session is dropped after `idle_s`:
+No client announces the end of a session, so a silent session counts with its probability to return. A silence
+passes through stages, each but the first as long as all before it together, until the session is dropped after
+`idle_s`:
 
     silent for   0 .. 0.6 s   .. 1.2 s   .. 2.3 s   ...   .. 75 s   .. 150 s   .. 300 s   dropped
     stage            0           1          2                7          8         9
 
-A session leaves a stage by returning or by staying silent; the probability to return at all is one minus the
+A session leaves a stage by returning or by staying silent; the probability that it ever returns is one minus the
 product of the shares that stay silent in the stages still ahead (Kaplan and Meier 1958, grouped). So a silence that
-has not ended counts too, as far as it has come. The prior, worth `PRIOR` silences, is that a stage behaves like the
-one before it, and that every session returns in the first: until something is learned all sessions count in full.
+has not ended counts too, for the stages that it has passed. The prior, worth `PRIOR` silences, is that a stage
+behaves like the one before it, and that every session returns in the first: until something is learned, all
+sessions count in full.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class ReturnProbability:
 
     @property
     def chances(self) -> Sequence[float]:
-        """The probability, per stage, that a session which has reached it returns."""
+        """The probability, per stage, that a session which has reached the stage returns."""
         if self._chances is None:
             self._chances = self._estimate()
         return self._chances

@@ -1,7 +1,7 @@
 """Fair shares alone: requests wait while all engines are saturated, and sessions are not counted.
 
-`engine_room.py` says what "saturated" means. Who is next, by the tenants' weights, sessions, priorities and
-deadlines, is the router's matter (`router/features/admission/fair_order.py`).
+`engine_room.py` defines "saturated". The router chooses the next request, by the tenants' weights, sessions,
+priorities and deadlines (`router/features/admission/fair_order.py`).
 """
 
 from __future__ import annotations

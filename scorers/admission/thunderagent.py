@@ -1,8 +1,8 @@
 """ThunderAgent's program-aware admission (arXiv 2602.13692): pause programs on a full target, resume them by best
 fit.
 
-Every program is bound to one target and charged there, with T tokens of context: T while a request of it runs, `w`
-T while its tool does, and 100 tokens more for its answer.
+Every program is bound to one target and charged there for its context of T tokens: T while one of its requests
+runs, `w` T while its tool runs, and 100 tokens more for its answer.
 
     used      = sum of charges                                          per target, cap = its KV tokens
     pause     used > 0.95 cap: until used <= 0.80 cap, silent programs, the smallest first; then running ones, which
@@ -12,12 +12,12 @@ T while its tool does, and 100 tokens more for its answer.
               silent program's charge halves every second
     anyway    after 1,800 s
 
-Both happen every 5 s, resumption by the room there was before the pauses. A new program begins at once where
+Pauses and resumptions happen every 5 s; resumption uses the room before the pauses. A new program begins at once if
 nothing waits and it fits.
 
-Constants: the defaults of NVIDIA Dynamo's plug-in for it. Deviations: the router's policy chooses the target, so
-the binding follows that choice; prefixes that programs share are charged to each of them; a program is forgotten
-after `admission.idle_s`, theirs after 1,800 s; a program alone at its target may be larger than that.
+The constants are the defaults of NVIDIA Dynamo's plug-in for this rule. Deviations: the router's policy chooses the
+target, so the binding follows that choice; prefixes that programs share are charged to each of them; a program is
+forgotten after `admission.idle_s`, in Dynamo after 1,800 s; a program alone at its target may exceed the limit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Thunderagent(AdmissionRule):
 
     _bound: Bindings = field(init=False, default_factory=Bindings, repr=False)
     _paused: dict[AgentProgram, float] = field(init=False, default_factory=dict, repr=False)  # since when
-    _marked: set[AgentProgram] = field(init=False, default_factory=set, repr=False)  # paused when their requests end
+    _marked: set[AgentProgram] = field(init=False, default_factory=set, repr=False)  # paused when requests end
     _room: dict[str, float] | None = field(init=False, default=None, repr=False)  # None: no resumption is due
     _resumed: deque[tuple[Admission, str]] = field(init=False, default_factory=deque, repr=False)
     _next_s: float = field(init=False, default=0.0)
@@ -168,7 +168,7 @@ class Thunderagent(AdmissionRule):
         return {memory.target: self._room_at(memory.target, memory.capacity_tokens or 0, now) for memory in known}
 
     def _room_at(self, target: str, capacity_tokens: int, now: float | None) -> float:
-        """A target that holds nothing has room for all."""
+        """Return the tokens that may still be resumed at one target; infinite if no program is bound to it."""
         programs = self._bound.at(target)
         if not programs:
             return float("inf")
@@ -183,7 +183,7 @@ class Thunderagent(AdmissionRule):
         return self.resume_below * capacity_tokens - used
 
     def _plan(self, queues: Queues, room: dict[str, float], now: float) -> None:
-        """Choose who is resumed, and where."""
+        """Choose the requests and silent programs to resume, and their targets."""
         planned = {admission for admission, _ in self._resumed}
         for names in (("live", "parked"), ("again", "new")):
             waiting = [a for name in names for a in queues[name] if a not in planned]
@@ -203,7 +203,7 @@ class Thunderagent(AdmissionRule):
         return max(admission.prompt_tokens, admission.program.context_tokens) + self.buffer_tokens
 
     def _fitting(self, charge: float, room: dict[str, float], *, forced: bool = False) -> str | None:
-        """Return the target with most room, if `charge` fits there."""
+        """Return the target with most room. None if `charge` does not fit there, unless `forced`."""
         target = max(room, key=lambda target: room[target], default=None)
         return target if target is not None and (forced or charge <= room[target]) else None
 

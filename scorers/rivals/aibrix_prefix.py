@@ -52,7 +52,9 @@ class AibrixPrefix(Scorer):
         return rank_matches(requests, fill_held(view.rows), whole, bound, most)
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
-        """Return the requests, as a fraction of one per cent where a match decides, and the match in per cent."""
+        """Return two parts: the requests (a fraction of one per cent if a match decides) and the match in per
+        cent.
+        """
         costs = self.score(view)
         matches = [min(0, floor(cost)) for cost in costs]
         return {

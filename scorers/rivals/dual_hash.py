@@ -3,15 +3,15 @@
     keep the two rows with the least hash(salt, prefix, target)
 
 DualMap (arXiv 2602.06502) maps a prompt's prefix to two instances by two hash functions: prompts with the same
-prefix meet at one of two targets, and different ones spread by the power of two choices. DualMap uses two rings of
-virtual nodes; here the two are the first of a rendezvous order (`consistent_hash.py`), which never coincide, and
-when a target leaves, the third takes over for its prefixes alone.
+prefix meet at one of two targets, and different prefixes spread by the power of two choices. DualMap uses two rings
+of virtual nodes; here the two targets are the first of a rendezvous order (`consistent_hash.py`): they never
+coincide, and when one leaves, the third in the order takes over for its prefixes alone.
 
 In DualMap a prefix is as short as possible, and grows by a block while more than its share of recent requests
-begins with it. That takes a memory of requests, which a filter does not have: here its length is configured. 32
-blocks of 16 tokens are the 512 tokens of a block in the traces that the paper uses: longer than most shared system
-prompts. A conversation that grows past them moves at 2, 4, 8, ... blocks, when little of it is cached. Where all
-prompts share a longer prefix, raise it.
+begins with it. This requires a memory of requests, which a filter does not have: here the prefix length is
+configured (`blocks`). 32 blocks of 16 tokens are the 512 tokens of a block in the traces that the paper uses:
+longer than most shared system prompts. A growing conversation moves at 2, 4, 8, ... blocks, when little of it is
+cached. If all prompts share a longer prefix, raise `blocks`.
 """
 
 from __future__ import annotations

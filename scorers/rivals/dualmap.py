@@ -4,11 +4,11 @@
     TTFT(best) <= objective :  best holders before all others, by TTFT
     else                    :  by TTFT
 
-DualMap's SLO-aware routing (arXiv 2602.06502): "cache affinity first, load once the objective is missed". It is
-meant to follow the filter `dual_hash`, but works among any number of rows. DualMap estimates TTFT as pending tokens
-times a constant and separates equal holders by KV memory in use; here TTFT is the learned curve with the cheapest
-way to fetch (ttft.py). DualMap's rebalancing, which moves requests that wait in the router from one candidate to
-the other when both are overloaded, has no counterpart: here requests wait in the engines.
+DualMap's SLO-aware routing (arXiv 2602.06502): "cache affinity first, load once the objective is missed". This
+scorer is meant to follow the filter `dual_hash`, but works among any number of rows. DualMap estimates TTFT as
+pending tokens times a constant and separates equal holders by KV memory in use; here TTFT is the learned curve with
+the cheapest way to fetch (ttft.py). DualMap's rebalancing, which moves requests that wait in the router from one
+candidate to the other when both are overloaded, has no counterpart: here requests wait in the engines.
 """
 
 from __future__ import annotations

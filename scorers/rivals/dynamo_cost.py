@@ -11,8 +11,9 @@ holds beyond G; decode is the KV memory in use there, blocks that requests share
 Names, formula and defaults: ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector/default.rs and config.rs (the
 floor: pull request 11714). Its `router_temperature` is the picker `softmax`, its default of 0 the picker `best`.
 
-Differences from Dynamo: of the prompt it adds only the blocks that no running request has there, here all are
-added; it multiplies by "taints" of workers; its time-based estimate of prefill progress is left out.
+Differences from Dynamo: of the prompt Dynamo adds only the blocks that no running request has at the target, here
+all are added; Dynamo multiplies by "taints" of workers; Dynamo's time-based estimate of prefill progress is left
+out.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class DynamoCost(Scorer):
         }
 
     def _credits(self, view: View, whole: int) -> list[float]:
-        """Tokens credited to each row."""
+        """Return the tokens credited to each row."""
         credit, decay = Credit.of(self), self.overlap_score_credit_decay
         if decay == 0 or whole == 0:
             return credit.of_rows(view)

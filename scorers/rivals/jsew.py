@@ -7,18 +7,18 @@ owe.
     unshared = blocks in use * requests ^ decode_share_exponent        this request's prompt counts as in use
     expected = moving average of the prompts' uncached tokens, this one's at its longest holder included
 
-Blocks in use say how much is there, not how much is still to be done: a long prompt with a short answer is nearly
-over, a short one with a long answer stays for minutes. So the charge grows faster than the blocks, and the more,
-the more work the recent requests brought relative to this one.
+Blocks in use measure how much is at a target, not how much is still to be done: a long prompt with a short answer
+is nearly over, a short one with a long answer stays for minutes. So the charge grows faster than the blocks, and
+grows with the work that recent requests brought relative to this one.
 
-Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/jsew.rs, with its defaults: tuned there as a set on 1,200
-Claude Code sessions, 16 workers, in simulation, for the time to the last token.
+Source: ai-dynamo/dynamo, lib/router-plugins/builtin/src/jsew.rs, with its defaults, which were tuned as a set on
+1,200 Claude Code sessions, 16 workers, in simulation, for the time to the last token.
 
-Blocks that several requests share count once, which `decode_share_exponent` is there to undo.
+Blocks that several requests share count once; `decode_share_exponent` is meant to undo this.
 
-Differences: of this request's prompt Dynamo adds only the blocks that no running request has there, here all are
-added. `decode_work_exponent` is left out (its default 1 changes nothing), and so are the oracle of answer lengths,
-decayed credit and the cost per active request, which are off by default.
+Differences: of this request's prompt Dynamo adds only the blocks that no running request has at the target, here
+all are added. `decode_work_exponent` is left out (its default 1 changes nothing), and so are the oracle of answer
+lengths, decayed credit and the cost per active request, which are off by default.
 """
 
 from __future__ import annotations

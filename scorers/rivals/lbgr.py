@@ -7,12 +7,12 @@
 
 Wu, Silwal & Zhang, "Randomization Boosts KV Caching, Learning Balances Query Load: A Joint Perspective" (arXiv
 2601.18999), with the constants of its code (github.com/fzwark/KVRouting, sgl-router/src/router.rs): 1,000 ms, alpha
-1, forgetting 0.95, initial covariance 10^6, and of its features the bias alone. Its other half, randomised
-eviction, is a matter of the engines.
+1, forgetting 0.95, initial covariance 10^6. Of the code's features only the bias is used. The other half of the
+paper, randomised eviction, is a matter of the engines.
 
-Differences: the code counts characters of what it once sent to each worker, here the index knows tokens; the queue
-decays continuously instead of every 20 ms in whole ms; among predictions that differ by less than 1 ms the code
-takes the first worker.
+Differences: the code counts characters of the text that it once sent to each worker, here the index counts tokens;
+the queue decays continuously instead of every 20 ms in whole ms; among predictions that differ by less than 1 ms
+the code takes the first worker.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ COVARIANCE = 1e6
 
 
 class BookedQueue(NamedTuple):
-    """Booked milliseconds of a target at one time."""
+    """Booked milliseconds of a target at a given time."""
 
     ms: float
     at_s: float
 
     def left_ms(self, now_s: float) -> float:
-        """Return the remainder of it."""
+        """Return the milliseconds that remain of the booking at `now_s`."""
         return self.ms * _decay(now_s - self.at_s)
 
 
@@ -86,7 +86,9 @@ class Lbgr(Scorer):
         ]
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
-        """Return compute and queue as priced; the bias is what the rest of the cost is, 1 ms at least in all."""
+        """Return queue and compute as priced; the bias part is the rest of the cost, which is at least 1 ms in
+        all.
+        """
         compute = self._bases_ms(view, view.rows)
         queued = [self.alpha * self._queued_ms(row, view.now_s) for row in view.rows]
         rest = zip(self.score(view), compute, queued, strict=True)

@@ -10,8 +10,8 @@ prefill tokens by the batch size, Dynamo by the blocks in use. In a sum each wei
 worth one of prefill; in a product a factor common to all targets cancels out.
 
 Where nothing is left to compute and nothing is queued, the product is 0 whatever the load. A full hit is not such a
-case, since overlaps leave out the last prompt token; credits that add up to more than 1 are, and so is a prompt of
-unknown length at its longest holder.
+case, since overlaps leave out the last prompt token. Credits that add up to more than 1 are such a case, and so is
+a prompt of unknown length at its longest holder.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Lmetric(Scorer):
         ]
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
-        """Return queued and own prefill, each multiplied as the whole is."""
+        """Return queued and own prefill, each multiplied by the batch as in the cost."""
         rows, whole, unit = view.rows, whole_tokens(view), block_tokens(view.rows)
         credits = Credit.of(self).of_rows(view)
         ahead = [max(0.0, row.load.prefill_tokens + whole - credit) for row, credit in zip(rows, credits, strict=True)]

@@ -7,16 +7,17 @@ holders.
                                               its first blocks; M': all others
     M is left out from the 2|M|th request in a row of the class on that is best placed on M during an alarm
 
-A product prefers a holder until it is many times as busy. A class whose share of the requests is larger than that
-of its holders among the targets cannot be served by them, so after two rounds the next one goes elsewhere and
-leaves a copy there. M is then larger, and the alarm ends as soon as copies match the share.
+A product prefers a holder until the holder is many times as busy as others. If a class's share of the requests is
+larger than the share of its holders among the targets, the holders cannot serve the class, so after two rounds the
+next request goes elsewhere and leaves a copy there. M is then larger, and the alarm ends as soon as the copies
+match the share.
 
 Zhang et al., "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (arXiv 2603.15202),
 in the form and with the defaults of ai-dynamo/dynamo, lib/router-plugins/builtin/src/lmetric.rs. Both factors
 differ from `lmetric`, which is an earlier form of Dynamo's (pull request 11028): there queued prefill is added, and
 the second factor is blocks in use.
 
-Differences: the window counts choices, as Dynamo's does, not seconds as the paper's; a prefix is known at 1, 2, 4,
+Differences: the window counts choices, as Dynamo's does, not seconds as in the paper; a prefix is known at 1, 2, 4,
 8, ... blocks only.
 """
 
@@ -33,10 +34,10 @@ from scorers.parameters import check_at_least
 
 
 class Watch(NamedTuple):
-    """State of a class of prompts with one more request of it."""
+    """State of a class of prompts, with one more request of the class counted."""
 
     prefix: int
-    streak: int  # requests in a row that were best placed on holders, under alarm
+    streak: int  # successive requests best placed on holders during an alarm
     exhausted: bool  # whether holders are left out
 
 

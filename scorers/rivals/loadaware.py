@@ -2,10 +2,11 @@
 
     cost = beta * (requests - mean) / max(1, mean) - held / prompt tokens
 
-vLLM production-stack, pull request 1035, inverted (there the highest score wins). Both terms are plain numbers:
-with `beta` 1 a target twice as busy as the mean gives up a whole cache hit. In production-stack LMCache's
-controller reports what is held; here it is the longest run over all tiers of the instance, including what was just
-sent there. Requests are our own in flight, the `request_stats` of its router.
+This is the score of vLLM production-stack, pull request 1035, inverted (there the highest score wins). Both terms
+are plain numbers: with `beta` 1 a target twice as busy as the mean gives up a whole cache hit. In production-stack
+LMCache's controller reports the held tokens; here they are the longest run over all tiers of the instance,
+including what was just sent to it. Requests are our own in flight, the `request_stats` of production-stack's
+router.
 """
 
 from __future__ import annotations

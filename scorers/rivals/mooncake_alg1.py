@@ -3,13 +3,13 @@
     best / own < balancing_threshold :  cost = queue + prefill(prompt, own)
     else                             :  cost = transfer(best - own) + queue + prefill(prompt, best)
 
-arXiv 2407.00079, section 6. A transfer leaves a copy at the target, so a hot prefix spreads by being used: that
-happens in the engines, the price only sends requests there. Unlike in `expected_ttft`, a ratio decides about the
-transfer, not the price, so a link slower than computing is used all the same.
+Source: arXiv 2407.00079, section 6. A transfer leaves a copy at the target, so a hot prefix spreads by use: the
+engines do this, and the price only sends requests to the target. Unlike in `expected_ttft`, a ratio decides about
+the transfer, not the price, so a link slower than computing is used all the same.
 
-The paper gives no value for the threshold; 1.5 is ours. In the paper `best` is what another instance holds, and the
-transfer comes from it; here it is also what the shared pool holds, which wins where it is as long, because engines
-fetch from pools by themselves. The own prefix includes host memory without a price: the paper loads it layer by
+The paper gives no value for the threshold; 1.5 is ours. In the paper `best` is the prefix of another instance, from
+which it is transferred. Here it may also be the prefix in the shared pool, which wins if it is as long, because
+engines fetch from pools by themselves. The own prefix includes host memory at no price: the paper loads it layer by
 layer behind the computing. Rejecting a request whose TTFT or TBT would miss its objective, and choosing the decode
 instance, are outside a scorer's task.
 """

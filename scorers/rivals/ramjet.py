@@ -3,17 +3,18 @@
     score    = affinity - alpha * (requests + queued prefill / load_unit_tokens)         the highest wins
     affinity = min(most, cap) - min(most - held, cap)                   blocks of `affinity_block_tokens`, whole ones
 
-`most` is what the warmest target holds. Counted from there downwards, differences between long prefixes survive the
-cap, so a long session stays; and where nobody holds anything near the warmest, all others have the same affinity,
-so a large gap in load wins over any prefix. Equal scores: the longer prefix, then one at random.
+`most` is the number of blocks that the warmest target holds. Counted downwards from `most`, differences between
+long prefixes survive the cap, so a long session stays; and where no other target holds nearly as much as the
+warmest, all others have the same affinity, so a large gap in load wins over any prefix. Among equal scores the
+longer prefix wins, then one at random.
 
 Source: Helix's Ramjet load balancer (github.com/helixml/ramjet, src/router.rs) in the form of ai-dynamo/dynamo,
 lib/router-plugins/builtin/src/ramjet.rs, with its defaults and its `relative` affinity.
 
 Differences: `absolute` and `marginal` affinities are left out, as are Dynamo's lane for long prompts and its
 rotation among equals. Ramjet itself fingerprints 2 KB of text per block and charges each request 1 to 8 units for
-its uncached bytes, in a mode that is not its default only until the first token. Dynamo's form, and this one, is
-that mode with tokens and the queued prefill of a target as a whole.
+its uncached bytes; in a mode that is not its default, the charge ends at the first token. Dynamo's form, and this
+one, is that mode with tokens and the queued prefill of a target as a whole.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from scorers.contract import Needs, Scorer, Unit, View
 from scorers.parameters import check_at_least
 
 LONGER = 1e-9
-"""Worth of a block where scores are equal: a million of them stay below the least difference of a queued token."""
+"""Worth of a block if scores are equal: a million blocks stay below the least difference that a queued token
+makes.
+"""
 
 
 @dataclass(frozen=True)

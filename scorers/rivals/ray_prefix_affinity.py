@@ -10,9 +10,10 @@
 Source: ray-project/ray, python/ray/llm/_internal/serve/routing_policies/prefix_aware (2026). The code's
 `imbalanced_threshold` is infinite, here null; the documentation's example has 10.
 
-Differences from the original: it matches a tree of the characters that each replica was sent, by default never
-evicted, where this one asks the index, in any tier; it tries replicas of the same node or zone first; a candidate
-at its limit of ongoing requests makes it wait and draw again, which is a matter of admission control here.
+Differences from the original: Ray matches against a tree of the characters that each replica was sent, by default
+never evicted, where this scorer queries the index, in any tier; Ray tries replicas of the same node or zone first;
+in Ray a candidate at its limit of ongoing requests makes the router wait and draw again, which is a matter of
+admission control here.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class RayPrefixAffinity(Scorer):
         return {"requests": requests, "no_candidate": penalties}
 
     def _by_prefix(self, view: View) -> Collection[int] | None:
-        """Return the candidates by match or by tree size; None if nothing is known of any target's cache."""
+        """Return the candidates by match or by tree size. None if there is no sufficient match and no tree size is
+        known.
+        """
         matched = match_tokens(view.rows)
         longest = max(matched)
         if match_rate(longest, view.prompt_tokens) >= self.match_rate_threshold:

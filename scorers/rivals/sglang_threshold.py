@@ -4,13 +4,13 @@
     else, longest match / prompt > cache_threshold:                                     longest match
     else, by `cold`:                                                                    fewest requests or smallest tree
 
-Source: sglang `sgl-router/src/policies/cache_aware.rs` and vllm-project/router `src/policies/cache_aware.rs`;
-defaults of their command lines (the libraries' differ: 0.5, 32, 1.1). A cold prompt once went to the smallest tree;
-newer releases take the fewest requests, the default here.
+Source: sglang `sgl-router/src/policies/cache_aware.rs` and vllm-project/router `src/policies/cache_aware.rs`, with
+the defaults of their command lines (those of the libraries differ: 0.5, 32, 1.1). In earlier releases a cold prompt
+went to the smallest tree; newer ones take the fewest requests, the default here.
 
 Differences from the originals: their matches come from a tree of the characters that each worker was sent, evicted
-on a timer; here from the index, in any tier. Of several workers with the longest match they take one arbitrarily;
-here they cost the same, and the picker chooses.
+on a timer; here matches come from the index, in any tier. Of several workers with the longest match the originals
+take one arbitrarily; here these workers cost the same, and the picker chooses.
 """
 
 from __future__ import annotations

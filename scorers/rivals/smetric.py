@@ -9,14 +9,15 @@ load.
              `hit_ratio` of what the session's previous turn sent, and the target meets or nobody does
     else     least q * requests; least q with `colocated: false`, for prefill halves of pairs
 
-Wang et al., "SMetric" (arXiv 2607.08565), as in vllm-project/router, src/policies/smetric.rs (a branch): its
-constants. Its objective has no default there; 1 s + 62.5 us per token and slack 1 are those of the fork that
-documents some. The rate of a target is `prefill_rate`, or learned there: the 90th percentile of cost over TTFT of
-its last 64 answers, from 8 on. TTFT includes the queue, so the fastest of them come near what the engine can do.
+Wang et al., "SMetric" (arXiv 2607.08565), as in vllm-project/router, src/policies/smetric.rs (a branch), with its
+constants. Its objective has no default in the branch; 1 s + 62.5 us per token and slack 1 are those of the fork
+that documents some. The rate of a target is `prefill_rate`, or is learned: the 90th percentile of cost over TTFT of
+the target's last 64 answers, from 8 answers on. TTFT includes the queue, so the fastest answers come near what the
+engine can do.
 
-Differences: lengths are tokens of the index, not characters of a tree of what was sent. A later turn is known by
-the session's last target instead of by assistant messages in the body. What is queued at a target is known as a sum
-of uncached tokens, so its attention is that of requests of mean length there.
+Differences: lengths are tokens of the index, not characters of a tree of sent text. A later turn is recognised by
+the session's last target instead of by assistant messages in the body. The queue of a target is known only as a sum
+of uncached tokens, so its attention is computed as if all its requests had the mean length.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ SAMPLES, ENOUGH, QUANTILE = 64, 8, 0.9
 
 @dataclass
 class ObservedRate:
-    """The 90th percentile of a target's last 64 observed rates, in units of cost per second; None before the
-    8th.
+    """The 90th percentile of a target's last 64 observed rates, in units of cost per second; None before the 8th
+    rate.
     """
 
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -96,7 +97,7 @@ class Smetric(Scorer):
         return costs
 
     def parts(self, view: View) -> Mapping[str, Sequence[float]]:
-        """Return the cost of the queue and of this request there, each times the load; neither counts where the
+        """Return the cost of the queue and of this request at each row, each times the load; both are 0 where the
         session stays.
         """
         whole, held, costs = whole_tokens(view), match_tokens(view.rows), self.score(view)
@@ -120,7 +121,7 @@ class Smetric(Scorer):
             remember(self._rates, row.target, rate, MAX_TARGETS)
 
     def _home(self, view: View, whole: int, held: Sequence[int], queues: Sequence[float]) -> int | None:
-        """Return the row that keeps the session; None if none does."""
+        """Return the index of the row that keeps the session; None if no row does."""
         if view.session is None or view.last_target is None:
             return None
         longest = max(held)
@@ -138,11 +139,11 @@ class Smetric(Scorer):
         return rate is None or queue <= objective_s * rate
 
     def _cost(self, whole: int, held: int) -> float:
-        """Return the cost of a prompt of `whole` tokens where `held` of them are."""
+        """Return the cost of a prompt of `whole` tokens at a target that holds `held` of them."""
         return prompt_cost(whole, held, self.c_lin, self.c_att)
 
     def _queued(self, load: Load) -> float:
-        """Return the cost of a target's queued prefill, if all of its requests are of the same length."""
+        """Return the cost of a target's queued prefill, assuming that all its requests have the same length."""
         if not (load.prefilling and load.requests):
             return self.c_lin * load.prefill_tokens
         new = load.prefill_tokens / load.prefilling

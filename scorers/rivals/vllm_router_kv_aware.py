@@ -4,16 +4,17 @@
                      - overlap_credit * G - kv_penalty_host * C - kv_penalty_external * P - kv_penalty_disk * D)
     cost    = prefill_load_scale * prefill + decode + decode_active_request_weight * requests
 
-vllm-project/router issue 294 ("Event-driven Exact KV-aware Routing", after Dynamo's cost) with the defaults of its
-flags. The `kv_penalty_*` are what a block in a slower place is worth beside one on the GPU: 1 as good, 0 worthless,
-so despite the flags' name a smaller number is the harsher one. G, C, P and D are tokens held by the GPU, in host
-memory, in the shared pool ("external") and on disk, each in none before it in this order: no token is credited
-twice. Decode is the KV memory in use there, blocks that requests share counted once, and the prompt.
+Source: vllm-project/router issue 294 ("Event-driven Exact KV-aware Routing", after Dynamo's cost) with the defaults
+of its flags. The `kv_penalty_*` are the worth of a block in a slower place relative to one on the GPU: 1 as good, 0
+worthless, so despite the flags' name a smaller number is the harsher one. G, C, P and D are tokens held by the GPU,
+in host memory, in the shared pool ("external") and on disk, each counted only if no earlier place in this order
+holds it: no token is credited twice. Decode is the KV memory in use at the target, with blocks that requests share
+counted once, plus the prompt.
 
-Differences from the original: its first version credits the GPU's part only; of the prompt it adds only the blocks
-that no running request has there; where events cannot be trusted it falls back to `cache_aware` (here the router's
-own approximate index stands in). Its temperature is 0, the picker `best`; its speculative entries are our expected
-ones.
+Differences from the original: the original's first version credits the GPU's part only; of the prompt it adds only
+the blocks that no running request has at the target; where events cannot be trusted it falls back to `cache_aware`
+(here the router's own approximate index is used). The original's temperature is 0, which is the picker `best`; its
+speculative entries are our expected ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LoRA adapters that are loaded in an emulated engine, and vLLM's endpoints that load and unload them.
 
-    POST /v1/load_lora_adapter     {lora_name, lora_path}    200, 400 if loaded already, 404 for a path without adapter
+    POST /v1/load_lora_adapter     {lora_name, lora_path}    200, 400 if already loaded, 404 if the path has none
     POST /v1/unload_lora_adapter   {lora_name}               200, 404 if it is not loaded
 
 The endpoints exist if `runtime_loras` is set, as with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 (vLLM 0.32:

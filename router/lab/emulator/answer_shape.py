@@ -42,7 +42,7 @@ class AnswerUsage(NamedTuple):
     cached_tokens: int
 
     def and_token(self, cached_tokens: int) -> AnswerUsage:
-        """Return the usage after one more token, of a choice with `cached_tokens`: of all choices the most counts."""
+        """Return the usage with one token more, of a choice with `cached_tokens`; the best choice counts."""
         return AnswerUsage(self.prompt_tokens, self.completion_tokens + 1, max(self.cached_tokens, cached_tokens))
 
 

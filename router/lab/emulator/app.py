@@ -242,7 +242,7 @@ def _describe_request(exchange: HttpExchange) -> dict[str, object]:
 
 
 async def _send_error(exchange: HttpExchange, message: str, kind: str, param: str | None, status: int) -> None:
-    """Answer in the error shape of vLLM's own code: for Anthropic's endpoints Anthropic's shape with vLLM's types."""
+    """Answer in the error shape of vLLM's own code; under `/v1/messages` in Anthropic's, with vLLM's types."""
     if exchange.path.startswith("/v1/messages"):
         error: dict[str, object] = {"type": "error", "error": {"type": kind, "message": message}}
     else:

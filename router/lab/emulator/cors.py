@@ -15,7 +15,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Preflight(NamedTuple):
-    """The answer to a browser's question whether it may send a request."""
+    """Answer to a browser's preflight request, which checks whether it may send the real one."""
 
     status: int
     body: bytes
@@ -23,7 +23,7 @@ class Preflight(NamedTuple):
 
 
 class CorsPolicy:
-    """`allowed`: origins, or "*" for all."""
+    """Cross-origin policy. `allowed`: origins, or "*" for all."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._allowed = frozenset(allowed)
@@ -35,7 +35,7 @@ class CorsPolicy:
         return [(b"vary", b"Origin"), (b"access-control-allow-origin", value.encode("latin-1"))]
 
     def preflight(self, headers: Mapping[str, str]) -> Preflight:
-        """Answer OPTIONS with `Origin` and `Access-Control-Request-Method`, whatever the path."""
+        """Return the answer to OPTIONS with `Origin` and `Access-Control-Request-Method`, whatever the path."""
         faults = []
         answer = {"vary": VARY, "access-control-allow-methods": ", ".join(METHODS)}
         answer["access-control-max-age"] = str(MAX_AGE_S)

@@ -1,16 +1,17 @@
-"""The half of a prefill/decode pair that a request asks for: `kv_transfer_params`, read as vLLM's connectors do.
+"""The half of a prefill/decode pair that a request selects: `kv_transfer_params`, read as vLLM's connectors do.
 
-    mooncake   P and D get the same `transfer_id`; D finds P through its bootstrap server and waits for it there
-    nixl       P's answer carries the params for D, which come back verbatim and name blocks under a lease
+    mooncake   P and D receive the same `transfer_id`; D finds P through P's bootstrap server, where D waits for KV
+    nixl       P's answer carries the params for D; D receives them verbatim, and they name blocks under a lease
 
-The bootstrap server of a prefill engine is where decode engines identify it and fetch the KV computed for them:
+At a prefill engine's bootstrap server, decode engines identify the engine and fetch the KV computed for them:
 
     GET  /query          as a Mooncake bootstrap server: engine ids by data-parallel rank, new at every start
-    POST /emulate/fetch  {"engine_id", "name", "wait_s"}: hand over and free the blocks held under that name, in place
-                         of the RDMA transfer between real engines. 404: another engine's id; 410: not ready in time
+    POST /emulate/fetch  {"engine_id", "name", "wait_s"}: hand over and free the blocks of this name, in place of
+                         the RDMA transfer between real engines. 404: another engine's id; 410: not ready in time
 
-A decode engine may ask before the prompt is computed, and waits. Blocks that no engine fetches are freed after a
-while. Facts: protocol 7.1 and 7.2; vllm .../v1/mooncake/mooncake_connector.py and .../v1/nixl/pull_scheduler.py.
+A decode engine may request the blocks before the prompt is computed; the request then waits. Blocks that no engine
+fetches are freed after a while. Facts: protocol 7.1 and 7.2; vllm .../v1/mooncake/mooncake_connector.py and
+.../v1/nixl/pull_scheduler.py.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PrefillParams(NamedTuple):
     """This engine computes the prompt and holds its blocks under `name` until a peer fetches them."""
 
     name: str
-    keeps_after: tuple[Finish, ...]  # the finishes after which blocks are held
+    keeps_after: tuple[Finish, ...]  # finish reasons after which the blocks are held
 
 
 class DecodeParams(NamedTuple):
@@ -48,13 +49,13 @@ class DecodeParams(NamedTuple):
     address: str  # base URL of the peer's bootstrap server
     engine_id: str
     name: str
-    cached_tokens: int | None  # tokens that P found in its caches; `None`: not reported (mooncake)
+    cached_tokens: int | None  # prefix hit of P; `None`: not reported (mooncake)
 
 
 def read_transfer(options: EngineOptions, params: object, request_id: str) -> PrefillParams | DecodeParams | None:
-    """Return which half of a pair the request is, `None` for neither or when its params are incomplete.
+    """Return the half of a pair that the request is. None if it is neither or its params are incomplete.
 
-    Raises EngineFailed where the scheduler of a real engine asserts its role, and dies.
+    Raises EngineFailed where a real engine's scheduler dies on the assertion of its role.
     """
     if options.transfer is None or not isinstance(params, dict):
         return None
@@ -86,7 +87,7 @@ def _read_decode(options: EngineOptions, params: dict[str, Any]) -> DecodeParams
 def nixl_params(
     name: str, engine_id: str, host: str, port: int, tokens: int, block_tokens: int, cached_tokens: int
 ) -> dict[str, Any]:
-    """Params in P's answer for D: protocol 7.2, all keys of 0.32. The block ids are made up: no one reads them."""
+    """Return P's params for D (protocol 7.2, all keys of 0.32). The block ids are made up: nothing reads them."""
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -112,7 +113,7 @@ class _FetchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BootstrapServer(EmulatorListener):
-    """Holds computed blocks for decode engines until they are fetched; listens while entered."""
+    """Server that holds computed blocks until decode engines fetch them. It listens while entered."""
 
     def __init__(self, host: str, port: int, ranks: int) -> None:
         super().__init__(self._handle, host, port)
@@ -122,12 +123,12 @@ class BootstrapServer(EmulatorListener):
         self.restart()
 
     def restart(self) -> None:
-        """Act as a new engine: with new ids, and without the blocks that were held."""
+        """Restart as a new engine: take new ids and drop the held blocks."""
         self.engine_ids = [f"{uuid.uuid4()}_dp{rank}" for rank in range(self._ranks)]
         self._held.clear()
 
     def hold(self, name: str, free: Callable[[], None], lease_s: float) -> None:
-        """Offer blocks for fetching; `free` is called once, when they are fetched or `lease_s` has passed."""
+        """Offer blocks for fetching. `free` is called once: when they are fetched or after `lease_s`."""
         self._release(name)  # names are meant to be unique; a repeated one replaces the earlier
         self._future(name).set_result(free)
         asyncio.get_running_loop().call_later(lease_s, self._release, name)
@@ -150,7 +151,7 @@ class BootstrapServer(EmulatorListener):
         return {"engine_id": engine_id, "worker_addr": {"0": {"0": address}}}
 
     async def _fetch(self, request: _FetchRequest) -> int:
-        """Return the status of the answer."""
+        """Hand over the requested blocks; return the HTTP status of the answer."""
         if request.engine_id not in self.engine_ids:
             return 404
         future = self._future(request.name)

@@ -2,8 +2,8 @@
 
 The server runs uvicorn's protocol on the event loop's own server, without uvicorn's signal handling and its ten
 ticks a second, so an idle server costs nothing and stops at once. Requests are read whole; answers are sent whole
-or in pieces. Nothing in this module is specific to vLLM. `HttpExchange.abort` cuts a connection without finishing the
-answer, for faults.
+or in pieces. Nothing in this module is specific to vLLM. `HttpExchange.abort` cuts a connection without finishing
+the answer, for faults.
 """
 
 from __future__ import annotations

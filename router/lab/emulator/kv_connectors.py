@@ -1,10 +1,10 @@
 """The KV connectors of an emulated engine: KV from the shared pool, KV for a peer, KV from a peer.
 
-    find     before a request is queued: look up what the pool holds of it, or which half of a pair it is
-    begin    it is queued: the decode half starts to fetch from its peer, however long that takes
-    end      it has all its tokens: the prefill half holds its blocks, and (nixl) answers where they are
+    find     before a request is queued: query the pool for its prefix, or read which half of a pair it is
+    begin    after it is queued: a decode half starts to fetch from its peer, however long the fetch takes
+    end      after its last token: a prefill half's blocks are held and, with nixl, its answer names them
 
-As under vLLM's MultiConnector the peer has precedence: what is fetched from a peer is not looked up in the pool.
+As under vLLM's MultiConnector the peer has precedence: KV fetched from a peer is not looked up in the pool.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from router.tasks import Tasks
 
 CONNECT_TIMEOUT_S = 1.0
 KEEPALIVE_S = 4.0
-REPLY_S = 1.0  # on top of the time for which a peer was asked to wait
+REPLY_S = 1.0  # beyond the time for which the request lets the peer wait
 
 
 class KvConnectors:
-    """The bootstrap server, if there is one, listens while entered; entering raises OSError when its port is in
-    use.
+    """KV connectors of one engine. A bootstrap server, if any, listens while entered.
+
+    Entering raises OSError when its port is in use.
     """
 
     def __init__(self, options: EngineOptions, tasks: Tasks) -> None:
@@ -63,16 +64,16 @@ class KvConnectors:
 
     @property
     def bootstrap_url(self) -> str | None:
-        """Base URL of the bootstrap server; `None` when this engine does not prefill for others."""
+        """Base URL of the bootstrap server. None if this engine does not prefill for others."""
         return None if self.bootstrap is None else self.bootstrap.url
 
     def restart(self) -> None:
-        """Lose what is held for peers, as an engine that restarts does."""
+        """Drop the blocks held for peers, as a restarting engine does."""
         if self.bootstrap is not None:
             self.bootstrap.restart()
 
     async def find(self, params: RequestParams, id: str, core: EngineCore) -> RequestParams:
-        """Return the request with what pool or peer hold of it. Raises EngineFailed if it contradicts the role."""
+        """Return the request with the KV found in pool or peer. Raises EngineFailed if it contradicts the role."""
         transfer = read_transfer(self._options, params.body.get("kv_transfer_params"), id)
         match transfer:
             case DecodeParams():
@@ -90,7 +91,7 @@ class KvConnectors:
             stream.attach_fetch(self._tasks.spawn("fetch", self._fetch(params.transfer, stream)))
 
     def end(self, params: RequestParams, stream: TokenStream, cached_tokens: int) -> dict[str, Any] | None:
-        """Hold the blocks of a prefill half; return the `kv_transfer_params` of its answer, `None` without any."""
+        """Hold the blocks of a prefill half. Return its answer's `kv_transfer_params`, None if it has none."""
         transfer, bootstrap, options = params.transfer, self.bootstrap, self._options
         if not isinstance(transfer, PrefillParams) or bootstrap is None:
             return None
@@ -111,7 +112,7 @@ class KvConnectors:
         )
 
     async def _find_in_pool(self, request: SequenceRequest, core: EngineCore) -> SequenceRequest:
-        """Fill in how much of the prompt the pool holds; its last block is always computed."""
+        """Fill in how much of the prompt the pool holds; the prompt's last block is always computed."""
         if self.store is None:
             return request
         usable = (len(request.token_ids) - 1) // self._options.block_tokens

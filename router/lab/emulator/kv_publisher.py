@@ -1,12 +1,12 @@
 """One rank's event publisher: a real ZeroMQ PUB socket, and a ROUTER socket that replays what was published.
 
-Frames of a live message: `[topic][sequence, 8 bytes big-endian][payload]`. A replay request is `[empty][first
-sequence]` from a DEALER; the answer is one message per stored batch from there on, then an end marker whose
-sequence is -1. Losses, duplicates and reordering happen here, behind the replay buffer, where a network would cause
-them.
+Frames of a live message: `[topic][sequence, 8 bytes big-endian][payload]`. A replay request is
+`[empty][first sequence]` from a DEALER; the answer is one message per stored batch from this sequence on, then an
+end marker with sequence -1. Losses, duplicates and reordering are injected after the replay buffer, where a network
+would cause them.
 
 A payload is `[ts, events, rank]` in msgpack, the inverse of `backends/vllm/kv_events.py`. Since vLLM 0.24 an event
-is a map that leaves out fields at their default; before, it was an array with the tag first and every field in
+is a map that omits fields at their default; before, it was an array with the tag first and every field in its
 place. Both are encoded from the same table of fields, so they carry the same facts. Source: vLLM
 distributed/kv_events.py, checked against recordings of 0.32.
 """
@@ -46,7 +46,7 @@ SINCE = {  # vLLM's first version with a field
 }
 ALWAYS = frozenset(
     ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name")
-)  # in a map even when nil; the others are left out then
+)  # fields that a map has even when nil; others are omitted
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -60,9 +60,7 @@ class AdapterNumbers(dict[str, int]):
 
 
 class KvPublisher:
-    """Binds when it is made; `publish` never blocks; `serve_replays` runs until cancelled; `close` frees the
-    ports.
-    """
+    """Event publisher that binds its sockets when created; `close` frees the ports. `publish` never blocks."""
 
     def __init__(
         self,
@@ -81,14 +79,14 @@ class KvPublisher:
         self._adapter_ids = AdapterNumbers((name, i) for i, name in enumerate(options.adapters(), start=1))
         self._sequence = 0
         self._replay_buffer: deque[tuple[int, bytes]] = deque(maxlen=options.replay_steps)
-        self._delayed: Frames | None = None  # a message that the next one is to overtake
+        self._delayed: Frames | None = None  # a message that the next one will overtake
         self._live: zmq.Socket[bytes] = context.socket(zmq.PUB)
         self._replay = zmq.asyncio.Socket(context, zmq.ROUTER)
         self.endpoint = self._open_live(options.events_endpoint)
         self.replay_endpoint = self._bind(self._replay, options.replay_port) if options.replay else None
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Give these events the next sequence number, store them for replays, and send them as the faults allow."""
+        """Store the events for replays under the next sequence number, and send them as the faults allow."""
         faults = self._faults()
         if faults.hide_removals:
             events = [event for event in events if not isinstance(event, BlocksRemoved | BlocksCleared)]
@@ -108,7 +106,7 @@ class KvPublisher:
             self._send(message)
 
     def source(self) -> dict[str, object]:
-        """This rank's entry in `GET /kv_event_sources`."""
+        """Return this rank's entry in `GET /kv_event_sources`."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -121,7 +119,7 @@ class KvPublisher:
         }
 
     async def serve_replays(self) -> None:
-        """Answer replay requests until cancelled; like vLLM it ignores malformed ones."""
+        """Answer replay requests until cancelled, ignoring malformed ones as vLLM does."""
         while True:
             request = await self._replay.recv_multipart()
             if self._faults().silent_replays or len(request) != 3 or len(request[2]) != 8:
@@ -134,7 +132,7 @@ class KvPublisher:
             await self._replay.send_multipart([peer, b"", *([b""] if topic else []), END, b""])
 
     def restart(self) -> None:
-        """Begin anew as a restarted process does: sequences from 0, nothing to replay."""
+        """Reset as a restarted process does: sequences from 0, no batches to replay."""
         self._sequence = 0
         self._replay_buffer.clear()
         self._delayed = None
@@ -170,7 +168,7 @@ class KvPublisher:
             self._live.send_multipart(frames)
 
     def _open_live(self, endpoint: str | None) -> str:
-        """Bind, or connect where vLLM connects: to an endpoint without a wildcard (`protocol.md` 1.1)."""
+        """Bind, or like vLLM connect to an endpoint without a wildcard (`protocol.md` 1.1)."""
         if endpoint is None or "*" in endpoint:
             port = 0 if endpoint is None else int(endpoint.rpartition(":")[2])
             return self._bind(self._live, port or self._options.events_port)
@@ -195,8 +193,8 @@ def encode_batch(
     adapter_ids: Mapping[str, int],
     version: tuple[int, int] = NEWEST,
 ) -> bytes:
-    """Encode one message's payload. `adapter_ids` are the engine's own numbers for its LoRA adapters; fields that
-    `version` of vLLM does not have yet are left out.
+    """Encode one message's payload. `adapter_ids` are the engine's own numbers for its LoRA adapters. Fields that
+    vLLM does not yet have in `version` are omitted.
     """
     format_event = _FORMATS[form]
     unknown = {name for name, since in SINCE.items() if version < since}
@@ -208,7 +206,7 @@ def encode_batch(
 
 
 def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
-    """Tag and fields of an event, in the order of the array format of 0.23."""
+    """Return tag and fields of an event, in the order of 0.23's array format."""
     match event:
         case BlocksStored():
             return "BlockStored", {
@@ -243,7 +241,7 @@ def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
 
 
 def _extra_keys(event: BlocksStored) -> list[list[str] | None]:
-    """Extra keys by block: the adapter's name on each, the salt on the first of the chain."""
+    """Return the extra keys by block: the adapter's name on each, the salt on the first of the chain."""
     each = [event.adapter] if event.adapter is not None else []
     keys: list[list[str] | None] = [each or None for _ in event.hashes]
     if event.salt is not None and keys:

@@ -1,7 +1,7 @@
 """`/v1/messages`, Anthropic's format, as vLLM answers it (anthropic/serving.py).
 
 vLLM makes these answers from its own chat chunks: prompt tokens are reported at the start, cached tokens only at
-the end, and `input_tokens` there leaves the cached ones out.
+the end, where `input_tokens` excludes them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MessageShape(AnswerShape):
         if self._params.tool is not None:
             block = self._tool_use(_parse_arguments(choices[0].text))
         answer = self._message | {"content": [block], "stop_reason": self._stop_reason(choices[0])}
-        del answer["stop_sequence"]  # left out when null
+        del answer["stop_sequence"]  # omitted when null
         return answer | {"usage": self._usage(usage)}
 
     def _tool_use(self, arguments: object) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _event(type: str, **fields: object) -> bytes:
 
 
 def _parse_arguments(text: str) -> object:
-    """Return the arguments of a tool call, {} for a call that was cut short."""
+    """Return the arguments of a tool call; {} if the call was cut short."""
     try:
         return json.loads(text)
     except ValueError:

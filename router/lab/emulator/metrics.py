@@ -1,6 +1,6 @@
-"""The metrics page of an emulated engine, in vLLM 0.32's names, labels and number format.
+"""The metrics page of an emulated engine, with vLLM 0.32's names, labels and number format.
 
-It has the metrics that a router or a dashboard reads; the full page of a real engine is among the recordings.
+The page has the metrics that a router or a dashboard reads; the full page of a real engine is among the recordings.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ POOL_LOAD_METRICS = (  # vLLM exposes none of them before the first load
 def render_metrics(
     options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float, started_wall_s: float = 0.0
 ) -> bytes:
-    """Return the page; `gauges` are by rank."""
+    """Return the metrics page. `gauges` are indexed by rank."""
     lines = [*_samples(options, METRICS, gauges), *_created(options, started_wall_s), *_cache_config(options)]
     if any(each.pool_loads for each in gauges):
         lines += _samples(options, POOL_LOAD_METRICS, gauges)
@@ -84,7 +84,7 @@ def _samples(options: EngineOptions, lines: Sequence[MetricLine], gauges: Sequen
 
 
 def _created(options: EngineOptions, started_wall_s: float) -> Iterator[str]:
-    """Yield when a counter of each rank began: on a real page every counter has such a line."""
+    """Yield the start time of each rank's counter: on a real page every counter has such a line."""
     name = "vllm:prefix_cache_queries_created"
     yield f"# TYPE {name} gauge"
     for rank in range(options.ranks):
@@ -100,7 +100,7 @@ def _cache_config(options: EngineOptions) -> Iterator[str]:
             "effective_attention_block_size": options.block_tokens,
             "enable_prefix_caching": options.prefix_caching,
             "engine": rank,
-            "hash_block_size": None,  # so it reads on a real engine, too
+            "hash_block_size": None,  # as on a real engine
             "kv_cache_size_tokens": options.blocks * options.block_tokens,
             "num_gpu_blocks": options.blocks,
             "prefix_caching_hash_algo": options.hash_algo,
@@ -110,7 +110,7 @@ def _cache_config(options: EngineOptions) -> Iterator[str]:
 
 
 def _adapter_info(options: EngineOptions, gauges: Sequence[EngineGauges], wall_s: float) -> Iterator[str]:
-    """Yield the one sample of the server; its value is the time at which it was written."""
+    """Yield the server's only sample, whose value is the time of writing."""
     running = {name for each in gauges for name in each.running_adapters}
     waiting = {name for each in gauges for name in each.waiting_adapters}
     labels = {

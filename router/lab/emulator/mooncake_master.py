@@ -1,10 +1,10 @@
-"""A simulated Mooncake master: which keys exist in which tier, reported over HTTP as the real one does.
+"""A simulated Mooncake master: reports over HTTP, as the real master does, which keys exist in which tier.
 
-Of the real admin API (`protocol.md` 9.2) it has what a router may query; no query changes what is evicted, because
-nothing is ever evicted by itself. These paths of its own are not affected by faults; tests use them, and emulated
-engines that share it as their pool:
+It serves the part of the real admin API (`protocol.md` 9.2) that a router may query. No query influences eviction,
+because the simulated master never evicts. Faults do not affect the paths that it adds for tests, and for emulated
+engines that share the master as their pool:
 
-    POST /emulate/put      {"keys": [...], "tier": "memory" | "disk"}   each key has a replica there from now on
+    POST /emulate/put      {"keys": [...], "tier": "memory" | "disk"}   each key then has a replica in the tier
     POST /emulate/remove   {"keys": [...]}; {} removes everything, as a restart does
     POST /emulate/faults   {"silent": bool, "slow_ms": number, "standby": bool, "error": bool}
 
@@ -54,7 +54,7 @@ class _Keys(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MooncakeMaster(EmulatorListener):
-    """Listens while entered. In the same process `keys` and `faults` may be changed directly."""
+    """Simulated master that listens while entered. Code in its process may change `keys` and `faults` directly."""
 
     def __init__(self, options: MasterOptions) -> None:
         super().__init__(self._handle, options.host, options.port)
@@ -75,7 +75,7 @@ class MooncakeMaster(EmulatorListener):
 
     @property
     def announcement(self) -> dict[str, Any]:
-        """Facts for the parent process, as JSON values."""
+        """Description of the master for the parent process, as JSON values."""
         return {"url": self.url, "pid": os.getpid()}
 
     async def _handle(self, scope: Message, receive: Receive, send: Send) -> None:

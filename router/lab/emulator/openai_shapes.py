@@ -1,7 +1,7 @@
 """`/v1/chat/completions` and `/v1/completions`, as vLLM answers them.
 
-Sources: openai/chat_completion/serving.py and openai/completion/serving.py. The two share the end of an answer,
-usage and chunks; they differ in their choices and in the order of fields, which is vLLM's.
+Sources: openai/chat_completion/serving.py and openai/completion/serving.py. The two formats share the end of an
+answer, usage and chunks; they differ in their choices and in the order of fields, which is vLLM's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _OpenAIShape(AnswerShape):
         return sse_data(chunk)
 
     def _fingerprint(self, piece: TokenPiece) -> dict[str, Any]:
-        """The last piece of a choice carries the fingerprint, unless a chunk with usage follows."""
+        """Return the fingerprint field for a choice's last piece unless a usage chunk follows; {} otherwise."""
         ends = piece.finish is not None and not self._params.include_usage
         return {"system_fingerprint": FINGERPRINT} if ends else {}
 
@@ -61,7 +61,7 @@ class _OpenAIShape(AnswerShape):
         return counts
 
     def _whole_usage(self, usage: AnswerUsage) -> dict[str, Any]:
-        """Usage as in a complete answer: with the fields that chunks leave out."""
+        """Return usage as in a complete answer, with the fields that chunks omit."""
         details = self._facts.details
         counts = self._usage(usage, details) | {"completion_tokens_details": None}
         empty = {"created_cache_tokens": None, "multimodal_tokens": None}
@@ -78,7 +78,7 @@ class ChatShape(_OpenAIShape):
         self._called: set[int] = set()  # choices whose tool call has begun
 
     def opening(self, usage: AnswerUsage) -> bytes:
-        """Return a chunk with the role, and no text yet, for every choice."""
+        """Return a chunk for every choice, with the role and no text yet."""
         delta = {"role": "assistant", "content": ""}
         ids = {"prompt_token_ids": self._prompt_ids(0), "prompt_text": None}
         usage = usage._replace(completion_tokens=0)
@@ -144,7 +144,7 @@ class ChatShape(_OpenAIShape):
 
 
 class CompletionShape(_OpenAIShape):
-    """Choices come prompt by prompt."""
+    """Answer of `/v1/completions`, with choices ordered by prompt."""
 
     def __init__(self, facts: AnswerFacts) -> None:
         super().__init__(facts, "cmpl", "text_completion")

@@ -1,7 +1,7 @@
 """The options of an emulated engine, and its faults, which can also be changed while it runs.
 
 Both are plain values that travel as JSON: options as the one argument of a child process, faults in the body of
-`POST /emulate/faults`. Unknown keys are refused by name.
+`POST /emulate/faults`. Unknown keys are rejected by name.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 class EngineFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Faults to inject. Random ones follow from the engine's seed."""
+    """Faults to inject. Random faults depend on the engine's seed."""
 
-    drop_events: Probability = 0.0  # of event messages never sent; a replay still has them
+    drop_events: Probability = 0.0  # event messages never sent; a replay still has them
     duplicate_events: Probability = 0.0  # sent twice
     reorder_events: Probability = 0.0  # sent after the next one
     delay_events_ms: float = 0.0  # sent this much later, in order
-    hide_removals: bool = False  # events of removed and cleared blocks are left out, so what is published is wrong
+    hide_removals: bool = False  # no events of removed and cleared blocks: the published state is wrong
     clock_offset_s: float = 0.0  # added to the time in event messages
     error_rate: Probability = 0.0  # of generating requests: 500
     refuse: bool = False  # generating requests: 503, as with a full queue
     unhealthy: bool = False  # GET /health: 503
-    hang: tuple[str, ...] = ()  # paths that begin so: no answer, as of a front end that is too busy
+    hang: tuple[str, ...] = ()  # path prefixes: no answer, as from a front end that is too busy
     freeze: bool = False  # accept connections and requests, answer none, step and publish nothing
     refuse_ids: bool = False  # chats that carry token ids: 400
-    ignore_ids: bool = False  # token ids of chats are not read, as by engines before 0.32
-    renders: Literal["as_tokenized", "same_count", "other_count", "special_as_text"] = "as_tokenized"  # chats that
-    # generate, against /tokenize: alike; other ids, as many or one more; spellings of special tokens stay text
+    ignore_ids: bool = False  # token ids in chats are ignored, as by engines before 0.32
+    renders: Literal["as_tokenized", "same_count", "other_count", "special_as_text"] = "as_tokenized"  # ids of
+    # generating chats against /tokenize: same; other ids, as many or one more; special tokens in texts stay text
     tokenize_refuses_calls: bool = False  # POST /tokenize: 400 for chats with tool calls in their history
     refuses_chats: bool = False  # chats: 400, as by a model without a template
-    asleep: bool = False  # GET /is_sleeping says so, as in development mode; requests are still answered
-    no_ids: bool = False  # no answer names token ids, as of engines before 0.10.2
-    silent_replays: bool = False  # replay requests are taken and not answered
+    asleep: bool = False  # GET /is_sleeping reports it, as in development mode; requests are still answered
+    no_ids: bool = False  # answers carry no token ids, as from engines before 0.10.2
+    silent_replays: bool = False  # replay requests are received and not answered
     slow: Annotated[float, msgspec.Meta(gt=0)] = 1.0  # factor on every step's duration
     die_before_first_byte: Probability = 0.0  # connection cut after the request was read
     die_mid_stream: Probability = 0.0  # connection cut inside the answer
@@ -63,7 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chat_template: str | None = None  # file, instead of the model's own
     exclude_tools: bool = False  # --exclude-tools-when-tool-choice-none
     images: bool = False  # a multimodal model
-    transcribes: bool = False  # a speech model: of another one there are no audio endpoints
+    transcribes: bool = False  # a speech model; other models have no audio endpoints
     prefix_caching: bool = True
     loras: tuple[str, ...] = ()  # adapter names, or name=path
     scale_out: bool = False  # --enable-scale-out: prompts can be rendered without generating
@@ -75,7 +75,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     answer_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64  # length of an answer that is not cut by max_tokens
     pool_url: str | None = None  # the shared pool's master; `None`: no store connector
     pool_model: str | None = None  # the model's part of its keys; default: the last component of the model's name
-    pool_timeout_s: float = 1.0  # after this the pool counts as holding nothing, and nothing is saved
+    pool_timeout_s: float = 1.0  # after this the pool counts as empty, and nothing is saved
     load_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 100_000.0  # from pool or peer; 0: no time
     load_base_ms: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     hash_algo: HashAlgo = "sha256"
@@ -83,10 +83,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     role: Literal["both", "prefill", "decode"] = "both"  # kv_both, kv_producer, kv_consumer
     transfer: Literal["mooncake", "nixl"] | None = None  # the connector between prefill and decode engines
     bootstrap_port: Port = 0  # of a prefill engine: Mooncake's bootstrap server, Nixl's side channel
-    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # for KV that a peer did not send
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"  # applies to KV that a peer did not send
     side_channel_host: str | None = None  # VLLM_NIXL_SIDE_CHANNEL_HOST; default: `host` (vLLM: localhost)
     transfer_timeout_s: float = 2.0  # how long a decode engine waits for its peer (vLLM: 480 s)
-    lease_s: float = 30.0  # blocks held for a peer are freed after it (vLLM: Nixl 30 s, Mooncake 480 s)
+    lease_s: float = 30.0  # blocks held for a peer are freed after this time (vLLM: Nixl 30 s, Mooncake 480 s)
     ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1)] = 256
     max_queued: int | None = None  # waiting requests per rank beyond which new ones get 503
@@ -94,7 +94,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     events: bool = True
     events_format: Literal["map", "array"] = "map"  # vLLM >= 0.24, or before
     replay_format: Literal["topic", "bare"] = "topic"  # vLLM >= 0.26, or before
-    events_endpoint: str | None = None  # of rank 0: bound if it has a `*`, else connected to, as by vLLM
+    events_endpoint: str | None = None  # of rank 0: as in vLLM, bound if it has a `*`, else connected to
     events_port: Port = 0  # rank r publishes on events_port + r, as vLLM does
     replay_port: Port = 0
     replay: bool = True  # False: no `replay_endpoint`
@@ -111,13 +111,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def release(self) -> tuple[int, int]:
-        """The first two numbers of `version`."""
+        """First two numbers of `version`."""
         major, minor = self.version.split(".")[:2]
         return int(major), int(minor)
 
     @property
     def context_tokens(self) -> int:
-        """Longest prompt and answer together, in tokens."""
+        """Maximum length of prompt and answer together, in tokens."""
         return self.max_model_len or min(self.blocks * self.block_tokens, 32768)
 
     @property
@@ -126,6 +126,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.pool_model or self.model.rstrip("/").rpartition("/")[2]
 
     def adapters(self) -> dict[str, str]:
-        """LoRA adapters by name, with the path that `/v1/models` reports."""
+        """Return the LoRA adapters by name, with the path that `/v1/models` reports."""
         pairs = (lora.partition("=") for lora in self.loras)
         return {name: path or f"/adapters/{name}" for name, _, path in pairs}

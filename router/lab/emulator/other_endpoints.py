@@ -1,7 +1,7 @@
 """vLLM's endpoints beside generation: tokenisation, models, and stand-ins for embeddings, scores and
 transcriptions.
 
-What these say has no meaning here; they have the right shape and are the same every time.
+The stand-ins' answers have the right shape and are the same every time, but mean nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OtherEndpoints:
         self._started = int(clock.wall())
 
     async def tokenize(self, exchange: HttpExchange) -> None:
-        """Answer with token ids. Raises BadRequest for chats that this engine's `/tokenize` refuses."""
+        """Answer with token ids. Raises BadRequest for chats that this engine's `/tokenize` rejects."""
         raw, body = self._read(exchange)
         if "messages" in body:
             if self._params_reader.refuses_calls(body["messages"]):
@@ -63,7 +63,7 @@ class OtherEndpoints:
         await exchange.send_json(self._render(exchange, COMPLETIONS))
 
     def _render(self, exchange: HttpExchange, path: str) -> list[dict[str, Any]]:
-        """Return one GenerateRequest for each prompt, of its fields those that name the prompt."""
+        """Return one GenerateRequest per prompt, reduced to the fields that name the prompt."""
         raw, body = self._read(exchange)
         if not self._options.scale_out:
             raise Forbidden("Rendering is off: start the server with --enable-scale-out.")
@@ -117,9 +117,7 @@ class OtherEndpoints:
         await exchange.send_json(self._listing("embd", body, data) | {"usage": self._usage([*left, *right])})
 
     async def transcribe(self, exchange: HttpExchange) -> None:
-        """Answer with the length of the uploaded file in words. Raises BadRequest for what is no form with a
-        file.
-        """
+        """Answer with the uploaded file's length, in words. Raises BadRequest without a form and a file."""
         kind = exchange.headers.get("content-type", "")
         message = message_from_bytes(f"content-type: {kind}\r\n\r\n".encode("latin-1") + exchange.body)
         if not message.is_multipart():

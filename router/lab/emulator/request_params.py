@@ -1,9 +1,9 @@
 """The parameters of a generating request, read from its body as vLLM reads it.
 
-Prompts are read and rendered by the router's own packages (`prompt/api`, `prompt/tokenization/chat_template.py`):
-this project has one implementation of vLLM's conversions, and the tests against real engines check it. This module
-adds the fields that matter only to the engine: token ids that a chat carries, the number of tokens and choices, the
-tool that must be called.
+The router's own packages (`prompt/api`, `prompt/tokenization/chat_template.py`) read and render prompts: the
+project has one implementation of vLLM's conversions, which the tests against real engines check. This module adds
+the fields that matter only to an engine: the token ids in a chat, the number of tokens and choices, and the tool
+that must be called.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 READ_UNCHANGED = ReadOptions(strip_fields=frozenset(), inject_usage=False)
 MAX_CHOICES = 64
 IMAGE_TOKENS = 20
-MARKS = ("\ue000", "\ue001", "\ue002")  # in the place of special tokens: private use characters
+MARKS = ("\ue000", "\ue001", "\ue002")  # private use characters, placeholders for special tokens
 IDS_PARAMETER = "kv_transfer_params.prompt_token_ids"
-IDS_VERSION = (0, 32)  # of vLLM, the first that reads token ids of chats
+IDS_VERSION = (0, 32)  # the first version of vLLM that reads token ids in chats
 SCALARS: dict[str, Any] = {"string": "warm", "integer": 1, "number": 1.5, "boolean": True, "null": None}
 Body = dict[str, Any]
 
 
 class ForcedTool(NamedTuple):
-    """The tool call that the answer must be."""
+    """The tool call that the answer must consist of."""
 
     name: str
     arguments: str  # JSON
-    chosen_by_name: bool  # False: the client asked for any tool
+    chosen_by_name: bool  # False: the client required a call of any tool
 
 
 class RequestParams(NamedTuple):
     model: str  # as requested: the base model or an adapter
     body: Body
-    sequences: list[SequenceRequest]  # one per choice; several prompts: prompt by prompt
+    sequences: list[SequenceRequest]  # one per choice, grouped by prompt
     prompt_tokens: int  # of all prompts, each counted once
     tool: ForcedTool | None
     stream: bool
     include_usage: bool  # a last chunk with usage
     usage_per_chunk: bool
-    transfer: PrefillParams | DecodeParams | None = None  # its half of a prefill/decode pair
+    transfer: PrefillParams | DecodeParams | None = None  # the request's half of a prefill/decode pair
 
 
 class RequestParamsReader:
-    """Reads requests for one engine. `adapters`: those that are loaded, by name."""
+    """Reader of one engine's requests. `adapters`: the loaded adapters by name."""
 
     def __init__(
         self,
@@ -83,9 +83,7 @@ class RequestParamsReader:
         self._variables = {name: vocabulary.config[name] for name in tokens if name in vocabulary.config}
 
     def read(self, path: str, raw: bytes, body: Body) -> RequestParams:
-        """Read a request; `body` is `raw`, decoded. Raises BadRequest or NotFound where the engine would refuse
-        it.
-        """
+        """Read a request; `body` is the decoded `raw`. Raises BadRequest or NotFound as the engine does."""
         adapter = self.read_adapter(body["model"])
         check_limits(path, body, self._options.context_tokens)
         prompts = self.read_prompts(path, raw, body, generates=True)
@@ -113,8 +111,9 @@ class RequestParamsReader:
         )
 
     def read_adapter(self, model: object) -> str | None:
-        """Return the LoRA adapter of that name, `None` for the base model, which needs no name. Raises NotFound for
-        any other one.
+        """Return the LoRA adapter named `model`. None for the base model, also if no model is named.
+
+        Raises NotFound for any other name.
         """
         if not model or model == self._options.model:
             return None
@@ -123,8 +122,9 @@ class RequestParamsReader:
         return str(model)
 
     def read_prompts(self, path: str, raw: bytes, body: Body, *, generates: bool = False) -> list[list[int]]:
-        """Return the token ids of every prompt, as a request that `generates` has them or as /tokenize. Raises
-        BadRequest for a prompt that cannot be read or rendered.
+        """Return the token ids of every prompt as used by generation (`generates`) or as returned by /tokenize.
+
+        Raises BadRequest for a prompt that cannot be read or rendered.
         """
         if path == CHAT and (ids := read_prompt_token_ids(self._options, self._faults(), body)) is not None:
             return [ids]
@@ -142,7 +142,7 @@ class RequestParamsReader:
         return [self._token_ids(source, generates)]
 
     def refuses_calls(self, messages: list[Any]) -> bool:
-        """Return whether /tokenize refuses a chat for the tool calls in its history."""
+        """Return whether /tokenize rejects a chat because of the tool calls in its history."""
         return self._faults().tokenize_refuses_calls and any(message.get("tool_calls") for message in messages)
 
     def _token_ids(self, source: Source, generates: bool) -> list[int]:
@@ -157,7 +157,7 @@ class RequestParamsReader:
                 raise BadRequest(f"the emulated engine cannot read this prompt: {reason}")
 
     def _generated_ids(self, chat: Chat) -> list[int]:
-        """Return the ids that generation uses, which `faults.renders` may make others than /tokenize returns."""
+        """Return the ids that generation uses. `faults.renders` can make them differ from /tokenize's."""
         if self._faults().refuses_chats:
             raise BadRequest("the model has no chat template", param="messages")
         renders = self._faults().renders
@@ -169,8 +169,9 @@ class RequestParamsReader:
         return [ids[0], *ids] if renders == "other_count" else ids
 
     def _encode_special_as_text(self, chat: Chat) -> list[int]:
-        """Return ids in which only the template's special tokens are special: those in texts are marked
-        meanwhile.
+        """Return the ids of a chat whose only special tokens are the template's, not those spelled in messages.
+
+        Marks replace the latter while the template is rendered.
         """
         marked = [_replace_special(message, SPECIAL, MARKS) for message in chat.messages]
         text = self._template.render(chat._replace(messages=marked), self._variables)
@@ -192,9 +193,9 @@ class RequestParamsReader:
         return self._vocabulary.encode(text, special=chat.add_special_tokens)
 
     def _ids_with_images(self, chat: Chat, images: list[bytes]) -> list[int]:
-        """Return the ids of a chat with images. Each takes `IMAGE_TOKENS` of its own, in the place of vLLM's
-        placeholders with the image's identity among the extra keys of their blocks; in front of its message's text
-        where the template takes one string, as there.
+        """Return the ids of a chat with images. Each image takes `IMAGE_TOKENS` ids of its own, where vLLM has
+        placeholders, with the image's identity among the extra keys of their blocks. As in vLLM, images precede
+        their message's text if the template takes the content as one string.
         """
         in_front = self._template.content_format == "string"
         messages = [_mark_images(message, in_front) for message in chat.messages]
@@ -233,15 +234,15 @@ class RequestParamsReader:
             natural_tokens=None if body.get("ignore_eos") else natural,
             script=script,
             adapter=adapter,
-            salt=body.get("cache_salt") if self._options.prefix_caching else uuid.uuid4().hex,  # off: nothing hits
+            salt=body.get("cache_salt") if self._options.prefix_caching else uuid.uuid4().hex,  # off: no hits
             seed=(body.get("seed") or 0) + copy,
             greedy=body.get("temperature") == 0,
         )
 
 
 def list_images(messages: list[Any]) -> list[bytes]:
-    """Return the placeholder of each image of a chat, in order. Raises BadRequest for an image that is an address:
-    nothing is fetched here.
+    """Return the placeholder of each image of a chat, in order. Raises BadRequest for an image given by address,
+    because the emulator fetches nothing.
     """
     parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
     images = [part["image_url"]["url"] for part in parts if isinstance(part, dict) and part["type"] == "image_url"]
@@ -257,7 +258,7 @@ def _mark_images(message: dict[str, Any], in_front: bool) -> dict[str, Any]:
 
 
 def _replace_special(value: Any, olds: Sequence[str], news: Sequence[str]) -> Any:
-    """Return a JSON value in whose strings `olds` are replaced by `news`."""
+    """Return a JSON value with `olds` replaced by `news` in all strings."""
     if isinstance(value, str):
         for old, new in zip(olds, news, strict=True):
             value = value.replace(old, new)
@@ -268,10 +269,10 @@ def _replace_special(value: Any, olds: Sequence[str], news: Sequence[str]) -> An
 
 
 def read_prompt_token_ids(options: EngineOptions, faults: EngineFaults, body: Body) -> list[int] | None:
-    """Return the prompt's token ids that a chat carries, `None` when its messages have to be rendered.
+    """Return the prompt's token ids in a chat. None if the chat's messages must be rendered.
 
-    As in vLLM's renderers/online_renderer.py (`_reused_prompt_token_ids`): engines before 0.32 do not read them,
-    and none reads them, valid or not, when the messages are needed: to echo them, or for media in them. Raises
+    As in vLLM's renderers/online_renderer.py (`_reused_prompt_token_ids`): engines before 0.32 do not read the
+    ids, and no engine reads them, valid or not, when it needs the messages, to echo them or for their media. Raises
     BadRequest for ids that are not token ids.
     """
     params = body.get("kv_transfer_params")
@@ -291,7 +292,7 @@ def read_prompt_token_ids(options: EngineOptions, faults: EngineFaults, body: Bo
 def make_example(schema: Any, depth: int = 8) -> Any:
     """Return a small value that fits a JSON Schema, to pass to a tool that must be called.
 
-    It takes the first of alternatives and every property of an object; `$ref` is not followed.
+    The value has the first of alternatives and every property of an object; `$ref` is not followed.
     """
     if not isinstance(schema, dict) or depth == 0:
         return None

@@ -1,14 +1,14 @@
-"""Request bodies as vLLM 0.32's web framework reads them: what it decodes, coerces and refuses before vLLM's own
-code.
+"""Request bodies as vLLM 0.32's web framework reads them: decoded, coerced and rejected before vLLM's own code
+runs.
 
-FastAPI decodes with Python's `json`, so a byte order mark, UTF-16, NaN and repeated keys (the last counts) are no
-errors; pydantic's lax mode makes numbers of strings, and of "yes" or 1 a boolean. The models are vLLM's, reduced to
-the fields that matter here; pydantic itself gives their errors. Errors have three forms (recorded from a real
-engine):
+FastAPI decodes with Python's `json`, so a byte order mark, UTF-16, NaN and repeated keys (the last counts) are not
+errors; pydantic's lax mode turns strings into numbers, and "yes" or 1 into a boolean. The models are vLLM's,
+reduced to the fields that the emulator needs; pydantic itself produces their errors. Errors have three forms
+(recorded from a real engine):
 
-    {"error": {..., "type": "Bad Request", "param": "body.stream", "code": 400}}   refused by the schema, every endpoint
-    {"detail": "There was an error parsing the body"}                              what `json` fails on but for syntax
-    {"error": {..., "type": "BadRequestError", ...}}                               refused later (`request_params.py`)
+    {"error": {..., "type": "Bad Request", "param": "body.stream", "code": 400}}   from the schema, everywhere
+    {"detail": "There was an error parsing the body"}                              `json` failed, but not on syntax
+    {"error": {..., "type": "BadRequestError", ...}}                               from `request_params.py`, later
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 from router.errors import BadRequest
 from router.lab.emulator.http_server import HttpExchange
 
-MAX_ERRORS = 10  # in a message
+MAX_ERRORS = 10  # listed in one message
 Body = dict[str, Any]
 
 
@@ -37,11 +37,11 @@ class SchemaRefused(Exception):
 
 
 class UnreadableBody(Exception):
-    """400 for a body that is no text or nested too deeply."""
+    """400 for a body that is not text or is nested too deeply."""
 
 
 class CheckedBody(NamedTuple):
-    """A body, coerced, and the bytes of the same."""
+    """A coerced body, and its bytes."""
 
     raw: bytes
     fields: Body
@@ -174,8 +174,9 @@ SCHEMAS: dict[str, type[_Schema]] = {
 
 
 def read_body(exchange: HttpExchange, model: str) -> CheckedBody:
-    """Return the body as the endpoint's schema reads it; without a model it is for `model`. Raises SchemaRefused,
-    UnreadableBody or BadRequest.
+    """Return the body as the endpoint's schema reads it. A body without a model is for `model`.
+
+    Raises SchemaRefused, UnreadableBody or BadRequest.
     """
     fields, plain = _read(exchange)
     try:
@@ -192,12 +193,12 @@ def read_body(exchange: HttpExchange, model: str) -> CheckedBody:
 
 
 def read_json(exchange: HttpExchange) -> Body:
-    """Return the body as an object. Raises SchemaRefused or UnreadableBody."""
+    """Return the body as a JSON object. Raises SchemaRefused or UnreadableBody."""
     return _read(exchange)[0]
 
 
 def _read(exchange: HttpExchange) -> tuple[Body, bool]:
-    """Return the body as an object, and whether it is JSON in UTF-8, as every decoder takes it."""
+    """Return the body as an object, and whether it is JSON in UTF-8, which every decoder accepts."""
     value, plain = None, False
     if exchange.body:
         if exchange.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -216,7 +217,7 @@ def _decode(raw: bytes) -> tuple[Any, bool]:
     with suppress(msgspec.DecodeError, ValueError, RecursionError):
         return msgspec.json.decode(raw), True
     try:
-        return json.loads(raw), False  # several times as slow; it takes more, and has the last word
+        return json.loads(raw), False  # several times slower, but accepts more; its verdict counts
     except json.JSONDecodeError as error:
         invalid = {"type": "json_invalid", "loc": (error.pos,), "msg": "JSON decode error", "input": {}}
         raise _describe([invalid | {"ctx": {"error": error.msg}}]) from None
@@ -225,10 +226,10 @@ def _decode(raw: bytes) -> tuple[Any, bool]:
 
 
 def _encode(fields: Body) -> bytes:
-    """Return the fields as JSON for the reader of prompts, which takes no NaN (here: null)."""
+    """Return the fields as JSON for the reader of prompts, which rejects NaN (written as null)."""
     try:
         return msgspec.json.encode(fields)
-    except UnicodeEncodeError:  # half of a surrogate pair: the tokenizer's own words
+    except UnicodeEncodeError:  # half of a surrogate pair: the tokenizer's own message
         message = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
         raise BadRequest(message) from None
     except OverflowError:  # an integer of more than 64 bits
@@ -236,14 +237,14 @@ def _encode(fields: Body) -> bytes:
 
 
 def _is_coerced(value: object, given: object) -> bool:
-    """Return whether the schema made another scalar of it; an integer may stand for a float."""
+    """Return whether the schema changed the `given` scalar; an integer may stand for a float."""
     if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and type(given) is int):
         return False
     return type(value) is not type(given) or value != given
 
 
 def _describe(errors: list[dict[str, Any]]) -> SchemaRefused:
-    """Return vLLM's message for pydantic's errors, which names values and no contents of containers."""
+    """Return vLLM's message for pydantic's errors. It quotes values, but not the contents of containers."""
     for error in errors:
         path = [str(part) for part in error["loc"] if not _is_internal(str(part))]
         error["loc"] = ".".join(["body", *path])
@@ -256,7 +257,7 @@ def _describe(errors: list[dict[str, Any]]) -> SchemaRefused:
 
 
 def _is_internal(part: str) -> bool:
-    """Return whether pydantic names a branch of a union here, not a field."""
+    """Return whether `part` of an error's path names a branch of a union, not a field."""
     return part in ("str", "int", "dict", "list") or not set(part).isdisjoint("[](){}")
 
 

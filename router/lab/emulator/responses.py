@@ -1,4 +1,4 @@
-"""`/v1/responses`, as vLLM answers it, and the responses it stores.
+"""`/v1/responses`, as vLLM answers it, and the stored responses.
 
 Sources: openai/responses/serving.py and streaming_events.py. A request that names a stored response in
 `previous_response_id` continues its conversation: its input without system messages, and its output messages.
@@ -53,7 +53,7 @@ class ResponseShape(AnswerShape):
         return self._response(status, [self._item("completed", choices[0].text)], usage)
 
     def unfinished(self, status: str) -> dict[str, Any]:
-        """The response of a background request that has not ended."""
+        """Return the response of a background request that has not ended."""
         return self._response(status, [], None)
 
     def _begin(self) -> bytes:
@@ -95,7 +95,7 @@ class ResponseShape(AnswerShape):
 
     def _response(self, status: str, output: list[dict[str, Any]], usage: AnswerUsage | None) -> dict[str, Any]:
         body = self._params.body
-        head = {"id": f"resp_{self._facts.id}", "created_at": self._facts.created}  # first, as vLLM has them
+        head = {"id": f"resp_{self._facts.id}", "created_at": self._facts.created}  # first, as in vLLM
         settings = {name: body[name] if body.get(name) is not None else default for name, default in _DEFAULTS.items()}
         rest = {
             "object": "response",
@@ -154,13 +154,13 @@ def _usage(usage: AnswerUsage, details: bool) -> dict[str, Any]:
 
 
 class StoredResponses:
-    """The newest `STORED_RESPONSES` responses by id, each with the input items it was made from."""
+    """The newest `STORED_RESPONSES` responses by id, each with the input items of its request."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[str, tuple[dict[str, Any], list[Any]]] = OrderedDict()
 
     def put(self, response: dict[str, Any], items: list[Any]) -> None:
-        """Store a response, or its newer state."""
+        """Store a response, or replace it by its newer state."""
         self._all[response["id"]] = (response, items)
         while len(self._all) > STORED_RESPONSES:
             self._all.popitem(last=False)
@@ -172,9 +172,7 @@ class StoredResponses:
         return self._all[id][0]
 
     def expand(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the request with the conversation that it continues in its input. Raises NotFound through
-        `get`.
-        """
+        """Return the request with the continued conversation added to its input. Raises NotFound through `get`."""
         previous = body.get("previous_response_id")
         if previous is None:
             return body
@@ -184,6 +182,6 @@ class StoredResponses:
 
 
 def input_items(body: dict[str, Any]) -> list[Any]:
-    """The input of a request as a list of items."""
+    """Return a request's input as a list of items."""
     value = body.get("input")
     return [{"role": "user", "content": value}] if isinstance(value, str) else list(value or [])

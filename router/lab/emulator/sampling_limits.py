@@ -1,8 +1,9 @@
-"""Refusals of vLLM's own code for requests whose fields have the right types, with its messages and parameter
+"""Rejections by vLLM's own code of requests whose fields have the right types, with vLLM's messages and parameter
 names.
 
-Most is refused before an answer begins. Values that only the engine core can judge are refused late: a stream has
-begun by then, so the error is its first event, or, at `/v1/responses`, the stream is cut (recorded from vLLM 0.32).
+Most requests are rejected before an answer begins. Values that only the engine core can judge are rejected late: a
+stream has begun by then, so the error is its first event or, at `/v1/responses`, the stream is cut (recorded from
+vLLM 0.32).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from router.errors import BadRequest
 
 Body = dict[str, Any]
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the endpoints' names for it
+MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the endpoints' names for the limit
 TOOL_CHOICES = ("none", "auto", "required")
 
 
 def check_limits(path: str, body: Body, context_tokens: int) -> None:
-    """Raise BadRequest for the first field that is out of its range."""
+    """Raise BadRequest for the first field that is out of range."""
     if path == CHAT:
         _check_tools(body)
     for check in _CHECKS:
@@ -37,7 +38,7 @@ def check_limits(path: str, body: Body, context_tokens: int) -> None:
 
 
 def find_late_refusal(path: str, body: Body, vocabulary: int) -> BadRequest | None:
-    """Return the engine core's refusal of a request; fields that the endpoint does not have are ignored."""
+    """Return the engine core's rejection of a request, None if accepted. Fields of other endpoints are ignored."""
     if path == MESSAGES:
         return None
     for name in ("stop_token_ids",) if path == RESPONSES else ("allowed_token_ids", "stop_token_ids"):

@@ -1,7 +1,7 @@
-"""The shared pool as an emulated engine uses it: the queries and writes of vLLM's MooncakeStoreConnector.
+"""An emulated engine's client of the shared pool, with the queries and writes of vLLM's MooncakeStoreConnector.
 
-Blocks have the key strings of that connector on one rank (protocol 6.3). A pool that is silent, failing or gone
-holds nothing and accepts nothing; that never fails a request. The pool itself is `mooncake_master.py`.
+Blocks have the connector's key strings for one rank (protocol 6.3). A pool that is silent, failing or gone counts
+as empty and stores nothing, which never fails a request. `mooncake_master.py` is the pool itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 class EmulatedStoreClient:
-    """`model` is the model's part of every key, `timeout_s` the longest wait for one answer."""
+    """Client of the pool. `model` is the model's part of every key, `timeout_s` the longest wait for one answer."""
 
     def __init__(self, model: str, fetch: Fetch, timeout_s: float) -> None:
         self._model = model
@@ -37,7 +37,7 @@ class EmulatedStoreClient:
         self._timeout_s = timeout_s
 
     def key(self, digest: Digest) -> str:
-        """Key string of a block."""
+        """Return the key string of a block."""
         return f"{self._model}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{digest.hex()}"
 
     async def count_leading(self, digests: Sequence[Digest]) -> int:
@@ -46,7 +46,7 @@ class EmulatedStoreClient:
         return next((count for count, digest in enumerate(digests) if digest not in held), len(digests))
 
     async def put(self, digests: Sequence[Digest]) -> set[Digest]:
-        """Save the blocks that the pool does not hold, and return which these were."""
+        """Save the blocks that the pool does not hold, and return them."""
         held = await self._query(digests)
         new = set() if held is None else set(digests) - held
         if not new:
@@ -56,7 +56,7 @@ class EmulatedStoreClient:
         return new if answer is not None and answer.status == 200 else set()
 
     async def _query(self, digests: Sequence[Digest]) -> set[Digest] | None:
-        """Return which of the blocks the pool holds, `None` when it did not answer."""
+        """Return which of the blocks the pool holds. None if the pool did not answer."""
         if not digests:
             return set()
         keys = quote(",".join(map(self.key, digests)), safe="@:,")

@@ -1,8 +1,8 @@
 """The embedded fleet: emulated engines as child processes, started together, restarted, and ended with their
 parent.
 
-An engine that dies is started again on the ports that it had, after a pause that grows from death to death, so that
-killing an engine in the embedded fleet looks to the router like a pod that crashes and comes back.
+An engine that dies is restarted on the same ports, after a pause that grows with each death. To the router, killing
+an engine of the embedded fleet looks like a pod that crashes and restarts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST_PAUSE_S = 8.0
 
 
 class EngineNotStarted(WarmrouteError):
-    """An engine ended, or stayed silent, before it announced itself; the reason is on standard error."""
+    """An engine ended or stayed silent before its announcement; the reason is on standard error."""
 
 
 class EmulatedEngine(NamedTuple):
@@ -48,7 +48,7 @@ class _Engine:
         self._process: ChildProcess | None = None
 
     async def start(self) -> None:
-        """Start it and wait until it accepts requests. Raises EngineNotStarted."""
+        """Start the engine and wait until it accepts requests. Raises EngineNotStarted."""
         options = msgspec.json.encode(self.options).decode()
         self._process = await ChildProcess.start("router.lab.emulator.server", options)
         announcement = await self._process.read_announcement(START_TIMEOUT_S)
@@ -68,7 +68,7 @@ class _Engine:
 
 
 class EmbeddedFleet:
-    """Runs its engines while entered; entering raises EngineNotStarted, with none left running."""
+    """Fleet that runs its engines while entered. Entering raises EngineNotStarted, with no engine left running."""
 
     def __init__(self, engines: Sequence[EngineOptions]) -> None:
         self._engines = [_Engine(options) for options in engines]
@@ -90,12 +90,12 @@ class EmbeddedFleet:
 
     @property
     def members(self) -> list[EmulatedEngine]:
-        """The engines as last announced; between a death and the restart the pid is the dead one's."""
+        """Engines as last announced. Between a death and the restart, `pid` is that of the dead process."""
         facts = [engine.announcement for engine in self._engines]
         return [EmulatedEngine(fact["name"], fact["url"], fact["pid"], fact["bootstrap_url"]) for fact in facts]
 
     async def _start(self) -> None:
-        """Start all engines at the same time; the first failure ends the wait for the others."""
+        """Start all engines concurrently; the first failure ends the wait for the others."""
         try:
             async with asyncio.TaskGroup() as starting:
                 for engine in self._engines:
@@ -122,7 +122,7 @@ async def _keep_running(engine: _Engine) -> None:
 
 
 def _pin_ports(options: EngineOptions, announcement: dict[str, Any]) -> EngineOptions:
-    """Return the options with the ports in use; event ports of several ranks stay as configured."""
+    """Return the options with the announced ports; with several ranks, event ports stay as configured."""
     pinned = msgspec.structs.replace(options, port=_port(announcement["url"]))
     if announcement["bootstrap_url"] is not None:
         pinned = msgspec.structs.replace(pinned, bootstrap_port=_port(announcement["bootstrap_url"]))

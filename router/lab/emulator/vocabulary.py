@@ -1,9 +1,8 @@
-"""The tokenizer of emulated engines: text to token ids, one token to its text, and the tokens that answers consist
-of.
+"""The tokenizer of emulated engines: converts between text and token ids, and lists the tokens used in answers.
 
-Answers are drawn from tokens that spell a whole word with its leading space, because those survive the round trip:
-the text of an answer, sent back as history in the next turn, becomes exactly the tokens that were generated, so it
-hits the cache as it mostly does on a real engine.
+Answers consist of tokens that spell a whole word with its leading space, because such tokens survive the round
+trip: the text of an answer, sent back as history in the next turn, becomes exactly the generated tokens again, so
+it hits the cache as it mostly does on a real engine.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Vocabulary:
     """The tokenizer of a model directory."""
 
     def __init__(self, folder: Path = DATA) -> None:
-        """Load it. Raises FileNotFoundError without a `tokenizer.json`."""
+        """Load the tokenizer. Raises FileNotFoundError without a `tokenizer.json`."""
         self.folder = folder
         path = folder / "tokenizer.json"
         if not path.exists():
@@ -38,14 +37,12 @@ class Vocabulary:
         self.words = [id for id, text in enumerate(self._texts) if text[:1] == " " and _is_word(text[1:])]
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of `text`; `special` adds the post-processor's tokens, like a begin-of-text
-        token.
-        """
+        """Return the token ids of `text`. `special` adds the post-processor's tokens, such as begin-of-text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of `text` in which spellings of special tokens are ordinary text."""
+        """Return the token ids of `text`, treating spellings of special tokens as ordinary text."""
         self._tokenizer.encode_special_tokens = True
         try:
             return self.encode(text)
@@ -53,7 +50,7 @@ class Vocabulary:
             self._tokenizer.encode_special_tokens = False
 
     def text(self, token: int) -> str:
-        """Text of one token; special tokens and unknown ids have none."""
+        """Return the text of one token; empty for special tokens and unknown ids."""
         return self._texts[token] if token < len(self._texts) else ""
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -62,11 +59,11 @@ class Vocabulary:
         return text
 
     def names(self, tokens: Sequence[int]) -> list[str]:
-        """The tokens in the tokenizer's own notation, for `return_token_strs`."""
+        """Return the tokens in the tokenizer's own notation, for `return_token_strs`."""
         return [self._tokenizer.id_to_token(token) or "" for token in tokens]
 
 
-@cache  # one never changes, and tests start thousands of engines in a process: loading it takes 10 ms
+@cache  # it never changes, loading it takes 10 ms, and tests start thousands of engines in a process
 def load_vocabulary(folder: Path) -> Vocabulary:
     """Return the vocabulary of a model directory, loaded once in a process. Raises FileNotFoundError."""
     return Vocabulary(folder)

@@ -1,1 +1,1 @@
-"""The load generator: workloads sent to a running endpoint as real requests, and the report of what it answered."""
+"""The load generator: sends workloads to a running endpoint as real requests, and reports the answers."""

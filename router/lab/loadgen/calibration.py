@@ -1,8 +1,8 @@
-"""Discovery of a load's endpoint before it begins: the model's name, and how many tokens a word takes.
+"""Calibration before a load: queries the endpoint for its model's name, and measures the tokens per word.
 
-Two chats of known text, one short and one longer, are sent for one token each: the difference of their prompt
-tokens by the difference of their words is what a word takes with that model's tokenizer, whatever its chat template
-adds.
+Two chats of known text, one short and one longer, request one token each. The difference of their prompt tokens
+divided by the difference of their words gives the tokens per word of the model's tokenizer, whatever its chat
+template adds.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from router.lab.loadgen.client import ClientFailure, LoadClient, bearer
 from router.lab.loadgen.conversations import TextGenerator
 
 SHORT_WORDS, LONG_WORDS = 16, 272
-CALIBRATION_SOURCE = 0  # of the text that is sent
+CALIBRATION_SOURCE = 0  # source of the text that is sent
 
 
 class EndpointUnavailable(WarmrouteError):
-    """The endpoint does not answer, or not as expected; one line."""
+    """The endpoint does not answer, or not as expected. The message is one line."""
 
 
 async def find_first_model(url: str, api_key: str | None) -> str:
-    """Return the endpoint's first model. Raises EndpointUnavailable when it is unreachable, refuses or lists
-    none.
+    """Return the endpoint's first model. Raises EndpointUnavailable if the endpoint is unreachable, rejects the
+    query or lists no model.
     """
     base = url.rstrip("/").removesuffix("/v1")
     try:
@@ -40,9 +40,7 @@ async def find_first_model(url: str, api_key: str | None) -> str:
 
 
 async def measure_tokens_per_word(client: LoadClient, text_seed: int) -> float:
-    """Return how many tokens a word takes. Raises EndpointUnavailable when requests fail or usage is
-    implausible.
-    """
+    """Return the tokens per word. Raises EndpointUnavailable when requests fail or the usage is implausible."""
     short, long = [await _prompt_tokens(client, text_seed, words) for words in (SHORT_WORDS, LONG_WORDS)]
     if long <= short:
         counts = f"{SHORT_WORDS} words as {short} prompt tokens and {LONG_WORDS} as {long}"

@@ -1,9 +1,9 @@
-"""A streaming client of both OpenAI endpoints that measures: time to first token, time per token, cached tokens.
+"""A streaming client of both OpenAI endpoints that measures time to first token, time per token, cached tokens.
 
 Completions take prompts as token ids, so their length is exact and no tokenizer is involved; the ids of the answer
-come back with it (`return_token_ids`), so a conversation can continue from what was really generated. Chats take
-messages of text, as real clients send them. Answers are greedy and of exactly the requested length (`ignore_eos`,
-which vLLM and others accept beside OpenAI's fields). A failure is a value: the load goes on, and counts it.
+come back with it (`return_token_ids`), so a conversation can continue from the real answer. Chats take messages of
+text, as real clients send them. Answers are greedy and of exactly the requested length (`ignore_eos`, which vLLM
+and others accept beside OpenAI's fields). A failure is a value, which the load counts before it continues.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import msgspec
 from router.clock import Clock
 
 ANSWER_TIMEOUT_S = 900.0  # from the first byte of a request to the last one of its answer
-TIMEOUT = httpx.Timeout(300.0, connect=5.0)  # of silence
+TIMEOUT = httpx.Timeout(300.0, connect=5.0)  # without any byte
 DATA, DONE = b"data: ", b"[DONE]"
 EXACT_LENGTH = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 class ClientAnswer(NamedTuple):
-    """An answer. Times are milliseconds from sending the request; `cached_tokens` is `None` when it is not
-    reported.
-    """
+    """An answer. Times are milliseconds from sending the request; `cached_tokens` None: not reported."""
 
     ttft_ms: float
     total_ms: float
@@ -35,12 +33,12 @@ class ClientAnswer(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
-    target: str | None  # `x-warmroute-target`, when a router is in front
+    target: str | None  # `x-warmroute-target`; None without a router
     record: str | None  # `x-warmroute-record`
 
 
 class ClientFailure(NamedTuple):
-    """No answer, or an incomplete one; `status` is `None` when there was none."""
+    """No answer, or an incomplete one. `status` None: no answer."""
 
     status: int | None
     reason: str
@@ -82,8 +80,8 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class SessionName(NamedTuple):
-    """Session names in a request: its own, and that of the session that started it. None: the request has no such
-    name.
+    """Session names in a request: its own session's, and the name of the session that started this session. None:
+    the request has no such name.
     """
 
     session: str | None = None
@@ -98,13 +96,13 @@ NO_NAME = SessionName()
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """Headers that carry the API key."""
+    """Return the headers that carry the API key."""
     return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
 
 class LoadClient:
-    """Sends concurrent requests to one server; used with `async with`. `url` may end in the `/v1` that SDKs
-    expect.
+    """Client that sends concurrent requests to one server; used with `async with`. `url` may end in `/v1`, which
+    SDKs expect.
     """
 
     def __init__(self, url: str, model: str, clock: Clock, api_key: str | None = None) -> None:
@@ -124,14 +122,14 @@ class LoadClient:
     async def complete(
         self, prompt: Sequence[int], max_tokens: int, salt: str | None = None, session: SessionName = NO_NAME
     ) -> ClientAnswer | ClientFailure:
-        """Complete a prompt. `salt` separates its cache from all others, `session` identifies the conversation."""
+        """Complete a prompt. `salt` separates its cache from all others, `session` names the conversation."""
         body = {"prompt": prompt, "return_token_ids": True} | ({} if salt is None else {"cache_salt": salt})
         return await self._send("/v1/completions", body, max_tokens, session)
 
     async def chat(
         self, messages: Sequence[Mapping[str, str]], max_tokens: int, session: SessionName = NO_NAME
     ) -> ClientAnswer | ClientFailure:
-        """Answer messages of `role` and `content`; `session` as above. The answer has text and no token ids."""
+        """Send messages of `role` and `content`; `session` as in `complete`. The answer has text, no token ids."""
         return await self._send("/v1/chat/completions", {"messages": messages}, max_tokens, session)
 
     async def _send(
@@ -190,7 +188,7 @@ class LoadClient:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Split at line feeds only: JSON may contain U+2028 and others at which `str.splitlines` splits, too."""
+    """Yield lines split at line feeds only: JSON may contain U+2028, at which `str.splitlines` also splits."""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")

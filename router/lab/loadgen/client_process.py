@@ -1,9 +1,9 @@
 """`python -m router.lab.loadgen.client_process`: one client process of a load, controlled through its pipes.
 
-    stdin   a `LoadJob`; the common start, in seconds of the wall clock; then nothing; the end of input ends the load
-    stdout  an empty frame when it is ready; then a `SentRequest` for each request that has ended
+    stdin   a `LoadJob`; the common start, in seconds of the wall clock; then nothing; end of input ends the load
+    stdout  an empty frame when the client is ready; then a `SentRequest` for each request that has ended
 
-So a client whose parent is gone, however that ended, ends too.
+So the client ends whenever its parent has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ async def serve() -> None:
 
 
 def _send(message: bytes) -> None:
-    """Write a frame; discard it and all later ones when the parent is gone, which the end of the input will
-    show.
-    """
+    """Write a frame. If the parent is gone, as end of input will show, discard this and all later frames."""
     try:
         sys.stdout.buffer.write(encode_frame(message))
         sys.stdout.buffer.flush()

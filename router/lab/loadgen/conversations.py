@@ -1,17 +1,16 @@
-"""The client's side of a conversation, in both forms of a prompt: chats of real text, or token ids.
+"""The client's side of a conversation, with prompts as chats of real text or as token ids.
 
-A conversation prepares a turn, sends it, and appends the answer, because the next turn continues from what was
-really generated. Preparing is a step of its own so that the work is done before the moment at which the request is
-due.
+A conversation prepares a turn, sends it, and appends the answer, because the next turn continues from the real
+answer. Preparation is a separate step so that it is done before the request is due.
 
-A chat alternates as usual (system, user, assistant, user ...) and contains the answers as they were given: that is
-what an engine has cached. When a turn keeps less than the whole context, the rest is rendered anew: the message in
-which the kept part ends continues with fresh words, the messages after it stay as they were, and nothing behind the
-change is what the engine has cached. A turn that keeps nothing begins a new conversation.
+A chat alternates as usual (system, user, assistant, user ...) and contains the answers as received, because engines
+have cached these. When a turn keeps less than the whole context, the rest is rendered anew: the message in which
+the kept part ends continues with fresh words, the messages after it stay unchanged, and the engine has cached
+nothing behind the change. A turn that keeps nothing begins a new conversation.
 
-Positions are the workload's: a message counts as many tokens as were requested, whatever the model made of it. So
-sizes drift from the plan, by the template's own tokens and by the length of answers as text; the report says by how
-much.
+Positions are the workload's: a message counts as the requested number of tokens, whatever its real number. So real
+sizes deviate from the plan, by the template's own tokens and the length of answers as text; the report gives the
+deviation.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ WORDS = tuple(f" {word}" for word in COMMON_WORDS.split())
 
 
 class TextGenerator:
-    """Generates the text of spans for one seed: words of a small vocabulary, the same for the same span every time.
+    """Generator of the text of spans: words of a small vocabulary, always the same for one seed and span.
 
     A longer span begins with the words of a shorter one, as `make_token_ids` does for ids, so prompts share text
     exactly where their spans do. How many tokens a word takes depends on the model: `tokens_per_word` is measured
     once on the endpoint (`calibration.py`), and then lengths in tokens are near what the workload requests. Every
     word includes the space before it, so texts can be cut and joined at any word without changing how the words
-    around are tokenised.
+    around them are tokenised.
     """
 
     def __init__(self, seed: int, tokens_per_word: float = 1.0) -> None:
@@ -51,7 +50,7 @@ class TextGenerator:
         self._tokens_per_word = tokens_per_word
 
     def generate(self, *spans: Span) -> list[str]:
-        """Return the words of the spans in a row: as many as make a span's tokens, at least one."""
+        """Return the words of all spans in a row: for each the number that makes its tokens, at least one."""
         lengths = [(span.source, max(1, self.count_words(span.tokens))) for span in spans]
         return [word for source, count in lengths for word in self.generate_words(source, count)]
 
@@ -61,7 +60,7 @@ class TextGenerator:
         return [WORDS[byte % len(WORDS)] for byte in shake_128(name).digest(count)]
 
     def count_words(self, tokens: float) -> int:
-        """Number of words that make `tokens` tokens."""
+        """Return the number of words that make `tokens` tokens."""
         return round(tokens / self._tokens_per_word)
 
 
@@ -99,7 +98,7 @@ class TextConversation:
 
 
 class TokenConversation:
-    """`context` holds the token ids of the prepared prompt, and of its answer once there is one."""
+    """Conversation as token ids. `context` holds those of the prepared prompt and, once received, of its answer."""
 
     def __init__(self, seed: int) -> None:
         self.context: list[int] = []
@@ -120,7 +119,7 @@ class TokenConversation:
 
 
 def next_messages(context: Sequence[ChatMessage], turn: Turn, texts: TextGenerator) -> list[ChatMessage]:
-    """Return the messages of the turn's request; `context` holds those of the request before it, and its answer."""
+    """Return the messages of the turn's request. `context` holds the previous request's messages and its answer."""
     if turn.context_tokens == 0:
         return _open_chat(turn.fresh, texts)
     fresh, tokens = texts.generate(*turn.fresh), sum(span.tokens for span in turn.fresh)
@@ -141,14 +140,14 @@ def next_messages(context: Sequence[ChatMessage], turn: Turn, texts: TextGenerat
 
 
 def _open_chat(spans: Sequence[Span], texts: TextGenerator) -> list[ChatMessage]:
-    """Begin a chat. The first of several spans is the system prompt: it is what sessions share."""
+    """Return a new chat. The first of several spans is the system prompt, which sessions share."""
     system = [ChatMessage("system", "".join(texts.generate(span)), span.tokens) for span in spans[: len(spans) > 1]]
     own = spans[len(system) :]
     return [*system, ChatMessage("user", "".join(texts.generate(*own)), sum(span.tokens for span in own))]
 
 
 def _find_end(context: Sequence[ChatMessage], kept: int) -> tuple[int, int]:
-    """Return the number of the message in which the first `kept` tokens end, and how many of them are in it."""
+    """Return the index of the message in which the first `kept` tokens end, and how many of them are in it."""
     for number, message in enumerate(context):
         if kept < message.tokens:
             return number, kept
@@ -157,13 +156,13 @@ def _find_end(context: Sequence[ChatMessage], kept: int) -> tuple[int, int]:
 
 
 def _cut(message: ChatMessage, tokens: int) -> ChatMessage:
-    """The first `tokens` tokens of a message, cut at the end of a word."""
+    """Return the first `tokens` tokens of a message, cut at the end of a word."""
     words = message.text.split(" ")
     return ChatMessage(message.role, " ".join(words[: round(len(words) * tokens / message.tokens)]), tokens)
 
 
 def _append_user(messages: list[ChatMessage], words: Sequence[str], tokens: int) -> list[ChatMessage]:
-    """Append a user message; two of one role in a row become one, because some templates refuse them."""
+    """Append a user message. Two user messages in a row become one, because some templates reject them."""
     text = "".join(words)
     if messages and messages[-1].role == "user":
         last = messages.pop()

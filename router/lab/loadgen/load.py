@@ -1,16 +1,17 @@
 """The load of one client process: it runs sessions in a closed or an open loop, and reports each request at its
 end.
 
-Closed: a number of agents; an agent that has ended its session begins the next, and a turn waits for the answer
-before it and a pause, so a slow endpoint gets fewer requests. Open: each session begins at its `start_s` whatever
-happens to the others, so an endpoint that cannot keep up visibly falls behind. How late requests were sent,
-measured from the moment they were due, is the client's own delay, and is reported with each. A failure ends its
-session. Each session has an `X-Session-ID`, so a router can tell them apart. Sub-agents begin when the answer that
-starts them is here, send the `X-Parent-Session-ID` of their session too, and its next turn waits for all of them.
+Closed: there is a fixed number of agents. An agent that has ended its session begins the next, and a turn waits for
+the previous answer and a pause, so a slow endpoint gets fewer requests. Open: each session begins at its `start_s`
+whatever happens to the others, so an endpoint that cannot keep up visibly falls behind. Each request is reported
+with the client's own delay: how long after it was due the client sent it. A failure ends its session. Each session
+has an `X-Session-ID`, by which a router can distinguish sessions. Sub-agents begin when the answer that starts them
+has arrived. They also send the id of the session that started them as `X-Parent-Session-ID`; the next turn of
+this session waits for all of them.
 
 Jobs and reports travel between processes as msgpack, in frames of four bytes of length and that many bytes. Moments
-are seconds since the load's common start: every process gets that as a moment of the wall clock, converts it once
-to its own monotonic clock, and measures from there, so the rows of all processes share one time axis.
+are seconds since the load's common start: every process receives the start as wall-clock time, converts it once to
+its own monotonic clock, and measures from it, so the rows of all processes share one time axis.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     model: str
     api_key: str | None = None
-    name: str = "load"  # of the whole load; session ids begin with it
+    name: str = "load"  # name of the whole load, prefix of session ids
     text_seed: int = 1
     prompts: Prompts = "text"
     tokens_per_word: float = 1.0
     concurrency: int | None = None  # agents of a closed loop; `None`: open, each session begins at its `start_s`
-    until_s: float | None = None  # nothing new is sent after it; `None`: until all is sent
+    until_s: float | None = None  # no request is sent after it; `None`: until all are sent
     sessions: tuple[Session, ...] = ()
 
 
 class SentRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One request and its outcome. `late_s`: how long after it was due it was sent, because the client was busy."""
+    """One request and its outcome. `late_s`: delay of sending after it was due, because the client was busy."""
 
     session: int
     turn: int
@@ -75,7 +76,7 @@ def encode_frame(message: bytes) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next message, `None` when the other side has closed the pipe, even inside a message."""
+    """Return the next message. None if the other side has closed the pipe, even inside a message."""
     try:
         length = int.from_bytes(await reader.readexactly(4), "big")
         return await reader.readexactly(length)
@@ -84,7 +85,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 
 async def load(job: LoadJob, clock: Clock, start_s: float, report: ReportRequest) -> None:
-    """Run all sessions to their end; after `until_s` send nothing new, and return when what was sent is answered.
+    """Run all sessions to their end. After `until_s` send nothing more, and return once all requests have ended.
 
     `start_s` is the common start by `clock`; `report` is called for each request at its end.
     """
@@ -126,7 +127,7 @@ class _LoadRun:
     async def _run_session(
         self, session: Session, conversation: Conversation, since_s: float, parent: str | None = None
     ) -> bool:
-        """Send all turns of a begun session and of its sub-agents, up to its first failure; return False when the
+        """Send all turns of a begun session and of its sub-agents, up to its first failure. Return False if the
         load is over.
         """
         name = SessionName(f"{self._job.name}-{session.number}", parent)
@@ -160,7 +161,7 @@ class _LoadRun:
         return self._clock.now() - self._start_s
 
     async def _wait_until(self, due_s: float) -> bool:
-        """Wait until `due_s`; return False at once when nothing may be sent any more by then."""
+        """Wait until `due_s`. Return False at once if no request may be sent at that time."""
         if self._job.until_s is not None and max(due_s, self._now()) >= self._job.until_s:
             return False
         while True:

@@ -1,10 +1,11 @@
 """Several client processes as one load: each gets a share of the sessions, all begin together, their rows are
-gathered.
+collected.
 
-A client that streams and measures in one thread is late for other requests long before an engine is busy; therefore
-processes. Which process sends what, and when, is settled before the start: so no process needs to know of another,
-and the same command sends the same requests. Processes are controlled through pipes (`client_process.py`) and do
-not get the terminal's Ctrl-C: on cancellation the parent closes their input, they report what they have, and end.
+The load needs several processes, because a client that streams and measures in one thread is late for other
+requests long before an engine is busy. The requests of each process and their times are fixed before the start, so
+processes are independent and the same command sends the same requests. Processes are controlled through pipes
+(`client_process.py`) and do not receive the terminal's Ctrl-C: on cancellation the parent closes their input; they
+report the rows that they have, and end.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from router.lab.workloads.model import Session, Workload
 from router.tasks import Tasks
 
 READY_TIMEOUT_S = 60.0
-START_DELAY_S = 0.1  # until the common start, so that all processes know of it by then
-DRAIN_TIMEOUT_S = 5.0  # for what is reported after the end of the input
+START_DELAY_S = 0.1  # until the common start, so that all processes have received it by then
+DRAIN_TIMEOUT_S = 5.0  # for reports after the end of the input
 
 
 class ClientShare(NamedTuple):
@@ -63,9 +64,7 @@ def pace_sessions(workload: Workload, rate: float) -> Workload:
 
 
 def split_sessions(sessions: Sequence[Session], concurrency: int | None, processes: int) -> list[ClientShare]:
-    """Deal the sessions out to at most `processes` shares, by agent in a closed loop. Raises ConfigError for
-    none.
-    """
+    """Distribute sessions to at most `processes` shares, by agent in a closed loop. Raises ConfigError if none."""
     agents = min(len(sessions), concurrency or len(sessions))
     if not agents:
         raise ConfigError("the workload has no session: nothing to send")
@@ -80,13 +79,13 @@ def split_sessions(sessions: Sequence[Session], concurrency: int | None, process
 
 
 class ClientsNotStarted(WarmrouteError):
-    """Client processes did not start; the reasons are on standard error."""
+    """Client processes did not start. The reasons are on standard error."""
 
 
 async def run_clients(jobs: Sequence[LoadJob], clock: Clock, report: ReportRequest) -> list[str]:
-    """Run each job in a process of its own and return the failures of processes, one line each.
+    """Run each job in its own process; return the processes' failures, one line each.
 
-    `report` is called for every request, on cancellation for those that ended by then. Raises ClientsNotStarted.
+    `report` is called for every request; on cancellation, for requests that have ended. Raises ClientsNotStarted.
     """
     tasks = Tasks("clients")
     clients: list[ChildProcess] = []

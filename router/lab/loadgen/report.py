@@ -1,9 +1,9 @@
 """The report of a load: its requests as the simulator's columns, so that both have the same figures by the same
 names.
 
-A live endpoint reports how many prompt tokens were cached, not in which tier: the shares by source stay empty, and
-`hit_share` replaces them. Beside the figures: how late the client itself was, how far real sizes are from the
-workload's, which target answered what, and failures by reason.
+A live endpoint reports how many prompt tokens were cached, but not in which tier: the shares by source stay empty,
+and `hit_share` replaces them. The report also has the client's own delays, the deviation of real sizes from the
+workload's, the answers by target, and failures by reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN_TARGET = "?"  # the target when no router reports it
 
 @dataclass
 class LoadReport:
-    """A load so far."""
+    """The state of a load so far."""
 
     url: str
     model: str
@@ -99,7 +99,7 @@ def _add(outcome: SimulationOutcome, one: SentRequest, instances: dict[str, int]
 
 
 def compute_hit_share(some: list[SentRequest]) -> float | None:
-    """Return the share of prompt tokens that were cached, of answers that report it; `None` when none does."""
+    """Return the share of cached prompt tokens over answers that report it; None if no answer does."""
     return _share((one.cached_tokens, one.prompt_tokens or 0) for one in some if one.cached_tokens is not None)
 
 
@@ -116,14 +116,14 @@ def summarize_client(loaded: LoadReport) -> ClientReport:
 
 
 def _share(pairs: Iterable[tuple[int, int]]) -> float | None:
-    """Return the sum of the first numbers over the sum of the second ones, `None` for no pairs."""
+    """Return the sum of the first numbers over the sum of the second ones; None without pairs."""
     rows = list(pairs)
     whole = sum(second for _, second in rows)
     return sum(first for first, _ in rows) / whole if whole else None
 
 
 def group_by_target(loaded: LoadReport) -> dict[str, TargetReport]:
-    """Return the answers by target, in order of its name."""
+    """Return the answers by target, in order of target names."""
     rows: defaultdict[str, list[SentRequest]] = defaultdict(list)
     for one in loaded.answers:
         rows[target_name(one)].append(one)
@@ -136,7 +136,7 @@ def _describe_target(some: list[SentRequest]) -> TargetReport:
 
 
 def target_name(one: SentRequest) -> str:
-    """Name of the target that answered, `UNKNOWN_TARGET` when no router reports it."""
+    """Return the name of the target that answered; `UNKNOWN_TARGET` if no router reports it."""
     return one.target or UNKNOWN_TARGET
 
 

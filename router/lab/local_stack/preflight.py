@@ -1,7 +1,7 @@
-"""Checks before a local stack starts, and the ports that it starts on.
+"""Checks before a local stack starts, and the choice of its ports.
 
-A free port is chosen where the configuration says 0. A port in use, and memory that would not suffice, end the
-start with one line that names the setting to change.
+Where the configuration has port 0, a free port is chosen. A port in use or insufficient memory ends the start with
+one line that names the setting to change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.errors import WarmrouteError
 
 GIB = 1024**3
 ENGINE_BYTES = int(1.6 * GIB)  # Python, torch and vLLM in three processes, without weights, cache and buffers
-LOWEST_PORT = 20_000  # chosen ports lie above the well-known ones
+LOWEST_PORT = 20_000  # lower bound of chosen ports, above the well-known ones
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 OTHER_BYTES = GIB // 2  # master, client and router, before they hold anything
 
@@ -28,13 +28,13 @@ class PortTaken(WarmrouteError):
 
 
 class TooLittleMemory(WarmrouteError):
-    """The stack would not fit into the memory that is available."""
+    """The stack would not fit into the available memory."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different ports that are free now. An engine binds its port only half a minute later, so they
-    lie below the range from which Linux serves connections and binds to port 0; without that range, wherever it
-    chooses.
+    """Return `count` different ports that are free now. An engine binds its port only half a minute later, so the
+    ports lie below the range that Linux uses for connections and for binding to port 0. If that range is unknown
+    or no port below it is free, Linux chooses.
     """
     try:
         first_ephemeral = int(EPHEMERAL_PORTS.read_text().split()[0])
@@ -66,7 +66,7 @@ def choose_ports(config: LocalStackConfig) -> tuple[LocalStackConfig, list[int]]
 
 
 def check_ports(ports: Mapping[str, int]) -> None:
-    """Raise PortTaken for the first port that cannot be bound; keys are the settings, and 0 always can."""
+    """Raise PortTaken for the first port that cannot be bound. Keys are the settings; port 0 always passes."""
     for setting, port in ports.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,13 +84,13 @@ def estimate_bytes(config: LocalStackConfig, model: Path) -> int:
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Memory that can be used without swapping, in bytes, by Linux' /proc."""
+    """Return the bytes of memory available without swapping, from Linux' /proc."""
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def check_memory(config: LocalStackConfig, model: Path) -> None:
-    """Check that the stack fits into memory. Raises TooLittleMemory when it does not."""
+    """Check that the stack fits into memory. Raises TooLittleMemory if not."""
     needed, available = estimate_bytes(config, model), available_bytes()
     if needed > available:
         raise TooLittleMemory(

@@ -1,4 +1,4 @@
-"""One process of the stack: in a process group of its own, with a log file, stopped together with its workers."""
+"""One process of the stack, with its own process group and log file, stopped together with its workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from router.lab.local_stack.guard import ProcessGuard
 from router.telemetry.private_files import open_private
 
 CAUSES = (re.compile(r"\b\w+(?:Error|Exception): .+"), re.compile(r"^F\d{4} .+"), re.compile(r"^E\d{4} .+"))
-# Mooncake's transfer engine logs this as an error in every start.
+# Mooncake's transfer engine logs this as an error at every start.
 HARMLESS = "Local segment descriptor not found"
 NOT_THE_CAUSE = (" INFO ", " WARNING ", "Engine core initialization failed", "EngineDeadError", HARMLESS)
 TAIL_BYTES = 200_000
 
 
 class StackProcess:
-    """A program that may be started again after it has ended; its log then continues."""
+    """A program that can be restarted after it has ended; its log then continues."""
 
     def __init__(self, program: Program, log: Path, guard: ProcessGuard, http: httpx.Client) -> None:
         self.program = program
@@ -54,7 +54,7 @@ class StackProcess:
         return self._process is not None and self._process.poll() is None
 
     def is_ready(self) -> bool:
-        """Probe the program's `ready` address once, for a second at most."""
+        """Probe the program's `ready` address once, for at most a second."""
         ready = self.program.ready
         try:
             if ready.startswith("tcp://"):
@@ -66,13 +66,13 @@ class StackProcess:
             return False
 
     def terminate(self) -> None:
-        """Send SIGTERM; `kill` makes sure."""
+        """Send SIGTERM. `kill` ends a process that ignores it."""
         if self.is_running():
             assert self._process is not None
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it has ended, at most `timeout_s`."""
+        """Wait at most `timeout_s` until the process has ended."""
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
@@ -86,7 +86,7 @@ class StackProcess:
             self._guard.forget(self.pid)
 
     def describe_end(self) -> str:
-        """Return one line with how it ended and the cause in its log."""
+        """Return one line on how the process ended, with the cause from its log."""
         code = self._process.returncode if self._process is not None else None
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
         return f"{self.name} {how}: {self.last_error()}; full log: {self.log}"

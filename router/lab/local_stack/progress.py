@@ -1,6 +1,4 @@
-"""Progress of a stack's start on a terminal: a line for each step, and below what is waited for, with the
-seconds.
-"""
+"""Progress of a stack's start on a terminal: a line for each step, and below, the current wait with its seconds."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from router.lab.local_stack.supervisor import ReportLine
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[tuple[ReportLine, ReportLine]]:
-    """Yield two functions: one prints a line, the other shows what is waited for, which only a terminal
-    displays.
+    """Yield two functions: one prints a line, the other shows the current wait, which is displayed only on a
+    terminal.
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,10 +1,11 @@
-"""A real stack while entered: Mooncake's master, the client that owns the pool, and vLLM engines over it.
+"""A real stack while entered: Mooncake's master, the client that owns the pool, and vLLM engines that use it.
 
-    with RunningStack(settings.stack) as stack:      installed, started, all ready; or StackFailed with one line
+    with RunningStack(settings.stack) as stack:      installed, started, all ready; or StackFailed, one line
         ... stack.engines[0].url, stack.master_url, stack.kill("engine-1"), stack.start("engine-1")
 
-It blocks, so that tests and coroutines can both use it: with an event loop, enter before it runs or from a thread.
-No process outlives it (`guard.py`). It does not start a router; `build_router_config` configures one in front.
+`RunningStack` blocks, so that tests and coroutines can both use it: with an event loop, enter it before the loop
+runs, or from a thread. No process outlives the stack (`guard.py`). It does not start a router;
+`build_router_config` configures one in front of it.
 """
 
 from __future__ import annotations
@@ -44,15 +45,16 @@ class StackFailed(WarmrouteError):
 
 class StackServer(NamedTuple):
     name: str  # "master", "client", "engine-0", "engine-1", ...
-    url: str  # an engine's API; the master's HTTP interface
+    url: str  # of an engine's API, or the master's HTTP interface
     pid: int
     log: Path
 
 
 class RunningStack:
-    """`extras[i]` is what engine i has beyond the section; a port of 0 is chosen by the system.
+    """A stack that runs while entered. `extras[i]` are engine i's settings beyond the section; for port 0, the
+    system chooses a port.
 
-    `report` gets a line for each step, `report_wait` what is being waited for. `venv` replaces the one of
+    `report` receives a line for each step, `report_wait` the current wait. `venv` replaces the environment of
     `install.py`.
     """
 
@@ -92,7 +94,7 @@ class RunningStack:
 
     @property
     def master_url(self) -> str | None:
-        """Base URL of the master's HTTP interface; `None` without a store."""
+        """Base URL of the master's HTTP interface. None without a store."""
         return commands.master_url(self.config) if self.config.store else None
 
     @property
@@ -101,12 +103,12 @@ class RunningStack:
         return Path(str(self.config.model))
 
     def server(self, name: str) -> StackServer:
-        """Return the process of that name as it is now. Raises KeyError through the lookup for an unknown name."""
+        """Return the current process of this name. Raises KeyError through the lookup for an unknown name."""
         process = self._processes[name]
         return StackServer(name, process.program.ready.removesuffix("/health"), process.pid, process.log)
 
     def instances(self) -> list[InstanceConfig]:
-        """Return the engines as `fleet.instances` of a router in front."""
+        """Return the engines as `fleet.instances` of a router in front of them."""
         return [_instance_config(server, extra) for server, extra in zip(self.engines, self._extras, strict=True)]
 
     # control
@@ -122,16 +124,16 @@ class RunningStack:
         self._killed.discard(name)
 
     def wait(self, name: str) -> None:
-        """Wait until a process is ready. Raises StackFailed through the wait when it ends or takes too long."""
+        """Wait until a process is ready. Raises StackFailed through the wait if it ends or takes too long."""
         self._wait([self._processes[name]])
 
     def describe_failure(self) -> str | None:
-        """Return one line about a process that has ended by itself, `None` while all run."""
+        """Return one line about a process that has ended by itself. None while all run."""
         ended = (one for one in self._processes.values() if not one.is_running() and one.name not in self._killed)
         return next((process.describe_end() for process in ended), None)
 
     async def wait_for_failure(self) -> NoReturn:
-        """Wait, beside an event loop's other tasks. Raises StackFailed when a process has ended by itself."""
+        """Wait without blocking the event loop. Raises StackFailed when a process has ended by itself."""
         while (line := self.describe_failure()) is None:  # noqa: ASYNC110  only polling shows the end of a process
             await asyncio.sleep(POLL_INTERVAL_S)
         raise StackFailed(line)
@@ -153,7 +155,7 @@ class RunningStack:
             process = StackProcess(program, folder / f"{program.name}.log", guard, http)
             self._processes[program.name] = process
             process.start()
-            if process.name == commands.MASTER:  # the others do not wait for it
+            if process.name == commands.MASTER:  # the others do not wait for the master
                 self._wait([process])
         self._wait(process for process in self._processes.values() if process.name != commands.MASTER)
 
@@ -182,7 +184,7 @@ class RunningStack:
         return ports
 
     def _wait(self, processes: Iterable[StackProcess]) -> None:
-        """Wait until all are ready. One that hangs is started again, once: vLLM over Mooncake hangs in few of a
+        """Wait until all are ready. A process that hangs is restarted once: vLLM with Mooncake hangs in a few of a
         thousand starts.
         """
         start_s = self._clock.now()
@@ -222,7 +224,7 @@ class RunningStack:
         self._open.close()
 
     def _end(self, processes: Sequence[StackProcess]) -> None:
-        """Stop all at the same time, and kill those that do not end, and workers that are left."""
+        """Stop all concurrently, then kill processes that do not end, and remaining workers."""
         deadline_s = self._clock.now() + STOP_TIMEOUT_S
         for process in processes:
             process.terminate()

@@ -1,7 +1,7 @@
 """Replay of a decision log: takes records, decides their requests again, returns a report. No I/O, no clock.
 
-    every choice of a record (with retries and prefill halves)  ->  its own policy decides again: the same target?
-    the first choice                                            ->  every contender decides: which target, what gain?
+    every choice of a record (with retries and prefill halves)  ->  its own policy decides again: same target?
+    the first choice                                            ->  contenders decide: which target, gain or loss?
 
 A choice depends only on the view and the policy's definition, so the replayed choice must equal the logged one. A
 difference is a bug and is reported: in a plug-in that reads a clock or has its own random generator, in a version
@@ -9,7 +9,7 @@ that decides otherwise, or in Warmroute. Only a plug-in that learns from choices
 the log does not hold what the plug-in had learned.
 
 Contenders make only the first choice: a retry exists because the first choice failed, and the candidates for
-prefill depend on the target that answers, so a policy that chose another target would face neither of the two.
+prefill depend on the target that answers, so neither choice would arise for a policy that chose another target.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DifferentChoice(msgspec.Struct, frozen=True):
 
 
 class ReproductionResult(msgspec.Struct, frozen=True):
-    """How many of a policy's logged choices the replay reproduced."""
+    """Counts of a policy's logged choices that the replay did and did not reproduce."""
 
     policy: str
     digest: str

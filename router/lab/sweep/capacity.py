@@ -1,8 +1,8 @@
 """`--find-capacity`: the highest load at which a policy still serves well, found by doubling, then by bisection.
 
-A load is served well when a given share of all requests meets both limits; shed and failed requests meet none. The
-search assumes that more load is never easier to serve. That holds for fleets and only nearly for one seed, so the
-answer is accurate to the stated step and no better.
+A load is served well when a given share of all requests meets both limits; shed and failed requests meet neither.
+The search assumes that more load is never easier to serve. The assumption holds for fleets, but only nearly for a
+single seed, so the answer is no more accurate than the stated step.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import NamedTuple
 from router.lab.simulator.outcome import RequestEnd, ServiceLimits, SimulationOutcome, is_served_well
 from router.lab.sweep.cells import LoadLevel, SweepCell
 
-STEP = 1.05  # the load that is known to fail is at most this factor above the answer
-DOUBLINGS = 8  # away from the first load, either way
+STEP = 1.05  # the lowest load found to fail is at most this factor above the answer
+DOUBLINGS = 8  # from the first load, up or down
 
 
 @dataclass(frozen=True, slots=True)
 class CapacitySearch:
-    """A search that begins at the cell's own load."""
+    """A capacity search that begins at the cell's own load."""
 
     cell: SweepCell
     share: float = 0.9  # of all requests that must meet both limits
@@ -37,7 +37,7 @@ class TriedLoad(NamedTuple):
 
 
 class CapacityResult(NamedTuple):
-    """`best` is None when not even the least load tried was served well; `bounded`: a higher load was not."""
+    """Result of a search. `best` None: no tried load was served well; `bounded`: a higher load was not."""
 
     search: CapacitySearch
     best: TriedLoad | None
@@ -72,7 +72,7 @@ def search_capacity(search: CapacitySearch, play: Callable[[SweepCell], Simulati
 
 
 def _bracket(first: float, well: Callable[[float], bool]) -> tuple[float | None, float | None]:
-    """Return the highest load found to be served well and the lowest found not to be; None for one not found."""
+    """Return the highest load found to be served well and the lowest found not to be; each None if not found."""
     good = bad = None
     load = first
     for _ in range(DOUBLINGS + 1):

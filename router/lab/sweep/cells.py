@@ -1,6 +1,6 @@
 """One cell of a comparison: a policy on a fleet under a load with one seed; its result, or why it failed.
 
-These values go to worker processes and come back. A load says what "more" means for a workload: an open one is
+These values travel to worker processes and back. A load defines what "more" means for a workload: an open one is
 played faster, a closed loop has more concurrent sessions.
 """
 
@@ -23,11 +23,11 @@ SHARE = 4  # size of a pool or host memory, if not given, as a multiple of the G
 
 
 class FleetOption(NamedTuple):
-    """A fleet as the text of its options, which names a table, a chart and a cell. Cells with equal ones are
+    """A fleet as the text of its options, which names a table, a chart and a cell. Cells with equal texts are
     compared.
 
-    A size that `pool` or `host_memory` leaves out grows with the fleet. Fleets of several sizes then have the same
-    text for it, which lets a chart draw hits over the fleet's size.
+    A size omitted in `pool` or `host_memory` grows with the fleet. Fleets of several sizes then have the same text
+    for this option, so that a chart can draw hits over the fleet's size.
     """
 
     instances: int
@@ -45,7 +45,7 @@ class FleetOption(NamedTuple):
 
     @property
     def beside(self) -> str:
-        """Description without the size; options that are off are left out, except for the pool."""
+        """Description without the size. Options that are off are omitted, except for the pool."""
         parts = [
             f"{self.prefills} of them prefill" if self.prefills else "",
             _describe("pool", self.pool) or "no pool",
@@ -57,7 +57,7 @@ class FleetOption(NamedTuple):
         return ", ".join(part for part in parts if part)
 
     def scenario(self, profile: EngineProfile, lags: EventLags, trouble: Trouble) -> Scenario:
-        """Return the scenario; `trouble` is the value that its name stands for. Raises ConfigError."""
+        """Return the scenario. `trouble` is the trouble that the option names. Raises ConfigError."""
         return Scenario(
             profile=profile,
             instances=self.instances,
@@ -106,12 +106,12 @@ class WorkloadSource(NamedTuple):
     size: WorkloadSpec = WorkloadSpec()
 
     def workload(self, seed: int, on_unusable: Callable[[str], None]) -> Workload:
-        """Build the workload; `on_unusable` is called with each line of a file that cannot be used."""
+        """Build the workload. `on_unusable` is called with each unusable line of a file."""
         return load_workload(self.name, seed=seed, on_unusable=on_unusable, **self.size._asdict())
 
 
 class LoadLevel(NamedTuple):
-    """The amount of a workload that arrives at once."""
+    """The offered load: arrivals per time, or sessions in progress at once."""
 
     kind: Literal["rate", "rho", "sessions"]
     value: float  # requests per second | rho of lab/workloads/offered_load.py | sessions per instance
@@ -146,7 +146,7 @@ class SweepCell:
 
 
 class CellResult(NamedTuple):
-    """The result of a cell. Nothing in it depends on the machine that computed it."""
+    """The result of a cell, independent of the machine that computed it."""
 
     cell: SweepCell
     requests_per_s: float | None  # arriving, for an open loop; None: a closed loop
@@ -165,10 +165,10 @@ class CellFailure(NamedTuple):
 def measure_cell(
     cell: SweepCell, outcome: SimulationOutcome, requests_per_s: float | None, last_s: float | None
 ) -> CellResult:
-    """Return the result of `cell`; `last_s` is when the last request of an open workload came.
+    """Return the result of `cell`. `last_s` is the arrival time of an open workload's last request.
 
-    It ends the window if the cell does not: what ends later would show how long the fleet takes to become empty,
-    not how much it serves.
+    The measured window ends at `last_s` unless the cell sets an end: requests that end later would show how long
+    the fleet takes to become empty, not how much it serves.
     """
     until_s = last_s if cell.until_s is None else cell.until_s
     return CellResult(

@@ -1,8 +1,9 @@
-"""Results of a sweep: policies compared where everything else is equal, over all seeds; and all of them as JSON.
+"""Results of a sweep: policies compared where everything else is equal, over all seeds; and all of it as JSON.
 
-    comparison = situations (fleet, pool, load), each with a row per policy, each with its figures per seed
+    comparison = situations (fleet, pool, load), each with a row per policy, which holds its figures per seed
 
-The terminal, the HTML page and the charts take columns, units and "which end is better" from here, so they agree.
+The terminal, the HTML page and the charts take columns, units and "which end is better" from this module, so they
+agree.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class FigureColumn(NamedTuple):
     digits: int
     better: Literal["less", "more"] | None = None
     always: bool = True  # False: only where some policy has a value other than 0
-    spread: bool = False  # over seeds: print it beside the mean
+    spread: bool = False  # print the spread over seeds beside the mean
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -63,7 +64,7 @@ COLUMNS: tuple[FigureColumn, ...] = (
 
 
 class FigureValue(NamedTuple):
-    """A figure over seeds. `spread`: half the distance between the lowest and the highest; None with one seed."""
+    """A figure over seeds. `spread`: half the distance between lowest and highest value; None with one seed."""
 
     mean: float
     spread: float | None
@@ -75,7 +76,7 @@ class FigureValue(NamedTuple):
 
 
 def average_over_seeds(values: Sequence[float | None]) -> FigureValue | None:
-    """Return mean and spread; None when a seed has no value: the mean of the others would be of other runs."""
+    """Return mean and spread. None if a seed has no value, because the others' mean would be of other runs."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
@@ -88,7 +89,7 @@ def select_columns(figures: Sequence[SimulationFigures]) -> list[FigureColumn]:
 
 
 def find_best(column: FigureColumn, values: Sequence[FigureValue | None]) -> set[int]:
-    """Return the rows with the best value as printed; empty when no end is better, or all values are equal."""
+    """Return the rows with the best printed value; empty if no end is better or all values are equal."""
     known = {row: round(value.mean, column.digits) for row, value in enumerate(values) if value is not None}
     if column.better is None or len(set(known.values())) < 2:
         return set()
@@ -123,14 +124,14 @@ class CapacityTable(NamedTuple):
     policy: str
     fleet: FleetOption
     kind: str
-    load: FigureValue | None  # requests per second or sessions per instance; None: the search of some seed found none
+    load: FigureValue | None  # requests per second or sessions per instance; None: not found for some seed
     requests_per_s: FigureValue | None  # that ended well at that load
-    share: FigureValue | None  # that met the limits
+    share: FigureValue | None  # of requests that met the limits
     bounded: bool  # False: no higher load was tried, the capacity may be higher
 
 
 def compare(cells: Iterable[CellResult]) -> list[ComparisonTable]:
-    """Return a table per situation; situations, and policies in each, are in the order of first occurrence."""
+    """Return a table per situation. Situations, and policies in each, are in the order of first occurrence."""
     found: dict[tuple[FleetOption, LoadLevel], dict[str, list[CellResult]]] = {}
     for one in cells:
         cell = one.cell
@@ -146,7 +147,7 @@ def compare(cells: Iterable[CellResult]) -> list[ComparisonTable]:
 
 
 def summarize_capacities(searches: Iterable[CapacityResult]) -> list[CapacityTable]:
-    """Return a capacity per fleet and policy, over seeds."""
+    """Return the capacity of each fleet and policy, over seeds."""
     found: dict[tuple[FleetOption, str], list[CapacityResult]] = {}
     for one in searches:
         cell = one.search.cell
@@ -184,9 +185,9 @@ class SweepResult(NamedTuple):
 def encode_results(spec: SweepSpec, cells: Sequence[SweepCell], done: SweepResult) -> bytes:
     """Return the results of a run as one JSON document; `cells` are all that were requested.
 
-    The same options give the same bytes, on every machine: nothing depends on when it was made, how long that took
-    or how many processes did it. It has the policies' digests, the profile's numbers and the troubles' contents,
-    since names alone say little. A failure that never ends has the end null.
+    The same options give the same bytes on every machine: the document does not depend on the time or duration of
+    the run, or on its number of processes. It has the policies' digests, the profile's numbers and the troubles'
+    contents, since names alone are ambiguous. A failure that never ends has the end null.
     """
     document = {
         "warmroute": version("warmroute"),

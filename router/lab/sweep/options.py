@@ -1,7 +1,8 @@
-"""Values of command-line options, from text such as `4,8,32` or `50:250`, and from the names of files.
+"""Values of command-line options, parsed from text such as `4,8,32` or `50:250`, or read from named files.
 
-Policies, profiles and troubles are files: a name is that of a file that ships with Warmroute, or of another folder;
-a path with a YAML suffix is a file. Each error names the option, the text found and what is expected.
+Policies, profiles and troubles are files. A name refers to a file that ships with Warmroute or is in another
+folder; a path with a YAML suffix is a file itself. Each error names the option, the text found and the expected
+form.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ OFF = "off"
 
 
 class MemoryOption(NamedTuple):
-    """A pool or a host's memory."""
+    """Value of an option for a pool or a host's memory."""
 
     tokens_per_s: float  # of one instance's link
-    tokens: int | None  # its size; None: not given
+    tokens: int | None  # size of the memory; None: not given
 
 
 def parse_list(option: str, text: str) -> list[str]:
-    """Return the parts between commas, each once, in order. Raises ConfigError when there are none."""
+    """Return the parts between commas in order, without duplicates. Raises ConfigError if there are none."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
         raise ConfigError(f"{option}: no value found, expected one or several with commas between them")
@@ -42,7 +43,7 @@ def parse_list(option: str, text: str) -> list[str]:
 
 
 def parse_whole(option: str, text: str, least: int = 1) -> int:
-    """Return a whole number from `least` on. Raises ConfigError."""
+    """Return a whole number, at least `least`. Raises ConfigError."""
     value = parse_number(option, text)
     if value != int(value) or value < least:
         raise ConfigError(f"{option}: found {text!r}, expected a whole number from {least} on")
@@ -101,11 +102,10 @@ def parse_exchange(text: str) -> ReplicaLink | None:
 
 
 def load_policies(names: Sequence[str], folder: Path = POLICIES) -> dict[str, PolicyConfig]:
-    """Return policies by name, in the given order; a text may hold several with commas, `all` means all of
-    `folder`.
+    """Return policies by name, in the given order. A text may list several with commas; `all`: all of `folder`.
 
-    Each is built once, so that a scorer's wrong parameter fails before the first simulation. Raises ConfigError
-    with one line per problem.
+    Each policy is built once, so that a scorer's wrong parameter fails before the first simulation. Raises
+    ConfigError with one line per problem.
     """
     parts = [part for text in names for part in text.split(",")]
     found = load_each("policy", list_files(folder) if ALL in parts else parts, read_policy_file, folder)
@@ -124,9 +124,7 @@ def load_profile(name: str, folder: Path = PROFILES) -> EngineProfile:
 
 
 def load_troubles(text: str, folder: Path = TROUBLES) -> dict[str, Trouble]:
-    """Return the troubles of `--trouble` by name: `off` first, then in their order. Raises ConfigError, a line
-    each.
-    """
+    """Return the troubles of `--trouble` by name, `off` first, then in order. Raises ConfigError, a line each."""
     names = parse_list("--trouble", text)
     found = load_each(
         "trouble", [one for one in names if one != OFF], lambda file: _trouble(read_trouble_file(file)), folder
@@ -137,9 +135,9 @@ def load_troubles(text: str, folder: Path = TROUBLES) -> dict[str, Trouble]:
 
 
 def check_possible(name: str, trouble: Trouble, *, instances: int, prefills: int, pooled: bool) -> None:
-    """Raise ConfigError when trouble `name` cannot happen to the smallest fleet, or leaves no instance to answer.
+    """Raise ConfigError when trouble `name` cannot happen to the smallest fleet, or leaves no answering instance.
 
-    `prefills` of `instances` only prefill; `pooled`: the fleet has a shared pool.
+    Of the `instances`, `prefills` only prefill. `pooled`: the fleet has a shared pool.
     """
     highest = max((failure.instance for failure in trouble.failures), default=0)
     if highest >= instances:

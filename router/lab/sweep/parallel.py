@@ -1,11 +1,12 @@
-"""Cells and searches over processes, with results in the order of the tasks.
+"""Cells and searches run in parallel processes, with results in the order of the tasks.
 
-Processes are spawned, not forked: they begin as the command did, with none of its memory. A task that fails becomes
-a result with the reason; the others go on.
+Processes are spawned, not forked: they begin as the command did, without its memory. A failed task becomes a result
+with the reason; the others continue.
 
-A worker process holds the last workload that it built, because the next cell is mostly another policy on the same
-one. While a cell runs it adds virtual seconds to a number that the command reads for its progress bar, and checks
-whether it must stop. Ctrl-C reaches every process of a terminal; workers ignore it, and the command decides.
+A worker process retains the last workload that it built, because the next cell mostly runs another policy on the
+same workload. While a cell runs, the worker adds virtual seconds to a number that the command reads for its
+progress bar, and checks whether it must stop. Ctrl-C reaches every process of a terminal; workers ignore it, and
+the command decides.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from router.lab.sweep.cells import CellFailure, CellResult, LoadLevel, SweepCell
 from router.lab.workloads.model import Workload
 from router.lab.workloads.offered_load import OfferedLoad, measure_demand, set_rate, speed_factor
 
-LOOK_S = 0.2  # between two checks of what is done
+LOOK_S = 0.2  # between two checks of the progress
 
 Result = CellResult | CapacityResult | CellFailure
 
@@ -41,10 +42,10 @@ class SweepStopped(WarmrouteError):
 def run_parallel(
     tasks: Sequence[SweepCell | CapacitySearch], jobs: int, look: Callable[[int, float], bool]
 ) -> list[Result]:
-    """Run `tasks` in up to `jobs` processes and return the results of those that were done.
+    """Run `tasks` in up to `jobs` processes and return the results of the finished tasks.
 
-    `look` gets the number of tasks done and the virtual seconds passed in all. When it returns True no further task
-    begins, and running ones are given up.
+    `look` receives the number of finished tasks and the total of virtual seconds. When it returns True, no further
+    task begins, and running tasks are abandoned.
     """
     context = multiprocessing.get_context("spawn")
     passed, stop = context.Value("d", 0.0), context.Event()
@@ -62,7 +63,7 @@ def run_parallel(
 
 
 def _result(future: Future[CellResult | CapacityResult], task: SweepCell | CapacitySearch) -> Result | None:
-    """Return the result of `task`; None when it was not done."""
+    """Return the result of `task`; None if it did not finish."""
     if future.cancelled() or isinstance(fault := future.exception(), SweepStopped):
         return None
     if fault is not None:
@@ -78,7 +79,7 @@ class CachedWorkload(NamedTuple):
 
 
 class SweepWorker:
-    """Runs tasks. `passed` gets virtual seconds as they pass; `stopped` is checked as often."""
+    """Runner of tasks. `passed` receives virtual seconds as they pass; `stopped` is checked as often."""
 
     def __init__(self, passed: Callable[[float], None], stopped: Callable[[], bool]) -> None:
         self._passed = passed
@@ -140,13 +141,13 @@ class SweepWorker:
 
     def _work(self, cell: SweepCell) -> CachedWorkload:
         if self._cached is None or (self._cached.source, self._cached.seed) != (cell.source, cell.seed):
-            self._cached = None  # before the next one is built: two may not fit into memory
+            self._cached = None  # before the next workload is built: two may not fit into memory
             workload = cell.source.workload(cell.seed, lambda _: None)  # the command has reported unusable lines
             self._cached = CachedWorkload(cell.source, cell.seed, workload, measure_demand(workload))
         return self._cached
 
 
-_worker: list[SweepWorker] = []  # of this process: the pool offers no other place for it
+_worker: list[SweepWorker] = []  # this process's worker: the pool offers no other place for it
 
 
 def start_worker(passed: Synchronized[float], stop: Event) -> None:

@@ -1,6 +1,6 @@
-"""The options of a sweep, checked as a whole, and the cells that follow from them.
+"""The options of a sweep, checked as a whole, and the resulting cells.
 
-Every problem is found before the first cell runs, and all of them are reported at once.
+All problems are found before the first cell runs, and are reported together.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ LOADS: Mapping[Literal["rate", "rho", "sessions"], str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSpec:
-    """The options as on the command line; lists are text with commas. Field names are JSON keys of the results."""
+    """The options as on the command line, lists as text with commas. Field names are JSON keys of the results."""
 
     policies: Sequence[str] = ("warm", "least_requests", "round_robin")
     policies_dir: Path | None = None
     workload: str = "codex"
     requests: int | None = None
     sessions: int | None = None
-    scale: float = 1.0  # of all lengths
-    think: float = 1.0  # of all pauses
+    scale: float = 1.0  # factor on all lengths
+    think: float = 1.0  # factor on all pauses
     instances: str = "8"
     prefills: int = 0
     profile: str = "qwen3-32b-2xh100"
@@ -64,9 +64,9 @@ class SweepSpec:
 
 
 def make_cells(spec: SweepSpec, on_unusable: Callable[[str], None]) -> list[SweepCell]:
-    """Return the cells, seeds outermost and policies innermost: a worker then reuses its workload for many cells.
+    """Return the cells, seeds outermost and policies innermost, so that workers reuse a workload for many cells.
 
-    `on_unusable` is called with each line of a trace that cannot be used. Raises ConfigError with a line per
+    `on_unusable` is called with each unusable line of a trace. Raises ConfigError with a line per
     problem.
     """
     source = WorkloadSource(
@@ -136,7 +136,7 @@ def _fleets(spec: SweepSpec) -> list[tuple[FleetOption, Scenario]]:
 
 
 def _fronts(spec: SweepSpec, instances: int) -> list[tuple[int, str]]:
-    """Return numbers of routers, each with what they exchange; nothing where there is one."""
+    """Return numbers of routers, each with the exchange between them, which is off for one router."""
     counts = [options.parse_whole("--routers", text) for text in options.parse_list("--routers", spec.routers)]
     if max(counts) > instances:
         raise ConfigError(f"--routers: {max(counts)} routers for {instances} instances; give at most {instances}")

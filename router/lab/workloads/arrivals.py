@@ -1,6 +1,6 @@
-"""Requests of an open loop as columns: a sequence of sessions of one turn, each made when it is read.
+"""Requests of an open loop as columns: a sequence of one-turn sessions, each created when it is read.
 
-A million requests as objects would take half a gigabyte; as columns they take 50 MB, and iteration makes one
+A million requests as objects would take half a gigabyte; as columns they take 50 MB, and iteration creates one
 session at a time. The sequence compares, pickles, slices and counts as a tuple of the same sessions would.
 """
 
@@ -25,13 +25,13 @@ class OpenArrivals(Sequence[Session]):
         self._numbers = array("q")
         self._start_s = array("d")
         self._output_tokens = array("i")
-        self._ends = array("q")  # index after its last span, per request
+        self._ends = array("q")  # per request: index after its last span
         self._sources = array("Q")  # per span of all requests
         self._tokens = array("i")
 
     @classmethod
     def of(cls, sessions: Iterable[Session]) -> OpenArrivals:
-        """Return these sessions as columns. Raises ValueError for a session with more than one turn, or
+        """Return the sessions as columns. Raises ValueError for a session with more than one turn or with
         sub-agents.
         """
         arrivals = cls()
@@ -44,7 +44,7 @@ class OpenArrivals(Sequence[Session]):
         return arrivals
 
     def add(self, start_s: float, prompt: Iterable[Span], output_tokens: int, number: int | None = None) -> None:
-        """Append a session. `number` None: its index."""
+        """Append a session. `number` None: the session's index is its number."""
         self._numbers.append(len(self) if number is None else number)
         for source, tokens in prompt:
             self._sources.append(source)
@@ -88,30 +88,28 @@ class OpenArrivals(Sequence[Session]):
             return NotImplemented
         return all(getattr(self, column) == getattr(other, column) for column in self.__slots__)
 
-    __hash__ = None  # type: ignore[assignment]  # it grows
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
 
 def speed_up(workload: Workload, factor: float) -> Workload:
-    """Return the same requests `factor` times as fast. Raises ValueError for a closed loop, paced by its
-    answers.
-    """
+    """Return the same requests `factor` times as fast. Raises ValueError for a closed loop, paced by answers."""
     _demand_open(workload)
     moved = (session._replace(start_s=session.start_s / factor) for session in workload.sessions)
     return workload._replace(sessions=OpenArrivals.of(moved))
 
 
 class RatePhase(NamedTuple):
-    """A part of a rate that goes up and down: for `lasts_s`, `factor` times the mean rate."""
+    """One phase of a varying rate: `factor` times the mean rate for `lasts_s`."""
 
     lasts_s: float
     factor: float
 
 
 def vary_rate(workload: Workload, phases: Sequence[RatePhase]) -> Workload:
-    """Return the same requests with `phases`, over and over, as their rate; the mean rate stays.
+    """Return the same requests with a rate that repeats `phases`; the mean rate is unchanged.
 
-    A gap of the workload in phases of factor f becomes 1 / f times as long; the factors' mean over the time must be
-    1. Raises ValueError if it is not, for a factor or time that is not above 0, and for a closed loop.
+    A gap in a phase of factor f becomes 1 / f times as long; the mean of the factors over time must be 1. Raises
+    ValueError if it is not, for a factor or time that is not above 0, and for a closed loop.
     """
     _demand_open(workload)
     period_s = sum(phase.lasts_s for phase in phases)
@@ -120,7 +118,7 @@ def vary_rate(workload: Workload, phases: Sequence[RatePhase]) -> Workload:
     if not isclose(sum(phase.lasts_s * phase.factor for phase in phases), period_s):
         raise ValueError("phases: the mean of their factors over the time must be 1")
     begins_s = [0.0, *accumulate(phase.lasts_s for phase in phases)]
-    covers_s = [0.0, *accumulate(phase.lasts_s * phase.factor for phase in phases)]  # of the workload's own time
+    covers_s = [0.0, *accumulate(phase.lasts_s * phase.factor for phase in phases)]  # in the workload's own time
 
     def moved_s(at_s: float) -> float:
         whole, rest_s = divmod(at_s, period_s)
@@ -132,7 +130,7 @@ def vary_rate(workload: Workload, phases: Sequence[RatePhase]) -> Workload:
 
 
 def take_window(workload: Workload, from_s: float, until_s: float) -> Workload:
-    """Return the requests of [from_s, until_s), times counted from `from_s`. Raises ValueError for a closed
+    """Return the requests in [from_s, until_s), with times counted from `from_s`. Raises ValueError for a closed
     loop.
     """
     _demand_open(workload)

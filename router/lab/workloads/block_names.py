@@ -1,9 +1,9 @@
-"""Prompts by the names of their blocks: contexts of 80,000 tokens without a token.
+"""Prompts as names of their blocks: contexts of 80,000 tokens without any token ids.
 
 A context is a list of spans (`model.py`). Each of its full blocks gets a name: a hash over the name before it and
 the pieces of spans in the block, so that names are equal exactly where the prefixes' tokens would be. A turn costs
-only what is new in it. The router's index takes such names through its ordinary events: `BlockNameKeyring` finds
-the keys in the event's "tokens" instead of computing them.
+only its new tokens. The router's index receives such names through ordinary events: `BlockNameKeyring` reads the
+keys from the event's "tokens" instead of computing them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from router.kvcache.bulk import SHORT
 from router.kvcache.events import Key
 from router.lab.workloads.model import Span
 
-_piece = Struct("<QII").pack  # source, its first token here, how many
+_piece = Struct("<QII").pack  # source, first token, number of tokens
 _parent = Struct("<Q").pack
 SOURCES = (1 << 64) - 1  # answers have negative sources
 
 
 class SessionContext:
-    """A session's prompts and answers so far. `names` are those of its full blocks."""
+    """A session's prompts and answers so far. `names` holds the names of the full blocks."""
 
     __slots__ = ("_block_tokens", "_open", "_open_tokens", "_spans", "names", "tokens")
 
@@ -63,7 +63,7 @@ class SessionContext:
         self._take(span.source, 0, span.tokens)
 
     def _take(self, source: int, start: int, end: int) -> None:
-        """Append tokens `start` to `end` of a source, and name the blocks that they fill."""
+        """Append tokens `start` to `end` of a source, and name the blocks that become full."""
         size, names = self._block_tokens, self.names
         self.tokens += end - start
         while start < end:
@@ -77,9 +77,7 @@ class SessionContext:
 
 
 class NamedTokens(Sequence[int]):
-    """A placeholder for the ids of some blocks and of `more` tokens after them: a simulation reads its length
-    only.
-    """
+    """Placeholder for the ids of some blocks and `more` tokens after them. Simulations read only its length."""
 
     __slots__ = ("_block_tokens", "_more", "names")
 

@@ -1,7 +1,7 @@
-"""Distributions that presets draw from.
+"""Distributions from which presets draw.
 
-A draw is a fixed function of one uniform number, so that scaling a quantity changes no other one: the same seed
-gives the same shape at every scale and rate.
+A draw is a fixed function of one uniform number, so that scaling one quantity changes no other quantity: the same
+seed gives the same shape at every scale and rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def draw_gap_s(rng: Rng, per_s: float) -> float:
 
 
 class LogNormal(NamedTuple):
-    """A positive quantity with a normal logarithm; with sigma 0 it is always the median."""
+    """A positive quantity with a normal logarithm; with sigma 0, always the median."""
 
     median: float
     sigma: float
@@ -55,7 +55,7 @@ class LogNormal(NamedTuple):
 
 
 class Quantiles(NamedTuple):
-    """A positive quantity known by points of its distribution; between two of them its logarithm is even."""
+    """A positive quantity given by points of its distribution; between two points its logarithm is uniform."""
 
     points: tuple[tuple[float, float], ...]  # (share of draws below, value), from share 0 to share 1
 

@@ -1,20 +1,21 @@
 """Workloads: sessions of turns, with prompts made of spans, and their requests laid out in time.
 
-A workload holds no text and no tokens, only names for them: a `Span` is so many tokens of a numbered source, and
-`make_token_ids` makes the same ids of it every time. Prompts share a prefix exactly where their spans do. So one
+A workload holds no text and no tokens, only names for them: a `Span` is a number of tokens of a numbered source,
+which `make_token_ids` always turns into the same ids. Prompts share a prefix exactly where their spans do. So one
 workload can be counted (`statistics.py`), simulated, and sent to real engines (`router/lab/loadgen`), as a closed
 loop (the next turn waits for the answer and a pause) or an open one (sessions of one turn, each at its `start_s`).
 
     prompt of a turn = the first `context_tokens` of the session's context + `fresh`
     context after it = prompt + answer
 
-A session may start others, its sub-agents: they begin together when one of its answers is complete, and its next
-turn waits for the end of all of them. A workload's sequence holds the sessions that no other starts.
+A session may start sub-agents, which are sessions too: they begin together when an answer of the session is
+complete, and the session's next turn waits until all have ended. A workload's sequence holds only sessions that no
+other session starts.
 
 `lay_out` yields all requests in the order of their times before they are served. An open loop has its own times. A
-closed one waits for answers, so a time is assumed for those: `at_once` concurrent sessions, `token_s` per output
-token, then the pause; the next session begins when one ends. That gives the order of requests at caches, and the
-times of a trace; how a fleet serves such a load takes a simulation.
+closed one waits for answers, so their times are assumed: `at_once` concurrent sessions, `token_s` per output token,
+then the pause; the next session begins when one ends. These assumptions give the order of requests at caches, and
+the times of a trace; only a simulation shows how a fleet serves such a load.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Span(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One request, sent `think_s` after the answer before it (or the session's start)."""
+    """One request, sent `think_s` after the previous answer (or the session's start)."""
 
     context_tokens: int
     fresh: tuple[Span, ...]
@@ -54,7 +55,7 @@ class Session(NamedTuple):
     number: int
     start_s: float
     turns: tuple[Turn, ...]
-    after_turn: int = 0  # of its parent, with whose answer it begins, if it is a sub-agent
+    after_turn: int = 0  # sub-agents: the parent's turn with whose answer the session begins
     sub_agents: tuple[Session, ...] = ()
 
     def started_by(self, turn: int) -> tuple[Session, ...]:
@@ -62,7 +63,7 @@ class Session(NamedTuple):
         return tuple(one for one in self.sub_agents if one.after_turn == turn)
 
     def family(self) -> Iterator[Session]:
-        """Yield this session and all that it starts, directly or not."""
+        """Yield this session and all sessions that it starts, directly or indirectly."""
         yield self
         for one in self.sub_agents:
             yield from one.family()
@@ -75,7 +76,7 @@ class Session(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """Sessions in a tuple, or in a sequence that behaves as one: see `OpenArrivals`."""
+    """Sessions in a tuple, or in a sequence that behaves like a tuple: see `OpenArrivals`."""
 
     name: str
     seed: int
@@ -84,7 +85,7 @@ class Workload(NamedTuple):
 
     @property
     def turns(self) -> int:
-        """Number of requests of all sessions."""
+        """Number of requests in all sessions."""
         return sum(len(one.turns) for one in self.all_sessions()) if self.is_closed else len(self.sessions)
 
     def all_sessions(self) -> Iterator[Session]:
@@ -96,8 +97,8 @@ class Workload(NamedTuple):
 def make_token_ids(span: Span, seed: int, vocabulary: range) -> list[int]:
     """Return the span's token ids within the vocabulary; another seed gives another text of the same shape.
 
-    A longer span of the same source begins with a shorter one's ids. SHAKE-128 is a stream of uniform bytes that a
-    name alone determines, at memory speed.
+    A longer span of a source begins with the ids of a shorter one. SHAKE-128 yields uniform bytes that depend only
+    on a name, at memory speed.
     """
     name = seed.to_bytes(16, "big", signed=True) + span.source.to_bytes(8, "big")
     words = array("I", shake_128(name).digest(4 * span.tokens))
@@ -106,9 +107,9 @@ def make_token_ids(span: Span, seed: int, vocabulary: range) -> list[int]:
 
 
 def session_contexts(session: Session) -> list[tuple[list[Span], list[Span]]]:
-    """Return per turn the prompt as spans, and the prompt with its answer as an engine caches it.
+    """Return, per turn, the prompt as spans, and the prompt with the part of its answer that an engine caches.
 
-    The last token of an answer is never run through the model, so no engine has its KV.
+    An answer's last token is never run through the model, so no engine has its KV.
     """
     seen: list[tuple[list[Span], list[Span]]] = []
     context: list[Span] = []
@@ -144,7 +145,7 @@ class ClosedLoopPace(NamedTuple):
     """Assumptions about a closed loop."""
 
     at_once: int = 64  # concurrent sessions
-    token_s: float = 0.02  # per output token: 50 a second
+    token_s: float = 0.02  # per output token: 50 tokens per second
 
 
 DEFAULT_PACE = ClosedLoopPace()
@@ -181,8 +182,8 @@ def lay_out(workload: Workload, pace: ClosedLoopPace = DEFAULT_PACE) -> Iterator
 
 
 def _timeline(session: Session, start_s: float, pace: ClosedLoopPace) -> tuple[Iterator[TimedRequest], float]:
-    """Return the requests of a session and all that it starts, in the order of their times, and when the last
-    ends.
+    """Return the requests of a session and of all sessions that it starts, in the order of their times, and the
+    time at which the last one ends.
     """
     requests: list[TimedRequest] = []
     end_s = _append_requests(requests, session, start_s, pace)
@@ -192,8 +193,8 @@ def _timeline(session: Session, start_s: float, pace: ClosedLoopPace) -> tuple[I
 
 
 def _append_requests(requests: list[TimedRequest], session: Session, at_s: float, pace: ClosedLoopPace) -> float:
-    """Append the requests of a session that begins at `at_s`, and of all that it starts. Return when the last
-    ends.
+    """Append the requests of a session that begins at `at_s`, and of all sessions that it starts. Return the time
+    at which the last one ends.
     """
     for number, (turn, (prompt, context)) in enumerate(zip(session.turns, session_contexts(session), strict=True)):
         at_s += turn.think_s

@@ -1,17 +1,16 @@
 """The offered load `rho` of an open workload, and its speed for a given rho; 1 is a fleet's capacity without hits.
 
-The load is the cost of the requests for a fleet that caches nothing: every prompt is computed, every answer
-decoded. So rho depends on no policy, pool or cache, and means the same per instance in a fleet of any size; what a
-fleet serves beyond it is the gain of its caches and its router. A workload with many hits can be served far above
-1.
+The load is the requests' cost for a fleet that caches nothing: every prompt is computed, every answer decoded. So
+rho depends on no policy, pool or cache, and means the same per instance in a fleet of any size. Any load above 1
+that a fleet serves is the gain of its caches and its router: a workload with many hits can be served far above 1.
 
     requests per step     k = the most that the step's budget of tokens, the slots and the KV memory allow:
                               k (prompt + out) <= batched_tokens,  k out <= max_seqs,  k out (mean context) <= kv_tokens
     requests per second   instances x k / step_s(k prompt, k pairs, k out, k out (mean context))
     rho                   arriving requests per second / those
 
-The fullest step is the best one: its fixed part and the reading of the weights are shared by most. All are means
-over the requests; bursts and uneven placement come on top.
+The fullest step is the best one, because the most requests share its fixed part and the reading of the weights. All
+quantities are means over the requests; bursts and uneven placement are not included.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from router.lab.workloads.arrivals import speed_up
 from router.lab.workloads.model import Workload
 
 ENOUGH = 20_000
-"""Sessions over which means are taken: a million would take long and give the same."""
+"""Number of sessions for the means: a million would take long and give the same result."""
 
 
 class OfferedLoad(NamedTuple):
     """Mean cost of a workload's requests."""
 
-    requests_per_s: float  # of the workload, unscaled; 0: its requests have no times (closed loop)
+    requests_per_s: float  # of the unscaled workload; 0: its requests have no times (closed loop)
     prompt_tokens: float
-    pairs: float  # of attention: prompt token, token before it
+    pairs: float  # attention pairs: a prompt token and a token before it
     output_tokens: float
     read_tokens: float  # contexts read by its decode steps, summed; divided by output_tokens: the mean context
 
@@ -63,7 +62,7 @@ def measure_demand(workload: Workload) -> OfferedLoad:
 
 
 def arrival_rate(workload: Workload) -> float:
-    """Return requests per second from the first to the last; 0 for a closed loop, paced by its answers."""
+    """Return requests per second from the first to the last; 0 for a closed loop, whose answers pace it."""
     if workload.is_closed or len(workload.sessions) < 2:
         return 0.0
     took_s = workload.sessions[-1].start_s - workload.sessions[0].start_s
@@ -71,7 +70,7 @@ def arrival_rate(workload: Workload) -> float:
 
 
 def set_rate(workload: Workload, per_s: float) -> Workload:
-    """Return the workload at `per_s` requests per second. Raises ValueError when it has no rate to change."""
+    """Return the workload at `per_s` requests per second. Raises ValueError if the workload has no rate."""
     if (own := arrival_rate(workload)) <= 0:
         raise ValueError(f"{workload.name}: no rate to change: a closed loop, or requests that all come at once")
     return speed_up(workload, per_s / own)
@@ -80,7 +79,7 @@ def set_rate(workload: Workload, per_s: float) -> Workload:
 def speed_factor(demand: OfferedLoad, profile: EngineProfile, instances: int, rho: float) -> float:
     """Return the factor by which a workload with this demand must be sped up for the load `rho` on `instances`.
 
-    Raises ValueError when the workload has no rate: a closed loop, or requests that all come at once.
+    Raises ValueError when the workload has no rate: a closed loop, or requests that all arrive at once.
     """
     if demand.requests_per_s <= 0:
         raise ValueError("no rate to change: a closed loop, or requests that all come at once")
@@ -88,5 +87,5 @@ def speed_factor(demand: OfferedLoad, profile: EngineProfile, instances: int, rh
 
 
 def workload_speed_factor(workload: Workload, profile: EngineProfile, instances: int, rho: float) -> float:
-    """Return the `speed_factor` of an open workload. Raises ValueError for a closed loop, paced by its answers."""
+    """Return the `speed_factor` of an open workload. Raises ValueError for a closed loop, whose answers pace it."""
     return speed_factor(measure_demand(workload), profile, instances, rho)

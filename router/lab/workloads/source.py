@@ -1,12 +1,12 @@
-"""`--workload X` as a workload: a preset by name, or a trace file, scaled to a size and a rate.
+"""Loader of `--workload X`: a preset by name, or a trace file, scaled to a size and a rate.
 
     codex | claude | scaling | groups | tools   presets (`presets.py`)
-    *.jsonl, *.jsonl.gz                         a Mooncake trace, or a file of our own decision log
-    a folder                                    all of a decision log
+    *.jsonl, *.jsonl.gz                         a Mooncake trace, or a file of Warmroute's decision log
+    a folder                                    a complete decision log
     *.csv, *.csv.gz                             a trace of Azure
 
 Closed loops (`Workload.is_closed`) have sessions, turns and pauses; open ones have requests and a rate. A size that
-does not apply is refused, and each line that cannot be used is reported: nothing is lost silently.
+does not apply is rejected, and each unusable line is reported: nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DECISION_LOG_LINES = (b'{"file":', b'{"policy":', b'{"record":')
 
 
 class WorkloadSpec(NamedTuple):
-    """Requested size of a workload; None or 1.0 leaves it as it is."""
+    """Requested size of a workload. None or 1.0 changes nothing."""
 
     rate: float | None = None  # mean requests per second
     requests: int | None = None
@@ -51,9 +51,9 @@ def load_workload(
 ) -> Workload:
     """Return the workload of preset or file `name`; `sizes` as in `WorkloadSpec`. `seed` applies to presets only.
 
-    `on_unusable` is called with each unusable line of a file, and the rest is used; None refuses a file with any.
-    Raises ConfigError for that, for an unknown name, for sizes that do not apply, and when no request is left;
-    WarmrouteError for a file that cannot be read.
+    `on_unusable` is called with each unusable line of a file, and the rest is used; None rejects a file with any.
+    Raises ConfigError for such a file, for an unknown name, for sizes that do not apply, and when no request is
+    left; WarmrouteError for a file that cannot be read.
     """
     spec = WorkloadSpec(**sizes)
     _check_sizes(spec)
@@ -70,8 +70,8 @@ def load_workload(
 
 
 def read_trace(file: str) -> traces.Trace:
-    """Read a trace file or a decision log's folder. Raises ConfigError for its name, WarmrouteError if
-    unreadable.
+    """Read a trace file or a decision log's folder. Raises ConfigError for an unsuitable name, WarmrouteError for
+    an unreadable file.
     """
     path = Path(file)
     if path.is_dir():

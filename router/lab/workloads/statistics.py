@@ -2,8 +2,8 @@
 
 The upper bound of cache hits is counted with an infinite cache that all sessions share. It stores spans, not
 blocks: a tree with nodes "this source, up to here, after that node", so that a context of 80,000 tokens costs a few
-dozen steps and not five thousand. How often single blocks are used decides, more than the mean, how big a cache
-must be and whether hot blocks need several copies.
+dozen steps and not five thousand. How often single blocks are used determines, more than the mean, the necessary
+size of a cache and whether hot blocks need several copies.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from router.lab.workloads.offered_load import arrival_rate
 
 
 class WorkloadStatistics(NamedTuple):
-    """Means, medians and 90th percentiles over what each name says: sessions, or turns (requests) of all sessions.
+    """Means, medians and 90th percentiles over sessions or turns (requests), as each name states.
 
-    Sessions are counted without sub-agents, so are their turns, first and last prompts; everything else is of all.
+    Figures of sessions, their turns, and first and last prompts exclude sub-agents; all other figures include them.
     """
 
     sessions: int
@@ -46,7 +46,7 @@ class WorkloadStatistics(NamedTuple):
     ideal_share: float  # of input tokens found by an infinite cache of whole blocks, shared by all
     shared_share: float  # of input tokens: shared between turns of different sessions
     median_think_s: float
-    under_1_s: float | None  # share of pauses between an answer and the session's next request; None: there are none
+    under_1_s: float | None  # share of pauses between an answer and the session's next request; None: no pauses
     under_10_s: float | None
 
     @property
@@ -124,7 +124,7 @@ def _p90(values: Sequence[int]) -> int:
 
 
 def _whole(matched: int, prompt: Sequence[Span], block_tokens: int) -> int:
-    """Return `matched` in whole blocks, less than the whole prompt: its last token is always computed."""
+    """Return `matched` in whole blocks, below the prompt's length: its last token is always computed."""
     return min(matched, sum(span.tokens for span in prompt) - 1) // block_tokens * block_tokens
 
 

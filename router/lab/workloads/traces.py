@@ -1,14 +1,15 @@
-"""Traces as open-loop workloads: Mooncake's, Azure's and our own decision log; and workloads as Mooncake traces.
+"""Conversion of Mooncake traces, Azure traces and decision logs to open loops, and of workloads to Mooncake traces.
 
 Mooncake's traces (https://github.com/kvcache-ai/Mooncake/tree/main/FAST25-release) name each block of 512 tokens,
-the last one partial, by a hash of it with everything before it. So ids form a tree, and a prompt is a path in it. A
-path becomes few spans: the first continuation of a block stays in that block's source, and every other one begins a
-source of its own. The decision log names full blocks only; Azure's traces name none. Unusable lines are reported.
+the last one partial, by a hash over the block and everything before it. So ids form a tree, and a prompt is a path
+in the tree. A path becomes few spans: the first continuation of a block stays in the block's source, and every
+other continuation begins a new source. The decision log names full blocks only; Azure's traces name none. Unusable
+lines are reported.
 
 A workload is written with its blocks, full ones and a prompt's last partial one alike, numbered in the order of
 their first occurrence: the same number means the same block after the same blocks. Reading the lines back gives the
-same requests with the same shared prefixes, as an open loop: that a turn waited for an answer is lost, as in every
-such trace. `router/lab/workloads/source.py` opens the files that are read.
+same requests with the same shared prefixes, as an open loop: as in every such trace, the waiting of a turn for an
+answer is lost. `router/lab/workloads/source.py` opens the files that are read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from router.telemetry.private_files import open_private
 BLOCK_TOKENS = 512
 CHAIN_BITS = 20  # of a place: number of blocks before it in the same source
 
-FILLER = 1 << 63  # the source that fills up a last partial block, so that it gets a name like any other
+FILLER = 1 << 63  # source that fills up a last partial block, so that it gets a name like any other block
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -48,7 +49,7 @@ class UnusableLines(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A workload with times from its first request, and what was left out."""
+    """A workload with times counted from its first request, and the lines left out."""
 
     workload: Workload
     unusable: tuple[UnusableLines, ...]
@@ -68,12 +69,12 @@ class HashIdTree:
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}  # hash id -> its source and the number of blocks before it there
-        self._after: list[int | None] = []  # per source: the place that it branches off
+        self._after: list[int | None] = []  # per source: the place where it branches off
         self._lengths: list[int] = []  # per source: blocks
 
     def prompt(self, ids: Sequence[int], tokens: int) -> list[Span]:
-        """Return spans of `tokens`: the blocks of `ids`, then its own. Raises ValueError for ids that form no
-        tree.
+        """Return spans of `tokens` tokens: the blocks of `ids`, then tokens of this prompt only. Raises ValueError
+        if the ids form no tree.
         """
         here: int | None = None
         spans: list[Span] = []
@@ -92,9 +93,7 @@ class HashIdTree:
         return spans
 
     def _place(self, hash_id: int, here: int | None) -> int:
-        """Return the place of a block that follows `here`, or raise ValueError if it followed another one
-        earlier.
-        """
+        """Return the place of a block that follows `here`. Raises ValueError if it earlier followed another."""
         place = self._places.get(hash_id)
         if place is None:
             place = self._places[hash_id] = self._next(here)
@@ -142,7 +141,7 @@ def read_mooncake(lines: Iterable[bytes], name: str) -> Trace:
 def read_azure(lines: Iterable[bytes], name: str) -> Trace:
     """Read the lines of an Azure LLM inference trace (https://github.com/Azure/AzurePublicDataset).
 
-    It does not say which prompts share tokens, so none do. A line that raises ValueError is left out.
+    The trace does not show which prompts share tokens, so none do. A line that raises ValueError is left out.
     """
     numbered: Iterator[tuple[int, bytes]] = enumerate(lines, 1)
     arrivals, unusable = OpenArrivals(), list[UnusableLines]()
@@ -165,9 +164,9 @@ def read_azure(lines: Iterable[bytes], name: str) -> Trace:
 
 
 def read_decision_log(records: Iterable[LoggedRecord], name: str) -> Trace:
-    """Return the requests of a decision log, at their own times.
+    """Return the requests of a decision log, with their logged times.
 
-    Lengths are those that engines reported, if they did. A prompt without known blocks shares nothing. A request
+    Lengths are as reported by engines, if they were. A prompt without known blocks shares nothing. A request
     without an answer has no length (ValueError) and is left out. Requests of one session have the same number.
     """
     chains, arrivals, unusable = HashIdTree(), OpenArrivals(), list[UnusableLines]()
@@ -201,7 +200,7 @@ def _cells(line: bytes) -> list[str]:
 
 
 def encode_mooncake(workload: Workload, pace: ClosedLoopPace = DEFAULT_PACE) -> Iterator[bytes]:
-    """Yield the lines in the order of their times, line ends included. `pace` gives a closed loop its times."""
+    """Yield trace lines with line ends, in the order of their times. `pace` determines a closed loop's times."""
     numbers: dict[int, int] = {}
     for request in lay_out(workload, pace):
         line = {
@@ -225,8 +224,8 @@ def _names(prompt: Sequence[Span]) -> Sequence[int]:
 def write_lines(file: Path, lines: Iterable[bytes]) -> int:
     """Write `lines` to `file`, compressed if its name ends in .gz, and return their number.
 
-    A file that cannot be written to its end is removed: half a trace looks like a whole one. Raises ConfigError for
-    a name of no known format, WarmrouteError when the system refuses to write.
+    A file that cannot be written completely is removed, because half a trace looks like a whole one. Raises
+    ConfigError for a name of no known format, WarmrouteError when the system fails to write.
     """
     if not file.name.endswith((".jsonl", ".jsonl.gz")):
         raise ConfigError(f"--out: {file}: the name must end in .jsonl or .jsonl.gz")

@@ -58,7 +58,7 @@ PROBES_AT_ONCE = 32  # engines
 
 
 class DoctorOptions(NamedTuple):
-    """What to examine, and how."""
+    """The subjects and the manner of an examination."""
 
     config: Path | None
     urls: tuple[str, ...] = ()  # admin listeners of running routers

@@ -1,10 +1,10 @@
 """vLLM's MooncakeConnector (prefill/decode, engine to engine) on a CPU. Runs inside vLLM 0.32.0, not in the router.
 
-The connector's worker asks `torch.accelerator` for the current device's number, which raises without an
-accelerator, and needs it only for a call that does nothing on a CPU: so it gets 0 while it is built. The class has
-the name of the one that it replaces, because MultiConnector looks its children up by class name when it builds
-statistics, whatever module they came from; and it has no statistics, because MultiConnector has no Prometheus
-metrics for them, and its API server would end on an assertion at the first transfer.
+The connector's worker queries `torch.accelerator` for the current device's number, which raises without an
+accelerator. The worker needs the number only for a call that does nothing on a CPU, so it gets 0 while it is built.
+The class has the same name as the class that it replaces, because MultiConnector looks up its children by class
+name when it builds statistics, whatever their module. The class has no statistics, because MultiConnector has no
+Prometheus metrics for them, and its API server would end on an assertion at the first transfer.
 """
 
 from __future__ import annotations

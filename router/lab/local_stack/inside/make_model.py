@@ -1,9 +1,9 @@
 """`make_model.py FOLDER` makes random Qwen2 models, `tiny` and `mid`, and a LoRA adapter for the first.
 
 Nothing is downloaded. Their output is meaningless, but their tokenizer (byte-level BPE), chat template (ChatML with
-tools, after Qwen's) and KV cache are of the real kind, and that is all that is needed of them. The template is made
-to reveal every mistake in the conversion of messages: it prints tool-call arguments through `tojson`, so a string
-in place of an object changes the tokens, and it uses a kwarg. Run with the Python of the stack's environment.
+tools, after Qwen's) and KV cache are of the real kind, which is all that tests need. The template is made to reveal
+every mistake in the conversion of messages: it prints tool-call arguments through `tojson`, so a string in place of
+an object changes the tokens, and it uses a kwarg. Run with the Python of the stack's environment.
 """
 
 from __future__ import annotations
