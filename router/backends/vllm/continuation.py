@@ -25,8 +25,9 @@ from router.prompt.prompt import Endpoint
 _MOST, _LEAST = ("max_tokens", "max_completion_tokens"), "min_tokens"
 _COMPLETION_TOKENS = 16  # the limit of a completion that names none, as in OpenAI's API
 _SHORTEST_BYTES = 16
-"""Shortest text of a chat that is continued. Engines with a Hugging Face library from before September 2025 search the prompt backwards for
-this text, and could find a short one in the template's end mark (huggingface/transformers#40732).
+"""The shortest text of a chat that is continued. Engines with a Hugging Face library from before September 2025
+search the prompt backwards for this text, and could find a short one in the template's end mark
+(huggingface/transformers#40732).
 """
 
 ContinuationRefusal = Literal["length", "no_token_ids"]
