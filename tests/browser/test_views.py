@@ -68,7 +68,7 @@ async def test_a_policy_is_switched_with_its_plan(router, browse) -> None:
 async def test_an_experiment_runs_and_is_rolled_back(router, browse) -> None:
     async with engine() as a, router([a], policies=POLICIES) as r, browse(f"{r.admin_url}/#experiments") as page:
         await page.get_by_text("Start an experiment").click()
-        await page.get_by_label("Its section").fill(ARMS)
+        await page.get_by_label("The section “experiment”").fill(ARMS)
         await page.get_by_role("button", name="Show the plan …").click()
         await page.get_by_role("dialog").get_by_role("button", name="Start the experiment").click()
         await expect(page.locator(".arm")).to_have_count(2, timeout=SOON_MS)
