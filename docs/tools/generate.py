@@ -18,6 +18,7 @@ def generate() -> dict[Path, str]:
     for name, end in reference.render_ends().items():
         page = DOCS / "operate" / f"{name}.md"
         begin, notice, _ = page.read_text(encoding="utf-8").partition(END_NOTICE)
+        assert notice, f"{page} has no line {END_NOTICE!r}, behind which its end is made"
         pages[page] = begin + notice + end
     drawn = {DOCS / "img" / f"{name}.svg": text for name, text in diagrams.render_all().items()}
     schemas = render_schemas(ROOT / "configs") | {VALUES_SCHEMA: render_values_schema()}

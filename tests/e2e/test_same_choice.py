@@ -38,7 +38,7 @@ EXPERIMENT = {"arms": {"warm": 50, "round_robin": 50}, "shadows": ["lmetric"]}
 
 
 async def answer_choice(
-    self: Any, request: Request, ticket: Ticket, handed: bytes | None, watch: AttemptWatch
+    self: Any, request: Request, ticket: Ticket, kv_transfer_params: bytes | None, watch: AttemptWatch
 ) -> RelayEnd:
     """Answer with the choice in place of sending the request."""
     record = ticket.record

@@ -54,7 +54,7 @@ class Account:
     """One tenant's account. `number` is unique among the accounts of this process."""
 
     __slots__ = (
-        *("budget_per_day", "concurrent", "day", "reported", "limits", "number", "open", "requests"),
+        *("budget_per_day", "concurrent", "day", "limits", "number", "open", "reported", "requests"),
         *("requests_charged", "requests_per_minute", "reserved", "returned_tokens", "spending", "spent", "tokens"),
         *("tokens_charged", "tokens_per_minute"),
     )
@@ -94,7 +94,7 @@ class Account:
             self.spent = TokenSums()
             self.spending.clear()
 
-    def hear(self, source: str, totals: TenantTotals, now: float) -> None:
+    def apply_report(self, source: str, totals: TenantTotals, now: float) -> None:
         """Apply the report of another process."""
         if (reported := self.reported.get(source)) is None:
             reported = self.reported[source] = ReportedAccount()

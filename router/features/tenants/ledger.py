@@ -212,10 +212,10 @@ class Ledger:
 
     # several processes
 
-    def hear(self, source: str, tenant: str, totals: TenantTotals) -> None:
+    def apply_report(self, source: str, tenant: str, totals: TenantTotals) -> None:
         """Apply the report of the process `source`."""
         account = self._open(tenant)
-        account.hear(source, totals, self._clock.now())
+        account.apply_report(source, totals, self._clock.now())
         account.spending.pop(self.owner, None)  # of this file's previous holder: in this process's own books
 
     def forget(self, source: str) -> None:

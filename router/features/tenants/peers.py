@@ -78,7 +78,7 @@ class SharedTenants:
     def apply(self, message: Any, run: str) -> None:
         match message:
             case TenantReport(tenant, totals):
-                self._ledger.hear(run, tenant, totals)
+                self._ledger.apply_report(run, tenant, totals)
             case UsageReport(number, rows):
                 if self._duty.held:
                     if number > self._received.get(run, 0):

@@ -18,7 +18,7 @@ MIN_SESSIONS = 20
 
 
 def check_files(subject: Subject) -> Iterator[FleetFinding]:
-    """As many files may be open as `limits.concurrent` requests need."""
+    """The process may open as many files as `limits.concurrent` requests need."""
     if subject.config is None or subject.host.open_files is None:
         return
     wanted = FILES_PER_REQUEST * subject.config.limits.concurrent + SPARE_FILES

@@ -148,9 +148,13 @@ def test_a_prefill_half_reports_its_cost_and_what_it_handed_over() -> None:
     scene = Scene(leg)
     scene.observer.on_prefill_end(PrefillResult("ok", 200, PREFILLED))
     assert scene.prefill_ends == [("ok", 200, Usage(40, 16, 1))]
-    handed = scene.observer.prefilled
-    assert handed is not None
-    assert handed == (b'{"do_remote_prefill": true, "remote_block_ids": [[1, 2, 3]]}', 130.0, leg)  # now 100, lease 30
+    prefilled = scene.observer.prefilled
+    assert prefilled is not None
+    assert prefilled == (
+        b'{"do_remote_prefill": true, "remote_block_ids": [[1, 2, 3]]}',
+        130.0,
+        leg,
+    )  # now 100, lease 30
     assert scene.record.prompt_tokens is None, "the client's answer is the other one"
 
 

@@ -61,7 +61,7 @@ class Group:
         self.on_the_way = [entry for entry in self.on_the_way if entry[0] > self.clock.now()]
         for _, one, other, sent_s, totals in due:
             if sent_s >= other.reported_s.get(one.name, -1.0):  # a link keeps the order
-                other.ledger.hear(one.name, "t", totals)
+                other.ledger.apply_report(one.name, "t", totals)
                 other.reported_s[one.name] = sent_s
 
     def lost(self, entry: tuple[float, Process, Process, float, TenantTotals]) -> bool:
@@ -199,7 +199,7 @@ def test_a_process_that_is_gone_holds_no_requests_but_what_it_spent_is_spent() -
     assert isinstance(ended, Reservation)
     ended.settle(TokenCounts(50, 0, 0))
     reserve(there, "t", limits, TokenCounts(30, 0, 0))
-    here.hear("1", "t", there.totals("t"))
+    here.apply_report("1", "t", there.totals("t"))
     assert (here.in_progress("t"), here.used_today("t")) == (1, 80)
     here.forget("1")
     assert (here.in_progress("t"), here.used_today("t")) == (0, 50)
@@ -213,7 +213,7 @@ def test_of_a_process_that_is_gone_nothing_is_kept_when_its_minute_is_over() -> 
     reserved = reserve(gone, "t", LIMITS, TokenCounts(9, 0, 0))
     assert isinstance(reserved, Reservation)
     reserved.settle(TokenCounts(4, 5, 0))
-    here.hear("1", "t", gone.totals("t"))
+    here.apply_report("1", "t", gone.totals("t"))
     here.forget("1")
     assert {name: limit.used for name, limit in here.use("t", LIMITS).items()} == {
         "requests_per_minute": 1,
@@ -229,20 +229,20 @@ def test_a_process_that_goes_on_from_the_file_of_another_one_does_not_count_twic
     clock = ManualClock(0.0, 20_000 * DAY_S)
     before, other, after = (Ledger(PricesConfig(), clock, name) for name in ("file", "other", "run2"))
     before.restore("t", TokenCounts(40, 0, 0))
-    other.hear("run1", "t", before.totals("t"))
-    after.hear("run1", "t", before.totals("t"))
+    other.apply_report("run1", "t", before.totals("t"))
+    after.apply_report("run1", "t", before.totals("t"))
     other.forget("run1")
     after.forget("run1")
     spend(after, 5)
-    other.hear("run2", "t", after.totals("t"))
+    other.apply_report("run2", "t", after.totals("t"))
     assert (other.used_today("t"), after.used_today("t")) == (45, 45)
     after.adopt("file", {"t": TokenCounts(40, 0, 0), "only in the file": TokenCounts(7, 0, 0)})
     assert after.take_changed() >= {"t", "only in the file"}
-    other.hear("run2", "t", after.totals("t"))
+    other.apply_report("run2", "t", after.totals("t"))
     assert (other.used_today("t"), after.used_today("t")) == (45, 45)
     assert other.use("t", LIMITS)["requests_per_minute"].used == 1, "charged once, whatever it is called"
     assert after.used_today("only in the file") == 7
-    after.hear("run1", "t", before.totals("t"))  # it stops, and has not ended yet
+    after.apply_report("run1", "t", before.totals("t"))  # it stops, and has not ended yet
     assert after.used_today("t") == 45
 
 
@@ -250,13 +250,13 @@ def test_what_is_handed_over_is_reported_by_the_other_one() -> None:
     clock = ManualClock(0.0, 20_000 * DAY_S)
     here, there = (Ledger(PricesConfig(), clock, name) for name in ("here", "there"))
     spend(here, 5)
-    there.hear("1", "t", here.totals("t"))
+    there.apply_report("1", "t", here.totals("t"))
     here.take_changed()
     there.restore("t", TokenCounts(5, 0, 0))
     here.hand_over("t", TokenCounts(5, 0, 0))
     assert here.take_changed() == {"t"}
-    here.hear("2", "t", there.totals("t"))
-    there.hear("1", "t", here.totals("t"))
+    here.apply_report("2", "t", there.totals("t"))
+    there.apply_report("1", "t", here.totals("t"))
     assert (here.used_today("t"), there.used_today("t")) == (5, 5)
     here.hand_over("unknown", TokenCounts(5, 0, 0))
     assert here.tenants() == ["t"]
@@ -273,7 +273,7 @@ def test_a_report_that_comes_twice_is_counted_once() -> None:
     clock = ManualClock(0.0, 20_000 * DAY_S)
     here, there = (Ledger(PricesConfig(), clock, name) for name in ("here", "there"))
     spend(there, 5)
-    here.hear("1", "t", there.totals("t"))
+    here.apply_report("1", "t", there.totals("t"))
     used = here.use("t", LIMITS)
-    here.hear("1", "t", there.totals("t"))
+    here.apply_report("1", "t", there.totals("t"))
     assert here.use("t", LIMITS) == used
