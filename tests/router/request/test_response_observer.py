@@ -150,11 +150,8 @@ def test_a_prefill_half_reports_its_cost_and_what_it_handed_over() -> None:
     assert scene.prefill_ends == [("ok", 200, Usage(40, 16, 1))]
     prefilled = scene.observer.prefilled
     assert prefilled is not None
-    assert prefilled == (
-        b'{"do_remote_prefill": true, "remote_block_ids": [[1, 2, 3]]}',
-        130.0,
-        leg,
-    )  # now 100, lease 30
+    params = b'{"do_remote_prefill": true, "remote_block_ids": [[1, 2, 3]]}'
+    assert prefilled == (params, 130.0, leg), "now 100, lease 30"
     assert scene.record.prompt_tokens is None, "the client's answer is the other one"
 
 
