@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
+from router.lab.local_stack.preflight import free_ports
 from tests.abuse.raw import BENIGN, MB, dial
 from tests.abuse.watch import LoopProbe, Waits, cpu_s, loop_probe, peak_bytes, reset_peak
 from tests.e2e.conftest import LOCAL
-from tests.e2e.handover import free_ports
 from tests.fakes.engines import engine
 from tests.fakes.http2 import (
     CONTINUATION,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -20,17 +18,6 @@ from tests.fakes.gateway import Choice, Gateway
 HOST = "127.0.0.1"
 READ_TIMEOUT_S = 60.0
 LONGEST_BYTES = 1 << 24
-UNASSIGNED = 20_000, 32_000
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, below those that the system gives to whoever asks for any."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(*UNASSIGNED)
-        with suppress(OSError), socket.create_server((HOST, port)):
-            found.append(port)
-    return found
 
 
 def body_of(tokens: int, *, stream: bool) -> bytes:

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from router.lab.local_stack.preflight import free_ports
 from tests.e2e.chats import PATH, beside
 from tests.e2e.conftest import Json, RouterProcess
-from tests.e2e.handover import HOST, Connection, Load, Service, body_of, free_ports
+from tests.e2e.handover import HOST, Connection, Load, Service, body_of
 from tests.e2e.test_lifecycle import command, ended
 from tests.e2e.workers import all_up
 from tests.fakes.engines import engine, eventually
@@ -175,7 +176,7 @@ async def test_a_process_that_does_not_become_ready_changes_nothing(router_proce
                 async with command("serve", "--config", file, "--take-over") as new:
                     await eventually(lambda: b"a new process has the listening sockets" in old.log, STOP_S)
                     assert new.stderr is not None
-                    await new.stderr.readuntil(b"accepting connections when an engine is ready")
+                    await new.stderr.readuntil(b"for a ready engine before accepting connections")
                     before = load.answers.total()
                     await eventually(lambda: load.answers.total() > before + 50)
                     new.send_signal(signal.SIGTERM)

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from router.control.peers.experiments import COUNTS_S
+from router.lab.local_stack.preflight import free_ports
 from tests.e2e.chats import PATH, Said
 from tests.e2e.conftest import MODEL, Json, RouterProcess
-from tests.e2e.handover import free_ports
 from tests.e2e.workers import all_up, nothing_under_way, until
 from tests.fakes.engines import engine
 from tests.patience import PATIENCE_S

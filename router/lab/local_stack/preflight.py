@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -32,9 +32,11 @@ class TooLittleMemory(WarmrouteError):
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different ports that are free now. An engine binds its port only half a minute later, so the
-    ports lie below the range that Linux uses for connections and for binding to port 0. If that range is unknown
-    or no port below it is free, Linux chooses.
+    """Return `count` different ports that are free now and stay so until their servers start. An engine binds its port
+    only half a minute later, so each port lies below the range that Linux uses for connections and for binding to
+    port 0, and a connection left in TIME_WAIT reserves it for a minute: a server, which sets SO_REUSEADDR, may bind
+    the port and this function does not return it again, in any process. If the range is unknown or no port below it
+    is free, Linux chooses.
     """
     try:
         first_ephemeral = int(EPHEMERAL_PORTS.read_text().split()[0])
@@ -42,16 +44,24 @@ def free_ports(count: int) -> list[int]:
         first_ephemeral = 0
     candidates = range(LOWEST_PORT, max(first_ephemeral, LOWEST_PORT))
     shuffled = secrets.SystemRandom().sample(candidates, len(candidates))
-    with ExitStack() as stack:
-        probes: list[socket.socket] = []
-        for port in chain(shuffled, repeat(0)):
-            if len(probes) == count:
-                break
-            probe = stack.enter_context(socket.socket())
-            with suppress(OSError):  # in use
-                probe.bind(("127.0.0.1", port))
-                probes.append(probe)
-        return [probe.getsockname()[1] for probe in probes]
+    ports: list[int] = []
+    for port in chain(shuffled, repeat(0)):
+        if len(ports) == count:
+            break
+        with suppress(OSError):  # in use
+            ports.append(_reserve(port))
+    return ports
+
+
+def _reserve(port: int) -> int:
+    """Return the port that was bound, which a connection in TIME_WAIT now reserves. Raises OSError if it is in use."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", port))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # inherited by what is left in TIME_WAIT
+        listening.listen()
+        with socket.create_connection(listening.getsockname()):
+            listening.accept()[0].close()  # whose side closes first waits
+        return int(listening.getsockname()[1])
 
 
 def choose_ports(config: LocalStackConfig) -> tuple[LocalStackConfig, list[int]]:

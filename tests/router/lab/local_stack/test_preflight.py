@@ -32,6 +32,15 @@ def test_free_ports_are_not_given_to_others_who_ask_the_system_for_one() -> None
     assert all(preflight.LOWEST_PORT <= port < first_ephemeral for port in ports)
 
 
+def test_free_ports_are_reserved_for_servers() -> None:
+    (port,) = preflight.free_ports(1)
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("127.0.0.1", port))
+    for host in ("127.0.0.1", "0.0.0.0"):
+        socket.create_server((host, port)).close()
+        socket.create_server((host, port), reuse_port=True).close()
+
+
 def test_a_taken_port_is_refused_in_one_line() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
