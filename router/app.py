@@ -186,7 +186,7 @@ class App:
             if join:
                 await self.join_replicas()
         if core.duty.held:
-            self._take_duties()
+            await self._take_duties()
             core.control.log_start()
             if core.peers is not None:
                 await core.peers.listen()  # this process may have taken the duties while it was joining
@@ -199,11 +199,11 @@ class App:
             core.follow_sources()
         self._readiness.started = True
 
-    def _take_duties(self) -> None:
+    async def _take_duties(self) -> None:
         """Take over the duties of this host (`Duty`). Raises ConfigError for a bad usage file."""
         for feature in self.features.values():
             feature.take_duties()
-        self.core.take_duties()
+        await self.core.take_duties()
 
     async def _take_over_duties(self) -> None:
         """Take over the duties of a worker that has ended or is stopping."""
@@ -211,9 +211,7 @@ class App:
         if self._readiness.stopping:
             return
         log.info("this worker has the duties of this host from now on")
-        if core.file is not None:
-            await core.control.follow_file(core.file)
-        self._take_duties()
+        await self._take_duties()
         core.follow_sources()
         await self._listeners.take_duties()
         if core.peers is not None:

@@ -36,7 +36,7 @@ from router.config.reader import (
 from router.config.validation_errors import describe_unknown
 from router.control import proposals
 from router.control.duty import Duty
-from router.control.proposals import Proposal
+from router.control.proposals import PolicyFiles, Proposal
 from router.control.splits import SplitGuard
 from router.control.summaries import SwitchSummary, describe_experiment, describe_policies
 from router.control.switch import ADMIN, FILES, REPLICAS, PolicySwitch, SwitchListener, SwitchRequest
@@ -65,9 +65,7 @@ class SourceFailure(NamedTuple):
 
 
 class Control:
-    """Changes the policies of `scheduler`. `file` is the main configuration file that `scheduler` was built from;
-    None if there is none, or if another process of this host watches it. `duty` is None if this is the only
-    process.
+    """Changes the policies of `scheduler`. `duty` is None if this is the only process.
 
     An operator's operation that raises `ConfigError`, `NotFound` or `ControlConflict` has changed nothing.
     """
@@ -78,7 +76,6 @@ class Control:
         recent_records: RecentRecords,
         audit: AuditLog,
         clock: Clock,
-        file: Path | str | None = None,
         duty: Duty | None = None,
     ) -> None:
         self.audit = audit
@@ -90,14 +87,10 @@ class Control:
         self._clock = clock
         self._registry = load_registry()
         self._switch = PolicySwitch(scheduler, recent_records, audit, clock, duty)
-        self._file = None if file is None else Path(file)
-        # The baseline for changes that need a restart. Its settings are those of the files and not of the policies in
-        # force, which may have been chosen otherwise at the start (`serve --policy`).
-        self._first_read = None if self._file is None else proposals.read_files(self._file)
-        self._folder = None if self._first_read is None else self._first_read.folder
-        self._file_settings = (
-            proposals.extract_settings(self.policy_set) if self._first_read is None else self._first_read.settings
-        )
+        self._file: Path | None = None  # the main configuration file; None: changes of files are not applied here
+        self._folder: Path | None = None  # of policies
+        self._first_read: PolicyFiles | None = None  # the baseline for changes that need a restart
+        self._file_settings = proposals.extract_settings(self.policy_set)
 
     def log_start(self) -> None:
         """Log the policies that this router starts with. Called by the process on duty if no other process of its
@@ -223,8 +216,9 @@ class Control:
     # files
 
     async def follow_file(self, file: Path) -> None:
-        """Apply changes of the configuration files from now on, in place of a process that has ended, which had
-        applied the earlier changes.
+        """Apply later changes of the main configuration file `file` and its folder of policies. The policies in force
+        stay, also where they differ from the files: `serve --policy` chose another one, or an operator did while
+        another process of the host had the duties.
         """
         self._file = file
         try:

@@ -150,8 +150,7 @@ class Core:
         config, scheduler, held = self.config, self.scheduler, self.duty.held
         audit = AuditLog(config.admin.audit_file, writes=held)
         self.recent_records = RecentRecords(config.records.keep)
-        file = self.file if held else None
-        self.control = Control(scheduler, self.recent_records, audit, self.clock, file, self.duty)
+        self.control = Control(scheduler, self.recent_records, audit, self.clock, self.duty)
         self.metrics = Metrics(lambda model: scheduler.fleet.resolve(model) is not None)
         self.client_keys = build_client_keys(config, self.key_secret)
         self.snapshots: snapshots.Snapshots | None = None  # None: there are none
@@ -192,13 +191,15 @@ class Core:
         self.bootstrap.start()
         self._follow_sources(STATIC)
 
-    def take_duties(self) -> None:
-        """Start what one process of a host does for all: write the audit log and index snapshots, watch the
-        configuration files.
+    async def take_duties(self) -> None:
+        """Start what one process of a host does for all: write the audit log and index snapshots, apply changes of
+        the configuration files.
         """
         self.control.audit.writes = True
-        if self.config.watch and self.file is not None:
-            self.tasks.supervise("files", partial(background.follow_files, self.control))
+        if self.file is not None:
+            await self.control.follow_file(self.file)
+            if self.config.watch:
+                self.tasks.supervise("files", partial(background.follow_files, self.control))
         if self.snapshots is not None:
             self.snapshots.start()
 

@@ -46,7 +46,7 @@ async def test_of_a_killed_worker_only_its_own_requests_fail(router_process, fle
     """A stream at each of three workers, one of which is killed; twice, and each time another comes."""
     async with engine(**SLOW) as a, engine(**SLOW) as b, router_process(fleet_config([a, b], workers=3)) as r:
         found = await all_up(r)
-        before = descriptors(found[0]["pid"])
+        before = descriptors(r.pid)
         lost = 0
         for _ in range(2):
             victim = found[1]
@@ -60,9 +60,9 @@ async def test_of_a_killed_worker_only_its_own_requests_fail(router_process, fle
             lost += sum(isinstance(end, BaseException) or not end.ok for end in ends_by_run.values())
             found = await all_up(r, but=[victim["pid"]])
         await until(lambda: nothing_under_way(r))
-        left = descriptors(found[0]["pid"]) - before
+        left = descriptors(r.pid) - before
         measured("requests of other workers that a killed worker took along", lost, 0, "requests")
-        measured("descriptors that two killed workers left in the leader", left, 4, "descriptors")
+        measured("descriptors that two killed workers left in the supervisor", left, 4, "descriptors")
         await eventually(lambda: a.gauges().running + b.gauges().running == 0)
 
 
@@ -74,35 +74,37 @@ async def booked(router: RouterProcess, requests: int) -> bool:
 async def test_a_new_router_takes_the_port_while_the_last_workers_of_the_killed_one_finish(
     router_process, fleet_config
 ) -> None:
-    """The leader is killed: whoever supervises it starts it again, at once."""
+    """The supervisor is killed: a service manager starts the router again, at once."""
     async with engine(**SLOW) as a:
         config = fleet_config([a], workers=2)
         async with router_process(config) as r:
-            leader, follower = await all_up(r)
+            found = await all_up(r)
             port = int(r.url.rpartition(":")[2])
             async with Clients(r) as clients:
-                task = asyncio.create_task(say(clients.by_run[follower["run"]], "go on", **LONG))
+                task = asyncio.create_task(say(clients.each[0], "go on", **LONG))
                 await until(lambda: booked(r, 1))
-                os.kill(leader["pid"], signal.SIGKILL)
-                await eventually(lambda: b"the channel to the leader closed" in r.log)
+                r.process.kill()
+                await eventually(lambda: r.log.count(b"the channel to the supervisor closed") == 2)
                 async with router_process(config | {"listen": config["listen"] | {"port": port}}) as again:
                     assert (await Chat(again, "hello").turn()).ok
                     assert (await task).ok
-                    await eventually(lambda: not alive(follower["pid"]))
+                    await eventually(lambda: not any(alive(one["pid"]) for one in found))
                     assert len(await all_up(again)) == 2
 
 
 @pytest.mark.abuse
-async def test_leader_and_worker_killed_together_leave_nothing(router_process, fleet_config) -> None:
+async def test_supervisor_and_worker_killed_together_leave_nothing(router_process, fleet_config) -> None:
     async with engine(**SLOW) as a, router_process(fleet_config([a], workers=2)) as r:
         found = await all_up(r)
+        victim = found[0]
         async with Clients(r) as clients:
-            tasks = [asyncio.create_task(say(client, "go on", **LONG)) for client in clients.each]
+            tasks = {run: asyncio.create_task(say(client, "go on", **LONG)) for run, client in clients.by_run.items()}
             await until(lambda: booked(r, 2))
-            for one in found:
-                os.kill(one["pid"], signal.SIGKILL)
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(end, httpx.TransportError) for end in ends)
+            r.process.kill()
+            os.kill(victim["pid"], signal.SIGKILL)
+            ends = dict(zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True))
+        assert isinstance(ends.pop(victim["run"]), httpx.TransportError)
+        assert all(end.ok for end in ends.values())
         await eventually(lambda: not any(alive(one["pid"]) for one in found))
         await eventually(lambda: a.gauges().running == 0)
 
@@ -122,8 +124,8 @@ async def test_sighup_ends_nobody_and_applies_the_files(router_process, fleet_co
                 changed = json.loads((tmp_path / "router.yaml").read_text())
                 changed["policies"]["other"] = {"scorers": [{"name": "least_requests"}]}
                 (tmp_path / "router.yaml").write_text(json.dumps(changed | {"active": "other"}))
-                for one in found:
-                    os.kill(one["pid"], signal.SIGHUP)
+                for pid in (r.pid, *(one["pid"] for one in found)):
+                    os.kill(pid, signal.SIGHUP)
                 assert all([(await task).ok for task in tasks])
             await until(lambda: in_force(r, "other"))
             assert [one["pid"] for one in await all_up(r)] == [one["pid"] for one in found]

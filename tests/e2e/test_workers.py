@@ -185,6 +185,24 @@ async def test_a_switch_is_in_force_in_every_worker_when_it_is_answered(router_p
         assert [one["policies"] for one in await workers(r)] == before
 
 
+@pytest.mark.parametrize("watch", [True, False])
+async def test_changes_of_the_files_are_in_force_in_every_worker(router_process, fleet_config, tmp_path, watch) -> None:
+    """As soon as they are seen, or at SIGHUP."""
+    async with engine() as a:
+        config = fleet_config([a], workers=2, policies={"other": OTHER}, watch=watch)
+        async with router_process(config) as r:
+            await all_up(r)
+            file = tmp_path / "router.yaml"
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"active": "other"}))
+            if not watch:
+                r.process.send_signal(signal.SIGHUP)
+            await until(lambda: all_follow(r, "other"))
+
+
+async def all_follow(router: RouterProcess, policy: str) -> bool:
+    return all(list(one["policies"]) == [policy] for one in await workers(router))
+
+
 async def test_draining_holds_in_every_worker_and_in_one_that_comes_later(router_process, fleet_config) -> None:
     async with engine(name="a") as a, engine(name="b") as b:
         fleet = [{"url": a.url, "name": "a"}, {"url": b.url, "name": "b"}]

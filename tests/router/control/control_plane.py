@@ -83,7 +83,6 @@ class ControlPlane:
         *,
         running: ExperimentConfig | None = None,
         audit: AuditLog | None = None,
-        file: Path | None = None,
         clock: Clock | None = None,
         active: str = "near",
         duty: Duty | None = None,
@@ -95,9 +94,16 @@ class ControlPlane:
         knowledge = KvIndexer(BlockIndex(RING, 100), SpeculativeBlocks(5.0), ApproximateBlocks(100, 60.0), self.clock)
         desk = Selector(PolicySet(policies, active, running), seed=1)
         self.core = Scheduler(Fleet(schema.FleetConfig()), knowledge, desk, self.clock, 10)
-        self.control = Control(self.core, self.ring, self.audit, self.clock, file, duty)
+        self.control = Control(self.core, self.ring, self.audit, self.clock, duty)
         if duty is None or duty.held:
             self.control.log_start()
+
+    @classmethod
+    async def following(cls, file: Path, clock: Clock | None = None) -> ControlPlane:
+        """One that applies changes of the files."""
+        made = cls(clock=clock)
+        await made.control.follow_file(file)
+        return made
 
     @property
     def active(self) -> str:

@@ -51,7 +51,7 @@ async def test_a_saved_file_takes_effect_and_a_broken_one_heals(tmp_path: Path) 
     inline = ", ".join(f"{name}: {{{text}}}" for name, text in TEXTS.items())
     text = f"fleet: {{instances: [{{url: 'http://127.0.0.1:1'}}]}}\npolicies: {{{inline}}}\nactive: "
     main.write_text(text + "near\n")
-    house = ControlPlane(file=main, clock=SystemClock())
+    house = await ControlPlane.following(main, SystemClock())
     tasks = Tasks("test")
     tasks.supervise("files", lambda: background.follow_files(house.control))
     try:

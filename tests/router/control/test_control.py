@@ -473,7 +473,7 @@ def files(tmp_path: Path) -> Files:
 
 
 async def test_a_changed_admission_section_takes_effect_and_a_wrong_one_does_not(files: Files) -> None:
-    house = ControlPlane(file=files.main)
+    house = await ControlPlane.following(files.main)
     files.say("near", "admission: {enabled: true, rule: {name: concurrency, per_target: 3}}\n")
     assert await house.control.reload_files()
     assert house.control.policy_set.admission.rule.model_extra == {"per_target": 3}
@@ -488,7 +488,7 @@ async def test_a_changed_admission_section_takes_effect_and_a_wrong_one_does_not
 
 
 async def test_files_that_say_what_is_in_force_change_nothing(files: Files) -> None:
-    house = ControlPlane(file=files.main)
+    house = await ControlPlane.following(files.main)
     switch = await house.control.reload_files()
     assert switch is not None
     assert switch.changed is False
@@ -497,7 +497,7 @@ async def test_files_that_say_what_is_in_force_change_nothing(files: Files) -> N
 
 
 async def test_a_changed_file_takes_effect(files: Files) -> None:
-    house = ControlPlane(file=files.main)
+    house = await ControlPlane.following(files.main)
     house.decided(crowded_holder())
     files.say("far")
     switch = await house.control.reload_files()
@@ -518,7 +518,7 @@ async def test_a_changed_file_takes_effect(files: Files) -> None:
 
 
 async def test_a_broken_file_changes_nothing_and_heals(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    house = ControlPlane(file=files.main)
+    house = await ControlPlane.following(files.main)
     before = house.control.policy_set
     for broken in (BROKEN, "scorers: [", BROKEN):
         files.policy("far", broken)
@@ -533,7 +533,7 @@ async def test_a_broken_file_changes_nothing_and_heals(files: Files, caplog: pyt
 
 
 async def test_the_same_error_is_logged_once(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    house = ControlPlane(file=files.main)
+    house = await ControlPlane.following(files.main)
     files.say("nobody")
     for _ in range(3):
         assert await house.control.reload_files() is None
@@ -542,7 +542,7 @@ async def test_the_same_error_is_logged_once(files: Files, caplog: pytest.LogCap
 
 
 async def test_an_untouched_file_undoes_nothing_that_was_done_here(files: Files) -> None:
-    house = ControlPlane(file=files.main)
+    house = await ControlPlane.following(files.main)
     await house.control.put_policy("far", TEXTS["other"], "ann", activate=True)
     files.policy("third", TEXTS["near"])
     assert await house.control.reload_files()
@@ -556,7 +556,7 @@ async def test_an_untouched_file_undoes_nothing_that_was_done_here(files: Files)
 async def test_a_policy_chosen_at_the_start_stays_until_the_files_say_another(files: Files) -> None:
     """`serve --policy NAME`: in force is not what the files say, and another change of theirs is no reason."""
     files.say("far")
-    house = ControlPlane(file=files.main)  # which has `near` in force
+    house = await ControlPlane.following(files.main)  # which has `near` in force
     files.policy("other", "scorers: [{name: random}]")
     assert await house.control.reload_files()
     assert house.active == "near"
@@ -566,7 +566,7 @@ async def test_a_policy_chosen_at_the_start_stays_until_the_files_say_another(fi
 
 
 async def test_a_policy_in_use_does_not_vanish_with_its_file(files: Files) -> None:
-    house = ControlPlane(file=files.main)
+    house = await ControlPlane.following(files.main)
     await house.control.activate("far", "ann")
     (files.folder / "far.yaml").unlink()
     assert await house.control.reload_files() is None
@@ -578,7 +578,7 @@ async def test_a_policy_in_use_does_not_vanish_with_its_file(files: Files) -> No
 
 
 async def test_what_needs_a_restart_is_named(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    house = ControlPlane(file=files.main)  # a change right after the start counts, too
+    house = await ControlPlane.following(files.main)  # a change right after the start counts, too
     files.say("far", "limits: {grace_s: 1}\nlog: {level: debug}\n")
     assert await house.control.reload_files()
     assert house.active == "far"
