@@ -47,6 +47,7 @@ from router.scheduling.scheduler import Scheduler
 from router.scheduling.scheduling_request import SchedulingRequest
 from router.scheduling.shortlist import SMALL
 from router.tenants.directory import TenantDirectory
+from router.tenants.tenant import Tenant
 from scorers.contract import Needs
 
 
@@ -97,28 +98,10 @@ class Explain:
 
     async def explain(self, request: ExplainRequest) -> dict[str, Any]:
         """Return the decision as plain JSON types. Raises NoTarget, or `RequestRefused` as the router would."""
-        session = as_name(request.session)
-        lineage = None if session is None else make_lineage(session, as_name(request.parent))
-        headers = RequestHeaders(lineage, request.ttft_ms, request.tpot_ms)
         tenant = None
         if request.client is not None and self.tenants is not None:
             tenant = self.tenants.find(request.client)
-        scope = None if tenant is None else tenant.scope
-
-        async def read(body: bytes) -> Prompt:
-            fields = request.path, request.content_type, body, self.read_options, headers, scope
-            prompt = await asyncio.to_thread(read_prompt, *fields)
-            self.scheduler.conversations.preview(prompt)
-            return prompt
-
-        prompt = await read(request.body)
-        if prompt.model is None:
-            name_model(prompt, self.scheduler.fleet, tenant)
-        check_allowed(prompt.model, tenant)
-        name = prompt.model
-        if self.resolve_name is not None:
-            prompt = await self.resolve_name(prompt, request.body, tenant, read)
-        served = resolve_model(prompt, self.scheduler, name)
+        prompt, served = await self._read(request, tenant)
         known = await self._tokenize(prompt, served)
         record = self._create_record(request, prompt)
         placement = self._place(request, prompt, record)
@@ -152,6 +135,28 @@ class Explain:
             "notes": [note for note in notes if note is not None],
             "decision": description,
         }
+
+    async def _read(self, request: ExplainRequest, tenant: Tenant | None) -> tuple[Prompt, ServedModel | None]:
+        """Return the prompt, aliases resolved, and the model that serves it."""
+        session = as_name(request.session)
+        lineage = None if session is None else make_lineage(session, as_name(request.parent))
+        headers = RequestHeaders(lineage, request.ttft_ms, request.tpot_ms)
+        scope = None if tenant is None else tenant.scope
+
+        async def read(body: bytes) -> Prompt:
+            fields = request.path, request.content_type, body, self.read_options, headers, scope
+            prompt = await asyncio.to_thread(read_prompt, *fields)
+            self.scheduler.conversations.preview(prompt)
+            return prompt
+
+        prompt = await read(request.body)
+        if prompt.model is None:
+            name_model(prompt, self.scheduler.fleet, tenant)
+        check_allowed(prompt.model, tenant)
+        name = prompt.model
+        if self.resolve_name is not None:
+            prompt = await self.resolve_name(prompt, request.body, tenant, read)
+        return prompt, resolve_model(prompt, self.scheduler, name)
 
     async def _tokenize(self, prompt: Prompt, served: ServedModel | None) -> TokenizedPrompt | UnknownIds:
         """Return token ids and block keys as a request would get them, whether or not a policy in use needs

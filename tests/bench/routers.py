@@ -72,9 +72,15 @@ def _family(pid: int) -> list[int]:
 
 @contextmanager
 def warmroute(
-    backends: Sequence[int], folder: Path, settings: Mapping[str, Any] = EVEN, name: str = "warmroute"
+    backends: Sequence[int],
+    folder: Path,
+    settings: Mapping[str, Any] = EVEN,
+    name: str = "warmroute",
+    code: Path = ROOT,
 ) -> Iterator[Running]:
-    """Run our router. `settings` are top-level sections of the configuration, beside listeners, fleet and log."""
+    """Run our router, of the checkout `code`. `settings` are top-level sections of the configuration, beside listeners,
+    fleet and log.
+    """
     port, admin = free_ports(2)
     config = {
         "listen": {"host": "127.0.0.1", "port": port},
@@ -86,7 +92,7 @@ def warmroute(
     file = folder / f"{name}.yaml"
     file.write_text(json.dumps(config))  # JSON is YAML
     command = [sys.executable, "-m", "router", "serve", "--config", str(file)]
-    with _running(name, command, port, "/ready", folder, admin) as running:
+    with _running(name, command, port, "/ready", folder, admin, code) as running:
         yield running
 
 
@@ -133,10 +139,12 @@ def start_all(
 
 
 @contextmanager
-def _running(name: str, command: list[str], port: int, ready: str, folder: Path, admin: int = 0) -> Iterator[Running]:
+def _running(
+    name: str, command: list[str], port: int, ready: str, folder: Path, admin: int = 0, code: Path = ROOT
+) -> Iterator[Running]:
     log = folder / f"{name}.log"
     with log.open("ab") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=code, start_new_session=True)
     try:
         _wait_for(f"http://127.0.0.1:{port}{ready}", process, log)
         yield Running(name, port, process.pid, admin)
@@ -159,9 +167,9 @@ def engines(
 
 
 @contextmanager
-def child(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def child(command: list[str], code: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process that is stopped when the block is left; its standard output can be read."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=code, start_new_session=True)
     try:
         yield process
     finally:

@@ -83,34 +83,13 @@ async def serve_router(
     passed = take_passed_sockets(os.environ, os.getpid())
     sockets = ListeningSockets(predecessor.sockets if predecessor is not None else passed)
     app = _build_router(config, file, sockets, only_picker=only_picker)
-    stop, serving, started = asyncio.Event(), asyncio.current_task(), False
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        stop.set()
-        if not started and serving is not None:
-            serving.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, app.reload)
-    try:
-        await app.start(hold=sockets.handed_over, join=predecessor is None)
-    except asyncio.CancelledError:
-        if not stop.is_set():
-            raise
-        log.info("stopped while starting")
+    stop = asyncio.Event()
+    if not await _start(app, stop, hold=sockets.handed_over, join=predecessor is None):
         return
-    started = True
     if sockets.handed_over:
         await _open_when_ready(app, sockets, stop, predecessor)
     tune_interpreter()
-    for line in list_exposures(config):
-        log.warning(line)
-    log.info("%s", describe_build())
-    log.info("listening on %s:%d, admin on %s:%d", config.listen.host, app.port, config.admin.host, app.admin_port)
-    if config.metrics.port is not None:
-        log.info("metrics on %s:%d", config.metrics.host, app.metrics_port)
+    _log_start(config, app)
     notify_service_manager("READY=1")
     owner = Tasks("serve")
     owner.spawn("when ready", _call_when_ready(app, when_ready))
@@ -135,6 +114,38 @@ def _build_router(config: schema.Config, file: Path | None, sockets: ListeningSo
     from router.app import App
 
     return App(config, file=file, only_picker=only_picker, sockets=sockets)
+
+
+async def _start(app: Router, stop: asyncio.Event, *, hold: bool, join: bool) -> bool:
+    """Start the router; from now on SIGTERM and SIGINT set `stop`. Return False if one of them ended the start."""
+    starting, task, loop = True, asyncio.current_task(), asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        if starting and task is not None:
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGHUP, app.reload)
+    try:
+        await app.start(hold=hold, join=join)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        log.info("stopped while starting")
+        return False
+    starting = False
+    return True
+
+
+def _log_start(config: schema.Config, app: Router) -> None:
+    for line in list_exposures(config):
+        log.warning(line)
+    log.info("%s", describe_build())
+    log.info("listening on %s:%d, admin on %s:%d", config.listen.host, app.port, config.admin.host, app.admin_port)
+    if config.metrics.port is not None:
+        log.info("metrics on %s:%d", config.metrics.host, app.metrics_port)
 
 
 async def _open_when_ready(

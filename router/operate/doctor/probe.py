@@ -14,7 +14,6 @@ import secrets
 import zlib
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import cycle, islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -58,6 +57,33 @@ class _Kind(NamedTuple):
     salt: str | None = None
 
 
+class _Rank(NamedTuple):
+    """One rank of an instance, to which prompts are sent. `several`: the instance has more ranks."""
+
+    instance: str
+    model: str
+    client: httpx.AsyncClient
+    number: int
+    several: bool
+
+    @property
+    def target(self) -> TargetId:
+        return TargetId(f"{self.instance}/{self.number}")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        rank = {"x-data-parallel-rank": str(self.number)} if self.several else {}
+        return {"content-type": "application/json"} | rank
+
+
+class _Promise(NamedTuple):
+    """The prompt's blocks, and what the engine's events say of them."""
+
+    keys: Sequence[Key]
+    wanted_tokens: int  # of whole blocks
+    held_tokens: int | None  # of these, announced by events; None: no events come
+
+
 class _Sent(NamedTuple):
     keys: Sequence[Key]  # of the prompt; empty if its ids are unknown
     result: KindProbe
@@ -97,8 +123,8 @@ class EngineProber:
         await self._listener.wait(lambda: all(stream.opened for stream in streams.values()), OPEN_TIMEOUT_S)
         ranks = sorted({*survey.gauges, *(stream.endpoint.rank for stream in streams.values())}) or [0]
         size = survey.block_tokens or DEFAULT_BLOCK_TOKENS
-        send = partial(self._send_twice, config, model, client=client, several=len(ranks) > 1)
-        plain = {rank: send(_plain(model, _text(size)), size, rank=rank) for rank in ranks}
+        at = {rank: _Rank(config.id, model, client, rank, len(ranks) > 1) for rank in ranks}
+        plain = {rank: self._send_twice(at[rank], _plain(model, _text(size)), size) for rank in ranks}
         answered = await self._run(plain, end_s)
         described = await self._describe_streams(config, answered)
         kinds = [answered[rank].result if rank in answered else NO_ANSWER for rank in ranks]
@@ -108,9 +134,8 @@ class EngineProber:
             size = (observed.block_tokens if observed else None) or size
             waits = observed is not None and observed.own
             others = _other_kinds(model, survey.adapters, size)
-            more = await self._run(
-                {kind.name: send(kind, size, rank=ranks[0], waits=waits) for kind in others}, end_s - LAST_S
-            )
+            prompts = {kind.name: self._send_twice(at[ranks[0]], kind, size, waits=waits) for kind in others}
+            more = await self._run(prompts, end_s - LAST_S)
             kinds += [sent.result for sent in more.values()]
             unfinished = [kind.name for kind in others if kind.name not in more]
         host, params = await self._ask_transfer(config, model, size, client)
@@ -144,56 +169,51 @@ class EngineProber:
             described.append(self._listener.describe(target, rank, own=own, found_at=found_at))
         return described
 
-    async def _send_twice(
-        self,
-        config: InstanceConfig,
-        model: str,
-        kind: _Kind,
-        block_tokens: int,
-        *,
-        client: httpx.AsyncClient,
-        rank: int,
-        several: bool,
-        waits: bool = True,
-    ) -> _Sent:
+    async def _send_twice(self, rank: _Rank, kind: _Kind, block_tokens: int, *, waits: bool = True) -> _Sent:
         """Send a prompt twice. Return its keys, and the promised and delivered tokens. `waits`: for its events."""
         body = msgspec.json.encode(kind.body)
-        headers = {"content-type": "application/json"} | ({"x-data-parallel-rank": str(rank)} if several else {})
         prompt = read_prompt(kind.path, "application/json", body, self._options)
-        known = await self._tokenize(prompt, config.id, model)
-        target, promised = TargetId(f"{config.id}/{rank}"), None
+        known = await self._tokenize(prompt, rank.instance, rank.model)
         if isinstance(known, TokenizedPrompt) and kind.salt is None:
-            self._listener.expect(target, ExpectedPrompt(known.ids, kind.adapter))
-        first = await _post(client, kind.path, body, headers)
+            self._listener.expect(rank.target, ExpectedPrompt(known.ids, kind.adapter))
+        first = await _post(rank.client, kind.path, body, rank.headers)
         if isinstance(first, str):
             return _Sent((), KindProbe(kind.name, first))
-        keys: Sequence[Key] = ()
-        counted, wanted = None, 0
+        promise = _Promise((), 0, None)
+        why, counted = None, None
         if isinstance(known, TokenizedPrompt):
             counted = len(known.ids) if known.complete else None
-            observed = self._listener.streams.get(target)
-            keys = self._keys(known, model, kind, block_tokens)
-            wanted = max(0, len(known.ids) - known.complete) // block_tokens
-            if observed is not None and observed.opened:
-                await self._listener.wait(
-                    lambda: self._listener.held_blocks(target, keys) >= wanted, EVENTS_TIMEOUT_S if waits else 0.0
-                )
-                if observed.block_tokens not in (None, block_tokens):
-                    block_tokens = observed.block_tokens or block_tokens
-                    keys = self._keys(known, model, kind, block_tokens)
-                    wanted = max(0, len(known.ids) - known.complete) // block_tokens
-                promised = min(self._listener.held_blocks(target, keys), wanted) * block_tokens
-        second = await _post(client, kind.path, body, headers)
+            promise = await self._read_promise(rank, kind, known, block_tokens, EVENTS_TIMEOUT_S if waits else 0.0)
+        else:
+            why = known
+        second = await _post(rank.client, kind.path, body, rank.headers)
         if isinstance(second, str):
-            return _Sent(keys, KindProbe(kind.name, second))
-        why = None if isinstance(known, TokenizedPrompt) else known
-        known_tokens = wanted * block_tokens
-        counts = counted, first.prompt_tokens, known_tokens, promised, second.cached_tokens
-        return _Sent(keys, KindProbe(kind.name, None, why, *counts))
+            return _Sent(promise.keys, KindProbe(kind.name, second))
+        counts = counted, first.prompt_tokens, promise.wanted_tokens, promise.held_tokens, second.cached_tokens
+        return _Sent(promise.keys, KindProbe(kind.name, None, why, *counts))
 
-    def _keys(self, known: TokenizedPrompt, model: str, kind: _Kind, block_tokens: int) -> list[Key]:
+    async def _read_promise(
+        self, rank: _Rank, kind: _Kind, known: TokenizedPrompt, block_tokens: int, timeout_s: float
+    ) -> _Promise:
+        """Wait up to `timeout_s` for the events of a prompt that was answered. Their block size replaces
+        `block_tokens`.
+        """
+        target, observed = rank.target, self._listener.streams.get(rank.target)
+        keys, wanted = self._split(known, rank.model, kind, block_tokens)
+        if observed is None or not observed.opened:
+            return _Promise(keys, wanted * block_tokens, None)
+        await self._listener.wait(lambda: self._listener.held_blocks(target, keys) >= wanted, timeout_s)
+        if observed.block_tokens not in (None, block_tokens):
+            block_tokens = observed.block_tokens or block_tokens
+            keys, wanted = self._split(known, rank.model, kind, block_tokens)
+        held = min(self._listener.held_blocks(target, keys), wanted)
+        return _Promise(keys, wanted * block_tokens, held * block_tokens)
+
+    def _split(self, known: TokenizedPrompt, model: str, kind: _Kind, block_tokens: int) -> tuple[list[Key], int]:
+        """Return the keys of the prompt's blocks, and the number of blocks that an engine may keep."""
         root = self._listener.keyring.root(model, kind.adapter, kind.salt)
-        return self._listener.keyring.chain(root, known.ids, block_tokens)
+        keys = self._listener.keyring.chain(root, known.ids, block_tokens)
+        return keys, max(0, len(known.ids) - known.complete) // block_tokens
 
     async def _tokenize(self, prompt: Prompt, instance: str, model: str) -> TokenizedPrompt | str:
         """Return the prompt's ids as the router finds them, or the reason why it finds none."""
