@@ -106,7 +106,10 @@ class Request:
 
     def find(self, kind: type[Part]) -> Part | None:
         """Return the part of this class; None if there is none."""
-        return next((part for part in self.held if isinstance(part, kind)), None)
+        for part in self.held:  # a generator would cost more than the rest of the lookup
+            if isinstance(part, kind):
+                return part
+        return None
 
     def on_placed(self, ticket: Ticket) -> None:
         """Notify all parts that the request is booked."""

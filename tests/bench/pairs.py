@@ -1,30 +1,29 @@
 """Two checkouts beside each other: the router's CPU time in this one over that in the other, row by row.
 
-    python -m tests.bench.pairs CHECKOUT [--only ROW ...] [--starts 3] [--turns 40]
+    python -m tests.bench.pairs CHECKOUT [--only ROW ...] [--starts 8] [--turns 16]
 
 Both routers run at once, in front of the same engines, and get the same requests in turns of a fraction of a second, so
-that a busy machine slows both. The ratio is the median over a start's turns; several starts, because two processes of
-the same code differ by a few per cent. Pass a copy of this checkout to see by how much. Builds must be alike: both
-compiled or both pure.
+that a busy machine slows both, and on the same core, away from engines and load. The ratio is the median over a start's
+turns; several starts, because two processes of the same code differ. Pass a copy of this checkout to see by how much.
+Builds must be alike: both compiled or both pure.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
 from router.lab.emulator.vocabulary import DATA
 from tests.bench import load, routers
@@ -38,8 +37,10 @@ from tests.bench.prompts import Chat, Words
 from tests.bench.routers import EVEN, ROOT, Running
 from tests.bench.tenants import KEY, tenant_settings
 
+CORES = sorted(os.sched_getaffinity(0))
+ROUTER_CORES, OTHER_CORES = CORES[:1], CORES[1:] or CORES
 WARM_UP = 2  # turns
-INDEX_BLOCKS = 60_000
+INDEX_BLOCKS = 20_000
 
 Settings = Callable[[Path], Mapping[str, Any]]
 Turn = Callable[[], float]
@@ -71,8 +72,8 @@ def warm(folder: Path) -> Mapping[str, Any]:
 
 ROWS = {
     "small": PairRow(SMALL.shrunk(16), even),
-    "large": PairRow(LARGE.shrunk(16), even),
-    "chunk": PairRow(CHUNK.shrunk(3), even),
+    "large": PairRow(LARGE.shrunk(32), even),
+    "chunk": PairRow(replace(CHUNK, requests=8, connections=8), even),
     "tenants": PairRow(SMALL.shrunk(16), tenant_settings, key=KEY),
     "workers": PairRow(SMALL.shrunk(16), two_workers),
     "precise-small": PairRow(
@@ -147,11 +148,23 @@ def start(
 ) -> list[Running]:
     """Start the router of each checkout."""
     running = []
-    for number, code in enumerate(checkouts):
-        own = folder / str(number)
-        own.mkdir(exist_ok=True)
-        running.append(stack.enter_context(routers.warmroute(backends, own, settings(own), code=code)))
+    with on_cores(ROUTER_CORES):
+        for number, code in enumerate(checkouts):
+            own = folder / str(number)
+            own.mkdir(exist_ok=True)
+            running.append(stack.enter_context(routers.warmroute(backends, own, settings(own), code=code)))
     return running
+
+
+@contextmanager
+def on_cores(cores: list[int]) -> Iterator[None]:
+    """Run this process, and what it starts, on these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def check(running: Sequence[Running], settings: Settings) -> None:
@@ -171,7 +184,7 @@ def ratios(name: str, checkouts: Sequence[Path], starts: int, turns: int) -> lis
     """Return the median ratio of each start. Raises LoadFailed, NotMeasured and InstallFailed."""
     found = []
     for number in range(starts):
-        with tempfile.TemporaryDirectory(prefix="warmroute-pairs-") as folder:
+        with tempfile.TemporaryDirectory(prefix="warmroute-pairs-") as folder, on_cores(OTHER_CORES):
             order = checkouts if number % 2 else checkouts[::-1]
             with LOADS[name](order, Path(folder)) as (first, second):
                 for _ in range(WARM_UP):
@@ -188,15 +201,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--only", choices=LOADS, nargs="+", default=list(LOADS), metavar="ROW")
-    parser.add_argument("--starts", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--starts", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=16)
     asked = parser.parse_args()
-    console, table = Console(), Table("row", "CPU here over there", "by start")
+    print("CPU here over there, and by start")
     for name in asked.only:
-        console.print(f"{name} ...")
         found = ratios(name, [ROOT, asked.checkout.resolve()], asked.starts, asked.turns)
-        table.add_row(name, f"{statistics.median(found):.3f}", json.dumps([round(one, 3) for one in found]))
-    console.print(table)
+        print(f"{name:<14} {statistics.median(found):.3f}   {' '.join(f'{one:.3f}' for one in found)}", flush=True)
 
 
 if __name__ == "__main__":
