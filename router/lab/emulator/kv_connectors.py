@@ -31,7 +31,7 @@ from router.tasks import Tasks
 
 CONNECT_TIMEOUT_S = 1.0
 KEEPALIVE_S = 4.0
-REPLY_S = 1.0  # beyond the time for which the request lets the peer wait
+REPLY_S = 10.0  # beyond the time for which the request lets the peer wait; a busy machine pauses for seconds
 
 
 class KvConnectors:
