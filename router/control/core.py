@@ -147,8 +147,8 @@ class Core:
         """Build the control plane, through which an operator changes policies, and the records and metrics of
         requests.
         """
-        config, scheduler, held = self.config, self.scheduler, self.duty.held
-        audit = AuditLog(config.admin.audit_file, writes=held)
+        config, scheduler = self.config, self.scheduler
+        audit = AuditLog(config.admin.audit_file, writes=self.duty.held)
         self.recent_records = RecentRecords(config.records.keep)
         self.control = Control(scheduler, self.recent_records, audit, self.clock, self.duty)
         self.metrics = Metrics(lambda model: scheduler.fleet.resolve(model) is not None)

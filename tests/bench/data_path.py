@@ -24,10 +24,12 @@ LARGE = Shape("CPU per 320 KB request", "us", requests=1600, connections=4, body
 CHUNK = Shape("CPU per streamed chunk", "us", requests=96, connections=32, body_bytes=200, chunks=400)
 
 
-def spent_us(router: Running, shape: Shape) -> float:
-    """Return CPU time of the router's process per unit of one load. Raises LoadFailed through the load."""
+def spent_us(router: Running, shape: Shape, body: bytes | None = None, key: str | None = None) -> float:
+    """Return CPU time of the router's process per unit of one load; `body` and `key` are those of `load.send`. Raises
+    LoadFailed through the load.
+    """
     before = router.cpu_s()
-    uvloop.run(load.send(shape, router.port, MODEL))
+    uvloop.run(load.send(shape, router.port, MODEL, body, key))
     return (router.cpu_s() - before) * 1e6 / shape.units
 
 

@@ -23,19 +23,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import uvloop
-
 from router.lab.emulator.vocabulary import DATA
-from tests.bench import load, routers
+from tests.bench import routers
 from tests.bench.agent_turns import ENGINES, NEW_TOKENS, TOKENS, cache_aware_settings, check_local
-from tests.bench.answers import MODEL
 from tests.bench.asking import TimedClient
-from tests.bench.data_path import CHUNK, LARGE, SMALL
+from tests.bench.data_path import CHUNK, LARGE, SMALL, spent_us
 from tests.bench.load import Shape
 from tests.bench.precise import SMALL_TARGETS, SMALL_TOKENS
 from tests.bench.prompts import Chat, Words
 from tests.bench.routers import EVEN, ROOT, Running
 from tests.bench.tenants import KEY, tenant_settings
+from tests.bench.workers import wait_until_up
 
 CORES = sorted(os.sched_getaffinity(0))
 ROUTER_CORES, OTHER_CORES = CORES[:1], CORES[1:] or CORES
@@ -44,7 +42,7 @@ INDEX_BLOCKS = 20_000
 
 Settings = Callable[[Path], Mapping[str, Any]]
 Turn = Callable[[], float]
-"""Does one turn of work and returns its CPU time in seconds."""
+"""Does one turn of work and returns its CPU time, in a unit of its row."""
 
 
 class PairRow(NamedTuple):
@@ -86,16 +84,10 @@ ROWS = {
 @contextmanager
 def loaded(row: PairRow, checkouts: Sequence[Path], folder: Path) -> Iterator[list[Turn]]:
     """Run both routers; yield a turn of the row's load through each."""
-
-    def turn(router: Running) -> float:
-        before = router.cpu_s()
-        uvloop.run(load.send(row.shape, router.port, MODEL, row.body, row.key))
-        return router.cpu_s() - before
-
     with ExitStack() as stack:
         backends = stack.enter_context(routers.engines(row.engines, events=row.events))
         running = start(stack, backends, row.settings, checkouts, folder)
-        yield [partial(turn, router) for router in running]
+        yield [partial(spent_us, router, row.shape, row.body, row.key) for router in running]
         check(running, row.settings)
 
 
@@ -153,6 +145,7 @@ def start(
             own = folder / str(number)
             own.mkdir(exist_ok=True)
             running.append(stack.enter_context(routers.warmroute(backends, own, settings(own), code=code)))
+            wait_until_up(running[-1])
     return running
 
 

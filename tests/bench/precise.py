@@ -12,15 +12,14 @@ import time
 import urllib.request
 from contextlib import ExitStack
 
-import uvloop
 from tokenizers import Tokenizer
 
 from router.kvcache.events import BlocksStored, EngineHash, Tier
 from router.lab.emulator.kv_publisher import encode_batch
 from router.lab.emulator.vocabulary import DATA
-from tests.bench import load, routers
+from tests.bench import routers
 from tests.bench.agent_turns import cache_aware_settings, check_local
-from tests.bench.answers import MODEL
+from tests.bench.data_path import spent_us
 from tests.bench.figures import Bar, Line, beside
 from tests.bench.load import Shape
 from tests.bench.prompts import Chat, Words
@@ -56,10 +55,9 @@ def send_in_turns(run: BenchRun, running: list[Running], shape: Shape, body: byt
     for repetition in range(run.effort.repetitions + 1):
         for router in running if repetition % 2 else running[::-1]:
             run.report(f"{router.name}, {repetition} of {run.effort.repetitions}")
-            before = router.cpu_s()
-            uvloop.run(load.send(shape, router.port, MODEL, body))
+            us = spent_us(router, shape, body)
             if repetition:
-                seen[router.name].append((router.cpu_s() - before) * 1e6 / shape.requests)
+                seen[router.name].append(us)
     return seen
 
 

@@ -13,11 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
-from tests.bench import load, routers
-from tests.bench.answers import MODEL
-from tests.bench.data_path import SMALL
+from tests.bench import routers
+from tests.bench.data_path import SMALL, spent_us
 from tests.bench.figures import Bar, Line
 from tests.bench.routers import EVEN
 from tests.bench.row import BenchRun, Row
@@ -61,10 +58,9 @@ def tenants(run: BenchRun) -> list[Line]:
                 run.report(f"start {start + 1}")
                 for turn in range(WARM_UP + run.effort.of(TURNS, QUICK_TURNS)):
                     for name, router in list(zip(settings, running, strict=True))[:: 1 if turn % 2 else -1]:
-                        before = router.cpu_s()
-                        uvloop.run(load.send(SHAPE, router.port, MODEL, key=KEY))
+                        us = spent_us(router, SHAPE, key=KEY)
                         if turn >= WARM_UP:
-                            seen[name].append((router.cpu_s() - before) * 1e6 / SHAPE.units)
+                            seen[name].append(us)
                 usage = running[1].get_admin("/admin/usage")["usage"]
                 run.notes.append(f"{usage[0]['requests']:,} requests of {usage[0]['tenant']} are in its usage")
     added = [on - off for on, off in zip(seen["on"], seen["off"], strict=True)]

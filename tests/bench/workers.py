@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,12 +31,10 @@ from router.lab.loadgen.load import load as drive
 from router.lab.loadgen.report import compute_hit_share
 from router.lab.workloads.model import Workload
 from router.lab.workloads.presets import CODEX
-from tests.bench import load, routers
-from tests.bench.answers import MODEL
-from tests.bench.load import Shape
+from tests.bench import routers
+from tests.bench.data_path import SMALL, spent_us
 from tests.bench.routers import EVEN, Running
 
-SMALL = Shape("CPU per 200-byte request", "us", requests=8000, connections=16, body_bytes=200)
 CPU_BAR = 1.15
 HIT_BAR = 0.01  # a share: one point
 UP_WITHIN_S = 60.0
@@ -78,29 +76,32 @@ def measure(repetitions: int, requests: int = SMALL.requests) -> Workers:
 
 
 def _measure_cpu(seen: Workers, repetitions: int, requests: int, folder: Path) -> None:
-    shape = Shape(SMALL.name, SMALL.unit, requests, SMALL.connections, SMALL.body_bytes)
+    shape = replace(SMALL, requests=requests)
     with ExitStack() as stack:
         backends = stack.enter_context(routers.engines(2))
         running = {n: stack.enter_context(router_of(backends, folder, n, EVEN)) for n in (1, 2)}
         for repetition in range(repetitions + 1):
             for workers in (1, 2) if repetition % 2 else (2, 1):
-                before = running[workers].cpu_s()
-                uvloop.run(load.send(shape, running[workers].port, MODEL))
+                us = spent_us(running[workers], shape)
                 if repetition:  # the first round only warms up
-                    spent_us = (running[workers].cpu_s() - before) * 1e6 / shape.units
-                    seen.small_us[workers].append(spent_us)
+                    seen.small_us[workers].append(us)
 
 
 @contextmanager
 def router_of(backends: list[int], folder: Path, workers: int, sections: Mapping[str, object]) -> Iterator[Running]:
     """Run our router with so many workers, which all accept connections. Raises WorkersFailed."""
     with routers.warmroute(backends, folder, {"workers": workers, **sections}, f"warmroute-{workers}") as running:
-        give_up_at = time.monotonic() + UP_WITHIN_S
-        while not all(worker["up"] for worker in running.get_admin("/admin/workers")["workers"]):
-            if time.monotonic() > give_up_at:
-                raise WorkersFailed(f"{workers} workers are not up within {UP_WITHIN_S:g} s")
-            time.sleep(0.05)
+        wait_until_up(running)
         yield running
+
+
+def wait_until_up(running: Running) -> None:
+    """Return when all workers accept connections. Raises WorkersFailed."""
+    give_up_at = time.monotonic() + UP_WITHIN_S
+    while not all(worker["up"] for worker in running.get_admin("/admin/workers")["workers"]):
+        if time.monotonic() > give_up_at:
+            raise WorkersFailed(f"{running.name}: not all workers are up within {UP_WITHIN_S:g} s")
+        time.sleep(0.05)
 
 
 async def _hit_share(workers: int, seed: int, folder: Path) -> float:
