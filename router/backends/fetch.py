@@ -25,21 +25,21 @@ NoAnswer = Literal["late", "failed"]
 
 
 class Fetch(Protocol):
-    """Sends one request and reads the whole answer."""
+    """Sends a GET, or a POST of a JSON body, and reads the whole answer."""
 
     async def __call__(
         self,
         instance: str,
-        method: str,
         path: str,
-        body: bytes = b"",
+        body: bytes | None = None,
         *,
         timeout_s: float,
         limit_bytes: int = ANSWER_BYTES,
         rank: int | None = None,
     ) -> HttpAnswer | None:
         """Return the whole answer of `instance`, of up to `limit_bytes`; None when no answer arrived in time. Never
-        raises for failures of the instance. `rank`: the rank that is to answer, of an instance with several.
+        raises for failures of the instance. `body`: None for a GET. `rank`: the rank that is to answer, of an instance
+        with several.
         """
 
 

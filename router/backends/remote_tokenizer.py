@@ -70,7 +70,7 @@ class EngineTokenizer:
         except (UnicodeEncodeError, RecursionError):
             return "tokenizer_refused"  # half of a surrogate pair: Python's JSON can carry one, UTF-8 cannot
         limit_bytes = min(ANSWER_BYTES + len(body) * BYTES_PER_PROMPT_BYTE, MOST_ANSWER_BYTES)
-        answer = await self._fetch(instance, "POST", "/tokenize", body, timeout_s=timeout_s, limit_bytes=limit_bytes)
+        answer = await self._fetch(instance, "/tokenize", body, timeout_s=timeout_s, limit_bytes=limit_bytes)
         if answer is None or answer.status >= 500:
             return "tokenizer_silent"
         ids = read_tokenize(answer.body) if answer.status == 200 else None
@@ -80,9 +80,7 @@ class EngineTokenizer:
         """Return the prompt that `instance` would generate from; None if it offers no rendering (403: started
         without `--enable-scale-out`) or did not return a readable one.
         """
-        answer = await self._fetch(
-            instance, "POST", f"{path}/render", body, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES
-        )
+        answer = await self._fetch(instance, f"{path}/render", body, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
         ids = read_rendered_prompt(answer.body) if answer is not None and answer.status == 200 else None
         return None if ids is None else GeneratedPrompt(ids, len(ids))
 
@@ -90,14 +88,14 @@ class EngineTokenizer:
         self, instance: str, path: str, body: bytes, timeout_s: float
     ) -> GeneratedPrompt | RemoteFailure:
         """Return the prompt from which `instance` generated, as its whole answer reports it."""
-        answer = await self._fetch(instance, "POST", path, body, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
+        answer = await self._fetch(instance, path, body, timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
         if answer is None or answer.status >= 500 or answer.status == 429:
             return "tokenizer_silent"
         return GeneratedPrompt(*read_answered_prompt(answer.body)) if answer.status == 200 else "tokenizer_refused"
 
     async def is_asleep(self, instance: str, timeout_s: float) -> bool:
         """Return whether `instance` sleeps; engines report it only in vLLM's development mode."""
-        answer = await self._fetch(instance, "GET", "/is_sleeping", timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
+        answer = await self._fetch(instance, "/is_sleeping", timeout_s=timeout_s, limit_bytes=ANSWER_BYTES)
         return answer is not None and answer.status == 200 and read_sleeping(answer.body)
 
     async def detokenize(self, ids: Sequence[int], model: str, instances: Sequence[str]) -> str | None:
@@ -107,7 +105,5 @@ class EngineTokenizer:
         self._requests += 1
         instance = instances[self._requests % len(instances)]
         body = msgspec.json.encode({"model": model, "tokens": list(ids)})
-        answer = await self._fetch(
-            instance, "POST", "/detokenize", body, timeout_s=DETOKENIZE_S, limit_bytes=ANSWER_BYTES
-        )
+        answer = await self._fetch(instance, "/detokenize", body, timeout_s=DETOKENIZE_S, limit_bytes=ANSWER_BYTES)
         return read_detokenize(answer.body) if answer is not None and answer.status == 200 else None

@@ -168,7 +168,7 @@ class PolicySwitch:
                     self.switches[request.source] += 1
                     if self.listener is not None:
                         self.listener.on_switch(request.what, after, back=back)
-                    self._log_entry(request.who, request.what, before, after, plan=plan)
+                    self._log_entry(request.who, request.what, before, plan=plan)
                     await self.wait_until_applied()
             notes = proposal.notes + collect_notes(before, proposal.policy_set, after, alike)
             return SwitchSummary(request.what, request.dry_run, changed, plan, notes, summarize_policies(after))
@@ -182,7 +182,7 @@ class PolicySwitch:
             return
         if finding.cause == "guard" and before.experiment.guard.action == "report":
             log.warning("experiment: arm %s is too bad, kept (guard.action: report): %s", finding.arm, finding.why)
-            self._log_entry(GUARD, "alarm", before, before, why=finding.why, arm=finding.arm)
+            self._log_entry(GUARD, "alarm", before, finding=finding)
             return
         log.warning("experiment: arm %s is rolled back: %s", finding.arm, finding.why)
         experiment = fingerprint(before)
@@ -191,7 +191,7 @@ class PolicySwitch:
         self.switches[GUARD] += 1
         if self.listener is not None and experiment is not None:
             self.listener.on_rollback(experiment, finding.arm)
-        self._log_entry(GUARD, ROLLBACK, before, self.policy_set, why=finding.why, arm=finding.arm)
+        self._log_entry(GUARD, ROLLBACK, before, finding=finding)
 
     async def follow(
         self, what: str, build: Callable[[PolicySet], PolicySet], confirm: Callable[[], bool], *, back: bool, near: bool
@@ -258,14 +258,14 @@ class PolicySwitch:
         who: str,
         what: str,
         before: PolicySet,
-        after: PolicySet,
         *,
         plan: DryRunReport | None = None,
-        why: str | None = None,
-        arm: str | None = None,
+        finding: Finding | None = None,
     ) -> None:
-        was, now = summarize_policies(before), summarize_policies(after)
+        """Log the change from `before` to the policies in force."""
+        was, now = summarize_policies(before), summarize_policies(self.policy_set)
         sentences = None if plan is None else plan.lines()
+        why, arm = (None, None) if finding is None else (finding.why, finding.arm)
         entry = AuditEntry(self._clock.wall(), who, what, was, now, sentences, why, arm)
         self.audit.add(entry)
         if self.listener is not None:

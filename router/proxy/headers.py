@@ -155,23 +155,6 @@ def build_header_rules(config: Config) -> HeaderRules:
 NO_HEADERS = ForwardedHeaders(b"", b"")
 
 
-def render_head(
-    method: str, target: bytes, host: bytes, credentials: bytes, lines: bytes, rank: int | None, body_bytes: int
-) -> bytes:
-    """Return the head of a request to an engine, ready to be written."""
-    rank_line = b"" if rank is None else b"x-data-parallel-rank: %d\r\n" % rank
-    length_line = b"" if method == "GET" and not body_bytes else b"content-length: %d\r\n" % body_bytes
-    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b%b%b\r\n" % (
-        method.encode(),
-        target,
-        host,
-        credentials,
-        rank_line,
-        lines,
-        length_line,
-    )
-
-
 class AnswerLabels(NamedTuple):
     """The values of the router's own headers of an answer, `x-warmroute-target` and so on. `model`: the model that
     answers in place of an alias's first one; None if the first one answers, or there is no alias.

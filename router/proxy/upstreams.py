@@ -22,7 +22,7 @@ from router.backends.fetch import ANSWER_BYTES, HttpAnswer, NoAnswer
 from router.config.sections.base import split_base_url
 from router.errors import ConfigError
 from router.proxy.engine_connection import EngineConnection, ExchangeFailure, Sink
-from router.proxy.headers import NO_HEADERS, ForwardedHeaders, render_head
+from router.proxy.headers import NO_HEADERS, ForwardedHeaders
 
 LOOKS: Final = 10  # checks of the clock within a time-out
 CROSSED_WITHIN_S: Final = 0.1  # a close that crossed the request on its way arrives within a round trip
@@ -53,6 +53,14 @@ class UpstreamRequest:
     def with_body(self, body: bytes) -> UpstreamRequest:
         """Return the same request with another body."""
         return UpstreamRequest(self.method, self.target, self.headers, body, self.rank)
+
+    def render_head(self, host: bytes, credentials: bytes) -> bytes:
+        """Return the head for the engine at `host`, ready to be written. `credentials`: a header line, or nothing."""
+        rank_line = b"" if self.rank is None else b"x-data-parallel-rank: %d\r\n" % self.rank
+        has_length = self.body or self.method != "GET"
+        length_line = b"content-length: %d\r\n" % len(self.body) if has_length else b""
+        fields = (self.method.encode(), self.target, host, credentials, rank_line, self.headers.lines, length_line)
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b%b%b\r\n" % fields
 
 
 class UpstreamUnanswered(NamedTuple):
@@ -122,16 +130,18 @@ class Upstreams:
     async def fetch(
         self,
         instance: str,
-        method: str,
         path: str,
-        body: bytes = b"",
+        body: bytes | None = None,
         *,
         timeout_s: float,
         limit_bytes: int = ANSWER_BYTES,
         rank: int | None = None,
     ) -> HttpAnswer | None:
         """Fetch `path`: see `router/backends/fetch.py:Fetch`."""
-        request = UpstreamRequest(method, path.encode(), JSON if body else NO_HEADERS, body, rank)
+        if body is None:
+            request = UpstreamRequest("GET", path.encode(), NO_HEADERS, b"", rank)
+        else:
+            request = UpstreamRequest("POST", path.encode(), JSON, body, rank)
         answer = await self._fetch(instance, request, timeout_s, limit_bytes)
         return answer if isinstance(answer, HttpAnswer) else None
 
@@ -297,15 +307,7 @@ class _Engine:
         self, request: UpstreamRequest, first_byte_s: float, idle_s: float
     ) -> UpstreamExchange | UpstreamUnanswered:
         credentials = request.headers.credentials if self._credentials is None else self._credentials
-        head = render_head(
-            request.method,
-            request.target,
-            self._host_header,
-            credentials,
-            request.headers.lines,
-            request.rank,
-            len(request.body),
-        )
+        head = request.render_head(self._host_header, credentials)
         answer = None
         if (connection := self._take_idle()) is not None:
             answer = await self._exchange(connection, request, head, first_byte_s, idle_s)

@@ -72,5 +72,5 @@ class StoredResponseFinder:
         return None if found is None else next(iter(found.targets.values())).id
 
     async def _stores(self, instance: Instance, response_id: str) -> bool:
-        answer = await self._fetch(instance.id, "GET", f"/v1/responses/{response_id}", timeout_s=QUERY_S)
+        answer = await self._fetch(instance.id, f"/v1/responses/{response_id}", timeout_s=QUERY_S)
         return answer is not None and answer.status == 200

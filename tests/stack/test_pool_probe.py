@@ -119,7 +119,7 @@ class Scene:
     async def there(self, known: TokenizedPrompt) -> int:
         """Return the number of its blocks in any tier, queried without a lease."""
         keys = keys_of(known)
-        answer = await self.upstreams.fetch("master", "GET", f"/batch_query_keys?keys={','.join(keys)}", timeout_s=5)
+        answer = await self.upstreams.fetch("master", f"/batch_query_keys?keys={','.join(keys)}", timeout_s=5)
         assert answer is not None
         return sum(said["ok"] for said in json.loads(answer.body)["data"].values())
 

@@ -78,7 +78,7 @@ class BootstrapClient:
                 self._tasks.spawn("query", self._query(instance, query))
 
     async def _query(self, instance: str, query: _PendingQuery) -> None:
-        answer = await self._fetch(bootstrap_name(instance), "GET", "/query", timeout_s=TIMEOUT_S)
+        answer = await self._fetch(bootstrap_name(instance), "/query", timeout_s=TIMEOUT_S)
         query.waiting = False
         query.due_at = self._clock.now() + query.pause_s
         query.pause_s = min(query.pause_s * 2, MAX_PAUSE_S)

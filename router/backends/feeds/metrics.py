@@ -103,9 +103,7 @@ class MetricsPoller:
     async def _poll(self, instance: str, schedule: _Schedule) -> None:
         sent_at = self._clock.now()
         self._load.polling(instance)
-        answer = await self._fetch(
-            instance, "GET", "/metrics", timeout_s=self._config.timeout_s, limit_bytes=PAGE_BYTES
-        )
+        answer = await self._fetch(instance, "/metrics", timeout_s=self._config.timeout_s, limit_bytes=PAGE_BYTES)
         now = self._clock.now()
         schedule.polling = False
         schedule.idle_at = sent_at + self._jitter.around(self._config.idle_interval_s)

@@ -90,7 +90,7 @@ class TokenIdSupport:
             after_s = 0.0
             if self._results.get(instance) is not meanwhile:
                 return
-            answer = await self._fetch(instance, "POST", Endpoint.CHAT.value, body, timeout_s=TRIAL_TIMEOUT_S)
+            answer = await self._fetch(instance, Endpoint.CHAT.value, body, timeout_s=TRIAL_TIMEOUT_S)
             if answer is not None and answer.status < 500:
                 result = read_support(answer.status, answer.body, len(ids))
                 break

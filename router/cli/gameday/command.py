@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 
     from router.clock import Clock
     from router.config.sections.gameday import GamedayFile
+    from router.lab.gameday.clients import LoadEndpoint
     from router.lab.gameday.play import GamedayRun
+    from router.lab.gameday.stage import Stage
+
+    Fleet = tuple[Stage | None, LoadEndpoint]
+    """Where a game day is played; without a stage, only clients can be the fault."""
 
 SCRIPT = "full"
 
@@ -55,7 +61,8 @@ def gameday(
     clock, console = SystemClock(), output.readable_console()
     day = _read(script)
     try:
-        run = asyncio.run(_play(day, url, model, api_key, folder, clock, console))
+        fleet = _own_fleet(day, folder, console) if url is None else _running_fleet(url, model, api_key, clock)
+        run = asyncio.run(_play(day, fleet, clock, console))
     except KeyboardInterrupt:
         sys.exit(130)  # before the load began
     outcomes = run.outcomes()
@@ -86,38 +93,44 @@ def _read(script: str) -> GamedayFile:
     return read_gameday_file(resolve_file("script", script, SHIPPED / "gamedays"))
 
 
-async def _play(
-    day: GamedayFile,
-    url: str | None,
-    model: str | None,
-    api_key: str | None,
-    folder: Path | None,
-    clock: Clock,
-    console: Console,
-) -> GamedayRun:
-    """Play the game day to its end or until Ctrl-C."""
+@asynccontextmanager
+async def _running_fleet(url: str, model: str | None, api_key: str | None, clock: Clock) -> AsyncIterator[Fleet]:
+    """Yield the fleet behind somebody else's router."""
+    from router.lab.gameday.clients import examine_endpoint
+
+    yield None, await examine_endpoint(url, model, api_key, clock)
+
+
+@asynccontextmanager
+async def _own_fleet(day: GamedayFile, folder: Path | None, console: Console) -> AsyncIterator[Fleet]:
+    """Run simulated engines and a router, whose files are kept in `folder` if it is given."""
     from tempfile import TemporaryDirectory
 
+    from router.lab.gameday.stage import Stage
+
+    with ExitStack() as opened:
+        kept = folder or Path(opened.enter_context(TemporaryDirectory(prefix="warmroute-gameday-")))
+        kept.mkdir(parents=True, exist_ok=True)
+        console.print(f"starting {day.fleet.engines} simulated engines and a router ...")
+        async with Stage(day, kept) as stage:
+            yield stage, stage.endpoint
+
+
+async def _play(
+    day: GamedayFile, fleet: AbstractAsyncContextManager[Fleet], clock: Clock, console: Console
+) -> GamedayRun:
+    """Play the game day to its end or until Ctrl-C."""
     from rich.progress import TextColumn
 
     from router.cli.gameday.report import describe_progress
     from router.cli.terminal.output import cancellable, progress_bar
-    from router.lab.gameday.clients import examine_endpoint
     from router.lab.gameday.play import GamedayRun
-    from router.lab.gameday.stage import Stage
 
-    async with AsyncExitStack() as opened:
-        if url is not None:
-            stage, endpoint = None, await examine_endpoint(url, model, api_key, clock)
-        else:
-            kept = folder or Path(opened.enter_context(TemporaryDirectory(prefix="warmroute-gameday-")))
-            kept.mkdir(parents=True, exist_ok=True)
-            console.print(f"starting {day.fleet.engines} simulated engines and a router ...")
-            stage = await opened.enter_async_context(Stage(day, kept))
-            endpoint = stage.endpoint
+    columns = TextColumn("{task.completed:.0f}/{task.total:.0f} s")
+    async with fleet as (stage, endpoint):
         run = GamedayRun(day, endpoint, clock, stage)
-        progress = opened.enter_context(progress_bar(console, TextColumn("{task.completed:.0f}/{task.total:.0f} s")))
-        bar = progress.add_task("", total=day.ends_s)
-        with cancellable(run):
-            await run.run(lambda now: progress.update(bar, completed=now.now_s, description=describe_progress(now)))
+        with progress_bar(console, columns) as progress:
+            bar = progress.add_task("", total=day.ends_s)
+            with cancellable(run):
+                await run.run(lambda now: progress.update(bar, completed=now.now_s, description=describe_progress(now)))
     return run

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from router.control.api.policies import Responses
 from router.control.api.record_page import PAGE_HEADERS, render_page
@@ -38,7 +38,32 @@ REQUEST_BODY = {
 }
 
 Identifier = Annotated[str, Path(min_length=1, max_length=200)]
-OptionalText = Annotated[str | None, Query(max_length=512)]
+OptionalText = Annotated[str | None, Field(max_length=512)]
+
+
+class RecordFilter(BaseModel):
+    """Query parameters of `/admin/records`."""
+
+    limit: int = Field(default=50, ge=1, le=1000)
+    id: OptionalText = None
+    session: OptionalText = None
+    client: OptionalText = None
+    model: OptionalText = None
+    target: OptionalText = None
+    since: OptionalText = None
+    until: OptionalText = None
+
+
+class ExplainOptions(BaseModel):
+    """Query parameters of `/admin/explain`."""
+
+    path: str = Field(max_length=512)
+    policy: OptionalText = None
+    session: OptionalText = None
+    parent: OptionalText = None
+    client: OptionalText = None
+    ttft_ms: OptionalText = None
+    tpot_ms: OptionalText = None
 
 
 class RecordShape(OpenShape):
@@ -71,16 +96,7 @@ def add_record_routes(app: FastAPI, status: Status, explainer: Explain, read: Se
 
 def _add_search(app: FastAPI, status: Status, read: Sequence[Any]) -> None:
     @app.get("/admin/records", dependencies=read, response_model=RecordList)
-    async def records(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-        id: OptionalText = None,
-        session: OptionalText = None,
-        client: OptionalText = None,
-        model: OptionalText = None,
-        target: OptionalText = None,
-        since: OptionalText = None,
-        until: OptionalText = None,
-    ) -> Response:
+    async def records(wanted: Annotated[RecordFilter, Query()]) -> Response:
         """Return the newest decision records that match all parameters, newest first, without the parts of their
         costs.
 
@@ -89,11 +105,12 @@ def _add_search(app: FastAPI, status: Status, read: Sequence[Any]) -> None:
         attempt, or of a prefill half. `since` and `until`: seconds since 1970, or a time in ISO 8601, UTC if it has
         no offset.
         """
-        since_s, until_s = read_time(since, "since"), read_time(until, "until")
+        since_s, until_s = read_time(wanted.since, "since"), read_time(wanted.until, "until")
         if since_s is not None and until_s is not None and since_s > until_s:
             raise InvalidRequest("since is later than until", param="since", code="invalid_value")
-        sessions = () if session is None else (session,)
-        query = RecordQuery(limit, id, sessions, client, model, target, since_s, until_s)
+        sessions = () if wanted.session is None else (wanted.session,)
+        named = wanted.client, wanted.model, wanted.target
+        query = RecordQuery(wanted.limit, wanted.id, sessions, *named, since_s, until_s)
         return Response(b'{"records":[%b]}' % b",".join(await status.find_records(query)), media_type=JSON)
 
 
@@ -137,29 +154,21 @@ def _add_record(app: FastAPI, status: Status, read: Sequence[Any], not_there: Re
 
 def _add_explain(app: FastAPI, explainer: Explain, read: Sequence[Any], refusals: Responses) -> None:
     @app.post("/admin/explain", dependencies=read, responses=refusals, openapi_extra={"requestBody": REQUEST_BODY})
-    async def explain(
-        request: Request,
-        path: Annotated[str, Query(max_length=512)],
-        policy: OptionalText = None,
-        session: OptionalText = None,
-        parent: OptionalText = None,
-        client: OptionalText = None,
-        ttft_ms: OptionalText = None,
-        tpot_ms: OptionalText = None,
-    ) -> ExplanationShape:
+    async def explain(request: Request, options: Annotated[ExplainOptions, Query()]) -> ExplanationShape:
         """Explain where a request with this body would be sent now; nothing is booked, counted or learned.
 
         `path`: request path. `policy`: policy that chooses, default the one that would decide. `session` and
         `parent`: values of its headers X-Session-ID and X-Parent-Session-ID. `client`: name of its API key.
         `ttft_ms`, `tpot_ms`: values of its objective headers.
         """
+        path = options.path
         if path not in CACHE_ROUTED | LOAD_ROUTED and path not in explainer.extra_paths:
             raise NotFound(f"POST {quote_name(path)} is not served here", param="path", code="unknown_path")
         limit_bytes = explainer.body_bytes
         too_large = TooLarge(f"the request body is larger than the limit of {limit_bytes} bytes")
         body = await read_body(request, limit_bytes, too_large)
         content_type = request.headers.get("content-type")
-        explained = ExplainRequest(path, body, content_type, policy, session, parent, client, ttft_ms, tpot_ms)
+        explained = ExplainRequest(body=body, content_type=content_type, **dict(options))
         return ExplanationShape.model_validate(await explainer.explain(explained))
 
 

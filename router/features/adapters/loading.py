@@ -225,14 +225,14 @@ class AdapterLoader:
         """Load the adapter, in place of the withdrawn one if any. Return why it was not loaded; None if it was."""
         instance, gone = plan
         if gone is not None:
-            answer = await self._fetch(instance, "POST", UNLOAD, unload_body(gone), timeout_s=self.wait_s)
+            answer = await self._fetch(instance, UNLOAD, unload_body(gone), timeout_s=self.wait_s)
             error = "no answer" if answer is None else find_unload_error(answer.status, answer.body)
             if error is not None:
                 self._on_loaded(instance, gone)
                 return f"instance {instance}: {gone} was not unloaded: {error}"
             log.info("adapter %s is unloaded from instance %s", gone, instance)
         body = load_body(adapter, self.adapters[adapter].path)
-        answer = await self._fetch(instance, "POST", LOAD, body, timeout_s=self.wait_s)
+        answer = await self._fetch(instance, LOAD, body, timeout_s=self.wait_s)
         error = "no answer" if answer is None else find_load_error(answer.status, answer.body)
         if error is not None:
             return f"instance {instance}: {error}"

@@ -93,7 +93,7 @@ class MasterLeader:
             self._poll_now.clear()
 
     async def _query(self, instance: str) -> MasterState:
-        answer = await self._fetch(instance, "GET", "/health", timeout_s=self._interval_s)
+        answer = await self._fetch(instance, "/health", timeout_s=self._interval_s)
         leads, trouble = read_health(answer)
         return MasterState(instance, leads, trouble, self._clock.now())
 

@@ -113,7 +113,7 @@ class StoreClient:
         leader = self._leader.current
         if leader is None:
             return "no_leader"
-        answer = await self._fetch(leader, "GET", path, timeout_s=timeout_s, limit_bytes=limit_bytes)
+        answer = await self._fetch(leader, path, timeout_s=timeout_s, limit_bytes=limit_bytes)
         if answer is not None and answer.status == 200 and not answer.oversized:
             return answer
         if answer is not None and answer.status != 503:

@@ -136,7 +136,6 @@ class Preloader:
         }
         answer = await self._fetch(
             target.instance.id,
-            "POST",
             Endpoint.COMPLETIONS.value,
             await asyncio.to_thread(msgspec.json.encode, body),
             timeout_s=max(1.0, give_up_at - self._clock.now()),

@@ -84,26 +84,31 @@ def _read_decode(options: EngineOptions, params: dict[str, Any]) -> DecodeParams
     return DecodeParams(str(address), str(params["remote_engine_id"]), str(name), cached)
 
 
-def nixl_params(
-    name: str, engine_id: str, host: str, port: int, tokens: int, block_tokens: int, cached_tokens: int
-) -> dict[str, Any]:
-    """Return P's params for D (protocol 7.2, all keys of 0.32). The block ids are made up: nothing reads them."""
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_block_ids": [list(range(1, 1 + -(-tokens // block_tokens)))],
-        "remote_engine_id": engine_id,
-        "remote_request_id": name,
-        "remote_host": host,
-        "remote_port": port,
-        "tp_size": 1,
-        "dcp_size": 1,
-        "pp_size": 1,
-        "remote_num_tokens": tokens,
-        "remote_blocks_expiry_time": None,
-        "transfer_mode": "pull",
-        "remote_prefill_cached_tokens": cached_tokens,
-    }
+class NixlSource(NamedTuple):
+    """The prefill engine from which a decode engine fetches by the Nixl connector."""
+
+    engine_id: str
+    host: str
+    port: int
+
+    def make_params(self, name: str, tokens: int, blocks: int, cached_tokens: int) -> dict[str, Any]:
+        """Return P's params for D (protocol 7.2, all keys of 0.32). The block ids are made up: nothing reads them."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(1, 1 + blocks))],
+            "remote_engine_id": self.engine_id,
+            "remote_request_id": name,
+            "remote_host": self.host,
+            "remote_port": self.port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": tokens,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": cached_tokens,
+        }
 
 
 class _FetchRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -17,8 +17,8 @@ import msgspec
 from router.lab.emulator.disaggregation import (
     BootstrapServer,
     DecodeParams,
+    NixlSource,
     PrefillParams,
-    nixl_params,
     read_transfer,
 )
 from router.lab.emulator.engine_cores import EngineCore, TokenStream
@@ -100,16 +100,9 @@ class KvConnectors:
         bootstrap.hold(transfer.name, partial(stream.core.free, stream.ids[0], stream.core.engine), options.lease_s)
         if options.transfer == "mooncake":
             return None
-        tokens, engine_id = len(params.sequences[0].token_ids), bootstrap.engine_ids[stream.core.rank]
-        return nixl_params(
-            transfer.name,
-            engine_id,
-            options.side_channel_host or bootstrap.host,
-            bootstrap.port,
-            tokens,
-            options.block_tokens,
-            cached_tokens,
-        )
+        host, tokens = options.side_channel_host or bootstrap.host, len(params.sequences[0].token_ids)
+        source = NixlSource(bootstrap.engine_ids[stream.core.rank], host, bootstrap.port)
+        return source.make_params(transfer.name, tokens, -(-tokens // options.block_tokens), cached_tokens)
 
     async def _find_in_pool(self, request: SequenceRequest, core: EngineCore) -> SequenceRequest:
         """Fill in how much of the prompt the pool holds; the prompt's last block is always computed."""
@@ -129,7 +122,7 @@ class KvConnectors:
         wait_s = self._options.transfer_timeout_s if self._options.transfer == "mooncake" else 0.0
         body = msgspec.json.encode({"engine_id": transfer.engine_id, "name": transfer.name, "wait_s": wait_s})
         timeout_s = wait_s + REPLY_S
-        answer = await self._upstreams.fetch(transfer.address, "POST", "/emulate/fetch", body, timeout_s=timeout_s)
+        answer = await self._upstreams.fetch(transfer.address, "/emulate/fetch", body, timeout_s=timeout_s)
         if answer is not None and answer.status == 200:
             stream.core.finish_load(stream)
         elif self._options.kv_load_failure_policy == "recompute":

@@ -52,7 +52,7 @@ class EmulatedStoreClient:
         if not new:
             return set()
         body = msgspec.json.encode({"keys": [self.key(digest) for digest in digests if digest in new]})
-        answer = await self._fetch(POOL, "POST", "/emulate/put", body, timeout_s=self._timeout_s)
+        answer = await self._fetch(POOL, "/emulate/put", body, timeout_s=self._timeout_s)
         return new if answer is not None and answer.status == 200 else set()
 
     async def _query(self, digests: Sequence[Digest]) -> set[Digest] | None:
@@ -60,7 +60,7 @@ class EmulatedStoreClient:
         if not digests:
             return set()
         keys = quote(",".join(map(self.key, digests)), safe="@:,")
-        answer = await self._fetch(POOL, "GET", f"/batch_query_keys?keys={keys}", timeout_s=self._timeout_s)
+        answer = await self._fetch(POOL, f"/batch_query_keys?keys={keys}", timeout_s=self._timeout_s)
         if answer is None or answer.status != 200:
             return None
         try:

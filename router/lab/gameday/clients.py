@@ -49,41 +49,57 @@ async def examine_endpoint(url: str, model: str | None, api_key: str | None, clo
         return LoadEndpoint(base, found, api_key, await measure_tokens_per_word(client, CALIBRATION_SEED))
 
 
-async def run_load(
-    script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, start_s: float, report: ReportRequest
-) -> None:
-    """Run the load that is judged until `ends_s`, and return when all its requests have ended."""
-    sessions = tuple(make_sessions(script))
-    job = _job(endpoint, "gameday", script.seed, script.load.agents, script.ends_s, sessions)
-    await load(job, clock, start_s, report)
+class GamedayClients:
+    """The clients of one game day at one endpoint. `start_s`: when the day begins, by `clock`."""
 
+    def __init__(self, script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, start_s: float) -> None:
+        self._script = script
+        self._endpoint = endpoint
+        self._clock = clock
+        self._start_s = start_s
 
-async def run_flood(
-    script: GamedayFile, endpoint: LoadEndpoint, clock: Clock, start_s: float, clients: int, tokens: int, until_s: float
-) -> list[SentRequest]:
-    """Send one prompt of `tokens` tokens from `clients` clients at once, again and again until `until_s`. Return
-    all requests.
-    """
-    turn = Turn(0, (Span(FLOOD_SOURCE, tokens),), FLOOD_ANSWER_TOKENS, 0.0)
-    sessions = tuple(Session(number, 0.0, (turn,)) for number in range(clients * 1000))
-    sent: list[SentRequest] = []
-    await load(_job(endpoint, "flood", script.seed, clients, until_s, sessions), clock, start_s, sent.append)
-    return sent
+    async def run_load(self, report: ReportRequest) -> None:
+        """Run the load that is judged until `ends_s`, and return when all its requests have ended."""
+        script = self._script
+        job = self._job("gameday", script.load.agents, script.ends_s, tuple(make_sessions(script)))
+        await load(job, self._clock, self._start_s, report)
 
+    async def run_flood(self, clients: int, tokens: int, until_s: float) -> list[SentRequest]:
+        """Send one prompt of `tokens` tokens from `clients` clients at once, again and again until `until_s`. Return
+        all requests.
+        """
+        turn = Turn(0, (Span(FLOOD_SOURCE, tokens),), FLOOD_ANSWER_TOKENS, 0.0)
+        sessions = tuple(Session(number, 0.0, (turn,)) for number in range(clients * 1000))
+        sent: list[SentRequest] = []
+        await load(self._job("flood", clients, until_s, sessions), self._clock, self._start_s, sent.append)
+        return sent
 
-async def run_hang_ups(
-    endpoint: LoadEndpoint, clock: Clock, start_s: float, clients: int, until_s: float, seed: int
-) -> int:
-    """Let `clients` clients begin and abandon chats until `until_s`. Return the number of abandoned chats."""
+    async def run_hang_ups(self, clients: int, until_s: float) -> int:
+        """Let `clients` clients begin and abandon chats until `until_s`. Return the number of abandoned chats."""
 
-    async def leave_often(number: int) -> int:
-        rng, left = Rng(seed * 1_000_003 + number), 0
-        while clock.now() - start_s < until_s:
-            await _leave_one(endpoint, f"hang-up {number} {left}", _uniform(rng) * LONGEST_PATIENCE_S)
-            left += 1
-        return left
+        async def leave_often(number: int) -> int:
+            rng, left = Rng(self._script.seed * 1_000_003 + number), 0
+            while self._clock.now() - self._start_s < until_s:
+                patience_s = _uniform(rng) * LONGEST_PATIENCE_S
+                await _leave_one(self._endpoint, f"hang-up {number} {left}", patience_s)
+                left += 1
+            return left
 
-    return sum(await asyncio.gather(*(leave_often(number) for number in range(clients))))
+        return sum(await asyncio.gather(*(leave_often(number) for number in range(clients))))
+
+    def _job(self, name: str, agents: int, until_s: float, sessions: tuple[Session, ...]) -> LoadJob:
+        endpoint, seed = self._endpoint, self._script.seed
+        return LoadJob(
+            url=endpoint.url,
+            model=endpoint.model,
+            api_key=endpoint.api_key,
+            name=f"{name}-{seed}",
+            text_seed=seed,
+            tokens_per_word=endpoint.tokens_per_word,
+            concurrency=agents,
+            until_s=until_s,
+            sessions=sessions,
+        )
 
 
 async def _leave_one(endpoint: LoadEndpoint, text: str, patience_s: float) -> None:
@@ -119,22 +135,6 @@ def make_sessions(script: GamedayFile) -> Iterator[Session]:
             turns.append(Turn(context, fresh, load.answer_tokens, 2 * load.think_s * _uniform(rng)))
             context = turns[-1].prompt_tokens + load.answer_tokens
         yield Session(number, 0.0, tuple(turns))
-
-
-def _job(
-    endpoint: LoadEndpoint, name: str, seed: int, agents: int, until_s: float, sessions: tuple[Session, ...]
-) -> LoadJob:
-    return LoadJob(
-        url=endpoint.url,
-        model=endpoint.model,
-        api_key=endpoint.api_key,
-        name=f"{name}-{seed}",
-        text_seed=seed,
-        tokens_per_word=endpoint.tokens_per_word,
-        concurrency=agents,
-        until_s=until_s,
-        sessions=sessions,
-    )
 
 
 def _uniform(rng: Rng) -> float:

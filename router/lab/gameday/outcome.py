@@ -70,7 +70,7 @@ class FaultOutcome(NamedTuple):
 def judge_calm(rows: Sequence[SentRequest], from_s: float, until_s: float, bounds: GamedayBounds) -> FaultOutcome:
     """Return the figures of the calm before the first fault, which nobody has to notice or recover from."""
     own = [one for one in rows if from_s <= end_of(one) < until_s]
-    return _outcome("calm", "", from_s, until_s, own, None, None, bounds)
+    return _check(_measure("calm", "", from_s, until_s, own), bounds)
 
 
 def judge(
@@ -84,8 +84,8 @@ def judge(
     )
     notice_s = None if before is None else find_notice(played, seen, before)
     recover_s = find_recovery(played, until_s, own, seen, before, calm.p50_s)
-    spans = played.began_s, played.ended_s
-    return _outcome(played.fault, played.detail, *spans, own, notice_s, recover_s, played.bounds)
+    measured = _measure(played.fault, played.detail, played.began_s, played.ended_s, own)
+    return _check(measured._replace(notice_s=notice_s, recover_s=recover_s), played.bounds)
 
 
 def find_notice(played: PlayedFault, looks: Sequence[Look], before: MetricsReading) -> float | None:
@@ -140,19 +140,11 @@ def end_of(one: SentRequest) -> float:
     return one.sent_s + one.duration_s
 
 
-def _outcome(
-    name: str,
-    detail: str,
-    began_s: float,
-    ended_s: float,
-    rows: Sequence[SentRequest],
-    notice_s: float | None,
-    recover_s: float | None,
-    bounds: GamedayBounds,
-) -> FaultOutcome:
+def _measure(name: str, detail: str, began_s: float, ended_s: float, rows: Sequence[SentRequest]) -> FaultOutcome:
+    """Return the figures that requests show; bounds are not checked yet."""
     answers = [one for one in rows if one.failure is None]
     waits = sorted(one.ttft_s for one in answers if one.ttft_s is not None)
-    outcome = FaultOutcome(
+    return FaultOutcome(
         name=name,
         detail=detail,
         began_s=began_s,
@@ -163,10 +155,13 @@ def _outcome(
         p99_s=quantile(waits, 0.99),
         longest_s=waits[-1] if waits else None,
         hit_share=compute_hit_share(answers),
-        notice_s=notice_s,
-        recover_s=recover_s,
+        notice_s=None,
+        recover_s=None,
         broken=(),
     )
+
+
+def _check(outcome: FaultOutcome, bounds: GamedayBounds) -> FaultOutcome:
     return outcome._replace(broken=tuple(list_broken(outcome, bounds)))
 
 

@@ -10,7 +10,7 @@ import httpx
 
 from router.clock import Clock
 from router.config.sections.gameday import TRAITS, GamedayFault, GamedayFile
-from router.lab.gameday.clients import LoadEndpoint, run_flood, run_hang_ups, run_load
+from router.lab.gameday.clients import GamedayClients, LoadEndpoint
 from router.lab.gameday.outcome import FaultOutcome, Look, PlayedFault, judge, judge_calm
 from router.lab.gameday.reading import read_metrics
 from router.lab.gameday.stage import Stage
@@ -45,6 +45,7 @@ class GamedayRun:
         self._stage = stage
         self._clock = clock
         self._start_s = clock.now()
+        self._clients = GamedayClients(script, endpoint, clock, self._start_s)
         self._rng = Rng(script.seed)
 
     @property
@@ -55,10 +56,10 @@ class GamedayRun:
     async def run(self, progress: ReportProgress) -> None:
         """Play the whole game day. Raises WarmrouteError when a fault cannot be played."""
         self._start_s = self._clock.now() + LOOK_S
+        self._clients = GamedayClients(self.script, self.endpoint, self._clock, self._start_s)
         tasks = Tasks("game day")
         tasks.spawn("watch", self._watch(progress))
-        load = run_load(self.script, self.endpoint, self._clock, self._start_s, self.rows.append)
-        loading = tasks.spawn("load", load)
+        loading = tasks.spawn("load", self._clients.run_load(self.rows.append))
         try:
             for fault in self.script.faults:
                 await self._play(fault)
@@ -94,12 +95,11 @@ class GamedayRun:
 
     async def _last(self, fault: GamedayFault, stage: Stage | None) -> None:
         """Let the fault happen, and return when it is over and undone."""
-        seed, end_s = self.script.seed, fault.end_s
+        end_s = fault.end_s
         if fault.fault == "flood":
-            clients = fault.clients, fault.tokens
-            await run_flood(self.script, self.endpoint, self._clock, self._start_s, *clients, end_s)
+            await self._clients.run_flood(fault.clients, fault.tokens, end_s)
         elif fault.fault == "hang_ups":
-            await run_hang_ups(self.endpoint, self._clock, self._start_s, fault.clients, end_s, seed)
+            await self._clients.run_hang_ups(fault.clients, end_s)
         elif stage is not None:
             await begin_fault(stage, fault)
             try:

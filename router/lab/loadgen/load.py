@@ -30,7 +30,7 @@ from router.lab.loadgen.conversations import (
     TextGenerator,
     TokenConversation,
 )
-from router.lab.workloads.model import Session, Turn
+from router.lab.workloads.model import Session
 
 
 class LoadJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ class _LoadRun:
             sent_s = self._now()
             answer = await conversation.send(self._client, name)
             since_s = self._now()
-            self._report(_describe(session.number, number, turn, sent_s, sent_s - due_s, since_s - sent_s, answer))
+            self._report(_describe(session, number, due_s, sent_s, since_s, answer))
             if isinstance(answer, ClientFailure):
                 break
             if sub_agents := session.started_by(number):
@@ -175,22 +175,17 @@ def _first_due_s(session: Session) -> float:
 
 
 def _describe(
-    session: int,
-    number: int,
-    turn: Turn,
-    sent_s: float,
-    late_s: float,
-    duration_s: float,
-    answer: ClientAnswer | ClientFailure,
+    session: Session, number: int, due_s: float, sent_s: float, ended_s: float, answer: ClientAnswer | ClientFailure
 ) -> SentRequest:
+    turn = session.turns[number]
     answered = answer if isinstance(answer, ClientAnswer) else None
     failed = answer if isinstance(answer, ClientFailure) else None
     return SentRequest(
-        session=session,
+        session=session.number,
         turn=number,
         sent_s=sent_s,
-        late_s=max(0.0, late_s),
-        duration_s=duration_s if answered is None else answered.total_ms / 1e3,
+        late_s=max(0.0, sent_s - due_s),
+        duration_s=ended_s - sent_s if answered is None else answered.total_ms / 1e3,
         planned_tokens=turn.prompt_tokens,
         planned_output_tokens=turn.output_tokens,
         ttft_s=answered and answered.ttft_ms / 1e3,

@@ -39,16 +39,15 @@ class HttpClients:
     async def fetch(
         self,
         instance: str,
-        method: str,
         path: str,
-        body: bytes = b"",
+        body: bytes | None = None,
         *,
         timeout_s: float,
         limit_bytes: int = ANSWER_BYTES,
         rank: int | None = None,
     ) -> HttpAnswer | None:
         """Return the whole answer, with an empty body if the body exceeds `limit_bytes`. None on any failure."""
-        headers = {"content-type": "application/json"} if body else {}
+        method, headers = ("GET", {}) if body is None else ("POST", {"content-type": "application/json"})
         if rank is not None:
             headers["x-data-parallel-rank"] = str(rank)
         try:

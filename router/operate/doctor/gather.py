@@ -188,7 +188,7 @@ async def _survey(work: _Work, engine: ExaminedEngine) -> None:
     survey, starts = await asyncio.gather(survey_engine(client, engine.config.url), read_starts(client))
     engine.survey = survey._replace(starts=survey.starts | starts)
     if engine.config.transfer is not None and engine.config.transfer.bootstrap_url is not None:
-        answer = await work.clients.fetch(f"{engine.name} bootstrap", "GET", "/query", timeout_s=2.0)
+        answer = await work.clients.fetch(f"{engine.name} bootstrap", "/query", timeout_s=2.0)
         ids = None if answer is None or answer.status != 200 else read_engine_ids(answer.body)
         no_answer = "no answer" if answer is None else f"GET /query: {answer.status}"
         engine.bootstrap = "" if ids else no_answer if ids is None else "GET /query names no engine"
@@ -272,7 +272,7 @@ async def _ask_masters(work: _Work) -> None:
 
 async def _ask_master(work: _Work, url: str) -> MasterAnswers:
     work.clients.add(url, url)
-    leads, trouble = read_health(await work.clients.fetch(url, "GET", "/health", timeout_s=ASK_TIMEOUT_S))
+    leads, trouble = read_health(await work.clients.fetch(url, "/health", timeout_s=ASK_TIMEOUT_S))
     return MasterAnswers(url, leads, trouble)
 
 
@@ -291,9 +291,9 @@ async def _list_pool(work: _Work) -> None:
 
 
 async def _list_keys(clients: HttpClients, url: str) -> tuple[str, ...] | None:
-    page = await clients.fetch(url, "GET", "/metrics", timeout_s=ASK_TIMEOUT_S)
+    page = await clients.fetch(url, "/metrics", timeout_s=ASK_TIMEOUT_S)
     count = None if page is None else KEY_COUNT.search(page.body)
     if count is None or int(count[1]) > MAX_LISTED_KEYS:
         return None
-    listing = await clients.fetch(url, "GET", "/get_all_keys", timeout_s=ASK_TIMEOUT_S, limit_bytes=LISTING_BYTES)
+    listing = await clients.fetch(url, "/get_all_keys", timeout_s=ASK_TIMEOUT_S, limit_bytes=LISTING_BYTES)
     return None if listing is None or listing.status != 200 else tuple(listing.body.decode(errors="replace").split())

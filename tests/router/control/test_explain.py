@@ -117,7 +117,7 @@ class House:
             self.core.apply_metrics(name, {0: Gauges(0, 0, 0.1, 4, 400, None, None)}, self.clock.now())
 
     async def fetch(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
+        self, instance: str, path: str, body: bytes | None = None, *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         self.asked.append((instance, path))
         return HttpAnswer(200, json.dumps({"count": len(IDS), "max_model_len": 99, "tokens": IDS}).encode())

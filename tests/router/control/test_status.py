@@ -84,7 +84,7 @@ class RouterParts:
         )
 
     async def silent(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
+        self, instance: str, path: str, body: bytes | None = None, *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         return None
 

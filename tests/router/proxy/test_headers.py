@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.errors import BadRequest
-from router.proxy.headers import STEERING, AnswerLabels, HeaderRules, find_hop_headers, render_head, response_headers
+from router.proxy.headers import STEERING, AnswerLabels, HeaderRules, find_hop_headers, response_headers
 
 
 def forward(*headers: tuple[bytes, bytes], strip: tuple[str, ...] = (), own_keys: bool = False):
@@ -101,19 +101,6 @@ def test_line_breaks_are_refused(value):
         forward((b"a", value))
     with pytest.raises(BadRequest):
         forward((b"authorization", value))
-
-
-def test_request_head():
-    head = render_head("POST", b"/a?b", b"h:1", b"authorization: Bearer k\r\n", b"a: b\r\n", 3, 7)
-    assert head == (
-        b"POST /a?b HTTP/1.1\r\nhost: h:1\r\nauthorization: Bearer k\r\nx-data-parallel-rank: 3\r\na: b\r\n"
-        b"content-length: 7\r\n\r\n"
-    )
-
-
-def test_a_get_without_a_body_has_no_length_and_an_empty_post_has_one():
-    assert b"content-length" not in render_head("GET", b"/", b"h", b"", b"", None, 0)
-    assert b"content-length: 0\r\n" in render_head("POST", b"/", b"h", b"", b"", None, 0)
 
 
 def test_answer_headers():

@@ -40,8 +40,8 @@ async def answer_ok(peer):
 async def test_fetch_gives_the_whole_answer(house, upstreams):
     upstreams.add("e", url(await house.engine(answer_ok)))
     fetch: Fetch = upstreams.fetch
-    assert await fetch("e", "GET", "/metrics", timeout_s=5) == HttpAnswer(200, b"GET /metrics HTTP/1.1|")
-    assert await fetch("e", "POST", "/tokenize", b"{}", timeout_s=5) == HttpAnswer(200, b"POST /tokenize HTTP/1.1|{}")
+    assert await fetch("e", "/metrics", timeout_s=5) == HttpAnswer(200, b"GET /metrics HTTP/1.1|")
+    assert await fetch("e", "/tokenize", b"{}", timeout_s=5) == HttpAnswer(200, b"POST /tokenize HTTP/1.1|{}")
     assert upstreams.idle("e") == 1
 
 
@@ -64,7 +64,7 @@ async def test_fetch_gives_none_for_silence_death_and_strangers(house, upstreams
 
     upstreams.add("stops", url(await house.engine(stops)))
     for instance in ("silent", "stops", "dies", "closed", "unknown"):
-        assert await upstreams.fetch(instance, "GET", "/", timeout_s=0.05) is None
+        assert await upstreams.fetch(instance, "/", timeout_s=0.05) is None
     assert upstreams.idle("silent") == 0
     reasons = {name: await upstreams.probe(name, "/", timeout_s=0.05) for name in ("silent", "stops", "dies", "closed")}
     assert reasons == {"silent": "late", "stops": "late", "dies": "failed", "closed": "failed"}
@@ -110,7 +110,7 @@ async def test_fetch_is_bounded(house, upstreams):
             await peer.writer.drain()
 
     upstreams.add("e", url(await house.engine(endless)))
-    assert await upstreams.fetch("e", "GET", "/", timeout_s=5) == HttpAnswer(200, b"", oversized=True)
+    assert await upstreams.fetch("e", "/", timeout_s=5) == HttpAnswer(200, b"", oversized=True)
 
 
 async def test_the_instances_key_replaces_the_clients(house, upstreams):
@@ -134,10 +134,10 @@ async def test_the_instances_key_replaces_the_clients(house, upstreams):
 async def test_the_last_used_connection_is_used_first(house, upstreams):
     engine = await house.engine(answer_ok)
     upstreams.add("e", url(engine))
-    await asyncio.gather(*(upstreams.fetch("e", "GET", "/", timeout_s=5) for _ in range(3)))
+    await asyncio.gather(*(upstreams.fetch("e", "/", timeout_s=5) for _ in range(3)))
     assert (engine.connections, upstreams.idle("e")) == (3, 3)
     for _ in range(5):
-        await upstreams.fetch("e", "GET", "/", timeout_s=5)
+        await upstreams.fetch("e", "/", timeout_s=5)
     assert engine.connections == 3
 
 
@@ -151,10 +151,10 @@ async def test_a_connection_whose_close_is_still_unread_is_not_used(house, upstr
         await answer_ok(peer)
 
     upstreams.add("e", url(await house.engine(script)))
-    assert await upstreams.fetch("e", "GET", "/first", timeout_s=5) == HttpAnswer(200, b"GET /first HTTP/1.1|")
+    assert await upstreams.fetch("e", "/first", timeout_s=5) == HttpAnswer(200, b"GET /first HTTP/1.1|")
     with socket.socket(fileno=os.dup(sockets[0].fileno())) as same:
         same.shutdown(socket.SHUT_WR)
-    assert await upstreams.fetch("e", "GET", "/second", timeout_s=5) == HttpAnswer(200, b"GET /second HTTP/1.1|")
+    assert await upstreams.fetch("e", "/second", timeout_s=5) == HttpAnswer(200, b"GET /second HTTP/1.1|")
     assert len(sockets) == 2
 
 
@@ -190,7 +190,7 @@ async def test_what_is_no_answer_for_its_size_ends_the_exchange(house, upstreams
         await peer.rest()
 
     upstreams.add("e", url(await house.engine(script)))
-    assert await upstreams.fetch("e", "GET", "/", timeout_s=5) is None
+    assert await upstreams.fetch("e", "/", timeout_s=5) is None
     assert upstreams.idle("e") == 0
 
 
@@ -200,7 +200,7 @@ async def test_many_small_chunks_are_an_answer(house, upstreams):
         peer.send(CHUNKED + b"1;ext=1\r\nx\r\n" * 100_000 + b"0\r\n\r\n")
 
     upstreams.add("e", url(await house.engine(script)))
-    assert await upstreams.fetch("e", "GET", "/", timeout_s=5) == HttpAnswer(200, b"x" * 100_000)
+    assert await upstreams.fetch("e", "/", timeout_s=5) == HttpAnswer(200, b"x" * 100_000)
 
 
 async def test_a_head_that_drips_ends_with_the_time_for_the_first_byte(house, upstreams):
@@ -282,7 +282,7 @@ async def test_ipv6(house, upstreams):
     except OSError:
         pytest.skip("no IPv6 loopback here")
     upstreams.add("e", f"http://[::1]:{engine.port}")
-    assert (await upstreams.fetch("e", "GET", "/", timeout_s=5)).status == 200
+    assert (await upstreams.fetch("e", "/", timeout_s=5)).status == 200
 
 
 async def test_a_name_that_does_not_exist(upstreams):
@@ -294,3 +294,18 @@ async def test_a_name_that_does_not_exist(upstreams):
 def test_a_ca_file_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match="ca_file"):
         Upstreams(connect_timeout_s=1, keepalive_s=1).add("e", "https://h", ca_file=str(tmp_path / "none.pem"))
+
+
+def test_request_head():
+    request = UpstreamRequest("POST", b"/a?b", ForwardedHeaders(b"a: b\r\n", b""), b"1234567", 3)
+    head = request.render_head(b"h:1", b"authorization: Bearer k\r\n")
+    assert head == (
+        b"POST /a?b HTTP/1.1\r\nhost: h:1\r\nauthorization: Bearer k\r\nx-data-parallel-rank: 3\r\na: b\r\n"
+        b"content-length: 7\r\n\r\n"
+    )
+
+
+def test_a_get_without_a_body_has_no_length_and_an_empty_post_has_one():
+    assert b"content-length" not in QUESTION.render_head(b"h", b"")
+    post = UpstreamRequest("POST", b"/", NO_HEADERS, b"")
+    assert b"content-length: 0\r\n" in post.render_head(b"h", b"")

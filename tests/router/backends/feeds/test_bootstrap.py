@@ -36,9 +36,9 @@ class Scene:
         self.feed = BootstrapClient(self.peers, self.fetch, self.tasks, self.clock)
 
     async def fetch(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
+        self, instance: str, path: str, body: bytes | None = None, *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
-        assert (method, path, body) == ("GET", "/query", b"")
+        assert (path, body) == ("/query", None)
         self.asked.append(instance)
         answer = self.answer
         await self.gate.wait()

@@ -27,7 +27,7 @@ class Engine:
         self.held.set()
 
     async def __call__(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
+        self, instance: str, path: str, body: bytes | None = None, *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         self.asked.append(json.loads(body))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

@@ -74,9 +74,8 @@ class Process:
     async def fetch(
         self,
         instance: str,
-        method: str,
         path: str,
-        body: bytes = b"",
+        body: bytes | None = None,
         *,
         timeout_s: float,
         limit_bytes: int = ANSWER_BYTES,

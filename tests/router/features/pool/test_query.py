@@ -38,7 +38,7 @@ class OneMaster:
         self.paths: list[str] = []
 
     async def __call__(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
+        self, instance: str, path: str, body: bytes | None = None, *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         self.paths.append(path)
         return self.answers[path.split("?")[0]]

@@ -52,7 +52,7 @@ class House:
         assert target is not None
         return target
 
-    async def fetch(self, instance: str, method: str, path: str, body: bytes = b"", **options: Any) -> HttpAnswer:
+    async def fetch(self, instance: str, path: str, body: bytes | None = None, **options: Any) -> HttpAnswer:
         book = self.target.load_book
         self.sent.append(msgspec.json.decode(body) | options | {"booked": (book.requests, book.prefill_tokens)})
         self.clock.advance(0.2)

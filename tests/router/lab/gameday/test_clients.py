@@ -9,14 +9,7 @@ import pytest
 
 from router.clock import SystemClock
 from router.config.sections.gameday import GamedayFile
-from router.lab.gameday.clients import (
-    LoadEndpoint,
-    examine_endpoint,
-    make_sessions,
-    run_flood,
-    run_hang_ups,
-    run_load,
-)
+from router.lab.gameday.clients import GamedayClients, LoadEndpoint, examine_endpoint, make_sessions
 from router.lab.loadgen.load import SentRequest
 from router.lab.workloads.model import Span
 from tests.fakes.engines import INSTANT, engine, eventually
@@ -28,6 +21,10 @@ PATH = "/v1/chat/completions"
 def script(**fields: Any) -> GamedayFile:
     day = {"about": "x", "calm_from_s": 0.1, "ends_s": 1.0, "load": {"agents": 2, "turns": 3, "think_s": 0.05}}
     return GamedayFile.model_validate(day | {"faults": [{"fault": "kill", "at_s": 0.5}]} | fields)
+
+
+def clients(url: str) -> GamedayClients:
+    return GamedayClients(script(), LoadEndpoint(url, "warm-tiny"), CLOCK, CLOCK.now())
 
 
 def test_sessions_share_the_system_prompt_and_each_turn_continues_the_one_before() -> None:
@@ -46,7 +43,7 @@ def test_the_same_seed_gives_the_same_sessions_and_another_others() -> None:
 async def test_the_load_ends_by_itself() -> None:
     async with engine(**INSTANT) as fake:
         rows: list[SentRequest] = []
-        await run_load(script(), LoadEndpoint(fake.url, "warm-tiny"), CLOCK, CLOCK.now(), rows.append)
+        await clients(fake.url).run_load(rows.append)
         assert len(rows) > 5
         assert [one.failure for one in rows if one.failure] == []
         assert max(one.turn for one in rows) == 2
@@ -54,14 +51,14 @@ async def test_the_load_ends_by_itself() -> None:
 
 async def test_a_flood_is_one_prompt_by_many_at_once() -> None:
     async with engine(**INSTANT) as fake:
-        sent = await run_flood(script(), LoadEndpoint(fake.url, "warm-tiny"), CLOCK, CLOCK.now(), 4, 200, 2.0)
+        sent = await clients(fake.url).run_flood(4, 200, 2.0)
         assert len(sent) >= 4
         assert len({exchange.body for exchange in fake.seen(PATH)}) == 1
 
 
 async def test_clients_that_hang_up_leave_nothing_running() -> None:
     async with engine(decode_ms_per_token=100) as fake:
-        left = await run_hang_ups(LoadEndpoint(fake.url, "warm-tiny"), CLOCK, CLOCK.now(), 3, 0.3, 1)
+        left = await clients(fake.url).run_hang_ups(3, 0.3)
         assert left >= 3
         assert fake.seen(PATH)
         await eventually(lambda: fake.server.app._generate.in_flight == 0)

@@ -135,7 +135,7 @@ def test_mangled_bodies(request: tuple[str, bytes], options: ReadOptions, scope:
 
 
 async def fetch(
-    instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
+    instance: str, path: str, body: bytes | None = None, *, timeout_s: float, limit_bytes: int = 0
 ) -> HttpAnswer:
     """An engine that makes a token of every prompt."""
     msgspec.json.decode(body)

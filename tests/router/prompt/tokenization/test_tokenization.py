@@ -53,7 +53,7 @@ class Engine:
         self.refuses: Callable[[dict[str, Any]], bool] = lambda fields: False  # of /tokenize
 
     async def __call__(
-        self, instance: str, method: str, path: str, body: bytes = b"", *, timeout_s: float, limit_bytes: int = 0
+        self, instance: str, path: str, body: bytes | None = None, *, timeout_s: float, limit_bytes: int = 0
     ) -> HttpAnswer | None:
         if self.silent:
             return None
