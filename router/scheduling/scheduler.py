@@ -41,7 +41,7 @@ from router.scheduling.selector import Selector
 from router.scheduling.shortlist import SMALL
 from router.scheduling.ticket import ENGINE_IN_DOUBT, PrefillBooking, Ticket, build_outcome, judge_end, uncached_tokens
 from router.scheduling.view_builder import ViewBuilder
-from scorers.contract import Overlap, Row
+from scorers.contract import Overlap, Row, View
 
 BYTES_PER_TOKEN = 4  # only for bookings of prompts that could not be tokenised
 
@@ -190,11 +190,7 @@ class Scheduler:
         self.fleet.on_arrival(now)
         policy = record.policy or self.selector.policy_set.policy
         candidates = self.view_builder.candidates(record, prompt.model, excluding, only, now)
-        answering, feeding = candidates, list[Target]()
-        if self.peers:
-            answering = [target for target in candidates if not self.peers.is_prefill_only(target)]
-            if splits and prefilled is None:
-                feeding = [target for target in candidates if self.peers.is_prefill_only(target)]
+        answering, feeding = self._by_role(candidates, pairs=splits and prefilled is None)
         if not answering:
             return None
         panic = not answering[0].breaker.allows(now, record.sender)  # then no breaker allows it
@@ -207,11 +203,7 @@ class Scheduler:
         overlaps = {target: estimate.overlap for target, estimate in estimates.items()}
         rows = self._row_builder(policy, overlaps, now)
         view = self.view_builder.build(request, rows(listed), now, len(answering) - len(listed))
-        choice = (
-            PairChoice(self.selector.choose(view, policy), None)
-            if not feeding
-            else choose_pair(self.selector, policy, view, lambda id: rows(self.view_builder.peers_for(id, feeding)))
-        )
+        choice = self._choose(view, policy, feeding, rows)
         ticket = self._book(request, choice, estimates, prefilled, now)
         if blind:
             ticket.conversation = self.conversations.identify(prompt)
@@ -224,6 +216,20 @@ class Scheduler:
             self.selector.picked(choice.prefill)
         record.stages.decide_ms = ticket.attempt.decide_ms = (self._clock.now() - matched_at) * 1e3
         return ticket
+
+    def _by_role(self, candidates: Sequence[Target], *, pairs: bool) -> tuple[Sequence[Target], Sequence[Target]]:
+        """Return the candidates that can answer, and those that can only prefill for them: none unless `pairs`."""
+        if not self.peers:
+            return candidates, ()
+        answering = [target for target in candidates if not self.peers.is_prefill_only(target)]
+        return answering, [target for target in candidates if self.peers.is_prefill_only(target)] if pairs else ()
+
+    def _choose(
+        self, view: View, policy: Policy, feeding: Sequence[Target], rows: Callable[[Sequence[Target]], tuple[Row, ...]]
+    ) -> PairChoice:
+        if not feeding:
+            return PairChoice(self.selector.choose(view, policy), None)
+        return choose_pair(self.selector, policy, view, lambda id: rows(self.view_builder.peers_for(id, feeding)))
 
     def _narrow(
         self, candidates: Sequence[Target], policy: Policy, request: SchedulingRequest, now: float

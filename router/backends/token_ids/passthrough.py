@@ -122,7 +122,7 @@ class TokenIdPassthrough:
         accepting = [engine for engine in engines if self._support.accepts(engine.instance)]
         proved = [engine for engine in accepting if self._proved.passes(model, engine.instance, tokens)]
         fitting = frozenset([engine.instance for engine in proved if fits(tokens, engine.context_tokens)])
-        reason: Reason
+        reason: Reason | None = None
         if self._proved.source(model, prompt.endpoint) != "local":
             reason = "distrusted"
         elif not fitting:
@@ -131,13 +131,17 @@ class TokenIdPassthrough:
             reason = "prompt_text"
         elif self._is_check(model, shape):
             reason = "check"
-        else:
-            self._sent[model] += 1
-            return PassthroughOffer(model, shape, tokens, fitting)
+        return self._record(PassthroughOffer(model, shape, tokens, fitting), reason)
+
+    def _record(self, offer: PassthroughOffer, reason: Reason | None) -> PassthroughOffer | None:
+        """Count the offer, and withdraw its instances if a `reason` forbids ids."""
+        if reason is None:
+            self._sent[offer.model] += 1
+            return offer
         self._not_sent[reason] += 1
         if reason == "special_text":  # the engine's count may differ, and proves nothing about the prompt's shape
             return None
-        return PassthroughOffer(model, shape, tokens, frozenset())
+        return offer._replace(instances=frozenset())
 
     def _why_unproved(self, model: str, accepting: list[PassthroughTarget], tokens: TokenizedPrompt) -> Reason:
         plain = tokens._replace(special_text=False)

@@ -72,7 +72,17 @@ class EmulatorApp:
         self._key_digest = _digest(options.api_key) if options.api_key else None
         self._cors = CorsPolicy(options.allowed_origins)
         other = OtherEndpoints(options, vocabulary, self._generate.params_reader, clock, cores.adapters)
-        self._routes: dict[tuple[str, str], Handler] = {("POST", path): self._generate for path in SHAPES} | {
+        self._routes = self._list_routes(options, cores, other)
+        if options.runtime_loras:
+            adapters = AdapterEndpoints(cores.adapters)
+            self._routes["POST", "/v1/load_lora_adapter"] = adapters.load
+            self._routes["POST", "/v1/unload_lora_adapter"] = adapters.unload
+
+    def _list_routes(
+        self, options: EngineOptions, cores: EngineCores, other: OtherEndpoints
+    ) -> dict[tuple[str, str], Handler]:
+        """Return the handlers by method and path."""
+        return {("POST", path): self._generate for path in SHAPES} | {
             ("POST", "/v1/messages/count_tokens"): other.count_tokens,
             ("POST", "/v1/embeddings"): other.embeddings,
             **{("POST", path): other.rerank for path in ("/v1/rerank", "/rerank", "/v2/rerank")},
@@ -98,10 +108,6 @@ class EmulatorApp:
             ("POST", "/emulate/faults"): self._change_faults,
             ("POST", "/emulate/restart"): self._restart,
         }
-        if options.runtime_loras:
-            adapters = AdapterEndpoints(cores.adapters)
-            self._routes["POST", "/v1/load_lora_adapter"] = adapters.load
-            self._routes["POST", "/v1/unload_lora_adapter"] = adapters.unload
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send)

@@ -93,19 +93,28 @@ class SimulatedRouter:
         self.scheduler: Scheduler = build(
             fleet, indexer, Selector(policies, seed=seed), clock, STORED_RESPONSES, shared_pool=shared_pool
         )
-        self.admission: ModelAdmission | None = None
-        if (admission := scenario.admission) is not None and admission.enabled:
-            rule, now = build_rule(admission), clock.now()
-            controller = AdmissionController(
-                rule, admission.max_wait_s, admission.idle_s, pooled=shared_pool, tenants=tenants, now=now
-            )
-            self.admission = ModelAdmission(MODEL, controller, self.scheduler, clock, 1 / scenario.routers)
+        self.admission = self._build_admission(scenario, clock, tenants)
         self._names = [instance_name(number) for number in range(scenario.instances)]
         self._ids = [TargetId(f"{name}/0") for name in self._names]
         self._roles = [scenario.role(number) for number in range(scenario.instances)]
         for number in range(scenario.instances):
             if scenario.is_present(number, clock.now()):
                 self.on_join(number)
+
+    def _build_admission(self, scenario: Scenario, clock: Clock, tenants: bool) -> ModelAdmission | None:
+        """Return the admission control; None if the scenario has none."""
+        admission = scenario.admission
+        if admission is None or not admission.enabled:
+            return None
+        controller = AdmissionController(
+            build_rule(admission),
+            admission.max_wait_s,
+            admission.idle_s,
+            pooled=scenario.store is not None,
+            tenants=tenants,
+            now=clock.now(),
+        )
+        return ModelAdmission(MODEL, controller, self.scheduler, clock, 1 / scenario.routers)
 
     @property
     def booked_requests(self) -> int:

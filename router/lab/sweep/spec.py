@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -89,20 +90,12 @@ def make_cells(spec: SweepSpec, on_unusable: Callable[[str], None]) -> list[Swee
         problems.append(f"--until: {spec.until_s:g} s is not after --warmup, {spec.warmup_s:g} s: nothing is counted")
     if problems or rules is None or fleets is None or loads is None:
         raise ConfigError("\n".join(problems))
+    limits = ServiceLimits(spec.ttft_limit_s, spec.tpot_limit_s)
+    make = partial(
+        SweepCell, source=source, limits=limits, staggered=spec.staggered, since_s=spec.warmup_s, until_s=spec.until_s
+    )
     return [
-        SweepCell(
-            policy=policy,
-            rules=own,
-            fleet=fleet,
-            scenario=scenario,
-            source=source,
-            load=load,
-            seed=seed,
-            limits=ServiceLimits(spec.ttft_limit_s, spec.tpot_limit_s),
-            staggered=spec.staggered,
-            since_s=spec.warmup_s,
-            until_s=spec.until_s,
-        )
+        make(policy=policy, rules=own, fleet=fleet, scenario=scenario, load=load, seed=seed)
         for seed in range(spec.first_seed, spec.first_seed + spec.seeds)
         for fleet, scenario in fleets
         for load in loads

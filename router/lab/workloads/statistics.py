@@ -55,15 +55,12 @@ class WorkloadStatistics(NamedTuple):
 
 
 def compute_statistics(workload: Workload, block_tokens: int) -> WorkloadStatistics:
-    """Count a workload session by session, in the order of their starts. Raises ValueError for an empty
-    workload.
-    """
+    """Count a workload session by session, in the order of their starts. Raises ValueError if it has none."""
     if not len(workload.sessions):
         raise ValueError(f"workload {workload.name}: it has no requests")
     hit, common = _count_hits(workload, block_tokens)
     prompts: list[list[int]] = []
-    inputs, outputs = array("q"), array("q")
-    pauses_s, gaps_s = array("d"), array("d")
+    inputs, outputs, pauses_s, gaps_s = array("q"), array("q"), array("d"), array("d")
     for session in workload.sessions:
         prompts.append([turn.prompt_tokens for turn in session.turns])
         for one in session.family():
