@@ -12,7 +12,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 TOOLS := tests/agreement tests/bench tests/picker_conformance tests/router/lab tests/router/operate \
   tests/e2e/test_load.py tests/e2e/test_picker_conformance.py tests/router/scheduling/experiments/test_error_rates.py \
   $(addprefix tests/router/cli/,advise doctor gameday load replay rollout simulate workload)
-ELSEWHERE := $(TOOLS) $(addprefix tests/,abuse browser clients docs gameday gateway oracle package stack)
+SEVERAL := $(addprefix tests/e2e/test_,workers.py admission_workers.py replicas.py)
+ELSEWHERE := $(TOOLS) $(SEVERAL) $(addprefix tests/,abuse browser clients docs gameday gateway oracle package stack)
 # of `make fuzz`
 TARGETS ?= client engine gateway events snapshot body answer metrics engine_json config
 MINUTES ?= 10
@@ -22,7 +23,7 @@ VENDORED := uplot@1.6.32 preact@11.2.0 htm@3.1.1 axe-core@4.14.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run stack test check test-router test-tools test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
+.PHONY: help run stack test check test-router test-tools test-workers test-deep test-package test-abuse test-pure test-stack test-stack-long test-gateway test-doctor test-rollout test-browser test-oracle test-clients gameday abuse fuzz audit bench bench-sim bench-sim-full compiled pure wheel dist lock reference protos docs docs-serve vendor screenshots clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +42,9 @@ test-router: $(VENV)/.installed-test  ## run the tests of the router: every modu
 
 test-tools: $(VENV)/.installed-test  ## run the tests of lab, doctor, rollout, simulations, benchmarks and the picker conformance suite
 	$(PYTEST) -m "$(HERE)" $(TOOLS)
+
+test-workers: $(VENV)/.installed-test  ## run the tests of routers of several workers, and of several routers (a minute and a half)
+	$(PYTEST) -m "$(HERE)" $(SEVERAL)
 
 test-deep: $(VENV)/.installed-test  ## try all properties with many new examples (`make test` tries 20, always the same)
 	$(PYTEST) -m "hypothesis and $(HERE)" --hypothesis-profile deep

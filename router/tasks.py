@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 log = logging.getLogger("warmroute.tasks")
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 CANCEL_AGAIN_S = 15.0  # longer than any task needs for its cleanup
+
+
+T = TypeVar("T")
+
+
+async def in_turns(items: Sequence[T], per_turn: int) -> AsyncIterator[T]:
+    """Yield the items, `per_turn` of them in each turn of the event loop, so that requests are served in between."""
+    for number, item in enumerate(items, start=1):
+        yield item
+        if number % per_turn == 0:
+            await asyncio.sleep(0)
 
 
 class Tasks:

@@ -23,9 +23,10 @@ from router.clock import Clock
 from router.config import schema
 from router.fleet.engine_facts import Gauges
 from router.fleet.engine_limits import OverLimit
-from router.tasks import Tasks
+from router.tasks import Tasks, in_turns
 
 CHECKS_PER_INTERVAL = 4
+POLLS_PER_TURN = 25  # of the event loop
 FIRST_WITHIN_S = 1.0  # polls of instances that join together are spread over this
 TOO_LONG = OverLimit("metrics_page", f"/metrics has more than {PAGE_BYTES:,} bytes")
 
@@ -87,18 +88,22 @@ class MetricsPoller:
 
     async def _run(self) -> None:
         while True:
-            self.poll()
+            await self.poll()
             await asyncio.sleep(self._config.busy_interval_s / CHECKS_PER_INTERVAL)
 
-    def poll(self) -> None:
+    async def poll(self) -> None:
         """Start every poll that is due, never two at once for one instance."""
         now = self._clock.now()
-        for instance, schedule in self._schedules.items():
-            if schedule.polling or now < schedule.busy_at:
-                continue
-            if now >= schedule.idle_at or self._load.in_flight(instance):
+        due = [(id, schedule) for id, schedule in self._schedules.items() if self._is_due(id, schedule, now)]
+        async for instance, schedule in in_turns(due, POLLS_PER_TURN):
+            if self._schedules.get(instance) is schedule:
                 schedule.polling = True
                 self._tasks.spawn("poll", self._poll(instance, schedule))
+
+    def _is_due(self, instance: str, schedule: _Schedule, now: float) -> bool:
+        if schedule.polling or now < schedule.busy_at:
+            return False
+        return now >= schedule.idle_at or self._load.in_flight(instance) > 0
 
     async def _poll(self, instance: str, schedule: _Schedule) -> None:
         sent_at = self._clock.now()

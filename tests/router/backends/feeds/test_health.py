@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import pytest
 
-from router.backends.feeds.health import HealthProbe
+from router.backends.feeds.health import PROBES_PER_TURN, HealthProbe
 from router.backends.fetch import HttpAnswer, NoAnswer
 from router.clock import ManualClock
 from router.config import schema
@@ -93,7 +93,7 @@ class Scene:
 
     async def run_for(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.05)):
-            self.health.poll()
+            await self.health.poll()
             await self.settle()
             self.clock.advance(0.05)
 
@@ -101,6 +101,9 @@ class Scene:
         instance = self.fleet.get(name)
         assert instance is not None
         return instance.state
+
+    def probed(self) -> list[str]:
+        return [asked for _, asked, path in self.asked if path == "/health"]
 
     def probes(self, name: str) -> list[float]:
         return [at for at, asked, path in self.asked if (asked, path) == (name, "/health")]
@@ -120,6 +123,19 @@ async def test_a_newcomer_is_asked_who_it_is_at_once(scene: Scene) -> None:
     assert scene.joins == [("a", ["m"], [ENDPOINT])]
     assert scene.state("a") is InstanceState.READY
     assert scene.health.trouble("a") is None
+
+
+async def test_many_probes_begin_over_several_turns_of_the_loop(scene: Scene) -> None:
+    for number in range(4 * PROBES_PER_TURN):
+        scene.watch(f"i{number}")
+    polling, begun = asyncio.ensure_future(scene.health.poll()), [0]
+    while not polling.done():
+        before = len(scene.probed())
+        await asyncio.sleep(0)
+        begun.append(len(scene.probed()) - before)
+    assert max(begun) == PROBES_PER_TURN
+    await scene.settle()
+    assert len(scene.probed()) == 4 * PROBES_PER_TURN
 
 
 async def test_a_ready_one_is_asked_every_two_seconds_whether_it_is_well(scene: Scene) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from router.backends.feeds.metrics import MetricsPoller
+from router.backends.feeds.metrics import POLLS_PER_TURN, MetricsPoller
 from router.backends.fetch import HttpAnswer
 from router.clock import ManualClock
 from router.config import schema
@@ -61,7 +61,7 @@ class Scene:
 
     async def run_for(self, seconds: float, step_s: float = 0.0625) -> None:
         for _ in range(round(seconds / step_s)):
-            self.poll.poll()
+            await self.poll.poll()
             await self.settle()
             self.clock.advance(step_s)
 
@@ -109,13 +109,27 @@ async def test_polls_of_many_are_spread(scene: Scene) -> None:
     most = 0
     for _ in range(16 * 30):
         before = scene.asked.total()
-        scene.poll.poll()
+        await scene.poll.poll()
         await scene.settle()
         scene.clock.advance(0.0625)
         most = max(most, scene.asked.total() - before)
     assert scene.asked.total() >= 600
     assert most <= 20
     assert set(scene.asked) == {f"i{i}" for i in range(200)}
+
+
+async def test_many_polls_that_are_due_at_once_begin_over_several_turns_of_the_loop(scene: Scene) -> None:
+    for number in range(4 * POLLS_PER_TURN):
+        scene.poll.watch(f"i{number}")
+    scene.clock.advance(1.0)
+    polling, begun = asyncio.ensure_future(scene.poll.poll()), [0]
+    while not polling.done():
+        before = scene.asked.total()
+        await asyncio.sleep(0)
+        begun.append(scene.asked.total() - before)
+    assert max(begun) == POLLS_PER_TURN
+    await scene.settle()
+    assert scene.asked.total() == 4 * POLLS_PER_TURN
 
 
 async def test_never_two_polls_of_one_at_once(scene: Scene) -> None:
