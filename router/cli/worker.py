@@ -26,7 +26,6 @@ from router.control.process import raise_open_file_limit, tune_interpreter
 from router.control.workers.messages import (
     Query,
     StartWorker,
-    WorkerFailed,
     WorkerReady,
     WorkerStarted,
     WorkerStopping,
@@ -59,7 +58,7 @@ async def work(sock: socket.socket, sockets: ListeningSockets) -> None:
     try:
         app = await _start(config, start, link, sockets)
     except ConfigError as error:
-        link.send(WorkerFailed(str(error)))
+        await link.report_failure(str(error))
     else:
         beginning = [_open(app, link), _report_ready(app, link), _join(app, link, start)]
         begun = [tasks.spawn("begin", each) for each in beginning]

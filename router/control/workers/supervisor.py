@@ -272,7 +272,9 @@ class Supervisor:
                 self._publish_members()
             case WorkerFailed(error):
                 log.error("worker %d cannot start: %s", worker.number, error)
-                if not self._started.done():
+                if self._started.done():
+                    worker.channel.close()  # it ends, and is started again
+                else:
                     self._started.set_exception(ConfigError(error))
             case WorkerStarted():
                 worker.started = True

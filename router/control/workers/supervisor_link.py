@@ -22,6 +22,7 @@ from router.control.workers.messages import (
     StartWorker,
     StopWorker,
     WorkerBuilt,
+    WorkerFailed,
     WorkerMessage,
 )
 from router.tasks import Tasks
@@ -67,6 +68,13 @@ class SupervisorLink:
         while run not in {member.run for member in self.members.living} and not self.stopping.is_set():
             self._changed.clear()
             await self._changed.wait()
+
+    async def report_failure(self, error: str) -> None:
+        """Report that this worker cannot start, and return when the supervisor has read it: at an end that is closed,
+        what it sends to this worker meanwhile would be an error, by which it loses what it has not read.
+        """
+        self.send(WorkerFailed(error))
+        await self.stopping.wait()
 
     def send(self, message: WorkerMessage) -> None:
         """Report this worker's progress."""

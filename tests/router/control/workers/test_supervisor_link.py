@@ -22,6 +22,7 @@ from router.control.workers.messages import (
     StartWorker,
     StopWorker,
     WorkerBuilt,
+    WorkerFailed,
     WorkerUp,
 )
 from router.control.workers.supervisor_link import SupervisorLink
@@ -140,3 +141,16 @@ async def test_a_supervisor_that_is_gone_before_it_has_started_the_worker_is_an_
         both.supervisor.close()
         with pytest.raises(ConnectionError):
             await both.link.connect(sock)
+
+
+async def test_a_worker_that_cannot_start_stays_until_its_supervisor_has_read_why() -> None:
+    async with ends() as (both, sock):
+        both.supervisor.send(start(hold=True, join=False))
+        await both.link.connect(sock)
+        failing = asyncio.ensure_future(both.link.report_failure("a port is taken"))
+        await eventually(lambda: both.received == [WorkerFailed("a port is taken")])
+        both.supervisor.send(Members([], 1))
+        await eventually(lambda: both.link.members == Members([], 1))
+        assert not failing.done()
+        both.supervisor.send(StopWorker(0.0))
+        await asyncio.wait_for(failing, PATIENCE_S)

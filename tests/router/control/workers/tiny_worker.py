@@ -23,7 +23,6 @@ from prometheus_client.registry import Collector
 from router.control.workers.messages import (
     Members,
     Query,
-    WorkerFailed,
     WorkerReady,
     WorkerStarted,
     WorkerStopping,
@@ -62,7 +61,7 @@ async def work(sock: socket.socket, sockets: int) -> None:
     fields = {"learn": start.learn, "hold": start.hold, "join": start.join, "host": start.host, "name": start.name}
     note("start", number=number, sockets=sockets, port=json.loads(start.config)["listen"]["port"], **fields)
     if trouble == "fails":
-        link.send(WorkerFailed("a port is taken"))
+        await link.report_failure("a port is taken")
         link.close()
         return
 
