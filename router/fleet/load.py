@@ -41,14 +41,15 @@ class BatchShare(NamedTuple):
     context_tokens: float
 
 
-class _LiveShare(NamedTuple):
+class _LiveShare:
     """The part of the KV memory in use that a booking adds. `own_tokens` are shared with no other prompt: the last
     block if it is not full, or the whole prompt if its keys are unknown.
     """
 
-    own_tokens: int
-    prompt: LivePrompt | None
-    block_tokens: int
+    def __init__(self, own_tokens: int, prompt: LivePrompt | None, block_tokens: int) -> None:
+        self.own_tokens = own_tokens
+        self.prompt = prompt
+        self.block_tokens = block_tokens
 
 
 class Booking:

@@ -95,11 +95,12 @@ def as_flag(value: object) -> bool | None:
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
-class AnswerAdditions(NamedTuple):
+class AnswerAdditions:
     """The fields of an answer that the router itself needs."""
 
-    usage: bool
-    token_ids: bool
+    def __init__(self, usage: bool, token_ids: bool) -> None:
+        self.usage = usage
+        self.token_ids = token_ids
 
 
 class AnswerRequest(NamedTuple):

@@ -155,15 +155,16 @@ def build_header_rules(config: Config) -> HeaderRules:
 NO_HEADERS = ForwardedHeaders(b"", b"")
 
 
-class AnswerLabels(NamedTuple):
+class AnswerLabels:
     """The values of the router's own headers of an answer, `x-warmroute-target` and so on. `model`: the model that
     answers in place of an alias's first one; None if the first one answers, or there is no alias.
     """
 
-    target: str
-    record: str
-    waited_ms: float | None = None  # for admission; None: it did not wait
-    model: str | None = None
+    def __init__(self, target: str, record: str, waited_ms: float | None = None, model: str | None = None) -> None:
+        self.target = target
+        self.record = record
+        self.waited_ms = waited_ms  # for admission; None: it did not wait
+        self.model = model
 
     @property
     def headers(self) -> Headers:

@@ -59,20 +59,30 @@ class RelayWatch(AnswerWatch, Protocol):
         """Return the events that end a broken stream in the client's dialect. `last`: the bytes sent last."""
 
 
-class OutgoingRequest(NamedTuple):
+class OutgoingRequest:
     """A request on its way to one instance. `hides`: the watch may remove something from a stream; `renames`: the
     watch may change the length of any body.
     """
 
-    instance: str
-    request: UpstreamRequest
-    labels: AnswerLabels
-    hides: bool = False
-    renames: bool = False
+    def __init__(
+        self,
+        instance: str,
+        request: UpstreamRequest,
+        labels: AnswerLabels,
+        *,
+        hides: bool = False,
+        renames: bool = False,
+    ) -> None:
+        self.instance = instance
+        self.request = request
+        self.labels = labels
+        self.hides = hides
+        self.renames = renames
 
     def with_body(self, body: bytes) -> OutgoingRequest:
         """Return the same request with another body."""
-        return self._replace(request=self.request.with_body(body))
+        request = self.request.with_body(body)
+        return OutgoingRequest(self.instance, request, self.labels, hides=self.hides, renames=self.renames)
 
 
 class EngineRefusal(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import final
 
 from router.fleet.instance import ServedModel
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -11,13 +11,22 @@ from router.scheduling.policy.record import Record
 from scorers.contract import PoolHit
 
 
-class SchedulingRequest(NamedTuple):
+@final
+class SchedulingRequest:
     """The facts of a request that the scheduler reads. The scheduler writes to `record`. `served` is None for a
     request about a stored response, which names no model.
     """
 
-    record: Record
-    prompt: Prompt
-    served: ServedModel | None
-    known: TokenizedPrompt | None  # the prompt's tokens; None: unknown
-    pool_hit: PoolHit | None = None  # None: unknown
+    def __init__(
+        self,
+        record: Record,
+        prompt: Prompt,
+        served: ServedModel | None,
+        known: TokenizedPrompt | None,
+        pool_hit: PoolHit | None = None,
+    ) -> None:
+        self.record: Record = record
+        self.prompt: Prompt = prompt
+        self.served: ServedModel | None = served
+        self.known: TokenizedPrompt | None = known  # the prompt's tokens; None: unknown
+        self.pool_hit: PoolHit | None = pool_hit  # None: unknown

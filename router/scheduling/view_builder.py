@@ -184,8 +184,8 @@ class ViewBuilder:
 
     def build(self, request: SchedulingRequest, candidates: tuple[Row, ...], now: float, others: int = 0) -> View:
         """Return the view for a request placed as a whole. `others` is the number of candidates without a row."""
-        record, prompt, served, known, pool_hit = request
-        model, adapter = served if served is not None else NO_MODEL
+        record, prompt, known = request.record, request.prompt, request.known
+        model, adapter = request.served if request.served is not None else NO_MODEL
         session = parent = program = session_turn = idle_s = after_tool_call = None
         reads_session = self._selector.policy_set.needs_session or (
             record.policy is not None and record.policy.needs_session
@@ -206,7 +206,7 @@ class ViewBuilder:
             prefixes[0] if prefixes else None,
             session,
             last_target,
-            pool_hit,
+            request.pool_hit,
             self._fleet.occupancy.busy,
             candidates,
             turn,

@@ -301,5 +301,5 @@ def test_explaining_needs_somebody_who_could_serve() -> None:
     request = SchedulingRequest(house.record(), a_prompt(), None, None)
     assert explain(house.core, request, house.clock.now()) is None
     house.join("a")
-    request = request._replace(served=house.core.fleet.resolve("m"))
+    request.served = house.core.fleet.resolve("m")
     assert explain(house.core, request, house.clock.now(), TargetId("gone/0")) is None
