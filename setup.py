@@ -102,8 +102,13 @@ INTERPRETED = {
     "Libraries in Python and C do the work": (
         "router/prompt/tokenization/chat_template.py",
         "router/prompt/tokenization/content_format.py",
+        "router/prompt/tokenization/harmony.py",
         "router/prompt/tokenization/local_tokenizer.py",
+        "router/prompt/tokenization/message_renderer.py",
+        "router/prompt/tokenization/mistral.py",
+        "router/prompt/tokenization/model_folder.py",
         "router/prompt/tokenization/probes.py",
+        "router/prompt/tokenization/text_codec.py",
         "router/prompt/tokenization/threads.py",
         "router/prompt/tokenization/tokenization.py",
         "router/proxy/asgi.py",

@@ -211,6 +211,9 @@ class TokenizerSource(Section):
     """file with the Jinja chat template; null: the model's own"""
     template_kwargs: dict[str, Any] = {}
     """default chat template kwargs, as configured on the engine"""
+    renderer: Literal["auto", "jinja", "harmony", "mistral", "deepseek_v32", "deepseek_v4", "deepseek_v41"] = "auto"
+    """how the engine renders chats; auto: chosen from the model folder as vLLM does, which `--tokenizer-mode` overrides
+    there"""
 
 
 class TokensConfig(Section):

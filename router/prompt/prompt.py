@@ -31,6 +31,15 @@ OUTLINED = 64  # limit on kinds of messages, template variables, and characters 
 MEDIA = "media"  # type of a content part that stands for an image, audio or video
 
 
+class GivenChat(NamedTuple):
+    """A chat before it was normalised for templates: for models whose chats are rendered by code."""
+
+    messages: list[Any]
+    items: list[Any] | None  # of `/v1/responses`: its instructions as a system message, and its input
+    effort: str | None  # of reasoning, as the request has it
+    has_variables: bool  # the request has `chat_template_kwargs`
+
+
 class Chat(NamedTuple):
     """Messages for the chat template, normalised exactly as vLLM normalises them before rendering.
 
@@ -50,6 +59,7 @@ class Chat(NamedTuple):
     anthropic: bool = False
     read: ReadMessages | None = None  # the same messages, where the prompt may be remembered
     tools_declined: bool = False  # `tool_choice` is none: an engine may leave the tools out
+    given: GivenChat | None = None  # None: only the normalised messages are known
 
     def outline(self) -> Chat | None:
         """Return the chat without its text, enough for token-id pass-through to distinguish kinds of chats. None
@@ -63,6 +73,7 @@ class Chat(NamedTuple):
             tools=None if self.tools is None else [],
             template_kwargs={name: _shorten(value) for name, value in self.template_kwargs.items()},
             read=None,
+            given=None,
         )
 
 

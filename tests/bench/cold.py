@@ -19,7 +19,7 @@ from router.config.schema import TokenizerSource
 from router.lab.emulator.vocabulary import DATA
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat as Source
-from router.prompt.tokenization.local_tokenizer import load
+from router.prompt.tokenization.model_folder import load
 from tests.bench import routers
 from tests.bench.agent_turns import ENGINES, TOKENS, cache_aware_settings, check_local
 from tests.bench.asking import PATH, TimedClient

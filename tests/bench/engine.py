@@ -25,7 +25,8 @@ from router.config.schema import TokenizerSource
 from router.lab.emulator.vocabulary import DATA
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Text
-from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.model_folder import load
 from tests.bench import answers
 from tests.bench.answers import MODEL as MODEL
 

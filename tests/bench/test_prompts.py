@@ -11,7 +11,7 @@ from router.config.schema import TokenizerSource
 from router.lab.emulator.vocabulary import DATA
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat as Source
-from router.prompt.tokenization.local_tokenizer import load
+from router.prompt.tokenization.model_folder import load
 from tests.bench import answers
 from tests.bench.asking import PATH
 from tests.bench.prompts import Chat, Words

@@ -11,7 +11,8 @@ import uvloop
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from router.config.schema import TokenizerSource
-from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.model_folder import load
 
 CHATML = """\
 {%- if tools %}

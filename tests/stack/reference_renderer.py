@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def stop_clock(wall_s: float) -> None:
     chat_template_utils.datetime = Stopped
 
 
-async def render_server(model: str) -> Any:
+async def render_server(model: str, options: Sequence[str]) -> Any:
     """Return the application of `vllm launch render`, set up as its own entry point does."""
     from vllm import AsyncEngineArgs
     from vllm.config import VllmConfig
@@ -42,9 +43,8 @@ async def render_server(model: str) -> Any:
     from vllm.entrypoints.launchers.render.app_state import init_render_app_state
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    options = ["--model", model, "--served-model-name", MODEL, "--dtype", "bfloat16"]
-    options += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    always = ["--model", model, "--served-model-name", MODEL, "--dtype", "bfloat16", "--enable-auto-tool-choice"]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([*always, *options])
     config = VllmConfig(model_config=AsyncEngineArgs.from_cli_args(args).create_model_config())
     app = build_app(args, ("render",))
     await init_render_app_state(config, app.state, args)
@@ -80,14 +80,15 @@ async def render(app: Any, path: str, body: Any) -> Any:
     return json.loads(answer)["token_ids"]
 
 
-async def render_all(model: str, jobs: Path, out: Any) -> None:
+async def render_all(model: str, options: Sequence[str], jobs: Path, out: Any) -> None:
     """Write one line per template."""
     from vllm.entrypoints.scale_out.factories import init_render_state
 
-    app = await render_server(model)
+    app = await render_server(model, options)
     for line in jobs.open():
         job = json.loads(line)
-        app.state.online_renderer.chat_template = job["template"]
+        if job["template"] is not None:
+            app.state.online_renderer.chat_template = job["template"]
         init_render_state(app.state, None)  # it examines the template
         rendered = [await render(app, path, body) for path, body in job["requests"]]
         out.write(json.dumps(rendered) + "\n")
@@ -99,9 +100,9 @@ if __name__ == "__main__":
     parser.add_argument("model")
     parser.add_argument("jobs", type=Path)
     parser.add_argument("--clock", type=float, required=True)
-    given = parser.parse_args()
+    given, options = parser.parse_known_args()  # the rest: of `vllm serve`
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM logs to standard output
     sys.path.pop(0)  # this folder's modules are none of vLLM's
     stop_clock(given.clock)
-    asyncio.run(render_all(given.model, given.jobs, results))
+    asyncio.run(render_all(given.model, options, given.jobs, results))

@@ -16,6 +16,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -29,7 +30,8 @@ from router.lab.local_stack.install import ReportLine, print_line, stack_models,
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat
 from router.prompt.tokenization.chat_template import UnrenderableChat
-from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.model_folder import load
 from tests.stack.bodies import Body
 from tests.stack.sdists import Template, chat_templates
 from tests.stack.template_bodies import FIXED, MARKS, random_chats
@@ -79,16 +81,17 @@ def compare(
     jobs = [(template, [*FIXED, *random_chats(f"{seed} {template.name}", chats)]) for template in templates]
     with TemporaryDirectory() as folder:
         model = make_model_folder(Path(folder))
-        with reference(model, jobs) as lines:
+        with reference(model, [(template.text, bodies) for template, bodies in jobs]) as lines:
             for number, (template, bodies) in enumerate(jobs, 1):
                 ours = render_all(model, template, bodies)
                 for pair in zip(bodies, ours, json.loads(next(lines)), strict=True):
-                    found = _sort(found, Pair(template.name, *pair))
+                    found = sort_pair(found, Pair(template.name, *pair))
                 report(f"  {number} of {len(jobs)}: {template.name}: {found}")
     return found
 
 
-def _sort(found: Comparison, pair: Pair) -> Comparison:
+def sort_pair(found: Comparison, pair: Pair) -> Comparison:
+    """Count the pair, or keep it if the two sides differ."""
     if isinstance(pair.ours, list) and isinstance(pair.theirs, list):
         if pair.ours == pair.theirs:
             return found._replace(equal=found.equal + 1)
@@ -109,32 +112,39 @@ def render_all(model: Path, template: Template, bodies: Sequence[Body]) -> list[
         tokenizer = load(source, "tokenizers.tiny", lambda: WALL_S, LEAST_BYTES)
     except ConfigError as error:
         return [{"refused": str(error)}] * len(bodies)
-    return [_render(tokenizer, body) for body in bodies]
+    return [render(tokenizer, body) for body in bodies]
 
 
-def _render(tokenizer: LocalTokenizer, body: Body) -> Rendered:
+def render(tokenizer: LocalTokenizer, body: Body) -> Rendered:
     """Render and tokenise as `PromptTokenizer` does: segment by segment."""
     try:
         source = read_prompt(body.path, None, json.dumps(body.body).encode(), ReadOptions()).source
         if not isinstance(source, Chat):
             return {"refused": repr(source)}
-        prompt = tokenizer.segment(tokenizer.text(source), source)
+        source = tokenizer.adapt(source)
+        prompt = tokenizer.segment(source)
+        ids = [id for segment in prompt.segments for id in tokenizer.encode_segment(segment, source)]
     except (BadRequest, UnrenderableChat) as refusal:
         return {"refused": str(refusal)}
-    ids = [id for segment in prompt.segments for id in tokenizer.encode_segment(segment, source)]
     return [*prompt.head, *ids, *prompt.tail]
 
 
 @contextmanager
-def reference(model: Path, jobs: Sequence[tuple[Template, Sequence[Body]]]) -> Iterator[Iterator[str]]:
-    """Yield the lines that the engine's renderer writes, one per template, in a process of its own."""
+def reference(
+    model: Path, jobs: Sequence[tuple[str | None, Sequence[Body]]], options: Sequence[str] = ()
+) -> Iterator[Iterator[str]]:
+    """Yield the lines that the engine's renderer writes, one per template, in a process of its own. None: as the model
+    has it. `options`: further ones of `vllm serve`.
+    """
     file, log = model.parent / "jobs.jsonl", model.parent / "reference.log"
     with file.open("w") as out:
         for template, bodies in jobs:
             requests = [[body.path, body.body] for body in bodies]
-            out.write(json.dumps({"template": template.text, "requests": requests}) + "\n")
+            out.write(json.dumps({"template": template, "requests": requests}) + "\n")
     command = [str(stack_venv() / "bin" / "python"), str(REFERENCE), str(model), str(file), "--clock", str(WALL_S)]
+    command += ["--tool-call-parser", "hermes", *options]
     environment = {**ENGINE_ENVIRONMENT, "VLLM_LOGGING_LEVEL": "CRITICAL", "PATH": "/usr/bin:/bin"}
+    environment["VLLM_SYSTEM_START_DATE"] = datetime.fromtimestamp(WALL_S, UTC).strftime("%Y-%m-%d")
     with (
         log.open("w") as err,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, env=environment) as process,

@@ -17,7 +17,8 @@ import pytest
 from router.config.schema import TokenizerSource
 from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Ids, Prompt, Text
-from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.model_folder import load
 from tests.stack.bodies import ALL, Body
 from tests.stack.engines import Engine
 

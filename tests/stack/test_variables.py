@@ -12,7 +12,7 @@ import pytest
 
 from router.config.schema import TokenizerSource
 from router.lab.local_stack.install import stack_models, stack_venv
-from router.prompt.tokenization.local_tokenizer import load
+from router.prompt.tokenization.model_folder import load
 from tests.stack.bodies import Body
 from tests.stack.sdists import Template
 from tests.stack.template_bodies import CHAT, MODEL

@@ -41,7 +41,8 @@ from router.operate.doctor.probe import EngineProber
 from router.operate.doctor.router_answers import ask_router, scrape
 from router.operate.doctor.subject import ExaminedEngine, MasterAnswers, Subject, TokenizerProof
 from router.operate.doctor.survey import read_starts, survey_engine
-from router.prompt.tokenization import local_tokenizer
+from router.prompt.tokenization import model_folder
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.probes import TEXTS
 from router.prompt.tokenization.tokenization import Tokenization
 
@@ -215,9 +216,9 @@ async def _examine_usable(work: _Work) -> None:
         tokenization.close()
 
 
-def _load_tokenizers(config: Config, clock: Clock) -> dict[str, local_tokenizer.LocalTokenizer]:
+def _load_tokenizers(config: Config, clock: Clock) -> dict[str, LocalTokenizer]:
     return {
-        model: local_tokenizer.load(source, f"tokenizers.{model}", clock.wall)
+        model: model_folder.load(source, f"tokenizers.{model}", clock.wall)
         for model, source in config.tokenizers.items()
         if source.path is not None
     }

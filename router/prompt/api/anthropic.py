@@ -58,7 +58,11 @@ def read_messages(fields: MessagesFields) -> PromptFields:
         return unknown_ids(str(refused))
     choice = short_value(fields.tool_choice)
     declined = isinstance(choice, dict) and choice.get("type") == "none"
-    return chat_prompt(ChatRequest(chat, tools, kwargs, tools_declined=declined), anthropic=True)
+    has_variables = is_present(fields.chat_template_kwargs)
+    request = ChatRequest(
+        chat, tools, kwargs, tools_declined=declined, effort=_effort(fields), has_variables=has_variables
+    )
+    return chat_prompt(request, anthropic=True)
 
 
 def _effort(fields: MessagesFields) -> str | None:

@@ -21,7 +21,7 @@ from router.prompt.api.known_messages import read_messages
 from router.prompt.api.messages import has_media, normalise
 from router.prompt.body_rewrite import UNREADABLE
 from router.prompt.known_prompt import FindKnown, ReadMessages
-from router.prompt.prompt import Chat, Ids, PromptFields, Text, UnknownIds
+from router.prompt.prompt import Chat, GivenChat, Ids, PromptFields, Text, UnknownIds
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _TOKEN_IDS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[TokenId])
@@ -142,7 +142,16 @@ def read_chat(fields: ChatFields, find: FindKnown | None = None) -> PromptFields
     messages = value(fields.messages, "messages") if read is None else []
     declined = short_value(fields.tool_choice) == "none"
     ends = fields.add_generation_prompt, fields.continue_final_message
-    request = ChatRequest(messages, tools, kwargs, *ends, read=read, tools_declined=declined)
+    request = ChatRequest(
+        messages,
+        tools,
+        kwargs,
+        *ends,
+        read=read,
+        tools_declined=declined,
+        effort=fields.reasoning_effort,
+        has_variables=client is not None,
+    )
     return chat_prompt(request, add_special_tokens=fields.add_special_tokens)
 
 
@@ -178,6 +187,9 @@ class ChatRequest(NamedTuple):
     continue_final_message: bool = False
     read: ReadMessages | None = None  # replaces `messages`
     tools_declined: bool = False
+    effort: str | None = None  # these three: see `GivenChat`
+    items: list[Any] | None = None
+    has_variables: bool = False
 
 
 def chat_prompt(
@@ -203,6 +215,7 @@ def chat_prompt(
         anthropic=anthropic,
         read=read,
         tools_declined=request.tools_declined and request.tools is not None,
+        given=None if read is not None else _given(request),
     )
     if read is not None:
         return PromptFields(source, {})
@@ -214,6 +227,10 @@ def chat_prompt(
         "chat_template_kwargs": request.kwargs,
     }
     return PromptFields(source, remote if request.tools is None else remote | {"tools": request.tools})
+
+
+def _given(request: ChatRequest) -> GivenChat:
+    return GivenChat(request.messages, request.items, request.effort, request.has_variables)
 
 
 def template_kwargs(client: Any, reasoning_effort: str | None, documents: Any = None) -> dict[str, Any] | UnknownIds:

@@ -62,7 +62,8 @@ def read_responses(fields: ResponsesFields) -> PromptFields:
         messages.append({"role": "system", "content": fields.instructions})
     continued = False
     if starts_with(fields.input, b'"'):
-        messages.append({"role": "user", "content": value(fields.input, "input")})
+        items = [{"role": "user", "content": value(fields.input, "input")}]
+        messages += items
     else:
         items = value(fields.input, "input")
         converted: list[Message] = []
@@ -75,7 +76,17 @@ def read_responses(fields: ResponsesFields) -> PromptFields:
         continued = unfinished and last.get("type", "message") in ("message", "reasoning")
     tools = _tools(value(fields.tools, "tools"))
     declined = short_value(fields.tool_choice) == "none"
-    request = ChatRequest(messages, tools, kwargs, not continued, continued, tools_declined=declined)
+    instructions = [] if fields.instructions is None else [{"role": "system", "content": fields.instructions}]
+    request = ChatRequest(
+        messages,
+        tools,
+        kwargs,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        tools_declined=declined,
+        effort=effort if isinstance(effort, str) else None,
+        items=[*instructions, *items],
+    )
     return chat_prompt(request, add_special_tokens=True, validated=False)
 
 

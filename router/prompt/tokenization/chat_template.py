@@ -105,11 +105,11 @@ class ChatTemplate:
         """Return the messages with content in the form the template takes, reusing those of a remembered prompt."""
         content_format = self.content_format
         if read is None:
-            return [_flatten(message, content_format) for message in messages]
+            return [flatten(message, content_format) for message in messages]
         flat: list[Message] = []
         if read.known is not None:
             flat = read.known.flat.get(content_format, [])[: read.known_messages]
-        read.flat[content_format] = flat = [*flat, *[_flatten(one, content_format) for one in messages[len(flat) :]]]
+        read.flat[content_format] = flat = [*flat, *[flatten(one, content_format) for one in messages[len(flat) :]]]
         return flat
 
     def _generate(
@@ -186,6 +186,22 @@ class ChatTemplate:
             return None
 
 
+class NamedTemplates:
+    """A model's templates by name ("default", "tool_use"); if empty, chats cannot be rendered."""
+
+    reads_given = False
+
+    def __init__(self, templates: dict[str, ChatTemplate]) -> None:
+        self._templates = templates
+
+    def render_chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
+        """Return the prompt as the template for this chat prints it. Raises UnrenderableChat."""
+        name = "tool_use" if chat.tools is not None and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise UnrenderableChat("the model has no chat template")
+        return self._templates[name].render_chunks(chat, variables)
+
+
 @lru_cache(maxsize=16)  # the template of a model is the same at each of its engines, and compiling it takes 10 ms
 def _compile(source: str) -> tuple[CodeType, bool]:
     """Return the code of a template, and whether the template iterates over content parts. Raises
@@ -231,7 +247,7 @@ def _tojson(
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _flatten(message: Message, content_format: str) -> Message:
+def flatten(message: Message, content_format: str) -> Message:
     """Return the message with content in the form the template takes. Tool results are one string in both forms,
     unless they contain more than text.
 

@@ -19,7 +19,8 @@ from router.kvcache.tokenized_prompt import TokenizedPrompt
 from router.prompt.known_prompt import NamedText
 from router.prompt.prompt import Chat, Text, UnknownIds
 from router.prompt.tokenization.chat_template import UnrenderableChat
-from router.prompt.tokenization.local_tokenizer import LocalTokenizer, SegmentedPrompt
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.message_renderer import SegmentedPrompt
 from router.prompt.tokenization.named_text import continue_text, drop_segments, encode_rest, name_rest
 from router.prompt.tokenization.prefix_cache import CachedSegment, Name, Prefix, PrefixCache, make_segment
 from router.prompt.tokenization.threads import Abandonment, TokenizerThreads, discard
@@ -76,6 +77,7 @@ class IncrementalTokenizer:
         """Return the prompt ready to be tokenised, or why it cannot be. `text_limit_bytes`: the longest text that
         is accepted. May run in any thread.
         """
+        source = local.adapt(source)
         spell = self._settings.token_id_passthrough == "auto" and isinstance(source, Chat)
         try:
             if isinstance(source, Chat) and source.read is not None and (size := local.delimiter_bytes) is not None:
@@ -85,12 +87,11 @@ class IncrementalTokenizer:
                     return UnknownIds("too_long")
                 prompt = PreparedPrompt(local, source, chain, spell, begun_s, SegmentedPrompt([], [], []), [], [])
                 return self._prepare_rest(prompt, named)
-            text = local.text(source)
+            parts = local.segment(source)
         except (UnrenderableChat, RecursionError):
             return UnknownIds("template_refused")
-        if len(text) > text_limit_bytes:
+        if sum(map(len, parts.segments)) > text_limit_bytes:
             return UnknownIds("too_long")
-        parts = local.segment(text, source)
         names = self._prefix_cache.name_segments(_root(source, chain, spell), parts.segments)
         return PreparedPrompt(local, source, chain, spell, begun_s, parts, names, [])
 
@@ -98,7 +99,7 @@ class IncrementalTokenizer:
         """Add the segments of `text`, whose first segments may be cached."""
         known = self._prefix_cache.find(text.names)
         drop_segments(text, len(known))
-        parts = prompt.local.segment(encode_rest(text), prompt.source)
+        parts = prompt.local.segment_text(encode_rest(text), prompt.source)
         names = name_rest(text, parts.segments, self._prefix_cache.begin_hash)
         return prompt._replace(parts=parts, names=names, known=known, text=text)
 
@@ -138,7 +139,11 @@ class IncrementalTokenizer:
         for text in new:
             if abandonment is not None and abandonment.requested:
                 return _Result(UnknownIds("tokens_late"), segments)
-            segments.append(make_segment(prompt.local.encode_segment(text, prompt.source), spell=prompt.spell))
+            try:
+                ids = prompt.local.encode_segment(text, prompt.source)
+            except UnrenderableChat:
+                return _Result(UnknownIds("template_refused"), segments)
+            segments.append(make_segment(ids, spell=prompt.spell))
             tokenised_s = self._clock.now()
             prefix.add(segments[-1])
             keys_s += self._clock.now() - tokenised_s

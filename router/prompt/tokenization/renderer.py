@@ -1,4 +1,4 @@
-"""Determines how vLLM makes a chat's token ids for a model, and which of the router's sources of ids may be right.
+"""Determines how vLLM renders a model's chats, and which of the router's sources of token ids may be right.
 
 Most models have a Jinja template, which the engine, its `/tokenize` and a local tokenizer all render alike. Others
 are rendered by code of vLLM or of the model, and then neither the folder's template nor, for some, `/tokenize`
@@ -18,29 +18,37 @@ Belief = Literal["until_refuted", "once_proved", "never"]
 
 
 class Renderer(NamedTuple):
-    """One of vLLM's ways to render chats. `template`, `tokenize`: the belief in the folder's Jinja template, and in
-    the engine's `/tokenize`.
+    """One of vLLM's ways to render chats. `local`, `tokenize`: the belief in the ids of a local tokenizer, and in
+    those of the engine's `/tokenize`.
     """
 
     name: str  # vLLM's name of the mode
-    template: Belief
+    local: Belief
     tokenize: Belief
 
 
 JINJA: Final = Renderer("jinja", "until_refuted", "until_refuted")
-HARMONY: Final = Renderer("harmony", "never", "never")  # /tokenize renders the template, generation does not
+HARMONY: Final = Renderer("harmony", "until_refuted", "never")  # /tokenize renders the template, generation does not
+MISTRAL: Final = Renderer("mistral", "until_refuted", "until_refuted")
+DEEPSEEK_V32: Final = Renderer("deepseek_v32", "until_refuted", "until_refuted")
+DEEPSEEK_V4: Final = Renderer("deepseek_v4", "until_refuted", "until_refuted")
+DEEPSEEK_V41: Final = Renderer("deepseek_v41", "until_refuted", "until_refuted")
 KIMI_K3: Final = Renderer("kimi_k3", "never", "never")  # depends on fields that /tokenize cannot be given
 INKLING: Final = Renderer("inkling", "never", "never")  # no rule known
-MISTRAL: Final = Renderer("mistral", "once_proved", "until_refuted")  # or "jinja", with --tokenizer-mode hf
-DEEPSEEK: Final = Renderer("deepseek", "once_proved", "until_refuted")  # V3.2, V4 and V4.1
+
+MAYBE_MISTRAL: Final = MISTRAL._replace(local="once_proved")
+"""A folder with the tokenizers of both modes and no weights, by which vLLM chooses: the proof decides."""
+
+CHOSEN: Final = {one.name: one for one in (JINJA, HARMONY, MISTRAL, DEEPSEEK_V32, DEEPSEEK_V4, DEEPSEEK_V41)}
+"""The renderers that exist here, by name."""
 
 _BY_ARCHITECTURE: Final = {
     "GptOssForCausalLM": HARMONY,
     "KimiK3ForConditionalGeneration": KIMI_K3,
-    "DeepseekV32ForCausalLM": DEEPSEEK,
-    "DeepseekV4ForCausalLM": DEEPSEEK,
-    "DeepseekV4ForConditionalGeneration": DEEPSEEK,
-    "DeepseekV41ForCausalLM": DEEPSEEK,
+    "DeepseekV32ForCausalLM": DEEPSEEK_V32,
+    "DeepseekV4ForCausalLM": DEEPSEEK_V4,
+    "DeepseekV4ForConditionalGeneration": DEEPSEEK_V4,
+    "DeepseekV41ForCausalLM": DEEPSEEK_V41,
 }
 
 
@@ -54,6 +62,18 @@ def choose_renderer(config: dict[str, Any], files: Sequence[str]) -> Renderer:
             return INKLING
         if isinstance(name, str) and name in _BY_ARCHITECTURE:
             return _BY_ARCHITECTURE[name]
-    if any(name == "tekken.json" or name.startswith("tokenizer.model.v") for name in files):
+    return JINJA if find_mistral_file(files) is None else _choose_mistral(files)
+
+
+def _choose_mistral(files: Sequence[str]) -> Renderer:
+    weights = [name for name in files if name.endswith(".safetensors")]
+    if any(name.startswith("consolidated") for name in weights) or "tokenizer.json" not in files:
         return MISTRAL
-    return JINJA
+    return JINJA if weights else MAYBE_MISTRAL
+
+
+def find_mistral_file(files: Sequence[str]) -> str | None:
+    """Return the name of Mistral's own tokenizer file among these; None if there is none."""
+    if "tekken.json" in files:
+        return "tekken.json"
+    return max((name for name in files if name.startswith("tokenizer.model.v")), default=None)

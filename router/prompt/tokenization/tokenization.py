@@ -113,7 +113,7 @@ class Tokenization:
     def renders(self, model: str) -> LocalTokenizer | None:
         """Return the local tokenizer of a base model if engines may render chats as its template does."""
         local = self._locals.get(model)
-        return None if local is None or local.renderer.template == "never" else local
+        return None if local is None or local.renderer.local == "never" else local
 
     def passes(self, model: str, instance: str, tokens: TokenizedPrompt) -> bool:
         """Return whether a chat may go to `instance` with its ids: the instance is proved to generate from them."""

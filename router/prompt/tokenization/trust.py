@@ -85,7 +85,7 @@ class ModelTrust:
     def __init__(self, renderer: Renderer = JINJA, *, has_local: bool) -> None:
         self.renderer: Final = renderer
         self.has_local: Final = has_local
-        self.local_chats: Final = SourceTrust(renderer.template)
+        self.local_chats: Final = SourceTrust(renderer.local)
         self.local_texts: Final = SourceTrust()
         self.remote_chats: Final = SourceTrust(renderer.tokenize)
         self.remote_texts: Final = SourceTrust()

@@ -25,7 +25,8 @@ from tokenizers import (
 )
 
 from router.config.schema import TokenizerSource
-from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.model_folder import load
 from tests.paths import ROOT
 
 CHATML = """\

@@ -15,7 +15,8 @@ from router.config.schema import TokenizerSource
 from router.errors import ConfigError
 from router.prompt.prompt import Chat, Text
 from router.prompt.tokenization.chat_template import UnrenderableChat
-from router.prompt.tokenization.local_tokenizer import LocalTokenizer, load
+from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.model_folder import load
 from router.prompt.tokenization.renderer import HARMONY, JINJA
 
 TOOL = {"type": "function", "function": {"name": "f", "description": None, "parameters": None}}

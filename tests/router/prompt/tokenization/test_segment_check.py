@@ -83,7 +83,7 @@ def test_chance_in_the_tokenizer_is_found_and_said(caplog: pytest.LogCaptureFixt
         local = loaded(tokenizer)
     assert local.whole_prompt_reason is not None
     assert "tokenizers.m: every turn tokenises the whole prompt" in caplog.text
-    parts = local.segment(b"<|im_start|>a<|im_start|>b", Text("", False))
+    parts = local.segment_text(b"<|im_start|>a<|im_start|>b", Text("", False))
     assert parts.segments == [b"<|im_start|>a<|im_start|>b"]
 
 

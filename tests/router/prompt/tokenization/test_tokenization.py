@@ -24,7 +24,7 @@ from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.api.size_limits import LARGE_BODY_BYTES, MANY_QUOTES, SMALL_BODY_BYTES
 from router.prompt.prompt import Chat, Endpoint, Prompt, Text, UnknownIds
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
-from router.prompt.tokenization.renderer import HARMONY
+from router.prompt.tokenization.renderer import KIMI_K3
 from router.prompt.tokenization.threads import QUEUED_PER_THREAD
 from router.prompt.tokenization.tokenization import (
     ASSUMED_CONTEXT_TOKENS,
@@ -462,10 +462,10 @@ async def test_texts_that_are_counted_otherwise_are_proved_as_chats_are(tokens: 
     assert (await known(tokens, prompt())).source == "local"
 
 
-async def test_a_harmony_model_s_folder_says_that_no_chat_can_be_rendered(
+async def test_a_folder_says_that_no_chat_can_be_rendered(
     local: LocalTokenizer, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "renderer", HARMONY)
+    monkeypatch.setattr(local, "renderer", KIMI_K3)
     tokens = Tokenization(Settings(), {"m": local}, KEYRING, EngineTokenizer(engine), SystemClock())
     chat = prompt({"messages": [{"role": "user", "content": "the fox"}]}, "/v1/chat/completions")
     assert await tokens.tokenize(chat, "m", None, {16}, ["a"]) == UnknownIds("renderer")
@@ -474,8 +474,8 @@ async def test_a_harmony_model_s_folder_says_that_no_chat_can_be_rendered(
         assert await tokens.verify("a", "m") is True
     assert {"prompt" in body for body in engine.generated} == {True}, "no chat would prove anything"
     found = report(tokens)
-    why = "the engine renders chats by code (harmony), which /tokenize does not show"
-    assert (found.source, found.renderer, found.trouble) == ("unknown", "harmony", why)
+    why = "the engine renders chats by code (kimi_k3), which /tokenize does not show"
+    assert (found.source, found.renderer, found.trouble) == ("unknown", "kimi_k3", why)
     assert caplog.text.count(why) == 1
     assert tokens.renders("m") is None
     tokens.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.prompt.tokenization.renderer import HARMONY, JINJA, MISTRAL
+from router.prompt.tokenization.renderer import JINJA, KIMI_K3, MAYBE_MISTRAL
 from router.prompt.tokenization.trust import ANSWER, ModelTrust, Proved, SourceTrust
 
 BY_IDS, BY_COUNTS = Proved(by_ids=True, special_text=True), Proved(by_ids=False, special_text=False)
@@ -75,14 +75,14 @@ def test_ids_go_only_to_instances_that_proved_them() -> None:
 
 
 def test_what_is_rendered_by_code_is_never_believed() -> None:
-    trust = ModelTrust(HARMONY, has_local=True)
+    trust = ModelTrust(KIMI_K3, has_local=True)
     trust.local_chats.record_proof("a", BY_IDS)
     trust.remote_chats.record_proof("a", BY_IDS)
     assert (trust.source(chat=True), trust.source(chat=False)) == (None, "local")
-    assert trust.explain() == "the engine renders chats by code (harmony), which /tokenize does not show"
+    assert trust.explain() == "the engine renders chats by code (kimi_k3), which /tokenize does not show"
 
 
-@pytest.mark.parametrize(("renderer", "before"), [(JINJA, "local"), (MISTRAL, "remote")])
+@pytest.mark.parametrize(("renderer", "before"), [(JINJA, "local"), (MAYBE_MISTRAL, "remote")])
 def test_a_template_that_the_engine_may_not_use_is_believed_once_proved(renderer: object, before: str) -> None:
     trust = ModelTrust(renderer, has_local=True)  # type: ignore[arg-type]
     assert trust.source(chat=True) == before
