@@ -47,11 +47,11 @@ def is_client(body: Json) -> bool:
     return body["max_tokens"] == 2
 
 
-def gpt_oss(folder: Path) -> str:
-    """A model folder whose chats the engine renders by code."""
+def kimi_k3(folder: Path) -> str:
+    """A model folder whose chats the engine renders by the model's own code."""
     model = folder / "model"
     shutil.copytree(TOKENIZER, model)
-    (model / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}))
+    (model / "config.json").write_text(json.dumps({"architectures": ["KimiK3ForConditionalGeneration"]}))
     return str(model)
 
 
@@ -61,10 +61,10 @@ async def shown(router: Router) -> Json:
     return tokenizer
 
 
-async def test_a_folder_of_gpt_oss_gives_no_chat_ids_and_everything_says_why(
+async def test_a_folder_of_kimi_k3_gives_no_chat_ids_and_everything_says_why(
     router: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = {MODEL: {"path": gpt_oss(tmp_path)}}
+    own = {MODEL: {"path": kimi_k3(tmp_path)}}
     with caplog.at_level(logging.WARNING):
         async with engine() as fake, router([fake], tokenizers=own, **PASSING) as r:
             fake.faults(renders="same_count")
@@ -82,7 +82,7 @@ async def test_a_folder_of_gpt_oss_gives_no_chat_ids_and_everything_says_why(
             bodies = [json.loads(call.body) for call in fake.seen(PATH)]
             assert len(bodies) == 4, "not even a trial"
             assert not any("kv_transfer_params" in body for body in bodies)
-            why = "the engine renders chats by code (harmony), which /tokenize does not show"
+            why = "the engine renders chats by code (kimi_k3), which /tokenize does not show"
             assert ((await shown(r))["source"], (await shown(r))["trouble"]) == ("unknown", why)
             assert await r.metric("warmroute_tokenizer_source", model=MODEL, source="unknown") == 1
             assert await r.metric("warmroute_token_ids_total", source="renderer") == 6
