@@ -40,7 +40,7 @@ def test_variables_that_shadow_globals(tmp_path: Path) -> None:
     kwargs: list[dict[str, Any]] = [{}, *({name: "mine"} for name in NAMES), dict.fromkeys(NAMES[:-1], 7)]
     bodies = [Body(str(one), CHAT, fields | {"chat_template_kwargs": one}) for one in kwargs]
     model = make_model_folder(tmp_path)
-    with reference(model, [(template, bodies) for template in templates]) as lines:
+    with reference(model, [(template.text, bodies) for template in templates]) as lines:
         for template in templates:
             theirs = json.loads(next(lines))
             ours = render_all(model, template, bodies)
