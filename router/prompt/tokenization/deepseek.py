@@ -27,7 +27,6 @@ USER: Final = "<\uff5cUser\uff5c>"
 ASSISTANT: Final = "<\uff5cAssistant\uff5c>"
 SYSTEM: Final = "<\uff5cSystem\uff5c>"
 REMINDER: Final = "<\uff5clatest_reminder\uff5c>"
-IMAGE: Final = "<\uff5cdeepseek_image\uff5c>"
 DSML: Final = "\uff5cDSML\uff5c"
 THINK, THOUGHT = "<think>", "</think>"
 TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
@@ -72,6 +71,8 @@ class DeepseekV32:
 
     def render_chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
         """Return the prompt, one chunk per message. Raises UnrenderableChat."""
+        if chat.has_media:
+            raise UnrenderableChat("media")
         values = variables | chat.template_kwargs
         thinking = bool(values.get("thinking") or values.get("enable_thinking"))
         messages = [flatten(message, "string") for message in chat.messages]
@@ -134,6 +135,8 @@ class DeepseekV4:
 
     def render_chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
         """Return the prompt, one chunk per message. Raises UnrenderableChat."""
+        if chat.has_media:
+            raise UnrenderableChat("media")
         values = variables | chat.template_kwargs
         thinking = bool(values.get("thinking") or values.get("enable_thinking"))
         thinking = thinking or ("thinking" not in values and "enable_thinking" not in values)

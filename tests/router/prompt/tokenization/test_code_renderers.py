@@ -113,6 +113,16 @@ def test_deepseek(model: str) -> None:
         assert (None if text is None else unicodedata.normalize("NFC", text)) == case[model], name
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "http://a.b/c.png"}}
+
+
+@pytest.mark.parametrize("model", [*DEEPSEEK, "mistral"])
+def test_a_chat_with_an_image_has_no_ids(model: str, mistral: Callable[[str], MistralRenderer]) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, IMAGE]}]}
+    render = mistral("v13").segment if model == "mistral" else lambda chat: DEEPSEEK[model].render_chunks(chat, {})
+    assert rendered(render, body) is None
+
+
 def segments(name: str) -> list[bytes]:
     found: list[bytes] = rendered(harmony().segment, vectors("harmony")[name]["body"]).segments
     return found
