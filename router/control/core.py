@@ -53,7 +53,7 @@ from router.kvcache.indexer import KvIndexer
 from router.kvcache.memory_budget import MemoryBudget
 from router.kvcache.snapshot_format import SavedIndex
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
-from router.prompt.tokenization import model_folder
+from router.prompt.tokenization.model_folder import load_all
 from router.prompt.tokenization.tokenization import Tokenization
 from router.proxy.listening_sockets import ListeningSockets, SocketShare
 from router.proxy.upstreams import Upstreams
@@ -298,11 +298,7 @@ def restore_index(saved: SavedIndex, secret: int, indexer: KvIndexer) -> None:
 def build_tokenization(
     config: schema.Config, keyring: Keyring, upstreams: Upstreams, clock: Clock, memory: MemoryBudget | None = None
 ) -> Tokenization:
-    locals_ = {
-        model: model_folder.load(source, f"tokenizers.{model}", clock.wall)
-        for model, source in config.tokenizers.items()
-        if source.path is not None
-    }
+    locals_ = load_all(config.tokenizers, clock.wall)
     return Tokenization(config.tokens, locals_, keyring, EngineTokenizer(upstreams.fetch), clock, memory)
 
 

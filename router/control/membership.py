@@ -34,6 +34,7 @@ from router.fleet.engine_limits import DISTRUSTING, OverLimit
 from router.kvcache.events import TargetId
 from router.proxy.upstreams import Upstreams
 from router.scheduling.scheduler import Scheduler
+from router.tasks import in_turns
 
 log = logging.getLogger("warmroute.members")
 
@@ -79,12 +80,8 @@ class Membership:
         """
         self._merge(source, instances)
         async with self._updating:
-            changes = 0
-            for id in list(self._unapplied):
-                if self._apply(id):
-                    changes += 1
-                    if changes % CHANGES_PER_TURN == 0:
-                        await asyncio.sleep(0)
+            async for id in in_turns(list(self._unapplied), CHANGES_PER_TURN):
+                self._apply(id)
 
     def _merge(self, source: str, instances: Sequence[DiscoveredInstance]) -> None:
         """Merge all lists. Stop new requests to each instance that drains, or is no longer listed as it joined."""
@@ -98,17 +95,16 @@ class Membership:
         for id, first, second in sorted(self._sources.conflicts - conflicts):
             log.warning("instance %s is listed by both %s and %s: using the one of %s", id, first, second, first)
 
-    def _apply(self, id: str) -> bool:
-        """Let one instance join or leave, as it is listed now. Return whether it joined or left."""
+    def _apply(self, id: str) -> None:
+        """Let one instance join or leave, as it is listed now."""
         self._unapplied.pop(id, None)
         old, new = self._joined.get(id), self._sources.members.get(id)
         if old is not None and new is not None and _is_same(old, new):
-            return False
+            return
         if old is not None:
             self._leave(id)
         if new is not None:
             self._join(id, new)
-        return True
 
     def describe_sources(self, id: str) -> list[dict[str, Any]]:
         """Return the sources that list the instance, beginning with the one that describes it; empty if no source

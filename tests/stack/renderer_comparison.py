@@ -10,16 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-from mistral_common.tokens.tokenizers.base import SpecialTokens
 
 from router.config.schema import TokenizerSource
 from router.lab.local_stack.install import print_line
 from router.prompt.tokenization.model_folder import load
+from tests.fakes.tekken import tekken
 from tests.stack.template_bodies import FIXED, random_chats
 from tests.stack.template_comparison import (
     LEAST_BYTES,
@@ -80,19 +77,6 @@ def _set_up(mode: str, model: Path) -> Sequence[str]:
     (model / "tokenizer_config.json").unlink()
     (model / "tekken.json").write_text(json.dumps(tekken(mode.removeprefix("mistral_"))))
     return ("--tokenizer-mode", "mistral")
-
-
-def tekken(version: str) -> dict[str, Any]:
-    """Return a tokenizer of this version, with the vocabulary that the library has as an example."""
-    vocabulary: dict[str, Any] = json.loads(files("mistral_common").joinpath("data/tekken_240911.json").read_text())
-    vocabulary["config"]["version"] = version
-    if version in ("v11", "v13", "v15"):
-        special = [{"rank": n, "token_str": token.value, "is_control": True} for n, token in enumerate(SpecialTokens)]
-        vocabulary["special_tokens"] = special
-    if version == "v15":
-        efforts = {"type": "enum", "values": ["none", "high"], "accepts_none": True, "default": "none"}
-        vocabulary["model_settings_builder"] = {"reasoning_effort": efforts}
-    return vocabulary
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ class GamedayRun:
         self._stage = stage
         self._clock = clock
         self._start_s = clock.now()
-        self._clients = GamedayClients(script, endpoint, clock, self._start_s)
+        self._clients: GamedayClients  # while it runs
         self._rng = Rng(script.seed)
 
     @property

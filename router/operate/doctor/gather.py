@@ -41,8 +41,7 @@ from router.operate.doctor.probe import EngineProber
 from router.operate.doctor.router_answers import ask_router, scrape
 from router.operate.doctor.subject import ExaminedEngine, MasterAnswers, Subject, TokenizerProof
 from router.operate.doctor.survey import read_starts, survey_engine
-from router.prompt.tokenization import model_folder
-from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.model_folder import load_all
 from router.prompt.tokenization.probes import TEXTS
 from router.prompt.tokenization.tokenization import Tokenization
 
@@ -198,7 +197,7 @@ async def _survey(work: _Work, engine: ExaminedEngine) -> None:
 async def _examine_usable(work: _Work) -> None:
     """Prove the tokenizers of the usable engines and, unless the examination is passive, send prompts."""
     subject, config = work.subject, work.subject.config or Config()
-    loaded = await asyncio.to_thread(_load_tokenizers, config, work.clock)
+    loaded = await asyncio.to_thread(load_all, config.tokenizers, work.clock.wall)
     secret = secrets.randbits(64)
     settings = TokensConfig(budget_ms=ASK_TIMEOUT_S * 1000)  # the configured one may be too short under this load
     tokenization = Tokenization(settings, loaded, Keyring(secret), EngineTokenizer(work.clients.fetch), work.clock)
@@ -214,14 +213,6 @@ async def _examine_usable(work: _Work) -> None:
     finally:
         await listener.close()
         tokenization.close()
-
-
-def _load_tokenizers(config: Config, clock: Clock) -> dict[str, LocalTokenizer]:
-    return {
-        model: model_folder.load(source, f"tokenizers.{model}", clock.wall)
-        for model, source in config.tokenizers.items()
-        if source.path is not None
-    }
 
 
 async def _examine(

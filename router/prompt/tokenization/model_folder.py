@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,12 @@ _DEEPSEEK: dict[Renderer, TextRenderer] = {
     DEEPSEEK_V41: DeepseekV4(v41=True),
 }
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def load_all(sources: Mapping[str, TokenizerSource], wall: Callable[[], float]) -> dict[str, LocalTokenizer]:
+    """Read the model folders of the models that have one. Raises ConfigError."""
+    folders = {model: source for model, source in sources.items() if source.path is not None}
+    return {model: load(source, f"tokenizers.{model}", wall) for model, source in folders.items()}
 
 
 def load(

@@ -10,12 +10,10 @@ import unicodedata
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mistral_common.tokens.tokenizers.base import SpecialTokens
 
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import SystemClock
@@ -32,6 +30,7 @@ from router.prompt.tokenization.message_renderer import MessageRenderer
 from router.prompt.tokenization.mistral import MistralRenderer, load_file
 from router.prompt.tokenization.model_folder import load
 from router.prompt.tokenization.tokenization import Tokenization
+from tests.fakes.tekken import tekken
 
 DATA = Path(__file__).parent / "data"
 DEEPSEEK = {"deepseek_v32": DeepseekV32(), "deepseek_v4": DeepseekV4(), "deepseek_v41": DeepseekV4(v41=True)}
@@ -83,18 +82,8 @@ def mistral(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mistral
 
     @cache
     def make(version: str) -> MistralRenderer:
-        vocabulary = json.loads(files("mistral_common").joinpath("data/tekken_240911.json").read_text())
-        vocabulary["config"]["version"] = version
-        if version in ("v11", "v13", "v15"):
-            special = [
-                {"rank": n, "token_str": token.value, "is_control": True} for n, token in enumerate(SpecialTokens)
-            ]
-            vocabulary["special_tokens"] = special
-        if version == "v15":
-            efforts = {"type": "enum", "values": ["none", "high"], "accepts_none": True, "default": "none"}
-            vocabulary["model_settings_builder"] = {"reasoning_effort": efforts}
         file = folder / f"{version}-tekken.json"
-        file.write_text(json.dumps(vocabulary))
+        file.write_text(json.dumps(tekken(version)))
         return MistralRenderer(load_file(file))
 
     return make
