@@ -21,7 +21,7 @@ COPY scorers scorers
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN WARMROUTE_COMPILE=1 pip wheel --no-deps --wheel-dir /dist . \
     && python -m venv /opt/warmroute \
-    && /opt/warmroute/bin/pip install -c constraints.txt "$(echo /dist/*.whl)[harmony,mistral,otel,picker]"
+    && /opt/warmroute/bin/pip install -c constraints.txt "$(echo /dist/*.whl)[harmony,kimi,mistral,otel,picker]"
 
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 --no-create-home warmroute

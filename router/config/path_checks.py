@@ -17,6 +17,7 @@ from router.config.sections.replicas import ReplicasConfig
 from router.config.yaml_source import YamlPath, YamlProblem
 
 SHORTEST_SECRET = 16
+TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model.v*", "tiktoken.model")
 
 
 def check_references(config: Config) -> list[YamlProblem]:
@@ -112,9 +113,18 @@ def _check_replicas(config: ReplicasConfig | None) -> Iterator[YamlProblem]:
 
 def _check_tokenizers(config: Config) -> Iterator[YamlProblem]:
     for model, source in config.tokenizers.items():
-        if source.path is not None and not Path(source.path, "tokenizer.json").is_file():
-            yield YamlProblem(("tokenizers", model, "path"), f"no tokenizer.json in {source.path}")
+        if source.path is not None and (problem := _examine_folder(Path(source.path))) is not None:
+            yield YamlProblem(("tokenizers", model, "path"), problem)
         yield from _check_file(("tokenizers", model, "chat_template"), source.chat_template)
+
+
+def _examine_folder(folder: Path) -> str | None:
+    """Return why there is no tokenizer in a model folder; None if there is one."""
+    if not folder.is_dir():
+        return f"no such folder: {folder}"
+    if any(any(folder.glob(name)) for name in TOKENIZER_FILES):
+        return None
+    return f"no {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]} in {folder}"
 
 
 def _check_paths(config: Config) -> Iterator[YamlProblem]:

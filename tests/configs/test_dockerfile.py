@@ -31,7 +31,7 @@ def test_it_does_not_run_as_root() -> None:
 def test_it_installs_the_wheel_from_the_lock() -> None:
     assert any(
         "pip wheel --no-deps --wheel-dir /dist ." in line
-        and 'pip install -c constraints.txt "$(echo /dist/*.whl)[harmony,mistral,otel,picker]"' in line
+        and 'pip install -c constraints.txt "$(echo /dist/*.whl)[harmony,kimi,mistral,otel,picker]"' in line
         for line in LINES
     )
 

@@ -187,19 +187,31 @@ class ChatTemplate:
 
 
 class NamedTemplates:
-    """A model's templates by name ("default", "tool_use"); if empty, chats cannot be rendered."""
+    """A model's templates by name ("default", "tool_use"); if empty, chats cannot be rendered. `sorts_tools`: the
+    members of tools are sorted first, as the tokenizer of Kimi K2 does.
+    """
 
     reads_given = False
 
-    def __init__(self, templates: dict[str, ChatTemplate]) -> None:
+    def __init__(self, templates: dict[str, ChatTemplate], *, sorts_tools: bool = False) -> None:
         self._templates = templates
+        self._sorts_tools = sorts_tools
 
     def render_chunks(self, chat: Chat, variables: dict[str, Any]) -> list[str]:
         """Return the prompt as the template for this chat prints it. Raises UnrenderableChat."""
         name = "tool_use" if chat.tools is not None and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise UnrenderableChat("the model has no chat template")
+        if self._sorts_tools:
+            chat = chat._replace(tools=_sort(chat.tools))
         return self._templates[name].render_chunks(chat, variables)
+
+
+def _sort(value: Any) -> Any:
+    """Return a JSON value with the members of all objects sorted."""
+    if isinstance(value, dict):
+        return {name: _sort(value[name]) for name in sorted(value)}
+    return [_sort(item) for item in value] if isinstance(value, list) else value
 
 
 @lru_cache(maxsize=16)  # the template of a model is the same at each of its engines, and compiling it takes 10 ms

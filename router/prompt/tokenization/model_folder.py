@@ -37,7 +37,7 @@ from router.prompt.tokenization.renderer import (
     find_mistral_file,
 )
 from router.prompt.tokenization.segments import LEAST_BYTES
-from router.prompt.tokenization.text_codec import HfCodec
+from router.prompt.tokenization.text_codec import HfCodec, TextCodec
 
 log = logging.getLogger("warmroute.tokens")
 
@@ -46,6 +46,7 @@ _DEEPSEEK: dict[Renderer, TextRenderer] = {
     DEEPSEEK_V4: DeepseekV4(),
     DEEPSEEK_V41: DeepseekV4(v41=True),
 }
+TIKTOKEN = "tiktoken.model"  # the vocabulary of Kimi K2
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -100,8 +101,10 @@ def _load_hf(
     wall: Callable[[], float],
     least_bytes: int,
 ) -> LocalTokenizer:
-    """Read `tokenizer.json`, and what renders the chats of a model that has one."""
-    codec = HfCodec(_load_tokenizer(folder / "tokenizer.json", where))
+    """Read the vocabulary of a model whose chats are not rendered by mistral-common, and what renders them."""
+    config = _settings(folder / "tokenizer_config.json", where)
+    is_kimi = (folder / TIKTOKEN).exists() and not (folder / "tokenizer.json").exists()
+    codec = _load_kimi(folder / TIKTOKEN, config, where) if is_kimi else _load_tokenizer(folder, where)
     defaults = {name: value for name, value in source.template_kwargs.items() if name not in JINJA_GLOBALS}
     if renderer is HARMONY:
         with needs_extra("harmony", where):
@@ -111,22 +114,34 @@ def _load_hf(
         return LocalTokenizer(codec, messages=messages, renderer=renderer)
     if renderer in _DEEPSEEK:
         return LocalTokenizer(codec, _DEEPSEEK[renderer], defaults, least_bytes, renderer)
-    config = _settings(folder / "tokenizer_config.json", where)
     try:
         texts = _template_texts(folder, config, source.chat_template)
-        templates = NamedTemplates({name: ChatTemplate(text, wall) for name, text in texts.items()})
+        by_name = {name: ChatTemplate(text, wall) for name, text in texts.items()}
     except (OSError, jinja2.TemplateSyntaxError) as error:
         raise ConfigError(f"{where}: chat template: {error}") from None
     if "added_tokens_decoder" in config:  # as transformers reads them; without it the older file takes precedence
         special = _special_tokens(config)
     else:
         special = _special_tokens(config | _settings(folder / "special_tokens_map.json", where))
+    templates = NamedTemplates(by_name, sorts_tools=is_kimi)
     return LocalTokenizer(codec, templates, special | defaults, least_bytes, renderer)
 
 
-def _load_tokenizer(file: Path, where: str) -> Tokenizer:
+def _load_kimi(file: Path, config: dict[str, Any], where: str) -> TextCodec:
+    with needs_extra("kimi", where):
+        from router.prompt.tokenization.kimi import KimiCodec, read_ranks
+    added = config.get("added_tokens_decoder")
     try:
-        return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        named = {int(id): str(token["content"]) for id, token in (added or {}).items()}
+        return KimiCodec(read_ranks(file), named)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{where}.path: {file}: {error}") from None
+
+
+def _load_tokenizer(folder: Path, where: str) -> TextCodec:
+    file = folder / "tokenizer.json"
+    try:
+        return HfCodec(Tokenizer.from_str(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"{where}.path: {error}") from None
     except Exception as error:  # noqa: BLE001  the library raises bare Exception for a file it cannot read

@@ -222,7 +222,7 @@ index: {key_secret_env: NOT_SET}
         f"4: fleet.file: no such file: {at}/fleet.yaml",
         "6: fleet.instances[0].api_key_env: the environment variable NOT_SET is not set",
         f"6: fleet.instances[0].ca_file: no such file: {at}/ca.pem",
-        f"8: tokenizers.m.path: no tokenizer.json in {at}/model",
+        f"8: tokenizers.m.path: no such folder: {at}/model",
         f"9: tokenizers.n.chat_template: no such file: {at}/chat.jinja",
         f"10: policies_dir: no such folder: {at}/policies",
         "11: index.key_secret_env: the environment variable NOT_SET is not set",
