@@ -27,7 +27,9 @@ from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.message_renderer import SegmentedPrompt
 
 CALL_ID_CHARS: Final = 9
-EFFORT_SINCE: Final = 15  # tokenizer version
+HISTORY_SINCE: Final = 3  # these three: tokenizer versions; older ones leave out tool calls of earlier turns
+TOOLS_FIRST_SINCE: Final = 13  # older ones, but for the first, put tools into the last user message
+EFFORT_SINCE: Final = 15
 EFFORTS: Final = frozenset(effort.value for effort in ReasoningEffort)
 REFUSALS: Final = (MistralCommonException, ValidationError, AssertionError, ValueError, TypeError, LookupError)
 
@@ -59,28 +61,35 @@ class MistralCodec:
 
 
 class _Segmenting:
-    """Stands in the library for its encoder of whole chats, and makes segments: what it would encode, per message."""
+    """Stands in the library for its encoder of whole chats, and makes segments: what it would encode, per message.
 
-    def __init__(self, encoder: Any) -> None:
+    One user message carries the tools, the settings and, in old versions, the system prompt. A segment has nothing
+    that does not change its ids, so that a next turn has the same segments.
+    """
+
+    def __init__(self, encoder: Any, version: int) -> None:
         self._encoder = encoder
+        self._version = version
 
     def encode_instruct(self, request: Any) -> SegmentedPrompt:
         """Return a segment per message of a chat that the library has validated and normalised."""
         encoder, messages = self._encoder, request.messages
         encoder.validate_messages(messages)
         first, last = encoder.find_first_last_user(request)
-        tools = None if request.available_tools is None else [_dump(tool) for tool in request.available_tools]
-        context = tools, request.system_prompt, _dump(request.settings)
+        carrier = last if 1 < self._version < TOOLS_FIRST_SINCE else first
+        tools = [_dump(tool) for tool in request.available_tools or ()]
+        context = None
+        if tools or request.system_prompt or self._version >= EFFORT_SINCE:
+            context = tools, request.system_prompt, _dump(request.settings)
         segments: list[tuple[str, Any, Any]] = []
         for n, message in enumerate(messages):
             if isinstance(message, UserMessage):
-                place = n == last, n == first, context if n in (first, last) else None
-                segments.append(("user", _dump(message), place))
+                segments.append(("user", _dump(message), context if n == carrier else None))
             elif isinstance(message, SystemMessage):
                 segments.append(("system", _dump(message), None))
             else:
                 kind = "tool" if isinstance(message, ToolMessage) else "assistant"
-                segments.append((kind, _dump(message), n < last))
+                segments.append((kind, _dump(message), n < last and self._version < HISTORY_SINCE))
         return SegmentedPrompt(encoder.start(), [msgspec.json.encode(segment) for segment in segments], [])
 
     def encode_segment(self, segment: bytes) -> list[int]:
@@ -88,13 +97,12 @@ class _Segmenting:
         kind, message, place = msgspec.json.decode(segment)
         ids: list[int]
         if kind == "user":
-            is_last, is_first, context = place
-            tools, system, settings = context or (None, None, {})
+            tools, system, settings = place or ([], None, {})
             options = {"system_prompt": system, "settings": ModelSettings.model_validate(settings)}
-            available = None if tools is None else [Tool.model_validate(tool) for tool in tools]
-            user = UserMessage.model_validate(message)
+            available = [Tool.model_validate(tool) for tool in tools]
+            user, carries = UserMessage.model_validate(message), place is not None
             ids, *_ = self._encoder.encode_user_message(
-                user, available, is_last, is_first, force_img_first=True, **options
+                user, available, carries, carries, force_img_first=True, **options
             )
         elif kind == "system":
             ids, *_ = self._encoder.encode_system_message(SystemMessage.model_validate(message))
@@ -119,7 +127,7 @@ class MistralRenderer:
         self.codec = MistralCodec(encoder.tokenizer)
         version = encoder.tokenizer.version.value  # such as v7 and v7m1
         self._version = int(version.removeprefix("v").partition("m")[0])
-        self._segmenting = library.instruct_tokenizer = _Segmenting(encoder)
+        self._segmenting = library.instruct_tokenizer = _Segmenting(encoder, self._version)
         self._library = library
 
     def segment(self, chat: Chat) -> SegmentedPrompt:
