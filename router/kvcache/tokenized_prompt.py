@@ -20,6 +20,20 @@ class HashInputs(NamedTuple):
     salt: str | None
 
 
+Cause = Literal["reasoning", "tools", "template"]
+"""The part of earlier turns that a model drops or moves; "template": another one."""
+
+
+class PrefixEnd(NamedTuple):
+    """Where a chat's prompt stops repeating the prompt of its turn before, because the model renders that turn
+    otherwise now.
+    """
+
+    tokens: int  # that both begin with
+    of_tokens: int  # of the turn before
+    cause: Cause
+
+
 class TokenizedPrompt(NamedTuple):
     """Token ids and the keys of the full blocks for every block size in the fleet."""
 
@@ -31,6 +45,7 @@ class TokenizedPrompt(NamedTuple):
     keys_ms: float  # time spent on hashing
     json_ids: tuple[bytes, ...] = ()  # the ids as JSON numbers with commas, in runs; empty: not needed
     origin: HashInputs | None = None  # None: the engines' hashes of the prompt are not needed
+    prefix_end: PrefixEnd | None = None  # None: it repeats the whole, or that is not known
     special_text: bool = True  # False: no text of the chat spells a special token; True: one does, or it is not known
 
     def keys_every(self, tokens: int) -> tuple[Key, ...]:

@@ -45,6 +45,7 @@ def open_record(request: Request, services: Services) -> Record:
     )
     if isinstance(tokens, TokenizedPrompt):
         durations.tokens_ms, durations.keys_ms = tokens.tokens_ms, tokens.keys_ms
+        record.prefix_end = tokens.prefix_end
     for part in request.held:
         part.on_record(record)
     call.recorded = True

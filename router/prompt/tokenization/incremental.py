@@ -8,6 +8,7 @@ in a thread. Rendering, naming and copying the 340 KB of an 80,000-token chat ta
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from functools import partial
 from typing import NamedTuple
@@ -15,14 +16,16 @@ from typing import NamedTuple
 from router.clock import Clock
 from router.config.schema import TokensConfig as Settings
 from router.kvcache.block_keys import Keyring
-from router.kvcache.tokenized_prompt import TokenizedPrompt
+from router.kvcache.tokenized_prompt import PrefixEnd, TokenizedPrompt
 from router.prompt.known_prompt import NamedText
 from router.prompt.prompt import Chat, Text, UnknownIds
 from router.prompt.tokenization.chat_template import UnrenderableChat
+from router.prompt.tokenization.history import Rendered, find_prefix_end, find_turn_before, measure_added
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
 from router.prompt.tokenization.message_renderer import SegmentedPrompt
 from router.prompt.tokenization.named_text import continue_text, drop_segments, encode_rest, name_rest
 from router.prompt.tokenization.prefix_cache import CachedSegment, Name, Prefix, PrefixCache, make_segment
+from router.prompt.tokenization.segments import LEAST_BYTES
 from router.prompt.tokenization.threads import Abandonment, TokenizerThreads, discard
 
 MAX_SEGMENT_BYTES = 2 * 1024 * 1024  # longer ones would be late, cannot be stopped, and take 330 times their size
@@ -132,7 +135,8 @@ class IncrementalTokenizer:
         self, prompt: PreparedPrompt, prefix: Prefix, new: list[bytes], abandonment: Abandonment | None
     ) -> _Result:
         """Tokenise the `new` segments onto `prefix`, which no other job uses. This is done segment by segment,
-        because a thread releases the interpreter to the event loop only while it tokenises.
+        because a thread releases the interpreter to the event loop only while it tokenises. `abandonment` is None
+        on the event loop.
         """
         segments: list[CachedSegment] = []
         keys_s = 0.0
@@ -148,6 +152,7 @@ class IncrementalTokenizer:
             prefix.add(segments[-1])
             keys_s += self._clock.now() - tokenised_s
         prefix.add(make_segment(prompt.parts.tail, spell=prompt.spell))
+        end = None if abandonment is None else self._find_end(prompt, prefix.ids, sum(map(len, new)))
         tokens = TokenizedPrompt(
             ids=prefix.ids,
             complete=not (isinstance(prompt.source, Chat) and prompt.source.has_media),
@@ -157,8 +162,24 @@ class IncrementalTokenizer:
             keys_ms=keys_s * 1000,
             json_ids=tuple(prefix.json_ids),
             special_text=prompt.special_text,
+            prefix_end=end,
         )
         return _Result(tokens, segments)
+
+    def _find_end(self, prompt: PreparedPrompt, ids: array[int], new_bytes: int) -> PrefixEnd | None:
+        """Return where a chat stops repeating its turn before, if more of it is new than the client has added."""
+        chat = prompt.source
+        if not isinstance(chat, Chat) or (turn := find_turn_before(chat)) is None:
+            return None
+        if new_bytes <= 2 * LEAST_BYTES + measure_added(chat, turn):
+            return None
+        try:
+            parts = prompt.local.segment(turn)
+        except UnrenderableChat:
+            return None
+        names = self._prefix_cache.name_segments(_root(turn, prompt.chain, prompt.spell), parts.segments)
+        before = Rendered(turn, parts, self._prefix_cache.find(names))
+        return find_prefix_end(prompt.local, chat, ids, before, min(prompt.chain.block_sizes, default=1))
 
     def _store(self, prompt: PreparedPrompt, found: list[CachedSegment], result: _Result) -> None:
         segments = [*found, *result.new]

@@ -121,6 +121,7 @@ class Record(msgspec.Struct, gc=False):
     tokens_from: str  # given | local | remote | or why the tokens are unknown
     prompt_tokens_counted: int | None  # by the router, before sending
     stages: Stages
+    prefix_end: tuple[int, int, str] | None = None  # see `kvcache.tokenized_prompt.PrefixEnd`
     several_answers: bool = False  # to one prompt: its cached tokens do not show what was cached before it
     client: str | None = None  # the name of its API key
     sender: str | None = None  # the name of its API key, else the client's address; None: unknown

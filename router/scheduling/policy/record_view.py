@@ -31,6 +31,7 @@ def describe_record(record: Record, *, in_full: bool = True) -> dict[str, Any]:
     fields["why"] = _explain_attempt(record.attempts[-1]) if record.attempts else None
     fields["shadows"] = [to_plain(shadow) for shadow in record.shadows]
     fields["target"] = record.target
+    fields["prefix_end"] = to_plain(record.prefix_end)
     view = record.attempts[0].decision.view if record.attempts else None
     for name in LINEAGE:
         fields[name] = getattr(view, name, None)
