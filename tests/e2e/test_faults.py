@@ -302,7 +302,7 @@ async def test_an_engine_without_events_keeps_its_sessions(router) -> None:
 
 
 async def test_a_frozen_engine_costs_its_requests_a_deadline_and_then_nothing(router) -> None:
-    limits = {"first_byte_timeout_s": 1.2}
+    limits = {"first_byte_timeout_s": 3.0}
     async with engines(3) as fleet, router(fleet, limits=limits, fleet=with_health(fleet)) as r:
         frozen = fleet[0]
         talk = await held_by(r, frozen, "cold")
@@ -313,7 +313,7 @@ async def test_a_frozen_engine_costs_its_requests_a_deadline_and_then_nothing(ro
         async with beside(crowd([talk, *chats(r, "other", 11)], 1)) as waiting:
             await eventually(lambda: state(r, frozen) is InstanceState.DOWN)
             said = await waiting
-        assert loop.time() - began < PATIENCE_S / 2  # the client waits for `PATIENCE_S`; alone it takes 2 s
+        assert loop.time() - began < PATIENCE_S / 2  # the client waits for `PATIENCE_S`; alone it takes 4 s
         late = [one for one in said if not one.ok]
         assert said[0] in late
         assert {one.status for one in late} == {504}

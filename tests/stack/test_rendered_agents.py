@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,9 @@ def test_later_turns_are_at_home_and_deliver_what_is_predicted(behind: Behind, m
     requests = [asked for agent in agents for asked in agent.asked]
     assert [asked for asked in requests if asked.record["tokens_from"] != "local"] == []
     assert [asked for asked in requests if not asked.kept] == []
-    later = [(before, asked) for agent in agents for before, asked in zip(agent.asked, agent.asked[1:], strict=False)]
+    later = [turns for agent in agents for turns in pairwise(agent.asked)]
+    if mode == "mistral_v3":  # moves the system prompt to the last question: nothing is left of the turn before
+        later = [turns for agent in agents for turns in list(pairwise(agent.asked))[::2]]
     away = [asked.record for before, asked in later if asked.instance != before.instance]
     delivered = sum(asked.cached or 0 for _, asked in later)
     print(f"\n{len(later) - len(away)} of {len(later)} at home, {delivered} tokens re-used")

@@ -16,6 +16,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -222,7 +223,7 @@ async def _examine(
         return
     async with turn:
         end_s = work.clock.now() + PROBE_TIMEOUT_S
-        question = _prove(engine, survey.model, tokenization, generates=not work.subject.passive)
+        question = _prove(engine, survey.model, tokenization, work.clock.wall(), generates=not work.subject.passive)
         engine.proof = await _within(work, f"{engine.name} (tokenizer)", PROVE_TIMEOUT_S, question)
         if not work.subject.passive:
             client = work.clients.get(engine.name)
@@ -231,7 +232,7 @@ async def _examine(
 
 
 async def _prove(
-    engine: ExaminedEngine, model: str, tokenization: Tokenization, *, generates: bool
+    engine: ExaminedEngine, model: str, tokenization: Tokenization, wall_s: float, *, generates: bool
 ) -> TokenizerProof | None:
     """Compare our token ids with the engine's. None if its model has no local tokenizer, and no prompts may be
     sent or nothing could be compared.
@@ -241,8 +242,10 @@ async def _prove(
         return None
     agrees = await tokenization.verify(engine.name, model, generates=generates)
     report = tokenization.report()[model]
+    date = report.dates.get(engine.name)
+    daily_date = date if date is not None and _is_present(date, wall_s) else None
     if report.trouble is not None and (engine.name in report.refuted or not report.refuted):
-        return TokenizerProof(1, no_ids=report.trouble)
+        return TokenizerProof(1, no_ids=report.trouble, daily_date=daily_date)
     if agrees is None:
         return (
             TokenizerProof(0, engine_fails="its token ids were not answered, or it refused every chat")
@@ -250,7 +253,13 @@ async def _prove(
             else None
         )
     differing = report.refuted.get(engine.name)
-    return TokenizerProof(1, differing, differing is not None and differing not in TEXTS)
+    return TokenizerProof(1, differing, differing is not None and differing not in TEXTS, daily_date=daily_date)
+
+
+def _is_present(date: str, wall_s: float) -> bool:
+    """Return whether it is this date now somewhere on Earth."""
+    zones = (timezone(timedelta(hours=hours)) for hours in range(-12, 15))
+    return date in {datetime.fromtimestamp(wall_s, zone).strftime("%Y-%m-%d") for zone in zones}
 
 
 # masters

@@ -30,6 +30,15 @@ MENDS = {
     "media": "engine: vLLM 0.19 or later, whose events carry the ids of media",
 }
 MIN_RECORDS = 20  # records of one kind at one engine
+LOST_SHARE = 0.05  # of the prompts' tokens
+CAUSES = {
+    "reasoning": ("the model drops reasoning from earlier turns", "it was trained so: plan with these prefills"),
+    "tools": ("the model moves the tools to the last question", "a tokenizer of version v13 or later leaves them"),
+    "template": (
+        "the chat template prints earlier turns otherwise",
+        "a template that leaves them as they were",
+    ),
+}
 LOW_SHARE = 0.7  # as in the alert WarmroutePredictionsBroken
 
 
@@ -108,6 +117,24 @@ def check_records(subject: Subject) -> Iterator[FleetFinding]:
                 )
 
 
+def check_history(subject: Subject) -> Iterator[FleetFinding]:
+    """Chats repeat their turns before."""
+    for router in subject.routers:
+        total = sum(record.get("prompt_tokens") or 0 for record in router.records)
+        ends = [end for record in router.records if (end := record.get("prefix_end")) is not None]
+        for cause, (what, change) in CAUSES.items():
+            found = [end["of_tokens"] - end["tokens"] for end in ends if end["cause"] == cause]
+            if len(router.records) >= MIN_RECORDS and sum(found) > LOST_SHARE * total:
+                share = 100 * sum(found) / total
+                yield FleetFinding(
+                    "warning",
+                    f"{what}: {share:.0f} % of the tokens of the last {len(router.records)} prompts",
+                    "these are computed again, wherever a request is sent",
+                    f"{change}; see docs/features/which-models.md",
+                    (router.url,),
+                )
+
+
 def _predicted_and_delivered(record: Json) -> tuple[int, int] | None:
     attempts = record.get("attempts") or []
     if not record.get("done") or record.get("status") != 200 or len(attempts) != 1 or attempts[0].get("prefill"):
@@ -156,4 +183,5 @@ CHECKS = (
     Check("hits.cached", "the second of two equal prompts hits the cache, for each kind", "prompts", check_cached),
     Check("hits.agree", "what events promise is delivered, for each kind of request", "prompts", check_agree),
     Check("hits.records", "what a router predicted for its last requests was delivered", "router", check_records),
+    Check("hits.history", "chats repeat the prompts of their turns before", "router", check_history),
 )

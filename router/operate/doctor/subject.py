@@ -72,6 +72,7 @@ class TokenizerProof(NamedTuple):
     is_chat: bool = False  # `differing` is a chat: the template may be at fault
     engine_fails: str | None = None  # why nothing could be compared
     no_ids: str | None = None  # why no source has the ids of chats
+    daily_date: str | None = None  # the present date, which the engine puts into all prompts; None: it does not
 
 
 @dataclass

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from router.operate.doctor.check import Check
 from router.operate.doctor.finding import FleetFinding
 from router.operate.doctor.subject import Subject
+from router.prompt.tokenization.renderer import START_DATE
 from router.scheduling.policy.timeline import is_blind
 
 COSTS_HITS = "chats are placed by their session and by load: later turns of chats without a session hit by chance only"
@@ -78,6 +79,19 @@ def check_agree(subject: Subject) -> Iterator[FleetFinding]:
                 f"path: the folder of the model that it serves, {engine.usable.root if engine.usable else None}",
                 (engine.name,),
                 subject.place("tokenizers", model, "path"),
+            )
+
+
+def check_dates(subject: Subject) -> Iterator[FleetFinding]:
+    """Prompts do not change at midnight."""
+    for engine in subject.usable:
+        if engine.proof is not None and (date := engine.proof.daily_date) is not None:
+            yield FleetFinding(
+                "warning",
+                f"puts the present date into all prompts of {engine.model}: {date}",
+                "after midnight no cache has any prompt",
+                f"engine and router: {START_DATE}=2026-01-01 in the environment, or any other date",
+                (engine.name,),
             )
 
 
@@ -146,6 +160,7 @@ def check_in_use(subject: Subject) -> Iterator[FleetFinding]:
 CHECKS = (
     Check("tokens.models", "every tokenizer is for a model that is served", "engines", check_models),
     Check("tokens.agree", "tokenizers and chat templates give the engines' ids", "engines", check_agree),
+    Check("tokens.dates", "prompts do not change at midnight", "engines", check_dates),
     Check("tokens.counts", "prompts of every kind have as many tokens as the engine counts", "prompts", check_counts),
     Check("tokens.in_use", "a running router uses its tokenizers, within the budget", "router", check_in_use),
 )

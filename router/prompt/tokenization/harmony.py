@@ -15,7 +15,9 @@ before the last final answer is dropped: the next turn's prompt equals this one'
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -30,17 +32,35 @@ EFFORTS: Final = {"low": ReasoningEffort.LOW, "medium": ReasoningEffort.MEDIUM, 
 INSTRUCTIONS: Final = ("system", "developer")  # roles whose text is in developer messages
 PLAIN: Final = RenderOptions(conversation_has_function_tools=False)
 WITH_TOOLS: Final = RenderOptions(conversation_has_function_tools=True)
+DAY_S: Final = 86_400.0
+SYSTEM_TOKENS: Final = 48  # of which the date is one of the first 30
+_DATE: Final = re.compile(r"Current date: (\d{4}-\d\d-\d\d)\n")
 TOOLS_MARK: Final = b"+"  # begins the segment of a message that is rendered with `WITH_TOOLS`
 
 Fields = dict[str, Any]
 """One harmony message as the library's `Message.from_dict` takes it."""
 
 
-class HarmonyRenderer:
-    """Renders chats with one vocabulary. `today`: the engine's date, as YYYY-MM-DD."""
+class StartDate:
+    """The date that prompts begin with, as YYYY-MM-DD: `pinned`, or today's in UTC."""
 
-    def __init__(self, today: Callable[[], str]) -> None:
-        self._today = today
+    def __init__(self, pinned: str | None, wall: Callable[[], float]) -> None:
+        self._pinned = pinned
+        self._wall = wall
+
+    def today(self) -> str:
+        return self._pinned or datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%d")
+
+    def lasts_s(self) -> float | None:
+        """Return the time until the date changes; None: never."""
+        return None if self._pinned else DAY_S - self._wall() % DAY_S
+
+
+class HarmonyRenderer:
+    """Renders chats with one vocabulary."""
+
+    def __init__(self, date: StartDate) -> None:
+        self._date = date
         self._encoding = openai_harmony.load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
         self._start, self._channel, self._message = (
             self._special(token) for token in ("<|start|>", "<|channel|>", "<|message|>")
@@ -64,6 +84,15 @@ class HarmonyRenderer:
         ids: list[int] = self._encoding.render(Message.from_dict(fields), options)
         return self._call_header(fields["recipient"]) + ids[ids.index(self._message) :] if _is_call(fields) else ids
 
+    def lasts_s(self) -> float | None:
+        """See `MessageRenderer`."""
+        return self._date.lasts_s()
+
+    def find_date(self, ids: Sequence[int]) -> str | None:
+        """See `MessageRenderer`."""
+        found = _DATE.search(self._encoding.decode(ids[:SYSTEM_TOKENS]))
+        return None if found is None else found[1]
+
     def _call_header(self, recipient: str) -> list[int]:
         """Return the header of a tool call in the form that the model was trained on: vLLM undoes what oss-harmony
         changed in 0.0.10.
@@ -86,7 +115,7 @@ class HarmonyRenderer:
         yield from _chat_messages(messages) if given.items is None else _response_items(messages)
 
     def _system(self, effort: str | None) -> Fields:
-        content = SystemContent.new().with_conversation_start_date(self._today())
+        content = SystemContent.new().with_conversation_start_date(self._date.today())
         if effort is not None:
             if effort not in EFFORTS:
                 raise UnrenderableChat(f"reasoning_effort {effort!r}")

@@ -131,6 +131,14 @@ class LocalTokenizer:
             return self._codec.encode(text, False)
         return self._encode_whole(text, source).tolist()
 
+    def find_date(self, ids: Sequence[int]) -> str | None:
+        """Return the date that the engine has put into this prompt; None if it puts none there."""
+        return None if self._messages is None else self._messages.find_date(ids)
+
+    def lasts_s(self) -> float | None:
+        """Return the time until all chats' ids change, as with a date in them; None: they never do."""
+        return None if self._messages is None else self._messages.lasts_s()
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens."""
         return self._codec.decode(ids)

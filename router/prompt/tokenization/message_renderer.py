@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from router.prompt.prompt import Chat
@@ -34,3 +35,9 @@ class MessageRenderer(Protocol):
 
     def encode(self, segment: bytes) -> list[int]:
         """Return the ids of one segment that `segment` returned. Raises UnrenderableChat."""
+
+    def find_date(self, ids: Sequence[int]) -> str | None:
+        """Return the date that the engine has put into this prompt; None if it puts none there."""
+
+    def lasts_s(self) -> float | None:
+        """Return the time until all prompts change by themselves; None: they never do."""

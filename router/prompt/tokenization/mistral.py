@@ -158,6 +158,14 @@ class MistralRenderer:
         except REFUSALS as refusal:
             raise UnrenderableChat(str(refusal)) from None
 
+    def find_date(self, ids: Sequence[int]) -> str | None:
+        """See `MessageRenderer`."""
+        return None
+
+    def lasts_s(self) -> float | None:
+        """See `MessageRenderer`."""
+        return None
+
     def _check(self, chat: Chat, given: GivenChat) -> None:
         """Raise UnrenderableChat for what vLLM refuses before it calls the library."""
         if any(part["type"] == MEDIA for message in chat.messages for part in message["content"]):

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from router.prompt.tokenization.renderer import (
     DEEPSEEK_V41,
     HARMONY,
     MISTRAL,
+    START_DATE,
     Renderer,
     choose_renderer,
     find_mistral_file,
@@ -108,9 +108,8 @@ def _load_hf(
     defaults = {name: value for name, value in source.template_kwargs.items() if name not in JINJA_GLOBALS}
     if renderer is HARMONY:
         with needs_extra("harmony", where):
-            from router.prompt.tokenization.harmony import HarmonyRenderer
-        pinned = os.environ.get("VLLM_SYSTEM_START_DATE")  # as on the engine
-        messages = HarmonyRenderer(lambda: pinned or datetime.fromtimestamp(wall(), UTC).strftime("%Y-%m-%d"))
+            from router.prompt.tokenization.harmony import HarmonyRenderer, StartDate
+        messages = HarmonyRenderer(StartDate(os.environ.get(START_DATE), wall))
         return LocalTokenizer(codec, messages=messages, renderer=renderer)
     if renderer in _DEEPSEEK:
         return LocalTokenizer(codec, _DEEPSEEK[renderer], defaults, least_bytes, renderer)

@@ -15,6 +15,7 @@ from router.prompt.tokenization.special_text import spell
 
 TEXT_PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 SPECIAL_TEXT = "special-text"  # name of the probe that spells special tokens
+DATE = "date"  # in place of a probe's name: only the date in the prompt differs
 DECLINED_TOOLS = "declined-tools"  # name of the probe whose tools an engine may leave out
 
 _WEATHER = {

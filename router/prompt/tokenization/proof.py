@@ -20,7 +20,7 @@ from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat, Prompt, PromptFields, Text
 from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
-from router.prompt.tokenization.probes import DECLINED_TOOLS, SPECIAL_TEXT, Probe, list_probes
+from router.prompt.tokenization.probes import DATE, DECLINED_TOOLS, SPECIAL_TEXT, Probe, list_probes
 from router.prompt.tokenization.trust import ModelTrust, Proved, Source
 
 TIMEOUT_S = 5.0  # of each request
@@ -81,6 +81,7 @@ class ProofRun:
         self._renders = generates
         self._probes: Final = list_probes(() if local is None else local.chat_tokens)
         self._references: Final[dict[str, GeneratedPrompt | None]] = {}  # by probe; None: the probe proves nothing
+        self.date: str | None = None  # in the engine's prompts; None: none, or it sent no ids
         self.silent = False  # the engine did not answer: the proof is not complete
         self.leaves_out_tools: bool | None = None  # of a chat whose `tool_choice` is none; None: not determined
         self.counts_otherwise = False  # an answer's `prompt_tokens` is not the number of the prompt's ids
@@ -137,10 +138,14 @@ class ProofRun:
                 special_text = same and reference.ids is not None
                 continue
             if not same:
-                return Verdict(source, chat, None, probe.name)
+                return Verdict(source, chat, None, DATE if self._differs_in_date(ours) else probe.name)
             by_ids = by_ids and reference.ids is not None
             compared += 1
         return Verdict(source, chat, Proved(by_ids, special_text) if compared else None, None)
+
+    def _differs_in_date(self, ours: array[int]) -> bool:
+        """Return whether our prompt has another date than the engine's."""
+        return self.date is not None and self._local is not None and self._local.find_date(ours) != self.date
 
     def _judge_tools(self, with_tools: bool, without: bool) -> bool:
         """Record whether the engine leaves out tools that a chat declines. Return whether either way matches."""
@@ -171,6 +176,8 @@ class ProofRun:
         """Return the prompt that the engine generates from; None if it refuses the probe or sends neither value."""
         if probe.name not in self._references:
             found = await self._find_reference(probe)
+            if probe.is_chat and found is not None and found.ids is not None and self._local is not None:
+                self.date = self._local.find_date(found.ids)
             self._references[probe.name] = None if found is None or found == (None, None) else found
         return self._references[probe.name]
 

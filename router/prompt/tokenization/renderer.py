@@ -39,6 +39,9 @@ INKLING: Final = Renderer("inkling", "never", "never")  # no rule known
 MAYBE_MISTRAL: Final = MISTRAL._replace(local="once_proved")
 """A folder with the tokenizers of both modes and no weights, by which vLLM chooses: the proof decides."""
 
+START_DATE: Final = "VLLM_SYSTEM_START_DATE"
+"""The environment variable of engines with the date in all prompts of gpt-oss; without it, it is the present date."""
+
 CHOSEN: Final = {one.name: one for one in (JINJA, HARMONY, MISTRAL, DEEPSEEK_V32, DEEPSEEK_V4, DEEPSEEK_V41)}
 """The renderers that exist here, by name."""
 

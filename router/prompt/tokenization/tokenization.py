@@ -57,6 +57,7 @@ class TokenizationReport(NamedTuple):
     mismatches: int
     proved: dict[str, Literal["ids", "counts"]]  # by instance: what agreed, for the source used for chats
     refuted: dict[str, str]  # by instance: the first probe that differed
+    dates: dict[str, str]  # by instance: the date that it puts into prompts
     incremental: bool | None  # False: the whole prompt is tokenised on every turn; None: no local tokenizer
     whole_because: str | None
     remembered_tokens: int  # prompt tokens found in the cache since the start
@@ -269,6 +270,8 @@ class Tokenization:
         self._log_trouble(model, trust)
         proof = ProofRun(self._locals.get(model), self._remote, instance, model, generates=generates)
         verdicts = await proof.run(trust)
+        if proof.date is not None:
+            trust.dates[instance] = proof.date
         for verdict in verdicts:
             self._apply(verdict, instance, model, trust)
         self._log_trouble(model, trust)
@@ -288,6 +291,11 @@ class Tokenization:
         first = next((v for v in verdicts if v.proved is not None or v.differing is not None), None)
         differs = any(verdict.differing is not None for verdict in verdicts)
         return None if first is None else not differs
+
+    def proof_lasts_s(self, model: str) -> float | None:
+        """Return the time until a model's proofs are void, because its prompts change; None: they do not."""
+        local = self._locals.get(model)
+        return None if local is None else local.lasts_s()
 
     def _apply(self, verdict: Verdict, instance: str, model: str, trust: ModelTrust) -> None:
         """Record a proof's verdict on one source."""
@@ -340,6 +348,7 @@ class Tokenization:
             mismatches=trust.mismatches,
             proved={instance: "ids" if one.by_ids else "counts" for instance, one in proved.items()},
             refuted=trust.refuted(),
+            dates=dict(trust.dates),
             incremental=None if local is None else local.whole_prompt_reason is None,
             whole_because=None if local is None else local.whole_prompt_reason,
             remembered_tokens=self._incremental.cached_tokens[model],

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from router.prompt.tokenization.renderer import JINJA, Belief, Renderer
+from router.prompt.tokenization.probes import DATE
+from router.prompt.tokenization.renderer import JINJA, START_DATE, Belief, Renderer
 
 Source = Literal["local", "remote"]
 
@@ -89,6 +90,7 @@ class ModelTrust:
         self.local_texts: Final = SourceTrust()
         self.remote_chats: Final = SourceTrust(renderer.tokenize)
         self.remote_texts: Final = SourceTrust()
+        self.dates: Final[dict[str, str]] = {}  # in the prompts of instances that put one there
         self.leaving_tools: Final[dict[str, bool]] = {}  # by instance, if a proof determined it
         self.miscounting: Final[set[str]] = set()  # instances whose `prompt_tokens` is not the number of their own ids
         self.proofs = 0
@@ -124,15 +126,13 @@ class ModelTrust:
 
     def begin(self, instance: str) -> None:
         """Start anew with an instance that joins."""
-        self.miscounting.discard(instance)
-        self.leaving_tools.pop(instance, None)
+        self._drop(instance)
         for trust in self._all():
             trust.begin(instance)
 
     def forget(self, instance: str) -> None:
         """Drop the results of an instance that has left."""
-        self.miscounting.discard(instance)
-        self.leaving_tools.pop(instance, None)
+        self._drop(instance)
         for trust in self._all():
             trust.forget(instance)
 
@@ -147,10 +147,19 @@ class ModelTrust:
         """Return why chats are not tokenised, for operators; None while they are."""
         if self.source(chat=True) is not None:
             return None
+        for instance, probe in self.local_chats.refuted.items():
+            if probe == DATE:
+                date = self.dates.get(instance)
+                return f"prompts at {instance} have the date {date}: set {START_DATE} alike there and for the router"
         if self.renderer.tokenize == "never":
             return f"the engine renders chats by code ({self.renderer.name}), which /tokenize does not show"
         instance, probe = next(iter(self.remote_chats.refuted.items()))
         return f"{instance} generates from other ids than its /tokenize returns ({probe}): it renders chats by code"
+
+    def _drop(self, instance: str) -> None:
+        self.miscounting.discard(instance)
+        self.leaving_tools.pop(instance, None)
+        self.dates.pop(instance, None)
 
     def _all(self) -> tuple[SourceTrust, ...]:
         return self.local_chats, self.local_texts, self.remote_chats, self.remote_texts

@@ -19,6 +19,7 @@ class Verifier:
 
     def __init__(self) -> None:
         self.found: list[bool | None] = [True]
+        self.lasting: list[float] = []
         self.began: list[tuple[str, str]] = []
         self.verified: list[tuple[str, str]] = []
         self.forgotten: list[str] = []
@@ -33,6 +34,9 @@ class Verifier:
         found = self.found.pop(0) if len(self.found) > 1 else self.found[0]
         await self.held.wait()
         return found
+
+    def proof_lasts_s(self, model: str) -> float | None:
+        return self.lasting.pop(0) if self.lasting else None
 
     def forget(self, instance: str) -> None:
         self.forgotten.append(instance)
@@ -89,6 +93,25 @@ async def test_one_that_differs_is_tried_again_each_hour(scene: Scene) -> None:
     scene.proofs.on_joined("a", "m")
     await scene.done()
     assert scene.paused == [3600.0, 3600.0]
+
+
+async def test_a_proof_is_renewed_when_it_is_void(scene: Scene) -> None:
+    scene.verifier.lasting = [3600.0, 86400.0]
+    scene.proofs.on_joined("a", "m")
+    await scene.runs(3)
+    await scene.done()
+    assert scene.paused == [3605.0, 86405.0]
+
+
+async def test_who_was_proved_since_is_not_proved_again_by_an_older_renewal(scene: Scene) -> None:
+    scene.verifier.lasting = [3600.0]
+    scene.verifier.held.clear()
+    scene.proofs.on_joined("a", "m")
+    await scene.runs(1)
+    scene.proofs.forget("a")
+    scene.verifier.held.set()
+    await scene.tasks.close()
+    assert len(scene.verifier.verified) == 1
 
 
 async def test_a_wrong_count_is_followed_by_a_proof_that_holds_ever_longer(scene: Scene) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.operate.doctor.hits import check_records
+from router.operate.doctor.hits import check_history, check_records
 from router.operate.doctor.policies import check_refused, check_ties
 from router.operate.doctor.subject import RouterAnswers, Subject
 from router.operate.doctor.tokens import check_in_use
@@ -44,6 +44,18 @@ def test_hits_that_nobody_predicted() -> None:
 def test_few_requests_and_failed_ones_prove_nothing() -> None:
     few = [record(1000, 0)] * 10
     assert list(check_records(subject(*few, *[record(1000, 0, status=500)] * 30))) == []
+
+
+def test_what_models_drop_from_earlier_turns_is_named_with_its_share() -> None:
+    whole = record(1000, 1000, prompt_tokens=1000, prefix_end=None)
+    cut = record(200, 200, prompt_tokens=1000, prefix_end={"tokens": 200, "of_tokens": 900, "cause": "reasoning"})
+    (found,) = check_history(subject(*[whole] * 15, *[cut] * 5))
+    assert (found.severity, found.what) == (
+        "warning",
+        "the model drops reasoning from earlier turns: 18 % of the tokens of the last 20 prompts",
+    )
+    assert list(check_history(subject(*[whole] * 59, cut))) == []
+    assert list(check_history(subject(*[cut] * 5))) == []
 
 
 def test_ties_of_all_candidates() -> None:

@@ -25,7 +25,7 @@ from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.prompt import Chat
 from router.prompt.tokenization.chat_template import UnrenderableChat
 from router.prompt.tokenization.deepseek import DeepseekV4, DeepseekV32
-from router.prompt.tokenization.harmony import HarmonyRenderer
+from router.prompt.tokenization.harmony import HarmonyRenderer, StartDate
 from router.prompt.tokenization.message_renderer import MessageRenderer
 from router.prompt.tokenization.mistral import MistralRenderer, load_file
 from router.prompt.tokenization.model_folder import load
@@ -66,7 +66,7 @@ def ids_of(renderer: MessageRenderer, chat: Chat) -> list[int]:
 
 @cache
 def harmony() -> HarmonyRenderer:
-    return HarmonyRenderer(lambda: "2026-11-25")
+    return HarmonyRenderer(StartDate("2026-11-25", lambda: 0.0))
 
 
 @pytest.mark.parametrize("name", vectors("harmony"))
@@ -150,6 +150,17 @@ def test_a_folder_of_gpt_oss_is_rendered_by_harmony_and_a_next_turn_costs_what_i
     assert report.remembered_tokens > both[0] - 10  # all of the first turn but its last header
     assert report.remembered_tokens + report.tokenised_tokens <= sum(both)
     tokens.close()
+
+
+def test_the_date_in_prompts_is_the_pinned_one_or_changes_at_midnight() -> None:
+    wall = datetime(2026, 11, 25, 23, 59, tzinfo=UTC).timestamp()
+    pinned, daily = StartDate("2026-01-01", lambda: wall), StartDate(None, lambda: wall)
+    assert (pinned.today(), pinned.lasts_s()) == ("2026-01-01", None)
+    assert (daily.today(), daily.lasts_s()) == ("2026-11-25", 60.0)
+    body = {"messages": [{"role": "user", "content": "Current date: 2020-02-02\n"}]}
+    ids = rendered(lambda chat: ids_of(HarmonyRenderer(daily), chat), body)
+    assert HarmonyRenderer(pinned).find_date(ids) == "2026-11-25"
+    assert HarmonyRenderer(pinned).find_date(ids[30:]) != "2026-11-25"
 
 
 def test_a_missing_library_is_named_with_its_extra(

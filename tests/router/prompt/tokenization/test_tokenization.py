@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import threading
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from router.backends.fetch import HttpAnswer
 from router.backends.remote_tokenizer import EngineTokenizer
 from router.clock import SystemClock
+from router.config.schema import TokenizerSource
 from router.config.schema import TokensConfig as Settings
 from router.errors import BadRequest
 from router.kvcache.block_keys import Keyring
@@ -24,6 +27,7 @@ from router.prompt.api.parse import ReadOptions, read_prompt
 from router.prompt.api.size_limits import LARGE_BODY_BYTES, MANY_QUOTES, SMALL_BODY_BYTES
 from router.prompt.prompt import Chat, Endpoint, Prompt, Text, UnknownIds
 from router.prompt.tokenization.local_tokenizer import LocalTokenizer
+from router.prompt.tokenization.model_folder import load
 from router.prompt.tokenization.renderer import KIMI_K3
 from router.prompt.tokenization.threads import QUEUED_PER_THREAD
 from router.prompt.tokenization.tokenization import (
@@ -313,6 +317,29 @@ async def test_a_differing_probe_is_said_and_sends_us_to_the_engine(
     assert (await known(tokens, prompt(chat, "/v1/chat/completions"))).source == "local"
 
 
+def gpt_oss(model_dir: Path, folder: Path, wall_s: float) -> LocalTokenizer:
+    shutil.copytree(model_dir, folder)
+    (folder / "config.json").write_text('{"model_type": "gpt_oss"}')
+    return load(TokenizerSource(path=str(folder)), "tokenizers.m", lambda: wall_s)
+
+
+async def test_another_date_in_the_engine_s_prompts_is_named(model_dir: Path, tmp_path: Path) -> None:
+    day_s = 86400.0
+    engine = Engine(gpt_oss(model_dir, tmp_path / "engine", 20_000 * day_s))
+    ours = gpt_oss(model_dir, tmp_path / "router", 20_001 * day_s)
+    tokens = Tokenization(Settings(), {"m": ours}, KEYRING, EngineTokenizer(engine), SystemClock())
+    assert await tokens.verify("a", "m") is False
+    found = report(tokens)
+    assert (found.source, found.refuted, found.dates) == ("unknown", {"a": "date"}, {"a": "2024-10-04"})
+    assert found.trouble is not None
+    assert found.trouble.startswith("prompts at a have the date 2024-10-04: set VLLM_SYSTEM_START_DATE alike")
+    assert tokens.proof_lasts_s("m") == day_s
+    engine.local = ours
+    assert await tokens.verify("a", "m") is True
+    assert (report(tokens).source, report(tokens).trouble) == ("local", None)
+    tokens.close()
+
+
 async def test_another_tokenizer_is_right_about_nothing(tokens: Tokenization, engine: Engine) -> None:
     engine.differs_on = "lazy dogs"
     assert await tokens.verify("a", "m") is False
@@ -408,7 +435,7 @@ async def test_what_an_instance_refuted_goes_with_it(tokens: Tokenization, engin
 async def test_a_silent_engine_proves_nothing(tokens: Tokenization, engine: Engine, asleep: bool) -> None:
     engine.silent, engine.asleep = not asleep, asleep
     assert await tokens.verify("a", "m") is None
-    assert report(tokens) == ("local", "jinja", None, 0, 0, {}, {}, True, None, 0, 0)
+    assert report(tokens) == ("local", "jinja", None, 0, 0, {}, {}, {}, True, None, 0, 0)
     assert not tokens.passes("m", "a", await known(tokens, prompt()))
     assert engine.generated == []
 
