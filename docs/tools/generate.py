@@ -16,7 +16,7 @@ def generate() -> dict[Path, str]:
     """Return the text of each generated file."""
     pages = {DOCS / "reference" / f"{name}.md": text for name, text in reference.render_pages().items()}
     for name, end in reference.render_ends().items():
-        page = DOCS / "operate" / f"{name}.md"
+        page = DOCS / f"{name}.md"
         begin, notice, _ = page.read_text(encoding="utf-8").partition(END_NOTICE)
         assert notice, f"{page} has no line {END_NOTICE!r}, behind which its end is made"
         pages[page] = begin + notice + end

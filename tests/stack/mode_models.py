@@ -20,6 +20,8 @@ DEEPSEEK = ("deepseek_v32", "deepseek_v4", "deepseek_v41")
 MISTRAL = ("mistral_v3", "mistral_v7", "mistral_v11", "mistral_v13", "mistral_v15")
 MODES = ("harmony", *DEEPSEEK, *MISTRAL, "kimi_k2")
 REMOTE_CODE = Path(__file__).parent / "remote_code.py"
+MEASURED = json.loads((Path(__file__).parents[2] / "docs" / "measurements" / "renderers.json").read_text())
+"""What the tests find with the installed vLLM, by mode: the page "Which models" shows it."""
 VOCABULARY = 201_088  # gpt-oss has the largest
 EMBEDDING = "model.embed_tokens.weight"
 WEIGHTS = "model.safetensors"

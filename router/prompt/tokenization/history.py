@@ -25,6 +25,7 @@ from router.prompt.tokenization.message_renderer import SegmentedPrompt
 from router.prompt.tokenization.prefix_cache import CachedSegment
 
 REASONING: Final = ("reasoning", "reasoning_content")  # members of an answer
+NOT_THINKING: Final = {"thinking": False, "enable_thinking": False}  # template variables
 MODEL_ITEMS: Final = ("reasoning", "function_call")  # types of items of `/v1/responses` that a model generates
 
 
@@ -43,11 +44,9 @@ def find_turn_before(chat: Chat) -> Chat | None:
     if cut is None:
         return None
     given = chat.given
-    if given is not None and given.items is not None:
-        begin = _last_run([_is_generated(item) for item in given.items])
-        given = None if begin is None else given._replace(items=given.items[:begin])
-    elif given is not None:
-        given = given._replace(messages=given.messages[:cut])
+    if given is not None:
+        items = None if given.items is None else given.items[: _last_run(list(map(_is_generated, given.items)))]
+        given = given._replace(messages=given.messages[:cut], items=items)
     return chat._replace(messages=chat.messages[:cut], given=given, read=None)
 
 
@@ -96,7 +95,9 @@ def _variants(chat: Chat) -> Iterator[tuple[Cause, Chat]]:
     if given is not None:
         items = None if given.items is None else [item for item in given.items if _kind(item) != "reasoning"]
         given = given._replace(messages=_drop_reasoning(given.messages), items=items)
-    yield "reasoning", chat._replace(messages=_drop_reasoning(chat.messages), given=given)
+    without = chat._replace(messages=_drop_reasoning(chat.messages), given=given)
+    yield "reasoning", without
+    yield "reasoning", without._replace(template_kwargs=chat.template_kwargs | NOT_THINKING)
     if chat.tools is not None:
         yield "tools", chat._replace(tools=None)
 

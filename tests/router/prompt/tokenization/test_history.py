@@ -105,16 +105,32 @@ def find_ends(local: LocalTokenizer, bodies: list[Body], path: str = CHAT) -> li
 NO_ENGINE = EngineTokenizer(no_engine)
 
 
-def compare(local: LocalTokenizer, bodies: list[Body]) -> list[tuple[int, int]]:
+def compare(local: LocalTokenizer, bodies: list[Body], path: str = CHAT) -> list[tuple[int, int]]:
     """Return of each request after the first how many tokens repeat the request before, and its number of tokens."""
 
     def ids(body: Body) -> Any:
-        source = read(body).source
+        source = read(body, path).source
         source = source.read(10**7).source if not isinstance(source, Chat) else source
         return local.tokenize(source)
 
     prompts = [ids(body) for body in bodies]
     return [(common_length(*pair), len(pair[0])) for pair in pairwise(prompts)]
+
+
+def test_items_of_responses_are_compared_likewise(model_dir: Path, tmp_path: Path) -> None:
+    local = mode("harmony", model_dir, tmp_path / "model")
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": words("thought")}]}
+    call = {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": words("result")}
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": words("answer")}]}
+    asked = [user("one"), thought, call, result]
+    bodies = [
+        {"input": items, "tools": [{"type": "function", "name": "now", "parameters": {}}]}
+        for items in (asked[:1], asked, [*asked, thought, answer, user("two")])
+    ]
+    (_, (shared, whole)) = compare(local, bodies, RESPONSES)
+    assert shared < whole
+    assert find_ends(local, bodies, RESPONSES) == [None, None, PrefixEnd(shared, whole, "reasoning")]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +139,7 @@ def compare(local: LocalTokenizer, bodies: list[Body]) -> list[tuple[int, int]]:
         ("harmony", True, {}, (None, "reasoning", None)),
         ("deepseek_v32", False, THINKING, (None, None, None)),  # a few tokens: <think>
         ("deepseek_v4", False, THINKING, (None, None, None)),  # a few tokens: <think>
+        ("deepseek_v32", True, THINKING, (None, "reasoning", None)),
         ("deepseek_v4", True, THINKING, (None, None, None)),
         ("v3", True, {}, (None, "template", "template")),  # the system prompt moves, too
         ("v7", True, {}, (None, "tools", "tools")),
@@ -139,7 +156,6 @@ def test_where_a_prompt_stops_to_repeat_the_turn_before(
     bodies = [{"messages": messages, **declared, **fields} for messages in turns(tools=tools, reasoning=reasoning)]
     ends = find_ends(local, bodies)
     found = compare(local, bodies)
-    print(name, ends, found)
     assert ends[0] is None
     for end, cause, (shared, whole) in zip(ends[1:], causes, found, strict=True):
         if cause is None:
