@@ -99,6 +99,7 @@ function Detail({ id }) {
         ["error", record.error],
         ["trace", record.trace_id],
         ["token ids", record.tokens_from],
+        ["repeats the turn before", record.prefix_end?.why],
         ["output tokens", record.output_tokens],
     ];
     return html`<article class="record"><h2>${record.id}</h2><p class="lead">${record.why ?? record.error ?? "No target was chosen."}</p>

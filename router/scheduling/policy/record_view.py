@@ -16,6 +16,7 @@ from router.scheduling.policy.timeline import build_timeline, compare_promise
 
 OPEN_BREAKERS = "panic: the breakers of all targets that could answer are open, so they are ignored"
 SLOW_PROBES = "panic: the health probes of all engines that could answer time out, which is ignored"
+ENDED = {"reasoning": "reasoning dropped", "tools": "tools moved", "template": "printed otherwise"}
 LINEAGE = "session", "parent", "program"  # pseudonyms in the view of the first attempt
 OMITTED = frozenset({"arrived_s", "unit", "blocks"})
 
@@ -31,7 +32,7 @@ def describe_record(record: Record, *, in_full: bool = True) -> dict[str, Any]:
     fields["why"] = _explain_attempt(record.attempts[-1]) if record.attempts else None
     fields["shadows"] = [to_plain(shadow) for shadow in record.shadows]
     fields["target"] = record.target
-    fields["prefix_end"] = to_plain(record.prefix_end)
+    fields["prefix_end"] = None if record.prefix_end is None else _describe_prefix_end(*record.prefix_end)
     view = record.attempts[0].decision.view if record.attempts else None
     for name in LINEAGE:
         fields[name] = getattr(view, name, None)
@@ -41,6 +42,11 @@ def describe_record(record: Record, *, in_full: bool = True) -> dict[str, Any]:
         fields["timeline"] = [to_plain(stage) for stage in build_timeline(record)]
         fields["promise"] = to_plain(compare_promise(record))
     return fields
+
+
+def _describe_prefix_end(tokens: int, of_tokens: int, cause: str) -> dict[str, Any]:
+    why = f"ends at token {tokens} of {of_tokens}: {ENDED[cause]}"
+    return {"tokens": tokens, "of_tokens": of_tokens, "cause": cause, "why": why}
 
 
 def _explain_attempt(attempt: Attempt) -> str:

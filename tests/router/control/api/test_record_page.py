@@ -126,6 +126,13 @@ def test_what_came_of_it() -> None:
         assert fact in flat, fact
 
 
+def test_where_a_prompt_stops_to_repeat_the_turn_before_is_said() -> None:
+    record = a_record()
+    assert describe_record(record)["prefix_end"] is None
+    record.prefix_end = (569, 2310, "reasoning")
+    assert "ends at token 569 of 2310: reasoning dropped" in unescape(render_page(describe_record(record)))
+
+
 def test_every_attempt_and_prefill_leg_is_there() -> None:
     record = a_record()
     record.attempts[0].end = "connect"

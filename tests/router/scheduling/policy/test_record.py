@@ -63,6 +63,7 @@ def test_a_record_without_an_attempt() -> None:
         "shadows": [], "status": None, "error": None, "ttft_ms": None, "duration_ms": None, "prompt_tokens": None,
         "cached_tokens": None, "output_tokens": None, "tool_call": None, "uncontinued": None, "session": None,
         "preloaded_tokens": None, "parent": None, "program": None, "poison": False, "done": False, "target": None,
+        "prefix_end": None,
         "body_ms": None, "prepared_ms": None, "trace_id": None, "alias": None, "model_arm": None, "fallback": None,
         "revision": None, "several_answers": False,
         "stages": {
