@@ -14,7 +14,7 @@ import pytest
 from router.lab.local_stack.install import Models
 from router.lab.local_stack.supervisor import RunningStack
 from tests.stack.behind import Asked, Behind, running
-from tests.stack.bodies import CHAT, CHAT_TOOL, Json, call, result
+from tests.stack.bodies import CHAT, CHAT_TOOL, COMPLETIONS, Json, call, result
 from tests.stack.children import until
 from tests.stack.engines import BLOCK_BYTES, MODEL, Engine, small_stack
 from tests.stack.mode_models import DEEPSEEK, MEASURED, MODES, add_weights, make_mode_folder
@@ -103,3 +103,7 @@ def test_later_turns_are_at_home_and_deliver_what_is_predicted(behind: Behind, m
     reused_tokens = sum(asked.cached or 0 for _, asked in later)
     measured = MEASURED["modes"][mode]
     assert (len(home), reused_tokens) == (measured["at_home"], measured["reused_tokens"])
+    text = {"prompt": prose("plain text <|im_end|> [INST]", 600), "max_tokens": 1, "temperature": 0}
+    for again in (False, True):
+        asked = behind.ask(COMPLETIONS, text)
+        assert bool(asked.cached) is again
