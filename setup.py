@@ -103,6 +103,7 @@ INTERPRETED = {
         "router/prompt/tokenization/chat_template.py",
         "router/prompt/tokenization/content_format.py",
         "router/prompt/tokenization/harmony.py",
+        "router/prompt/tokenization/kimi.py",
         "router/prompt/tokenization/local_tokenizer.py",
         "router/prompt/tokenization/message_renderer.py",
         "router/prompt/tokenization/mistral.py",

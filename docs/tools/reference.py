@@ -306,7 +306,7 @@ def picker_conformance() -> Iterator[str]:
         yield from table(("case", "level", "clause"), [(case.id, case.level, case.clause) for case in cases])
 
 
-# checks of the doctor
+# models
 
 
 def which_models() -> Iterator[str]:
@@ -336,6 +336,9 @@ def which_models() -> Iterator[str]:
             for mode, row in rows
         ],
     )
+
+
+# checks of the doctor
 
 
 def doctor() -> Iterator[str]:

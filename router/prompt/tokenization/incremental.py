@@ -168,18 +168,18 @@ class IncrementalTokenizer:
 
     def _find_end(self, prompt: PreparedPrompt, ids: array[int], new_bytes: int) -> PrefixEnd | None:
         """Return where a chat stops repeating its turn before, if more of it is new than the client has added."""
-        chat = prompt.source
+        chat, chain = prompt.source, prompt.chain
         if not isinstance(chat, Chat) or (turn := find_turn_before(chat)) is None:
             return None
-        if new_bytes <= 2 * LEAST_BYTES + measure_added(chat, turn):
-            return None
         try:
+            if new_bytes <= 2 * LEAST_BYTES + measure_added(chat, turn):
+                return None
             parts = prompt.local.segment(turn)
-        except UnrenderableChat:
+            names = self._prefix_cache.name_segments(_root(turn, chain, prompt.spell), parts.segments)
+            before = Rendered(turn, parts, self._prefix_cache.find(names))
+            return find_prefix_end(prompt.local, chat, ids, before, min(chain.block_sizes, default=1))
+        except (UnrenderableChat, RecursionError):
             return None
-        names = self._prefix_cache.name_segments(_root(turn, prompt.chain, prompt.spell), parts.segments)
-        before = Rendered(turn, parts, self._prefix_cache.find(names))
-        return find_prefix_end(prompt.local, chat, ids, before, min(prompt.chain.block_sizes, default=1))
 
     def _store(self, prompt: PreparedPrompt, found: list[CachedSegment], result: _Result) -> None:
         segments = [*found, *result.new]
