@@ -10,7 +10,7 @@ from router.fleet.instance import InstanceState
 from router.lab.emulator.mooncake_master import MasterOptions, MooncakeMaster
 from tests.e2e.chats import ask
 from tests.e2e.conftest import Json, Router
-from tests.e2e.test_preload import PATH, SYSTEM, agents, preloads
+from tests.e2e.test_preload import SYSTEM, agents, loads, preloads
 from tests.fakes.engines import FakeEngine, engine, eventually
 from tests.patience import PATIENCE_S
 
@@ -62,7 +62,7 @@ async def test_the_next_session_hits_elsewhere_what_only_the_drained_engine_held
         assert (await drain(r, name))["draining"]
         handoff = await drained(r, name)
         assert (handoff["end"], handoff["planned"], handoff["loaded"]) == ("done", 1, 1)
-        (sent,) = [json.loads(one.body) for one in staying.seen(PATH)]
+        (sent,) = [json.loads(one.body) for one in loads(staying)]
         assert sent["request_id"].startswith("warmroute-preload-drain-")
         assert (await r.instances())[name]["state"] == "draining"
         assert r.booked == 0
@@ -114,7 +114,7 @@ async def test_time_is_limited(router: Any) -> None:
         await drain(r, name)
         assert (await drained(r, name))["end"] == "late"
         assert r.core.fleet.get(name).state is InstanceState.DRAINING
-        assert staying.seen(PATH) == []
+        assert loads(staying) == []
         booking.release()
 
 
@@ -134,7 +134,7 @@ async def test_nothing_is_loaded_that_others_or_one_session_or_the_pool_have(rou
             await drain(r, leaving.server.options.name)
             handoff = await drained(r, leaving.server.options.name)
             assert (handoff["planned"], handoff["loaded"]) == (1, 0)
-            assert staying.seen(PATH) == []
+            assert loads(staying) == []
     async with engine(name="a") as a, engine(name="b") as b, router(named(a, b), preload=ON) as r:
         leaving, staying = pair((await agents(r, 3))[0], a, b)
         await r.hear()
@@ -145,12 +145,12 @@ async def test_nothing_is_loaded_that_others_or_one_session_or_the_pool_have(rou
         r.core.drain(name, False)
         await drain(r, name)
         assert (await drained(r, name))["planned"] == 0
-        assert staying.seen(PATH) == []
+        assert loads(staying) == []
     async with engine(name="a") as a, engine(name="b") as b, router(named(a, b), preload=ON) as r:
         leaving, staying = pair((await agents(r, 1))[0], a, b)
         await drain(r, leaving.server.options.name)
         assert (await drained(r, leaving.server.options.name))["planned"] == 0
-        assert staying.seen(PATH) == []
+        assert loads(staying) == []
 
 
 async def test_off_or_alone_it_is_drained_at_once(router: Any) -> None:

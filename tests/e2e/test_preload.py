@@ -44,6 +44,11 @@ async def preloads(router: Router) -> Json:
     return dict((await router.admin.get("/admin/preloads")).raise_for_status().json())
 
 
+def loads(fake: FakeEngine) -> list[Any]:
+    """The requests that loaded something there: the proof of its tokenizer may send others."""
+    return [one for one in fake.seen(PATH) if b'"warmroute-preload' in one.body]
+
+
 def fleet(listed: Any) -> Json:
     listed.write_text("[]")
     return {"file": str(listed), "file_poll_s": 0.02}
@@ -56,7 +61,7 @@ async def test_a_new_engine_gets_what_sessions_share_before_it_is_asked(router: 
         await agents(r, 4)
         await join(r, listed, old, new)
         warmup = await warmed(r)
-        (sent,) = [json.loads(one.body) for one in new.seen(PATH)]
+        (sent,) = [json.loads(one.body) for one in loads(new)]
         assert (sent["user"], sent["max_tokens"]) == ("warmroute-preload", 1)
         assert sent["request_id"].startswith("warmroute-preload-join-")
         tokens = len(sent["prompt"])
@@ -113,7 +118,7 @@ async def test_ranks_and_adapters(router: Any, tmp_path: Path) -> None:
         await agents(r, 2, model="poet")
         await join(r, listed, old, new)
         assert (await warmed(r))["loaded"] == 3
-        asked = new.seen(PATH)
+        asked = loads(new)
         models = [json.loads(one.body)["model"] for one in asked]
         ranks = [one.headers["x-data-parallel-rank"] for one in asked]
         # 4 sessions: 2 are expected at the first rank, 1.3 at the second, which has 2 holders beside; 2 of the
@@ -162,4 +167,4 @@ async def test_off_or_without_room_nothing_is_sent(router: Any, tmp_path: Path, 
         await join(r, listed, old, new)
         if preload:
             assert (await warmed(r))["end"] == "done"
-        assert new.seen(PATH) == []
+        assert loads(new) == []

@@ -127,7 +127,8 @@ async def test_a_retry_links_to_the_attempt_before(router: Any, traces: Receiver
 
 async def test_a_client_s_trace_goes_on(router: Any, traces: Receiver) -> None:
     async with engine() as fake, router([fake], tracing=traced(traces, sample_ratio=0)) as r:
-        await r.post(CHAT, chat(), headers={"traceparent": FLAGGED, "tracestate": "vendor=1"})
+        answer = await r.post(CHAT, chat(), headers={"traceparent": FLAGGED, "tracestate": "vendor=1"})
+        assert answer.status_code == 200
         spans = by_name(await traces.wait(whole()))
         request = spans[f"chat {MODEL}"]
         assert (request.trace_id, request.parent_id, request.state) == (TRACE, PARENT, "vendor=1")

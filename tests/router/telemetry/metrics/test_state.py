@@ -41,6 +41,7 @@ def a_report(source: str = "local", **fields: int | bool) -> TokenizationReport:
         trouble=None,
         proved={},
         refuted={},
+        dates={},
         whole_because=None,  # type: ignore[arg-type]
         **counts,  # type: ignore[arg-type]
     )
