@@ -39,6 +39,19 @@ class BlocksStored(NamedTuple):
     extras: tuple[bytes, ...] | None  # per block: other hashed values (media ids), b"" for none; None: none at all
 
 
+class TailsStored(NamedTuple):
+    """Blocks of a group that keeps only tails (`tail_groups.py`) entered the GPU cache. A hit needs the last `need`
+    blocks before it; `leading`: or, if there are fewer, all blocks from the beginning.
+    """
+
+    hashes: list[EngineHash]
+    group: int
+    block_tokens: int
+    need: int
+    leading: bool
+    from_start: bool  # the event names every block from a chain's beginning: it may report a hit, and store nothing
+
+
 class BlocksRemoved(NamedTuple):
     """One physical copy of each of these blocks left the tier."""
 
@@ -60,8 +73,8 @@ class BlocksCleared(NamedTuple):
     """All blocks of this rank are gone, in every tier."""
 
 
-CacheEvent = BlocksStored | BlocksRemoved | BlocksCleared  # about a target's own cache
-BlockEvent = BlocksStored | BlocksRemoved | BlocksPooled  # names its blocks
+CacheEvent = BlocksStored | TailsStored | BlocksRemoved | BlocksCleared  # about a target's own cache
+BlockEvent = BlocksStored | TailsStored | BlocksRemoved | BlocksPooled  # names its blocks
 Event = CacheEvent | BlocksPooled
 
 

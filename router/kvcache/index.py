@@ -28,11 +28,13 @@ from router.kvcache.events import (
     CacheEvent,
     EngineHash,
     Key,
+    TailsStored,
     TargetId,
     Tier,
 )
 from router.kvcache.recent_removals import RecentRemovals
 from router.kvcache.snapshot_format import SavedTargetBlocks, restore, save
+from router.kvcache.tail_groups import TailGroup
 from router.kvcache.target_blocks import TargetBlocks
 
 AS_FLAGS = bytes.maketrans(b"01", b"\0\1")
@@ -98,6 +100,7 @@ class BlockIndex:
         self._restored: dict[TargetId, TargetBlocks] = {}  # from a snapshot; the targets have not joined yet
         self._targets: dict[int, TargetId] = {}  # by bit
         self._by_position: list[TargetId | None] | None = None  # by the bit's position; None: rebuilt on demand
+        self.hybrid: set[TargetId] = set()  # with groups that keep only tails: they re-use less than they hold
         self.all_bits = 0  # bits of all joined targets
         self._contiguous_bits = 0  # of those, the targets that can be bisected
         self._holders = BlockHolders()
@@ -129,6 +132,7 @@ class BlockIndex:
         """Remove `target`; a no-op for an unknown target."""
         if (blocks := self._blocks.pop(target, None)) is not None:
             del self._targets[blocks.bit]
+            self.hybrid.discard(target)
             self._by_position = None
             self.all_bits &= ~blocks.bit
             self._contiguous_bits &= ~blocks.bit
@@ -143,6 +147,8 @@ class BlockIndex:
         blocks = self._allocate(before.model)
         blocks.block_tokens = before.block_tokens
         blocks.partial, blocks.counts_copies = before.partial, before.counts_copies
+        for number, tail in before.tails.items():
+            blocks.tails[number] = TailGroup(tail.block_tokens, tail.need, leading=tail.leading)
         self._register(target, blocks)
 
     def _allocate(self, model: str) -> TargetBlocks:
@@ -157,6 +163,8 @@ class BlockIndex:
     def _register(self, target: TargetId, blocks: TargetBlocks) -> None:
         self._targets[blocks.bit] = target
         self._blocks[target] = blocks
+        if blocks.tails:
+            self.hybrid.add(target)
         self._by_position = None
         self.all_bits |= blocks.bit
         if blocks.contiguous:
@@ -234,6 +242,10 @@ class BlockIndex:
         match event:
             case BlocksStored():
                 entered = blocks.store(event)
+            case TailsStored():
+                blocks.store_tails(event)
+                self.hybrid.add(target)
+                return []
             case BlocksRemoved():
                 entered = []
                 blocks.remove(event)
@@ -289,8 +301,8 @@ class BlockIndex:
     # requests
 
     def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, HeldBlocks]:
-        """Return how far each of `targets` holds the chain `keys` from its start; targets without any are
-        absent.
+        """Return how far each of `targets` holds the chain `keys` from its start, and re-uses it; targets without any
+        are absent.
         """
         whole = other = 0
         for target in targets:
@@ -303,11 +315,14 @@ class BlockIndex:
         for bits, held in self._match(keys, whole, other):
             for target in self.targets_of(bits):
                 found[target] = held
+        for target in self.hybrid.intersection(found) if self.hybrid else ():
+            reused = self._blocks[target].count_reusable(keys, found[target].gpu)
+            found[target] = HeldBlocks(reused, reused, reused)
         return found
 
     def match_all(self, keys: Sequence[Key]) -> list[EqualHolders]:
         """Return all joined targets in groups of bits, the last group without blocks. The cost grows with the
-        number of different depths, not of targets.
+        number of different depths, not of targets. Targets in `hybrid` may re-use less: see `match`.
         """
         found = self._match(keys, self._contiguous_bits, self.all_bits ^ self._contiguous_bits)
         rest = self.all_bits

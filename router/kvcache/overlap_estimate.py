@@ -159,7 +159,9 @@ class OverlapEstimator:
             on_gpu, in_memory, anywhere = (max(likely, blocks) * size for blocks in held)
             overlap = Overlap(on_gpu, in_memory, anywhere, expected * size, "approximate", age_s)
             return OverlapEstimate(overlap, indexed, size, likely)
-        expected = self._speculative.leading_blocks(target, keys, held.gpu, now)
+        # Of blocks on their way a hybrid model re-uses those of which it will keep tails, which is not known.
+        hybrid = target in self._index.hybrid
+        expected = held.gpu if hybrid else self._speculative.leading_blocks(target, keys, held.gpu, now)
         if not expected and not held.disk and not state.certain:
             return OverlapEstimate(None, indexed, size, 0)
         overlap = Overlap(held.gpu * size, held.cpu * size, held.disk * size, expected * size, "events", age_s)
@@ -193,7 +195,7 @@ def group_overlaps(
     targets outside the largest group.
     """
     parts: list[tuple[Overlap, int]] = []
-    no_overlap, uncertain = index.all_bits, set(initially_unsure)
+    no_overlap, uncertain = index.all_bits, {*initially_unsure, *index.hybrid}
     for size in prompt.keys:
         keys = usable(prompt, size)
         for bits, held in index.match_all(keys):

@@ -26,6 +26,7 @@ from router.kvcache.bulk import KeyTable
 from router.kvcache.contiguity import ContiguousRuns, SavedRun
 from router.kvcache.event_sequencer import StreamCursor
 from router.kvcache.events import Key, TargetId, Tier
+from router.kvcache.tail_groups import TailGroup
 from router.kvcache.target_blocks import TargetBlocks
 
 MAGIC = b"warmroute index 1\n"
@@ -45,6 +46,18 @@ class SavedTable(NamedTuple):
     copies: bytes  # additional copies of each
 
 
+class SavedTails(NamedTuple):
+    """One group that keeps only tails; arrays of 64 bits."""
+
+    group: int
+    block_tokens: int
+    need: int
+    leading: bool
+    hashes: bytes
+    keys: bytes  # the keys of `hashes`; 0: unknown
+    copies: bytes  # of each
+
+
 class SavedTargetBlocks(NamedTuple):
     """The blocks of one target."""
 
@@ -53,6 +66,7 @@ class SavedTargetBlocks(NamedTuple):
     tables: list[SavedTable]
     runs: list[SavedRun] | None  # None: not contiguous
     twins: list[tuple[int, int, int]]  # tier, key, count
+    tails: list[SavedTails] = []
 
 
 class SavedTarget(NamedTuple):
@@ -141,7 +155,14 @@ def save(blocks: TargetBlocks) -> SavedTargetBlocks:
     ]
     twins = [(int(tier), int(key), count) for (tier, key), count in blocks.duplicates.items()]
     runs = None if blocks.runs is None else list(blocks.runs)
-    return SavedTargetBlocks(blocks.model, blocks.block_tokens, tables, runs, twins)
+    tails = [_save_tails(number, tail) for number, tail in blocks.tails.items()]
+    return SavedTargetBlocks(blocks.model, blocks.block_tokens, tables, runs, twins, tails)
+
+
+def _save_tails(group: int, tail: TailGroup) -> SavedTails:
+    saved = list(tail.saved())
+    columns = ([hash_ for hash_, *_ in saved], [key or 0 for _, key, _ in saved], [copies for *_, copies in saved])
+    return SavedTails(group, tail.block_tokens, tail.need, tail.leading, *map(_raw, columns))
 
 
 def _table(group: int, tier: Tier, names: KeyTable, more: dict[Label, int]) -> SavedTable:
@@ -171,6 +192,10 @@ def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolder
         blocks.groups[number].keyed = len(hashes_with_key)
         blocks.groups[number].keyless = len(keyless[number])
     blocks.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
+    for one in saved.tails:
+        tail = blocks.tails[one.group] = TailGroup(one.block_tokens, one.need, leading=one.leading)
+        for hash_, number, copies in zip(*map(_numbers, (one.hashes, one.keys, one.copies)), strict=True):
+            tail.store([hash_] * copies, {hash_: Key(number) if number else None}.get)
 
 
 def _raw(numbers: Iterable[int]) -> bytes:

@@ -25,7 +25,7 @@ process: see `fits`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from sys import getsizeof
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -34,10 +34,12 @@ from router.kvcache.block_holders import BlockHolders
 from router.kvcache.block_keys import Keyring
 from router.kvcache.bulk import SHORT, KeyTable
 from router.kvcache.contiguity import ContiguousRuns
-from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, Tier
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TailsStored, Tier
 from router.kvcache.orphans import Orphans
 from router.kvcache.recent_removals import RecentRemovals
+from router.kvcache.tail_groups import TailGroup, find_reusable
 
+TAIL_BYTES = 200  # a block of a tail: in a dict and in a set
 DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
 
 T = TypeVar("T")
@@ -56,7 +58,7 @@ class TargetBlocks:
     __slots__ = (
         *("_holders", "_keyring", "_orphans"),
         *("bit", "block_tokens", "blocks", "counts_copies", "duplicates", "groups", "model", "partial"),
-        *("removals", "runs", "uncounted"),
+        *("removals", "runs", "tails", "uncounted"),
     )
 
     def __init__(self, model: str, bit: int, holders: BlockHolders, keyring: Keyring, orphan_blocks: int) -> None:
@@ -65,6 +67,7 @@ class TargetBlocks:
         self.block_tokens: int | None = None
         self.blocks = [0, 0, 0]  # distinct keys by tier
         self.groups: dict[int, BlockGroup] = {}
+        self.tails: dict[int, TailGroup] = {}  # by group; empty: a model with full attention only
         self.runs: ContiguousRuns | None = ContiguousRuns()  # None: maybe holes, or more than one copy of a block
         self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
         self.partial = 0  # entries skipped
@@ -98,10 +101,46 @@ class TargetBlocks:
                 self.runs = None
         return group
 
+    # tails
+
+    def store_tails(self, event: TailsStored) -> None:
+        """Add blocks of a group that keeps only tails."""
+        tail = self.tails.get(event.group)
+        if tail is None:
+            tail = self.tails[event.group] = TailGroup(event.block_tokens, event.need, leading=event.leading)
+        labels = [hash_ & SHORT for hash_ in event.hashes]
+        # A report of a hit names every block of it in every group, also those that the group does not hold.
+        reported = event.from_start and len(labels) > event.need and all(map(self._key_of, labels))
+        if not reported:
+            tail.store(labels, self._key_of)
+
+    def count_reusable(self, keys: Sequence[Key], blocks: int) -> int:
+        """Return how many of the first `blocks` blocks of a prompt, all held on the GPU, the engine re-uses."""
+        if any(tail.block_tokens != self.block_tokens for tail in self.tails.values()):
+            return blocks
+        return find_reusable(keys, blocks, self.tails.values())
+
+    def _key_of(self, label: Label) -> Key | None:
+        return next((key for group in self.groups.values() if (key := group.key(label)) is not None), None)
+
+    def _name_tails(self, labels: Iterable[Label]) -> None:
+        """Set the keys of tails that were announced before full attention's blocks with the same hashes."""
+        for tail in self.tails.values():
+            if tail.unnamed:
+                for label in tail.unnamed.intersection([label & SHORT for label in labels]):
+                    if (key := self._key_of(label)) is not None:
+                        tail.name(label, key)
+
     # stored
 
     def store(self, event: BlocksStored) -> list[Key]:
         """Add the event's blocks. Return the keys that entered the GPU tier."""
+        entered = self._store(event)
+        if self.tails:
+            self._name_tails(cast("list[Label]", event.hashes))
+        return entered
+
+    def _store(self, event: BlocksStored) -> list[Key]:
         tier = event.tier
         group = self.group(event.group)
         if group.block_tokens != event.block_tokens and tier is Tier.GPU and not _resize(group, event):
@@ -206,6 +245,8 @@ class TargetBlocks:
 
     def _assign_key(self, group: BlockGroup, hash_: Label, key: Key, after: Key | None, entered: list[Key]) -> None:
         """Assign the key of an orphan, in all its tiers."""
+        for tail in self.tails.values():
+            tail.name(hash_, key)
         group.keyed += 1
         group.keyless -= 1
         for tier, names in zip(Tier, group.keys, strict=True):
@@ -297,6 +338,10 @@ class TargetBlocks:
 
     def remove(self, event: BlocksRemoved) -> None:
         """Remove one copy of each of the event's blocks."""
+        if event.group in self.tails:
+            if event.tier is Tier.GPU:
+                self.tails[event.group].remove([hash_ & SHORT for hash_ in event.hashes])
+            return
         group = self.groups.get(event.group)
         if group is None:  # the group is not indexed
             return
@@ -358,7 +403,7 @@ class TargetBlocks:
 
     def memory_bytes(self) -> int:
         """Estimate the memory of the target's own tables, in O(groups)."""
-        own = self._orphans.memory_bytes()
+        own = self._orphans.memory_bytes() + TAIL_BYTES * sum(map(len, self.tails.values()))
         own += getsizeof(self.duplicates) + DUPLICATE_BYTES * len(self.duplicates)
         for group in self.groups.values():
             own += sum(map(getsizeof, group.keys)) + sum(map(getsizeof, group.extra_copies))

@@ -6,8 +6,9 @@ error:
 
     unknown      an unknown type                           broken    fields of the wrong type, that do not fit, or that
     pool         a removal from the shared store                     are out of bounds
-    group        not full attention: cannot be matched     medium    an unknown storage medium
-                 by tokens (sliding window, state space)   adapter   a LoRA without its name (vLLM < 0.16)
+    group        of a kind that is not indexed (chunked    medium    an unknown storage medium
+                 local attention, a window of unknown      adapter   a LoRA without its name (vLLM < 0.16)
+                 size, tails in slower tiers)
     length       tokens and hashes do not line up          placeholder  hashes without tokens (offload tiers)
                  (masked groups)
 
@@ -36,6 +37,7 @@ from router.kvcache.events import (
     BlocksStored,
     EngineHash,
     EventBatch,
+    TailsStored,
     Tier,
 )
 
@@ -58,11 +60,14 @@ FIELDS = {
         "extra_keys",
         "group_idx",
         "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
     ),
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
 NAMES = frozenset(name for names in FIELDS.values() for name in names)
+SLIDING_WINDOW = ("sliding_window", "sliding_window_mla")
+MAX_WINDOW_TOKENS = 1 << 20
 FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
 GPU = Tier.GPU
 TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "storage": Tier.DISK}
@@ -149,7 +154,7 @@ def _cut(event: BlockEvent) -> list[BlockEvent]:
     for start in range(0, len(event.hashes), PIECE_BLOCKS):
         end = start + PIECE_BLOCKS
         hashes = event.hashes[start:end]
-        if isinstance(event, BlocksRemoved):
+        if isinstance(event, BlocksRemoved | TailsStored):
             pieces.append(event._replace(hashes=hashes))
             continue
         parent = event.hashes[start - 1] if start else event.parent
@@ -162,14 +167,14 @@ def _cut(event: BlockEvent) -> list[BlockEvent]:
     return pieces
 
 
-def _stored(fields: EventFields, host_cpu: bool) -> BlocksStored | BlocksPooled | Skipped:
+def _stored(fields: EventFields, host_cpu: bool) -> BlocksStored | TailsStored | BlocksPooled | Skipped:
     tier = _tier(fields.medium, host_cpu)
     if tier == "pool":
         return _pooled(fields)
     if isinstance(tier, str):
         return tier
     if fields.kv_cache_spec_kind not in FULL_ATTENTION:
-        return "group"
+        return _tails(fields) if tier is GPU else "group"
     block_tokens, token_ids = fields.block_size, _token_ids(fields.token_ids)
     if not block_tokens or (token_ids is not None and not token_ids):
         return "placeholder"
@@ -188,6 +193,27 @@ def _stored(fields: EventFields, host_cpu: bool) -> BlocksStored | BlocksPooled 
     if adapter is None and fields.lora_id is not None:
         return "adapter"
     return BlocksStored(hashes, parent, token_ids, block_tokens, tier, group, adapter, extra.salt, extra.extras)
+
+
+def _tails(fields: EventFields) -> TailsStored | Skipped:
+    """Decode blocks of a sliding window, or states of Mamba. The event's tokens are those of the whole step, so they do
+    not show where its blocks are.
+    """
+    kind, window = fields.kv_cache_spec_kind, fields.kv_cache_spec_sliding_window
+    hashes, block_tokens, group = _hashes(fields.block_hashes), fields.block_size, _group(fields)
+    if kind not in (*SLIDING_WINDOW, "mamba") or not fields.block_hashes or (kind != "mamba" and window is None):
+        return "group"
+    if hashes is None or group is None or not _is_block_size(block_tokens):
+        return "broken"
+    need = 1
+    if kind != "mamba":
+        if type(window) is not int or not 0 < window <= MAX_WINDOW_TOKENS:
+            return "broken"
+        need = max(1, -(-(window - 1) // block_tokens))
+    token_ids = _token_ids(fields.token_ids)
+    whole = token_ids is not None and len(token_ids) == block_tokens * len(hashes)
+    from_start = whole and fields.parent_block_hash is None
+    return TailsStored(hashes, group, block_tokens, need, kind != "mamba", from_start)
 
 
 def _pooled(fields: EventFields) -> BlocksPooled | Skipped:

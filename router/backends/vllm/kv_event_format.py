@@ -22,6 +22,7 @@ class EventFields(msgspec.Struct, gc=False):
     extra_keys: Any = None
     group_idx: Any = None
     kv_cache_spec_kind: Any = None
+    kv_cache_spec_sliding_window: Any = None
 
 
 class PackedFields(EventFields, gc=False):

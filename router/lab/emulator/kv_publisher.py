@@ -23,7 +23,7 @@ import zmq
 import zmq.asyncio
 
 from router.clock import Clock
-from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksRemoved, BlocksStored, Event
+from router.kvcache.events import BlocksCleared, BlocksPooled, BlocksRemoved, BlocksStored, Event, TailsStored
 from router.lab.emulator.options import EngineFaults, EngineOptions
 from router.lab.rng import Rng
 
@@ -221,6 +221,20 @@ def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
                 "group_idx": event.group,
                 "kv_cache_spec_kind": KIND,
                 "kv_cache_spec_sliding_window": None,
+            }
+        case TailsStored():
+            return "BlockStored", {
+                "block_hashes": event.hashes,
+                "parent_block_hash": None,
+                "token_ids": [],
+                "block_size": event.block_tokens,
+                "lora_id": None,
+                "medium": MEDIUM,
+                "lora_name": None,
+                "extra_keys": None,
+                "group_idx": event.group,
+                "kv_cache_spec_kind": "sliding_window" if event.leading else "mamba",
+                "kv_cache_spec_sliding_window": event.need * event.block_tokens if event.leading else None,
             }
         case BlocksRemoved():
             return "BlockRemoved", {"block_hashes": event.hashes, "medium": MEDIUM, "group_idx": event.group}

@@ -1,0 +1,217 @@
+"""Hybrid models: what an engine re-uses of a prompt, against vLLM's own search and against requests to a real vLLM."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.backends.vllm.kv_event import EventReader
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, EventBatch, Key, TailsStored, TargetId, Tier
+from router.kvcache.index import BlockIndex, HeldBlocks
+from router.kvcache.snapshot_format import SavedTargetBlocks
+from router.kvcache.tail_groups import TailGroup, find_reusable
+from tests.fakes.caches import RING
+from tests.paths import ROOT
+from tests.suites.properties import examples
+
+A = TargetId("a/0")
+BLOCK = 32
+
+
+def longest_tail(held: Sequence[bool], need: int, *, leading: bool) -> int:
+    """Return what a group re-uses, by a search from right to left, block by block."""
+    run = 0
+    for n in range(len(held) - 1, -1, -1):
+        run = run + 1 if held[n] else 0
+        if run == need:
+            return n + need
+    return run if leading else 0
+
+
+@examples(300)
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 6), st.booleans(), st.lists(st.booleans(), min_size=24, max_size=24)), max_size=3
+    ),
+    blocks=st.integers(0, 24),
+)
+def test_the_search_finds_what_a_search_block_by_block_finds(
+    groups: list[tuple[int, bool, list[bool]]], blocks: int
+) -> None:
+    keys = [Key(100 + n) for n in range(24)]
+    tails = []
+    for need, leading, held in groups:
+        tail = TailGroup(BLOCK, need, leading=leading)
+        tail.store([n for n in range(24) if held[n]], lambda n: Key(100 + n))
+        tails.append(tail)
+    kinds: dict[tuple[int, bool], list[bool]] = {}
+    for need, leading, held in groups:
+        both = kinds.get((need, leading), held)
+        kinds[need, leading] = [one and other for one, other in zip(both, held, strict=True)]
+    expected, before = blocks, -1
+    while expected != before:
+        before = expected
+        for (need, leading), held in kinds.items():
+            expected = longest_tail(held[:expected], need, leading=leading)
+    assert find_reusable(keys, blocks, tails) == expected
+
+
+def rows(name: str) -> Iterator[dict[str, Any]]:
+    with gzip.open(ROOT / f"tests/data/vllm-0.32-hybrid-{name}.jsonl.gz", "rt") as lines:
+        yield from map(json.loads, lines)
+
+
+def read(events: list[dict[str, Any]]) -> EventBatch:
+    batch = EventBatch(0, 0.0, 0, [], {})
+    reader = EventReader(batch, host_cpu=False)
+    for event in events:
+        reader.read(event)
+    return batch
+
+
+def promise(index: BlockIndex, ids: list[int], salt: str | None = None) -> int:
+    """Return the tokens that the index says are re-used; the last one is always computed."""
+    keys = RING.chain(RING.root("m", None, salt), ids, BLOCK)[: (len(ids) - 1) // BLOCK]
+    return BLOCK * index.match(keys, [A]).get(A, HeldBlocks(0, 0, 0)).gpu
+
+
+def index_of(*events: Any) -> BlockIndex:
+    index = BlockIndex(RING)
+    index.join(A, "m")
+    for event in events:
+        index.apply(A, event)
+    return index
+
+
+@pytest.mark.parametrize(("name", "requests"), [("evict", 35), ("full-report", 22)])
+def test_what_a_real_engine_with_sliding_windows_delivered_was_predicted(name: str, requests: int) -> None:
+    index = index_of()
+    differing, seen = [], 0
+    for row in rows(name):
+        for event in read(row["batch"]["events"]).events if "batch" in row else ():
+            index.apply(A, event)  # type: ignore[arg-type]
+        if (request := row.get("request")) is not None:
+            seen += 1
+            promised = promise(index, request["token_ids"], request.get("cache_salt"))
+            if promised != row["cached_tokens"]:
+                differing.append((request["label"], promised, row["cached_tokens"]))
+    assert (seen, differing) == (requests, [])
+
+
+IDS = list(range(1000, 1000 + 10 * BLOCK))
+HASHES = [EngineHash(n) for n in range(1, 11)]
+CHAIN = BlocksStored(HASHES, None, IDS, BLOCK, Tier.GPU, 2, None, None, None)
+WINDOW = TailsStored(HASHES[2:6], 0, BLOCK, 4, True, False)
+WHOLE = [*IDS, 1]
+
+
+@pytest.mark.parametrize("events", [[WINDOW, CHAIN], [CHAIN, WINDOW]], ids=["before", "after"])
+def test_a_tail_counts_whether_it_is_announced_before_full_attention_or_after(events: list[Any]) -> None:
+    index = index_of(*events)
+    assert promise(index, WHOLE) == 6 * BLOCK
+    index.apply(A, BlocksRemoved([HASHES[3]], Tier.GPU, 0))
+    assert promise(index, WHOLE) == 0
+    assert promise(index_of(CHAIN), WHOLE) == 10 * BLOCK
+
+
+def test_a_tail_of_a_chain_whose_beginning_comes_later_counts_then() -> None:
+    rest = CHAIN._replace(hashes=HASHES[2:], parent=HASHES[1], token_ids=IDS[2 * BLOCK :])
+    index = index_of(WINDOW, rest)
+    assert promise(index, WHOLE) == 0
+    index.apply(A, CHAIN._replace(hashes=HASHES[:2], token_ids=IDS[: 2 * BLOCK]))
+    assert promise(index, WHOLE) == 6 * BLOCK
+
+
+def test_all_groups_of_a_kind_must_hold_a_tail_and_each_copy_counts() -> None:
+    index = index_of(CHAIN, WINDOW, WINDOW._replace(group=1, hashes=HASHES[3:7]))
+    assert promise(index, WHOLE) == 0
+    index.apply(A, WINDOW._replace(group=1))
+    assert promise(index, WHOLE) == 6 * BLOCK
+    index.apply(A, BlocksRemoved(HASHES[3:7], Tier.GPU, 1))
+    assert promise(index, WHOLE) == 6 * BLOCK
+    index.apply(A, BlocksRemoved([HASHES[4]], Tier.GPU, 1))
+    assert promise(index, WHOLE) == 0
+
+
+def test_states_beside_windows_count_where_both_are_held() -> None:
+    states = TailsStored([HASHES[3], HASHES[8]], 1, BLOCK, 1, False, False)
+    index = index_of(CHAIN, states)
+    assert promise(index, WHOLE) == 9 * BLOCK
+    index.apply(A, WINDOW)
+    assert promise(index, WHOLE) == 0
+    index.apply(A, TailsStored([HASHES[5]], 1, BLOCK, 1, False, False))
+    assert promise(index, WHOLE) == 6 * BLOCK
+
+
+def test_a_report_of_a_hit_is_no_copy_and_adds_nothing() -> None:
+    report = WINDOW._replace(hashes=HASHES[:8], from_start=True)
+    index = index_of(CHAIN, WINDOW, report)
+    assert promise(index, WHOLE) == 6 * BLOCK
+    index.apply(A, BlocksRemoved([HASHES[5]], Tier.GPU, 0))
+    assert promise(index, WHOLE) == 0
+
+
+def test_a_target_that_was_cleared_is_still_a_hybrid_model_s() -> None:
+    index = index_of(CHAIN, WINDOW)
+    index.forget(A)
+    index.apply(A, CHAIN)
+    assert promise(index, WHOLE) == 0
+    index.join(A, "m")
+    index.apply(A, CHAIN)
+    assert promise(index, WHOLE) == 10 * BLOCK
+
+
+def test_groups_with_blocks_of_another_size_are_left_out() -> None:
+    assert promise(index_of(CHAIN, WINDOW._replace(block_tokens=64)), WHOLE) == 10 * BLOCK
+
+
+def test_tails_are_in_a_snapshot() -> None:
+    index = index_of(CHAIN, WINDOW, WINDOW, WINDOW._replace(group=1))
+    saved = index.snapshot(A)
+    assert saved is not None
+    other = BlockIndex(RING)
+    other.restore(A, msgspec.msgpack.decode(msgspec.msgpack.encode(saved), type=SavedTargetBlocks))
+    assert other.join_restored(A, "m")
+    assert promise(other, WHOLE) == 6 * BLOCK
+    for expected in (6 * BLOCK, 0):
+        other.apply(A, BlocksRemoved(HASHES[2:6], Tier.GPU, 0))
+        assert promise(other, WHOLE) == expected
+
+
+STORED = {"type": "BlockStored", "block_hashes": [5, 6], "parent_block_hash": None, "token_ids": [0] * 96}
+STORED |= {"block_size": 16, "lora_id": None, "medium": "GPU", "lora_name": None, "group_idx": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 128},
+            TailsStored([5, 6], 1, 16, 8, True, False),
+        ),
+        (
+            {"kv_cache_spec_kind": "sliding_window_mla", "kv_cache_spec_sliding_window": 17, "token_ids": [0] * 32},
+            TailsStored([5, 6], 1, 16, 1, True, True),
+        ),
+        ({"kv_cache_spec_kind": "mamba"}, TailsStored([5, 6], 1, 16, 1, False, False)),
+        ({"kv_cache_spec_kind": "mamba", "block_hashes": []}, "group"),
+        ({"kv_cache_spec_kind": "mamba", "medium": "CPU"}, "group"),
+        ({"kv_cache_spec_kind": "chunked_local_attention"}, "group"),
+        ({"kv_cache_spec_kind": "sliding_window"}, "group"),
+        ({"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 0}, "broken"),
+        ({"kv_cache_spec_kind": "mamba", "block_size": 0}, "broken"),
+    ],
+)
+def test_events_of_tails(fields: dict[str, Any], expected: Any) -> None:
+    batch = read([STORED | fields])
+    if isinstance(expected, str):
+        assert (batch.events, batch.skipped) == ([], {expected: 1})
+    else:
+        assert batch.events == [expected]
