@@ -1,4 +1,4 @@
-"""`make_model.py FOLDER` makes random Qwen2 models, `tiny` and `mid`, and a LoRA adapter for the first.
+"""`make_model.py FOLDER` makes random models: Qwen2 `tiny` and `mid`, a LoRA adapter for the first, Gemma 3 `hybrid`.
 
 Nothing is downloaded. Their output is meaningless, but their tokenizer (byte-level BPE), chat template (ChatML with
 tools, after Qwen's) and KV cache are of the real kind, which is all that tests need. The template is made to reveal
@@ -17,11 +17,12 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY = 4096
 POSITIONS = 32768
 RANK = 8
+WINDOW = 128  # tokens
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Qwen2's rule for splitting text into words, which transformers uses for every Qwen2 model and in place of its file's.
 QWEN2_WORDS = (
@@ -149,6 +150,29 @@ def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, size: ModelSize
     tokenizer.save_pretrained(folder)
 
 
+def make_hybrid(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write a model with random weights, four layers with a sliding window beside two of full attention."""
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=TINY.hidden,
+        intermediate_size=TINY.intermediate,
+        num_hidden_layers=6,
+        num_attention_heads=TINY.heads,
+        num_key_value_heads=TINY.kv_heads,
+        head_dim=64,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        sliding_window=WINDOW,
+        max_position_embeddings=POSITIONS,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="bfloat16",
+    )
+    Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+
+
 def make_adapter(folder: Path, size: ModelSize) -> None:
     """Write a LoRA of rank 8 on the query projections, with random weights."""
     folder.mkdir(parents=True)
@@ -173,4 +197,5 @@ if __name__ == "__main__":
     words = make_tokenizer()
     make_model(target / "tiny", words, TINY)
     make_model(target / "mid", words, MID)
+    make_hybrid(target / "hybrid", words)
     make_adapter(target / "adapter", TINY)
