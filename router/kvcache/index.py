@@ -34,7 +34,6 @@ from router.kvcache.events import (
 )
 from router.kvcache.recent_removals import RecentRemovals
 from router.kvcache.snapshot_format import SavedTargetBlocks, restore, save
-from router.kvcache.tail_groups import TailGroup
 from router.kvcache.target_blocks import TargetBlocks
 
 AS_FLAGS = bytes.maketrans(b"01", b"\0\1")
@@ -147,8 +146,7 @@ class BlockIndex:
         blocks = self._allocate(before.model)
         blocks.block_tokens = before.block_tokens
         blocks.partial, blocks.counts_copies = before.partial, before.counts_copies
-        for number, tail in before.tails.items():
-            blocks.tails[number] = TailGroup(tail.block_tokens, tail.need, leading=tail.leading)
+        blocks.tails = before.tails.emptied()
         self._register(target, blocks)
 
     def _allocate(self, model: str) -> TargetBlocks:

@@ -155,14 +155,15 @@ def save(blocks: TargetBlocks) -> SavedTargetBlocks:
     ]
     twins = [(int(tier), int(key), count) for (tier, key), count in blocks.duplicates.items()]
     runs = None if blocks.runs is None else list(blocks.runs)
-    tails = [_save_tails(number, tail) for number, tail in blocks.tails.items()]
+    tails = [_save_tails(number, tail) for number, tail in blocks.tails.groups.items()]
     return SavedTargetBlocks(blocks.model, blocks.block_tokens, tables, runs, twins, tails)
 
 
 def _save_tails(group: int, tail: TailGroup) -> SavedTails:
     saved = list(tail.saved())
     columns = ([hash_ for hash_, *_ in saved], [key or 0 for _, key, _ in saved], [copies for *_, copies in saved])
-    return SavedTails(group, tail.block_tokens, tail.need, tail.leading, *map(_raw, columns))
+    kind = tail.kind
+    return SavedTails(group, kind.block_tokens, kind.need, kind.leading, *map(_raw, columns))
 
 
 def _table(group: int, tier: Tier, names: KeyTable, more: dict[Label, int]) -> SavedTable:
@@ -193,7 +194,7 @@ def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolder
         blocks.groups[number].keyless = len(keyless[number])
     blocks.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
     for one in saved.tails:
-        tail = blocks.tails[one.group] = TailGroup(one.block_tokens, one.need, leading=one.leading)
+        tail = blocks.tails.group(one.group, one.block_tokens, one.need, leading=one.leading)
         for hash_, number, copies in zip(*map(_numbers, (one.hashes, one.keys, one.copies)), strict=True):
             tail.store([hash_] * copies, {hash_: Key(number) if number else None}.get)
 

@@ -21,18 +21,64 @@ from router.kvcache.block_group import Label
 from router.kvcache.events import Key
 
 
-class TailGroup:
-    """The tails of one group of one target. A hit needs the last `need` blocks before it; `leading`: or, if there
-    are fewer, all blocks from the beginning.
+class TailKind:
+    """The groups of one target with the same blocks and windows. A hit needs the last `need` blocks before it in all
+    of them; `leading`: or, if there are fewer, all blocks from the beginning.
     """
 
-    __slots__ = ("_copies", "_keys", "block_tokens", "held", "leading", "need", "unnamed")
+    __slots__ = ("_counts", "block_tokens", "groups", "held", "leading", "need")
 
     def __init__(self, block_tokens: int, need: int, *, leading: bool) -> None:
         self.block_tokens = block_tokens
         self.need = need
         self.leading = leading
-        self.held: set[Key] = set()
+        self.groups = 0
+        self.held: set[Key] = set()  # by all groups
+        self._counts: dict[Key, int] = {}  # of the groups that hold a key
+
+    def add_group(self) -> None:
+        """Count one more group, which holds nothing yet."""
+        self.groups += 1
+        self.held.clear()
+
+    def enter(self, key: Key) -> None:
+        """Record that one more group holds `key`."""
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        if count == self.groups:
+            self.held.add(key)
+
+    def leave(self, key: Key) -> None:
+        """Record that one group less holds `key`."""
+        self.held.discard(key)
+        if (count := self._counts[key] - 1) > 0:
+            self._counts[key] = count
+        else:
+            del self._counts[key]
+
+    def find_tail(self, keys: Sequence[Key], blocks: int) -> int:
+        """Return the largest number of blocks, at most `blocks`, of which all groups hold the last `need`."""
+        held, need, end = self.held, self.need, blocks
+        while end >= need:
+            n = end - need
+            while n < end and keys[n] in held:
+                n += 1
+            if n == end:
+                return end
+            end = n  # no tail that contains the first missing block will do
+        n = 0
+        while self.leading and n < end and keys[n] in held:
+            n += 1
+        return n
+
+
+class TailGroup:
+    """The tails of one group."""
+
+    __slots__ = ("_copies", "_keys", "kind", "unnamed")
+
+    def __init__(self, kind: TailKind) -> None:
+        self.kind = kind
+        kind.add_group()
         self.unnamed: set[Label] = set()  # held, with unknown keys
         self._keys: dict[Label, Key | None] = {}
         self._copies: dict[Label, int] = {}  # beyond the first, never 0
@@ -51,14 +97,14 @@ class TailGroup:
             if key is None:
                 self.unnamed.add(label)
             else:
-                self.held.add(key)
+                self.kind.enter(key)
 
     def name(self, label: Label, key: Key) -> None:
         """Set the key of a block that is held without one; a no-op for all others."""
         if label in self.unnamed:
             self.unnamed.discard(label)
             self._keys[label] = key
-            self.held.add(key)
+            self.kind.enter(key)
 
     def remove(self, labels: Iterable[Label]) -> None:
         """Remove one copy of each block."""
@@ -72,39 +118,57 @@ class TailGroup:
                 key = self._keys.pop(label)
                 self.unnamed.discard(label)
                 if key is not None:
-                    self.held.discard(key)
+                    self.kind.leave(key)
 
     def saved(self) -> Iterator[tuple[Label, Key | None, int]]:
         """Yield each block: its label, its key and its number of copies."""
         return ((label, key, 1 + self._copies.get(label, 0)) for label, key in self._keys.items())
 
 
-def find_reusable(keys: Sequence[Key], blocks: int, groups: Iterable[TailGroup]) -> int:
-    """Return how many of the first `blocks` blocks of a prompt, all held by full attention, are re-used."""
-    kinds: dict[tuple[int, bool], list[set[Key]]] = {}
-    for group in groups:
-        kinds.setdefault((group.need, group.leading), []).append(group.held)
-    before = -1
-    while blocks != before:
-        before = blocks
-        for (need, leading), held in kinds.items():
-            blocks = _find_tail(keys, blocks, need, held, leading=leading)
-    return blocks
+class Tails:
+    """All groups of one target that keep only tails; falsy for a model with full attention only."""
 
+    __slots__ = ("groups", "kinds")
 
-def _find_tail(keys: Sequence[Key], blocks: int, need: int, held: Sequence[set[Key]], *, leading: bool) -> int:
-    """Return the largest number of blocks, at most `blocks`, of which all groups hold the last `need`."""
-    end = blocks
-    while end >= need:
-        # No tail that contains the first missing block will do.
-        missing = next((n for n in range(end - need, end) if not _is_held(Key(keys[n]), held)), None)
-        if missing is None:
-            return end
-        end = missing
-    if not leading:
-        return 0
-    return next((n for n in range(end) if not _is_held(Key(keys[n]), held)), end)
+    def __init__(self) -> None:
+        self.groups: dict[int, TailGroup] = {}
+        self.kinds: list[TailKind] = []
 
+    def __bool__(self) -> bool:
+        return bool(self.groups)
 
-def _is_held(key: Key, held: Sequence[set[Key]]) -> bool:
-    return all(key in one for one in held)
+    def group(self, number: int, block_tokens: int, need: int, *, leading: bool) -> TailGroup:
+        """Return the group with this number; create it if necessary."""
+        if (group := self.groups.get(number)) is not None:
+            return group
+        for kind in self.kinds:
+            if (kind.block_tokens, kind.need, kind.leading) == (block_tokens, need, leading):
+                break
+        else:
+            kind = TailKind(block_tokens, need, leading=leading)
+            self.kinds.append(kind)
+        group = self.groups[number] = TailGroup(kind)
+        return group
+
+    def emptied(self) -> Tails:
+        """Return the same groups without blocks."""
+        empty = Tails()
+        for number, group in self.groups.items():
+            empty.group(number, group.kind.block_tokens, group.kind.need, leading=group.kind.leading)
+        return empty
+
+    def count_reusable(self, keys: Sequence[Key], blocks: int, block_tokens: int | None) -> int:
+        """Return how many of the first `blocks` blocks of a prompt, all held by full attention, are re-used; all if a
+        group has blocks of another size than full attention's `block_tokens`.
+        """
+        for kind in self.kinds:
+            if kind.block_tokens != block_tokens:
+                return blocks
+        before = -1
+        while blocks != before:
+            before = blocks
+            for kind in self.kinds:
+                blocks = kind.find_tail(keys, blocks)
+            if len(self.kinds) == 1:
+                break
+        return blocks

@@ -37,7 +37,7 @@ from router.kvcache.contiguity import ContiguousRuns
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TailsStored, Tier
 from router.kvcache.orphans import Orphans
 from router.kvcache.recent_removals import RecentRemovals
-from router.kvcache.tail_groups import TailGroup, find_reusable
+from router.kvcache.tail_groups import Tails
 
 TAIL_BYTES = 200  # a block of a tail: in a dict and in a set
 DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
@@ -67,7 +67,7 @@ class TargetBlocks:
         self.block_tokens: int | None = None
         self.blocks = [0, 0, 0]  # distinct keys by tier
         self.groups: dict[int, BlockGroup] = {}
-        self.tails: dict[int, TailGroup] = {}  # by group; empty: a model with full attention only
+        self.tails = Tails()
         self.runs: ContiguousRuns | None = ContiguousRuns()  # None: maybe holes, or more than one copy of a block
         self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
         self.partial = 0  # entries skipped
@@ -105,9 +105,7 @@ class TargetBlocks:
 
     def store_tails(self, event: TailsStored) -> None:
         """Add blocks of a group that keeps only tails."""
-        tail = self.tails.get(event.group)
-        if tail is None:
-            tail = self.tails[event.group] = TailGroup(event.block_tokens, event.need, leading=event.leading)
+        tail = self.tails.group(event.group, event.block_tokens, event.need, leading=event.leading)
         labels = [hash_ & SHORT for hash_ in event.hashes]
         # A report of a hit names every block of it in every group, also those that the group does not hold.
         reported = event.from_start and len(labels) > event.need and all(map(self._key_of, labels))
@@ -116,16 +114,14 @@ class TargetBlocks:
 
     def count_reusable(self, keys: Sequence[Key], blocks: int) -> int:
         """Return how many of the first `blocks` blocks of a prompt, all held on the GPU, the engine re-uses."""
-        if any(tail.block_tokens != self.block_tokens for tail in self.tails.values()):
-            return blocks
-        return find_reusable(keys, blocks, self.tails.values())
+        return self.tails.count_reusable(keys, blocks, self.block_tokens)
 
     def _key_of(self, label: Label) -> Key | None:
         return next((key for group in self.groups.values() if (key := group.key(label)) is not None), None)
 
     def _name_tails(self, labels: Iterable[Label]) -> None:
         """Set the keys of tails that were announced before full attention's blocks with the same hashes."""
-        for tail in self.tails.values():
+        for tail in self.tails.groups.values():
             if tail.unnamed:
                 for label in tail.unnamed.intersection([label & SHORT for label in labels]):
                     if (key := self._key_of(label)) is not None:
@@ -245,7 +241,7 @@ class TargetBlocks:
 
     def _assign_key(self, group: BlockGroup, hash_: Label, key: Key, after: Key | None, entered: list[Key]) -> None:
         """Assign the key of an orphan, in all its tiers."""
-        for tail in self.tails.values():
+        for tail in self.tails.groups.values():
             tail.name(hash_, key)
         group.keyed += 1
         group.keyless -= 1
@@ -338,9 +334,9 @@ class TargetBlocks:
 
     def remove(self, event: BlocksRemoved) -> None:
         """Remove one copy of each of the event's blocks."""
-        if event.group in self.tails:
+        if (tail := self.tails.groups.get(event.group)) is not None:
             if event.tier is Tier.GPU:
-                self.tails[event.group].remove([hash_ & SHORT for hash_ in event.hashes])
+                tail.remove([hash_ & SHORT for hash_ in event.hashes])
             return
         group = self.groups.get(event.group)
         if group is None:  # the group is not indexed
@@ -403,7 +399,7 @@ class TargetBlocks:
 
     def memory_bytes(self) -> int:
         """Estimate the memory of the target's own tables, in O(groups)."""
-        own = self._orphans.memory_bytes() + TAIL_BYTES * sum(map(len, self.tails.values()))
+        own = self._orphans.memory_bytes() + TAIL_BYTES * sum(map(len, self.tails.groups.values()))
         own += getsizeof(self.duplicates) + DUPLICATE_BYTES * len(self.duplicates)
         for group in self.groups.values():
             own += sum(map(getsizeof, group.keys)) + sum(map(getsizeof, group.extra_copies))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from router.backends.vllm.kv_event import EventReader
 from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, EventBatch, Key, TailsStored, TargetId, Tier
 from router.kvcache.index import BlockIndex, HeldBlocks
 from router.kvcache.snapshot_format import SavedTargetBlocks
-from router.kvcache.tail_groups import TailGroup, find_reusable
+from router.kvcache.tail_groups import Tails
 from tests.fakes.caches import RING
 from tests.paths import ROOT
 from tests.suites.properties import examples
@@ -46,11 +47,10 @@ def test_the_search_finds_what_a_search_block_by_block_finds(
     groups: list[tuple[int, bool, list[bool]]], blocks: int
 ) -> None:
     keys = [Key(100 + n) for n in range(24)]
-    tails = []
-    for need, leading, held in groups:
-        tail = TailGroup(BLOCK, need, leading=leading)
+    tails = Tails()
+    for number, (need, leading, held) in enumerate(groups):
+        tail = tails.group(number, BLOCK, need, leading=leading)
         tail.store([n for n in range(24) if held[n]], lambda n: Key(100 + n))
-        tails.append(tail)
     kinds: dict[tuple[int, bool], list[bool]] = {}
     for need, leading, held in groups:
         both = kinds.get((need, leading), held)
@@ -60,7 +60,33 @@ def test_the_search_finds_what_a_search_block_by_block_finds(
         before = expected
         for (need, leading), held in kinds.items():
             expected = longest_tail(held[:expected], need, leading=leading)
-    assert find_reusable(keys, blocks, tails) == expected
+    assert tails.count_reusable(keys, blocks, BLOCK) == expected
+
+
+@examples(200)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 5), st.sampled_from(["store", "remove", "name"])), max_size=60
+    )
+)
+def test_a_key_is_held_while_every_group_has_a_copy_of_its_block(steps: list[tuple[int, int, str]]) -> None:
+    tails = Tails()
+    copies: dict[int, Counter[int]] = {}
+    named: set[int] = set()
+    for number, label, what in steps:
+        if what == "name":
+            named.add(label)
+            for group in tails.groups.values():
+                group.name(label, Key(100 + label))
+        elif what == "store":
+            group = tails.group(number, BLOCK, 1, leading=True)
+            group.store([label], lambda label: Key(100 + label) if label in named else None)
+            copies.setdefault(number, Counter())[label] += 1
+        elif (group := tails.groups.get(number)) is not None:
+            group.remove([label])
+            copies[number][label] = max(0, copies[number][label] - 1)
+        everywhere = {label for label in named if all(one[label] for one in copies.values())} if copies else set()
+        assert {key for kind in tails.kinds for key in kind.held} == {100 + label for label in everywhere}
 
 
 def rows(name: str) -> Iterator[dict[str, Any]]:
