@@ -299,8 +299,8 @@ class BlockIndex:
     # requests
 
     def match(self, keys: Sequence[Key], targets: Collection[TargetId]) -> dict[TargetId, HeldBlocks]:
-        """Return how far each of `targets` holds the chain `keys` from its start, and re-uses it; targets without any
-        are absent.
+        """Return how far each of `targets` holds the chain `keys` from its start; targets without any are
+        absent. Those in `hybrid` may re-use less: see `count_reusable`.
         """
         whole = other = 0
         for target in targets:
@@ -313,14 +313,17 @@ class BlockIndex:
         for bits, held in self._match(keys, whole, other):
             for target in self.targets_of(bits):
                 found[target] = held
-        for target in self.hybrid.intersection(found) if self.hybrid else ():
-            reused = self._blocks[target].count_reusable(keys, found[target].gpu)
-            found[target] = HeldBlocks(reused, reused, reused)
         return found
+
+    def count_reusable(self, target: TargetId, keys: Sequence[Key], blocks: int) -> int:
+        """Return how many of the first `blocks` blocks of the chain `keys`, all held on the GPU of `target` (joined:
+        KeyError otherwise), its engine re-uses: less than all only where `target` is in `hybrid`.
+        """
+        return self._blocks[target].count_reusable(keys, blocks)
 
     def match_all(self, keys: Sequence[Key]) -> list[EqualHolders]:
         """Return all joined targets in groups of bits, the last group without blocks. The cost grows with the
-        number of different depths, not of targets. Targets in `hybrid` may re-use less: see `match`.
+        number of different depths, not of targets. Those in `hybrid` may re-use less: see `count_reusable`.
         """
         found = self._match(keys, self._contiguous_bits, self.all_bits ^ self._contiguous_bits)
         rest = self.all_bits

@@ -119,7 +119,7 @@ class OverlapEstimator:
             if (expected := expecting.get(held.gpu)) is None:
                 expected = self._speculative.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
                 expecting[held.gpu] = expected
-            uncached = target in expected or target in distrusted
+            uncached = target in expected or target in distrusted or target in self._index.hybrid
             cached = cache.get(target)
             if cached is not None and cached.held == held and cached.estimate.block_tokens == size and not uncached:
                 estimates[target] = cached.estimate
@@ -142,7 +142,10 @@ class OverlapEstimator:
     ) -> OverlapEstimate:
         state = self._states.get(target)
         sequencer = state.sequencer if state is not None else None
-        indexed = None if sequencer is None else held.disk * size
+        reused = held.disk
+        if target in self._index.hybrid:
+            reused = self._index.count_reusable(target, keys, held.gpu)
+        indexed = None if sequencer is None else reused * size
         received_s = None if sequencer is None else sequencer.last_heard_s
         # to the millisecond, as logged views have it; a third of the cost of `round`
         age_s = None if received_s is None else ((now - received_s) * 1e3 + 0.5) // 1 / 1e3
@@ -159,11 +162,14 @@ class OverlapEstimator:
             on_gpu, in_memory, anywhere = (max(likely, blocks) * size for blocks in held)
             overlap = Overlap(on_gpu, in_memory, anywhere, expected * size, "approximate", age_s)
             return OverlapEstimate(overlap, indexed, size, likely)
-        # Of blocks on their way a hybrid model re-uses those of which it will keep tails, which is not known.
-        hybrid = target in self._index.hybrid
-        expected = held.gpu if hybrid else self._speculative.leading_blocks(target, keys, held.gpu, now)
+        expected = self._speculative.leading_blocks(target, keys, held.gpu, now)
         if not expected and not held.disk and not state.certain:
             return OverlapEstimate(None, indexed, size, 0)
+        if target in self._index.hybrid:
+            # A prompt that finds less than full attention holds makes its engine keep what the next one needs: the
+            # engine stays as attractive as if it had that already, so that prompts with a common beginning meet there.
+            overlap = Overlap(reused * size, reused * size, reused * size, expected * size, "events", age_s)
+            return OverlapEstimate(overlap, indexed, size, held.gpu)
         overlap = Overlap(held.gpu * size, held.cpu * size, held.disk * size, expected * size, "events", age_s)
         return OverlapEstimate(overlap, indexed, size, held.gpu)
 

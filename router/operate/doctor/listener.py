@@ -103,6 +103,11 @@ class EventListener:
         held = self._index.match(keys, (target,)).get(target)
         return 0 if held is None else held.disk
 
+    def reusable_blocks(self, target: TargetId, keys: Sequence[Key]) -> int:
+        """Return how many leading blocks of a prompt the engine re-uses, by what the stream of `target` announced."""
+        held = self.held_blocks(target, keys)
+        return self._index.count_reusable(target, keys, held) if held else 0
+
     def find(self, keys: Sequence[Key]) -> TargetId | None:
         """Return a stream that announced a whole prompt. None if no stream did, or `keys` is empty."""
         found = self._index.match(keys, self.streams)

@@ -206,7 +206,7 @@ class EngineProber:
         if observed.block_tokens not in (None, block_tokens):
             block_tokens = observed.block_tokens or block_tokens
             keys, wanted = self._split(known, rank.model, kind, block_tokens)
-        held = min(self._listener.held_blocks(target, keys), wanted)
+        held = self._listener.reusable_blocks(target, keys[:wanted])
         return _Promise(keys, wanted * block_tokens, held * block_tokens)
 
     def _split(self, known: TokenizedPrompt, model: str, kind: _Kind, block_tokens: int) -> tuple[list[Key], int]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kvcache.events import BlocksCleared, TargetId, Tier
+from router.kvcache.events import BlocksCleared, TailsStored, TargetId, Tier
 from router.kvcache.overlap_estimate import CACHE_TTL_S, OverlapEstimate
 from scorers.contract import Overlap
 from tests.fakes.caches import Cache, prompt_of
@@ -41,6 +41,17 @@ def test_ages_are_whole_milliseconds(house: House) -> None:
     assert repr(house.overlap(A).age_s) == "0.333"
     house.clock.advance(1.0 / 3)
     assert repr(house.overlap(A).age_s) == "0.667"
+
+
+def test_a_hybrid_model_promises_what_it_re_uses_and_attracts_by_what_it_holds(house: House) -> None:
+    cache = house.join(A)
+    stored = cache.stored(IDS[:12])
+    window = TailsStored(stored.hashes[:2], 1, 4, 2, leading=True, from_start=False)
+    house.knowledge.on_batch(A, cache.batch(window, stored))
+    assert house.belief(A) == OverlapEstimate(Overlap(8, 8, 8, 12, "events", 0.0), 8, 4, 3)
+    assert A in house.knowledge.overlap_groups(PROMPT).unsure
+    house.knowledge.on_batch(A, cache.batch(window._replace(hashes=stored.hashes[1:3])))
+    assert house.overlap(A) == Overlap(12, 12, 12, 12, "events", 0.0)
 
 
 def test_both_targets_in_one_answer(house: House) -> None:

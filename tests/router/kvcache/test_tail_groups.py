@@ -105,7 +105,7 @@ def read(events: list[dict[str, Any]]) -> EventBatch:
 def promise(index: BlockIndex, ids: list[int], salt: str | None = None) -> int:
     """Return the tokens that the index says are re-used; the last one is always computed."""
     keys = RING.chain(RING.root("m", None, salt), ids, BLOCK)[: (len(ids) - 1) // BLOCK]
-    return BLOCK * index.match(keys, [A]).get(A, HeldBlocks(0, 0, 0)).gpu
+    return BLOCK * index.count_reusable(A, keys, index.match(keys, [A]).get(A, HeldBlocks(0, 0, 0)).gpu)
 
 
 def index_of(*events: Any) -> BlockIndex:
