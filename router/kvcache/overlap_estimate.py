@@ -112,14 +112,14 @@ class OverlapEstimator:
         if now - self._cache_since > CACHE_TTL_S:
             self._cache.clear()
             self._cache_since = now
-        matches, cache = self._index.match(keys, targets), self._cache
+        matches, cache, hybrid = self._index.match(keys, targets), self._cache, self._index.hybrid
         expecting: dict[int, Collection[TargetId]] = {}  # by depth: the targets that will get the next block
         for target in targets:
             held = matches.get(target, NOTHING)
             if (expected := expecting.get(held.gpu)) is None:
                 expected = self._speculative.targets_expecting(keys[held.gpu], now) if held.gpu < len(keys) else ()
                 expecting[held.gpu] = expected
-            uncached = target in expected or target in distrusted or target in self._index.hybrid
+            uncached = target in expected or target in distrusted or target in hybrid
             cached = cache.get(target)
             if cached is not None and cached.held == held and cached.estimate.block_tokens == size and not uncached:
                 estimates[target] = cached.estimate
@@ -142,10 +142,11 @@ class OverlapEstimator:
     ) -> OverlapEstimate:
         state = self._states.get(target)
         sequencer = state.sequencer if state is not None else None
-        reused = held.disk
+        reused = held
         if target in self._index.hybrid:
-            reused = self._index.count_reusable(target, keys, held.gpu)
-        indexed = None if sequencer is None else reused * size
+            blocks = self._index.count_reusable(target, keys, held.gpu)
+            reused = HeldBlocks(blocks, blocks, blocks)
+        indexed = None if sequencer is None else reused.disk * size
         received_s = None if sequencer is None else sequencer.last_heard_s
         # to the millisecond, as logged views have it; a third of the cost of `round`
         age_s = None if received_s is None else ((now - received_s) * 1e3 + 0.5) // 1 / 1e3
@@ -165,12 +166,9 @@ class OverlapEstimator:
         expected = self._speculative.leading_blocks(target, keys, held.gpu, now)
         if not expected and not held.disk and not state.certain:
             return OverlapEstimate(None, indexed, size, 0)
-        if target in self._index.hybrid:
-            # A prompt that finds less than full attention holds makes its engine keep what the next one needs: the
-            # engine stays as attractive as if it had that already, so that prompts with a common beginning meet there.
-            overlap = Overlap(reused * size, reused * size, reused * size, expected * size, "events", age_s)
-            return OverlapEstimate(overlap, indexed, size, held.gpu)
-        overlap = Overlap(held.gpu * size, held.cpu * size, held.disk * size, expected * size, "events", age_s)
+        # A prompt for which a hybrid model re-uses less than it holds makes its engine keep what the next one needs. So
+        # `expected` counts what is held: prompts with a common beginning meet there.
+        overlap = Overlap(reused.gpu * size, reused.cpu * size, reused.disk * size, expected * size, "events", age_s)
         return OverlapEstimate(overlap, indexed, size, held.gpu)
 
 
