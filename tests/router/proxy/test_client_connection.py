@@ -403,8 +403,8 @@ async def test_a_body_above_the_lowest_rate_may_take_longer_than_the_grace():
         reader, writer = await house.connect()
         writer.write(b"POST /a HTTP/1.1\r\nHost: r\r\nContent-Length: 50000\r\n\r\n")
         for _ in range(10):
+            writer.write(b"x" * 5000)  # at first, so that a late wake-up is not below the rate
             await asyncio.sleep(0.05)
-            writer.write(b"x" * 5000)
         assert len((await answer(reader))[1]) == 50_003
 
 
