@@ -223,19 +223,7 @@ def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
                 "kv_cache_spec_sliding_window": None,
             }
         case TailsStored():
-            return "BlockStored", {
-                "block_hashes": event.hashes,
-                "parent_block_hash": None,
-                "token_ids": [],
-                "block_size": event.block_tokens,
-                "lora_id": None,
-                "medium": MEDIUM,
-                "lora_name": None,
-                "extra_keys": None,
-                "group_idx": event.group,
-                "kv_cache_spec_kind": "sliding_window" if event.leading else "mamba",
-                "kv_cache_spec_sliding_window": event.need * event.block_tokens if event.leading else None,
-            }
+            return "BlockStored", _tail_fields(event)
         case BlocksRemoved():
             return "BlockRemoved", {"block_hashes": event.hashes, "medium": MEDIUM, "group_idx": event.group}
         case BlocksPooled():  # as MooncakeStoreConnector publishes it: no extra keys, no kind
@@ -252,6 +240,22 @@ def _fields(event: Event, adapter_ids: Mapping[str, int]) -> tuple[str, Fields]:
             }
         case BlocksCleared():
             return "AllBlocksCleared", {}
+
+
+def _tail_fields(event: TailsStored) -> Fields:
+    return {
+        "block_hashes": event.hashes,
+        "parent_block_hash": None,
+        "token_ids": [],
+        "block_size": event.block_tokens,
+        "lora_id": None,
+        "medium": MEDIUM,
+        "lora_name": None,
+        "extra_keys": None,
+        "group_idx": event.group,
+        "kv_cache_spec_kind": "sliding_window" if event.leading else "mamba",
+        "kv_cache_spec_sliding_window": event.need * event.block_tokens if event.leading else None,
+    }
 
 
 def _extra_keys(event: BlocksStored) -> list[list[str] | None]:
