@@ -16,6 +16,7 @@ their keys are those of the same hashes in full attention, which may be announce
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import lcm
 
 from router.kvcache.block_group import Label
 from router.kvcache.events import Key
@@ -55,20 +56,28 @@ class TailKind:
         else:
             del self._counts[key]
 
-    def find_tail(self, keys: Sequence[Key], blocks: int) -> int:
-        """Return the largest number of blocks, at most `blocks`, of which all groups hold the last `need`."""
-        held, need, end = self.held, self.need, blocks
-        while end >= need:
-            n = end - need
-            while n < end and keys[n] in held:
+    def find_tail(self, keys: Sequence[Key], blocks: int, block_tokens: int, align: int) -> int:
+        """Return the largest number of blocks of `block_tokens`, at most `blocks` and a multiple of `align`, of which
+        all groups hold the last `need` of their own.
+        """
+        need, unit = self.need, max(1, self.block_tokens // block_tokens)
+        if not self.leading:
+            unit = 1  # a state is looked up wherever it may be, also inside its block
+        elif self.block_tokens < block_tokens:  # only those at the end of a block can be looked up
+            need = -(-need * self.block_tokens // block_tokens)
+        held, end = self.held, blocks - blocks % align
+        while end >= need * unit:
+            n = end // unit - need
+            while n < end // unit and keys[(n + 1) * unit - 1] in held:
                 n += 1
-            if n == end:
+            if n == end // unit:
                 return end
-            end = n  # no tail that contains the first missing block will do
+            end = n * unit  # no tail that contains the first missing block will do
+            end -= end % align
         n = 0
-        while self.leading and n < end and keys[n] in held:
+        while self.leading and n < end // unit and keys[(n + 1) * unit - 1] in held:
             n += 1
-        return n
+        return n * unit - n * unit % align
 
 
 class TailGroup:
@@ -157,18 +166,30 @@ class Tails:
             empty.group(number, group.kind.block_tokens, group.kind.need, leading=group.kind.leading)
         return empty
 
-    def count_reusable(self, keys: Sequence[Key], blocks: int, block_tokens: int | None) -> int:
-        """Return how many of the first `blocks` blocks of a prompt, all held by full attention, are re-used; all if a
-        group has blocks of another size than full attention's `block_tokens`.
+    def count_reusable(self, keys: Sequence[Key], blocks: int, block_tokens: int) -> int:
+        """Return how many of the first `blocks` blocks of a prompt, of `block_tokens` and all held by full attention,
+        are re-used; all if blocks of a group and of full attention cannot end at the same places.
         """
+        align = 1
         for kind in self.kinds:
             if kind.block_tokens != block_tokens:
-                return blocks
+                if kind.block_tokens % block_tokens and block_tokens % kind.block_tokens:
+                    return blocks
+                align = self._align(block_tokens)
         before = -1
         while blocks != before:
             before = blocks
             for kind in self.kinds:
-                blocks = kind.find_tail(keys, blocks)
+                blocks = kind.find_tail(keys, blocks, block_tokens, align)
             if len(self.kinds) == 1:
                 break
         return blocks
+
+    def _align(self, block_tokens: int) -> int:
+        """Return the number of blocks of `block_tokens` of which a hit is a multiple: where blocks of all sizes end, or
+        anywhere if states alone have larger blocks, because states are found inside their blocks.
+        """
+        smallest = min(block_tokens, *(kind.block_tokens for kind in self.kinds))
+        if all(kind.block_tokens == smallest for kind in self.kinds if kind.leading):
+            return 1
+        return lcm(*(max(1, kind.block_tokens // block_tokens) for kind in self.kinds))

@@ -114,7 +114,7 @@ class TargetBlocks:
 
     def count_reusable(self, keys: Sequence[Key], blocks: int) -> int:
         """Return how many of the first `blocks` blocks of a prompt, all held on the GPU, the engine re-uses."""
-        return self.tails.count_reusable(keys, blocks, self.block_tokens)
+        return blocks if self.block_tokens is None else self.tails.count_reusable(keys, blocks, self.block_tokens)
 
     def _key_of(self, label: Label) -> Key | None:
         return next((key for group in self.groups.values() if (key := group.key(label)) is not None), None)

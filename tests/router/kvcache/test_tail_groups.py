@@ -194,8 +194,18 @@ def test_a_target_that_was_cleared_is_still_a_hybrid_model_s() -> None:
     assert promise(index, WHOLE) == 10 * BLOCK
 
 
-def test_groups_with_blocks_of_another_size_are_left_out() -> None:
-    assert promise(index_of(CHAIN, WINDOW._replace(block_tokens=64)), WHOLE) == 10 * BLOCK
+@pytest.mark.parametrize(
+    ("tail", "blocks"),
+    [
+        (WINDOW._replace(block_tokens=48), 10),  # cannot be compared
+        (WINDOW._replace(block_tokens=64, need=1), 6),  # its blocks end with the 4th and 6th here
+        (WINDOW._replace(block_tokens=64, need=2, hashes=[HASHES[3], HASHES[5], HASHES[7]]), 8),
+        (WINDOW._replace(block_tokens=16, need=5), 6),  # only every second of its blocks ends with one here
+        (TailsStored([HASHES[4]], 0, 64, 1, False, False), 5),  # a state inside its block
+    ],
+)
+def test_groups_with_blocks_of_another_size(tail: TailsStored, blocks: int) -> None:
+    assert promise(index_of(CHAIN, tail), WHOLE) == blocks * BLOCK
 
 
 def test_tails_are_in_a_snapshot() -> None:
