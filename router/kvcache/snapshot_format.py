@@ -180,6 +180,8 @@ def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolder
         tier, group = Tier(table.tier), blocks.group(table.group)
         hashes, keys = _numbers(table.hashes), cast("list[Key]", _numbers(table.keys))
         names = group.keys[tier]
+        if tier is Tier.GPU:
+            group.block_tokens = saved.block_tokens
         for hash_, key in zip(hashes, keys, strict=True):
             names.set(hash_, key)
         unnamed = _numbers(table.unnamed)
@@ -192,6 +194,9 @@ def restore(blocks: TargetBlocks, saved: SavedTargetBlocks, holders: BlockHolder
     for number, hashes_with_key in keyed.items():
         blocks.groups[number].keyed = len(hashes_with_key)
         blocks.groups[number].keyless = len(keyless[number])
+    if len(blocks.groups) > 1:
+        for group in blocks.groups.values():
+            blocks.note_groups(cast("list[Key]", _numbers(group.keys[Tier.GPU].save()[1])))
     blocks.runs = None if saved.runs is None else ContiguousRuns(saved.runs)
     for one in saved.tails:
         tail = blocks.tails.group(one.group, one.block_tokens, one.need, leading=one.leading)

@@ -58,7 +58,7 @@ class TargetBlocks:
     __slots__ = (
         *("_holders", "_keyring", "_orphans"),
         *("bit", "block_tokens", "blocks", "counts_copies", "duplicates", "groups", "model", "partial"),
-        *("removals", "runs", "tails", "uncounted"),
+        *("incomplete", "removals", "runs", "tails", "uncounted"),
     )
 
     def __init__(self, model: str, bit: int, holders: BlockHolders, keyring: Keyring, orphan_blocks: int) -> None:
@@ -68,6 +68,7 @@ class TargetBlocks:
         self.blocks = [0, 0, 0]  # distinct keys by tier
         self.groups: dict[int, BlockGroup] = {}
         self.tails = Tails()
+        self.incomplete: set[Key] = set()  # on the GPU, held by some and not by all groups of full attention
         self.runs: ContiguousRuns | None = ContiguousRuns()  # None: maybe holes, or more than one copy of a block
         self.duplicates: dict[tuple[Tier, Key], int] = {}  # additional hashes, of other groups, of a held key
         self.partial = 0  # entries skipped
@@ -114,6 +115,8 @@ class TargetBlocks:
 
     def count_reusable(self, keys: Sequence[Key], blocks: int) -> int:
         """Return how many of the first `blocks` blocks of a prompt, all held on the GPU, the engine re-uses."""
+        if self.incomplete:
+            blocks = next((n for n in range(blocks) if keys[n] in self.incomplete), blocks)
         return blocks if self.block_tokens is None else self.tails.count_reusable(keys, blocks, self.block_tokens)
 
     def _key_of(self, label: Label) -> Key | None:
@@ -139,10 +142,13 @@ class TargetBlocks:
     def _store(self, event: BlocksStored) -> list[Key]:
         tier = event.tier
         group = self.group(event.group)
-        if group.block_tokens != event.block_tokens and tier is Tier.GPU and not _resize(group, event):
-            self.partial += 1
-            self.uncounted += 1
-            return []
+        if group.block_tokens != event.block_tokens and tier is Tier.GPU:
+            if not _resize(group, event):
+                self.partial += 1
+                self.uncounted += 1
+                return []
+            if len(self.groups) > 1:  # no block is held by this group yet
+                self.incomplete.update(self.gpu_keys())
         if self.block_tokens != event.block_tokens and (tier is Tier.GPU or self.block_tokens is None):
             self._set_block_tokens(event)
         if tier is not Tier.GPU:
@@ -194,7 +200,20 @@ class TargetBlocks:
             self._count_duplicates(tier, keys, entered)
         elif self.runs is not None and not self.runs.append(after, keys):
             self.runs = None
-        return entered if tier is Tier.GPU else []
+        if tier is not Tier.GPU:
+            return []
+        if len(self.groups) > 1:
+            self.note_groups(keys)
+        return entered
+
+    def note_groups(self, keys: Iterable[Key]) -> None:
+        """Note which of these keys on the GPU not all groups hold."""
+        others = sum([group.block_tokens is not None for group in self.groups.values()]) - 1
+        for key in keys:
+            if self.duplicates.get((Tier.GPU, key), 0) < others:
+                self.incomplete.add(key)
+            else:
+                self.incomplete.discard(key)
 
     def _count_duplicates(self, tier: Tier, keys: list[Key], entered: list[Key]) -> None:
         self.runs = None
@@ -272,8 +291,12 @@ class TargetBlocks:
 
     def _enter(self, tier: Tier, key: Key, after: Key | None, entered: list[Key]) -> None:
         """Add one key. `after` is its predecessor, used only while the blocks are contiguous."""
-        if not self._holders.add(tier, [key], self.bit):
+        new = bool(self._holders.add(tier, [key], self.bit))
+        if not new:
             self._count_duplicates(tier, [key], [])
+        if tier is Tier.GPU and len(self.groups) > 1:
+            self.note_groups([key])
+        if not new:
             return
         self.blocks[tier] += 1
         if tier is Tier.GPU:
@@ -357,8 +380,12 @@ class TargetBlocks:
             keys = cast("list[Key]", table.take(hashes))
             group.keyed -= len(keys)
             group.keyless -= before - len(table) - len(keys)
+        if tier is Tier.GPU and len(self.groups) > 1:
+            self.incomplete.update(keys)
         if self.duplicates:
             keys = [key for key in keys if not _decrement(self.duplicates, (tier, key))]
+        if self.incomplete and tier is Tier.GPU:
+            self.incomplete.difference_update(keys)
         self._holders.remove(tier, keys, self.bit)
         self.blocks[tier] -= len(keys)
         if self.runs is not None and not self.runs.remove(keys):
@@ -400,7 +427,7 @@ class TargetBlocks:
     def memory_bytes(self) -> int:
         """Estimate the memory of the target's own tables, in O(groups)."""
         own = self._orphans.memory_bytes() + TAIL_BYTES * sum(map(len, self.tails.groups.values()))
-        own += getsizeof(self.duplicates) + DUPLICATE_BYTES * len(self.duplicates)
+        own += getsizeof(self.incomplete) + getsizeof(self.duplicates) + DUPLICATE_BYTES * len(self.duplicates)
         for group in self.groups.values():
             own += sum(map(getsizeof, group.keys)) + sum(map(getsizeof, group.extra_copies))
         return own + (self.runs.memory_bytes(self.blocks[Tier.GPU]) if self.runs is not None else 0)

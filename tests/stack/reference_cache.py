@@ -1,4 +1,4 @@
-"""`reference_cache.py GROUPS SEED REQUESTS` plays requests to the KV cache manager of the installed vLLM, with no model.
+"""`reference_cache.py GROUPS SEED REQUESTS` plays requests to the KV cache manager of the installed vLLM, no model.
 
 Run with the Python of the stack's environment: this project is not in it. GROUPS is JSON, a list of
 `[kind, block_tokens, window]`. For each request one line of JSON goes to standard output: the prompt's token ids, how

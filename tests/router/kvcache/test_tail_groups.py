@@ -208,13 +208,34 @@ def test_groups_with_blocks_of_another_size(tail: TailsStored, blocks: int) -> N
     assert promise(index_of(CHAIN, tail), WHOLE) == blocks * BLOCK
 
 
-def test_tails_are_in_a_snapshot() -> None:
-    index = index_of(CHAIN, WINDOW, WINDOW, WINDOW._replace(group=1))
+def test_every_group_of_full_attention_must_hold_a_block() -> None:
+    second = CHAIN._replace(group=3)
+    tail = WINDOW._replace(hashes=HASHES, need=1)
+    index = index_of(CHAIN, tail)
+    assert promise(index, WHOLE) == 10 * BLOCK
+    index.apply(A, second._replace(hashes=HASHES[:8], token_ids=IDS[: 8 * BLOCK]))
+    assert promise(index, WHOLE) == 8 * BLOCK
+    index.apply(A, BlocksRemoved([HASHES[6]], Tier.GPU, 2))
+    assert promise(restored(index), WHOLE) == promise(index, WHOLE) == 6 * BLOCK
+    index.apply(A, BlocksRemoved([HASHES[6]], Tier.GPU, 3))
+    index.apply(A, CHAIN)
+    assert promise(index, WHOLE) == 6 * BLOCK
+    index.apply(A, second)
+    assert promise(restored(index), WHOLE) == promise(index, WHOLE) == 10 * BLOCK
+
+
+def restored(index: BlockIndex) -> BlockIndex:
+    """Return an index that was made from a snapshot."""
     saved = index.snapshot(A)
     assert saved is not None
     other = BlockIndex(RING)
     other.restore(A, msgspec.msgpack.decode(msgspec.msgpack.encode(saved), type=SavedTargetBlocks))
     assert other.join_restored(A, "m")
+    return other
+
+
+def test_tails_are_in_a_snapshot() -> None:
+    other = restored(index_of(CHAIN, WINDOW, WINDOW, WINDOW._replace(group=1)))
     assert promise(other, WHOLE) == 6 * BLOCK
     for expected in (6 * BLOCK, 0):
         other.apply(A, BlocksRemoved(HASHES[2:6], Tier.GPU, 0))
