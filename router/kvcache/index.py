@@ -161,7 +161,7 @@ class BlockIndex:
     def _register(self, target: TargetId, blocks: TargetBlocks) -> None:
         self._targets[blocks.bit] = target
         self._blocks[target] = blocks
-        if blocks.tails:
+        if blocks.tails.groups:
             self.hybrid.add(target)
         self._by_position = None
         self.all_bits |= blocks.bit

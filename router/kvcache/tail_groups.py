@@ -135,16 +135,13 @@ class TailGroup:
 
 
 class Tails:
-    """All groups of one target that keep only tails; falsy for a model with full attention only."""
+    """All groups of one target that keep only tails; none for a model with full attention only."""
 
     __slots__ = ("groups", "kinds")
 
     def __init__(self) -> None:
         self.groups: dict[int, TailGroup] = {}
         self.kinds: list[TailKind] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.groups)
 
     def group(self, number: int, block_tokens: int, need: int, *, leading: bool) -> TailGroup:
         """Return the group with this number; create it if necessary."""

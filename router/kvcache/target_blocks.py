@@ -135,7 +135,7 @@ class TargetBlocks:
     def store(self, event: BlocksStored) -> list[Key]:
         """Add the event's blocks. Return the keys that entered the GPU tier."""
         entered = self._store(event)
-        if self.tails:
+        if self.tails.groups:
             self._name_tails(cast("list[Label]", event.hashes))
         return entered
 
