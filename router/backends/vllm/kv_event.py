@@ -66,7 +66,8 @@ FIELDS = {
     "AllBlocksCleared": (),
 }
 NAMES = frozenset(name for names in FIELDS.values() for name in names)
-SLIDING_WINDOW = ("sliding_window", "sliding_window_mla")
+WINDOW_KINDS = ("sliding_window", "sliding_window_mla")
+STATE_KIND = "mamba"
 MAX_WINDOW_TOKENS = 1 << 20
 FULL_ATTENTION = (None, "full_attention", "mla_attention", "sink_full_attention")
 GPU = Tier.GPU
@@ -201,19 +202,20 @@ def _tails(fields: EventFields) -> TailsStored | Skipped:
     """
     kind, window = fields.kv_cache_spec_kind, fields.kv_cache_spec_sliding_window
     hashes, block_tokens, group = _hashes(fields.block_hashes), fields.block_size, _group(fields)
-    if kind not in (*SLIDING_WINDOW, "mamba") or not fields.block_hashes or (kind != "mamba" and window is None):
+    leading = kind != STATE_KIND
+    if not fields.block_hashes or (leading and (kind not in WINDOW_KINDS or window is None)):
         return "group"
     if hashes is None or group is None or not _is_block_size(block_tokens):
         return "broken"
     need = 1
-    if kind != "mamba":
+    if leading:
         if type(window) is not int or not 0 < window <= MAX_WINDOW_TOKENS:
             return "broken"
         need = max(1, -(-(window - 1) // block_tokens))
     token_ids = _token_ids(fields.token_ids)
     whole = token_ids is not None and len(token_ids) == block_tokens * len(hashes)
     from_start = whole and fields.parent_block_hash is None
-    return TailsStored(hashes, group, block_tokens, need, kind != "mamba", from_start)
+    return TailsStored(hashes, group, block_tokens, need, leading, from_start)
 
 
 def _pooled(fields: EventFields) -> BlocksPooled | Skipped:
