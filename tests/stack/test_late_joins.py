@@ -43,7 +43,10 @@ class Session:
         self.asked: list[Asked] = []  # in order
 
     def turn(self, behind: Behind) -> Asked:
-        self.messages.append(user(prose(f"{self.name} turn {len(self.messages)}", 100)))
+        words = (
+            100 if len(self.asked) < TURNS_BEFORE else 20
+        )  # as many turns as a fast machine takes must fit the context
+        self.messages.append(user(prose(f"{self.name} turn {len(self.messages)}", words)))
         asked = behind.send(CHAT, {"messages": self.messages, "max_tokens": 16, "ignore_eos": True})
         self.messages.append(assistant(asked.text))
         self.asked.append(asked)
