@@ -42,7 +42,7 @@ def recorded() -> list[Recorded]:
 
 def ask(host: str, port: int, case: Recorded) -> dict[str, Any]:
     """Send one request on a connection of its own, and return what matters of the answer."""
-    connection = HTTPConnection(host, port, timeout=30)
+    connection = HTTPConnection(host, port, timeout=120)  # a case may generate a whole context
     try:
         connection.request(case.method, case.path, case.content, case.headers)
         response = connection.getresponse()
