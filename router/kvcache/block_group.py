@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from router.kvcache.bulk import KeyTable
 from router.kvcache.events import Key, Tier
 
 Label = int  # 60 bits of an engine's hash
+
+T = TypeVar("T")
 
 
 class BlockGroup:
@@ -41,3 +45,13 @@ class BlockGroup:
     def is_new_elsewhere(self, hashes: list[Label], tier: Tier) -> bool:
         """Return whether no tier except `tier` holds any of `hashes`."""
         return all(table.is_new(hashes) for table in self.other_tiers(tier))
+
+
+def decrement(counts: dict[T, int], what: T) -> bool:
+    """Take one off the count of `what`. Return False if there was none."""
+    count = counts.get(what, 0)
+    if count > 1:
+        counts[what] = count - 1
+    elif count:
+        del counts[what]
+    return count > 0

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import lcm
 
-from router.kvcache.block_group import Label
+from router.kvcache.block_group import Label, decrement
 from router.kvcache.events import Key
 
 
@@ -51,10 +51,7 @@ class TailKind:
     def leave(self, key: Key) -> None:
         """Record that one group less holds `key`."""
         self.held.discard(key)
-        if (count := self._counts[key] - 1) > 0:
-            self._counts[key] = count
-        else:
-            del self._counts[key]
+        decrement(self._counts, key)
 
     def find_tail(self, keys: Sequence[Key], blocks: int, block_tokens: int, align: int) -> int:
         """Return the largest number of blocks of `block_tokens`, at most `blocks` and a multiple of `align`, of which
@@ -118,12 +115,7 @@ class TailGroup:
     def remove(self, labels: Iterable[Label]) -> None:
         """Remove one copy of each block."""
         for label in labels:
-            if (count := self._copies.get(label, 0)) > 0:
-                if count == 1:
-                    del self._copies[label]
-                else:
-                    self._copies[label] = count - 1
-            elif label in self._keys:
+            if not decrement(self._copies, label) and label in self._keys:
                 key = self._keys.pop(label)
                 self.unnamed.discard(label)
                 if key is not None:

@@ -27,9 +27,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from sys import getsizeof
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
-from router.kvcache.block_group import BlockGroup, Label
+from router.kvcache.block_group import BlockGroup, Label, decrement
 from router.kvcache.block_holders import BlockHolders
 from router.kvcache.block_keys import Keyring
 from router.kvcache.bulk import SHORT, KeyTable
@@ -41,8 +41,6 @@ from router.kvcache.tail_groups import Tails
 
 TAIL_BYTES = 200  # a block of a tail: in a dict and in a set
 DUPLICATE_BYTES = 80  # the key of an entry of `duplicates`
-
-T = TypeVar("T")
 
 
 class _Chain(NamedTuple):
@@ -372,7 +370,7 @@ class TargetBlocks:
             if group.recalled:
                 group.recalled.difference_update([hash_ & SHORT for hash_ in hashes])
         if more:
-            hashes = [hash_ for hash_ in hashes if not _decrement(more, hash_ & SHORT)]
+            hashes = [hash_ for hash_ in hashes if not decrement(more, hash_ & SHORT)]
         if group.other_tiers(tier):
             keys = self._take_of_tiers(group, table, hashes)
         else:
@@ -383,7 +381,7 @@ class TargetBlocks:
         if tier is Tier.GPU and len(self.groups) > 1:
             self.incomplete.update(keys)
         if self.duplicates:
-            keys = [key for key in keys if not _decrement(self.duplicates, (tier, key))]
+            keys = [key for key in keys if not decrement(self.duplicates, (tier, key))]
         if self.incomplete and tier is Tier.GPU:
             self.incomplete.difference_update(keys)
         self._holders.remove(tier, keys, self.bit)
@@ -439,13 +437,3 @@ def _resize(group: BlockGroup, event: BlocksStored) -> bool:
         return False
     group.block_tokens = event.block_tokens
     return True
-
-
-def _decrement(counts: dict[T, int], what: T) -> bool:
-    """Take one off the count of `what`. Return False if there was none."""
-    count = counts.get(what, 0)
-    if count > 1:
-        counts[what] = count - 1
-    elif count:
-        del counts[what]
-    return count > 0

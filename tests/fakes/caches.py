@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from router.backends.vllm.kv_event import EventReader
 from router.kvcache.block_keys import Keyring
 from router.kvcache.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineHash, Event, EventBatch, Tier
 from router.kvcache.tokenized_prompt import TokenizedPrompt
@@ -20,6 +22,15 @@ def prompt_of(
     root = RING.root(model, adapter, None)
     keys = {size: RING.chain(root, tokens, size) for size in sizes or (4,)}
     return TokenizedPrompt(tokens, complete, "local", keys, 0.0, 0.0)
+
+
+def read_batch(events: Iterable[Any], seq: int = 0) -> EventBatch:
+    """Return the batch of a message with these events, as they are on the wire."""
+    batch = EventBatch(seq, float(seq), 0, [], {})
+    reader = EventReader(batch, host_cpu=False)
+    for event in events:
+        reader.read(event)
+    return batch
 
 
 class Cache:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from router.backends.vllm.kv_event import EventReader
-from router.kvcache.events import EventBatch, TargetId
+from router.kvcache.events import TargetId
 from router.kvcache.index import BlockIndex
 from router.lab.local_stack.install import stack_venv
-from tests.fakes.caches import RING
+from tests.fakes.caches import RING, read_batch
 
 pytestmark = pytest.mark.stack
 
@@ -61,11 +60,7 @@ def test_promises_are_what_the_cache_manager_finds(groups: list[list[Any]]) -> N
             broken.append((len(ids), promised, cached))
         cached_tokens += cached
         held_more += block_tokens * blocks > cached
-        batch = EventBatch(0, 0.0, 0, [], {})
-        reader = EventReader(batch, host_cpu=False)
-        for event in request["events"]:
-            reader.read(event)
-        for applied in batch.events:
+        for applied in read_batch(request["events"]).events:
             index.apply(A, applied)  # type: ignore[arg-type]
     print(f"\n{groups}: {len(broken)} of {REQUESTS} wrong {broken[:5]}; full attention alone {held_more}")
     assert broken == []

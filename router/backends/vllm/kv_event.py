@@ -13,9 +13,8 @@ error:
                  (masked groups)
 
 `"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory if the operator
-configures it so (`host_cpu`; LMCache uses the same word). Removals do not state their group's kind, so removals of
-other groups pass; they name hashes that the index does not hold there. This module does not depend on targets,
-order or keys.
+configures it so (`host_cpu`; LMCache uses the same word). Removals do not state their group's kind, so those of groups
+that are not indexed pass, too; the index ignores them. This module does not depend on targets, order or keys.
 """
 
 from __future__ import annotations

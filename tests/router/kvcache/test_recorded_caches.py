@@ -11,14 +11,13 @@ from typing import Any
 
 import msgspec
 
-from router.backends.vllm.kv_event import EventReader
 from router.clock import ManualClock
 from router.kvcache.bulk import SHORT
-from router.kvcache.events import EventBatch, TargetId, Tier
+from router.kvcache.events import TargetId, Tier
 from router.kvcache.index import BlockIndex
 from router.kvcache.indexer import KvIndexer
 from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks
-from tests.fakes.caches import RING
+from tests.fakes.caches import RING, read_batch
 from tests.paths import ROOT
 
 A = TargetId("a/0")
@@ -38,11 +37,7 @@ class Recorded:
         lines = (ROOT / f"tests/data/vllm-0.32-{name}.jsonl").read_text(encoding="utf-8").splitlines()
         for seq, line in enumerate(lines):
             recorded: dict[str, Any] = msgspec.json.decode(line)
-            batch = EventBatch(seq, float(seq), 0, [], {})
-            reader = EventReader(batch, host_cpu=False)
-            for event in recorded["events"]:
-                reader.read(event)
-            self.knowledge.on_batch(A, batch)
+            self.knowledge.on_batch(A, read_batch(recorded["events"], seq))
             self.real = {hash_ & SHORT for hash_ in recorded["held"]}
             yield self.held
 

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.backends.vllm.kv_event import EventReader
-from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, EventBatch, Key, TailsStored, TargetId, Tier
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TailsStored, TargetId, Tier
 from router.kvcache.index import BlockIndex, HeldBlocks
 from router.kvcache.snapshot_format import SavedTargetBlocks
 from router.kvcache.tail_groups import Tails
-from tests.fakes.caches import RING
+from tests.fakes.caches import RING, read_batch
 from tests.paths import ROOT
 from tests.suites.properties import examples
 
@@ -94,14 +93,6 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-def read(events: list[dict[str, Any]]) -> EventBatch:
-    batch = EventBatch(0, 0.0, 0, [], {})
-    reader = EventReader(batch, host_cpu=False)
-    for event in events:
-        reader.read(event)
-    return batch
-
-
 def promise(index: BlockIndex, ids: list[int], salt: str | None = None) -> int:
     """Return the tokens that the index says are re-used; the last one is always computed."""
     keys = RING.chain(RING.root("m", None, salt), ids, BLOCK)[: (len(ids) - 1) // BLOCK]
@@ -121,7 +112,7 @@ def test_what_a_real_engine_with_sliding_windows_delivered_was_predicted(name: s
     index = index_of()
     differing, seen = [], 0
     for row in rows(name):
-        for event in read(row["batch"]["events"]).events if "batch" in row else ():
+        for event in read_batch(row["batch"]["events"]).events if "batch" in row else ():
             index.apply(A, event)  # type: ignore[arg-type]
         if (request := row.get("request")) is not None:
             seen += 1
@@ -267,7 +258,7 @@ STORED |= {"block_size": 16, "lora_id": None, "medium": "GPU", "lora_name": None
     ],
 )
 def test_events_of_tails(fields: dict[str, Any], expected: Any) -> None:
-    batch = read([STORED | fields])
+    batch = read_batch([STORED | fields])
     if isinstance(expected, str):
         assert (batch.events, batch.skipped) == ([], {expected: 1})
     else:

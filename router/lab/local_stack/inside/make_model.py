@@ -12,7 +12,7 @@ import json
 import sys
 import sysconfig
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -131,45 +131,43 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def make_model(folder: Path, tokenizer: PreTrainedTokenizerFast, size: ModelSize) -> None:
     """Write a model with random weights and its tokenizer."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="bfloat16",
-    )
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
+    config = Qwen2Config(**settings_of(tokenizer, size))
+    save(folder, tokenizer, Qwen2ForCausalLM, config)
 
 
 def make_hybrid(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write a model with random weights, four layers with a sliding window beside two of full attention."""
-    torch.manual_seed(0)
     config = Gemma3TextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=TINY.hidden,
-        intermediate_size=TINY.intermediate,
-        num_hidden_layers=6,
-        num_attention_heads=TINY.heads,
-        num_key_value_heads=TINY.kv_heads,
+        **settings_of(tokenizer, TINY._replace(layers=6)),
         head_dim=64,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
         sliding_window=WINDOW,
-        max_position_embeddings=POSITIONS,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="bfloat16",
     )
-    Gemma3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+    save(folder, tokenizer, Gemma3ForCausalLM, config)
+
+
+def settings_of(tokenizer: PreTrainedTokenizerFast, size: ModelSize) -> dict[str, Any]:
+    """Return what the configurations of all these models have in common."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": size.hidden,
+        "intermediate_size": size.intermediate,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "max_position_embeddings": POSITIONS,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "bfloat16",
+    }
+
+
+def save(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Any, config: Any) -> None:
+    """Write a model with random weights, the same each time."""
+    torch.manual_seed(0)
+    model(config).to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
 
 
