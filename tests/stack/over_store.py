@@ -29,6 +29,7 @@ from tests.stack.engines import BLOCK_TOKENS, Engine, small_stack
 
 TTL_MS = 500
 DEADLINE_MS = 500  # long beside the default 5: the tests share two cores with the engines that they ask
+OLDEST_S = (TTL_MS + DEADLINE_MS) / 1e3  # an answer may expire while the request waits for those to its other blocks
 CHAIN = EngineChain(HASH_ALGO)
 SAVED_S = 20.0
 PORTS = ("master_port", "master_http_port", "client_port")

@@ -17,7 +17,7 @@ from tests.stack.behind import running
 from tests.stack.bodies import CHAT, COMPLETIONS, Json
 from tests.stack.children import until
 from tests.stack.engines import BLOCK_TOKENS, MODEL, Engine
-from tests.stack.over_store import DEADLINE_MS, TTL_MS, Fetched, OverStore, Store, reset, table
+from tests.stack.over_store import DEADLINE_MS, OLDEST_S, TTL_MS, Fetched, OverStore, Store, reset, table
 from tests.stack.prompts import assistant, ids, prose, user
 
 pytestmark = pytest.mark.stack
@@ -139,7 +139,7 @@ def test_a_full_pool_that_evicts_is_followed(over: OverStore, store: Store) -> N
         assert crowd < 100, "nothing is evicted"
     asked = [elsewhere(over, "evicted", *of) for of in zip(reversed(prompts), reversed(homes), strict=True)]
     print(f"\n{crowd} prompts of 20 blocks later {left} of 72 blocks were left{table(asked)}")
-    assert all(one.pool is not None and 1000 * one.pool["age_s"] <= TTL_MS for one in asked)
+    assert all(one.pool is not None and one.pool["age_s"] <= OLDEST_S for one in asked)
     assert sum(one.right for one in asked) >= len(asked) - 1  # one may be evicted between the two looks at it
 
 

@@ -12,7 +12,7 @@ import pytest
 from scorers.contract import Speed, Transfer
 from tests.stack.bodies import CHAT, COMPLETIONS, Json
 from tests.stack.engines import ADAPTER, BLOCK_TOKENS, MODEL
-from tests.stack.over_store import TTL_MS, Fetched, OverStore, Store, table
+from tests.stack.over_store import OLDEST_S, Fetched, OverStore, Store, table
 from tests.stack.prompts import assistant, ids, prose, user
 
 pytestmark = pytest.mark.stack
@@ -172,4 +172,4 @@ def test_nearly_every_prediction_was_right(over: OverStore) -> None:
     print(f"only in the pool: {right} of {len(pooled)} right; {len(over.fetched)} requests in all")
     assert len(pooled) >= 60
     assert right >= 0.95 * len(pooled)
-    assert all(one.pool is not None and 1000 * one.pool["age_s"] <= TTL_MS for one in pooled)
+    assert all(one.pool is not None and one.pool["age_s"] <= OLDEST_S for one in pooled)
