@@ -8,9 +8,9 @@ error:
     pool         a removal from the shared store                     are out of bounds
     group        of a kind that is not indexed (chunked    medium    an unknown storage medium
                  local attention, a window of unknown      adapter   a LoRA without its name (vLLM < 0.16)
-                 size, tails in slower tiers)
-    length       tokens and hashes do not line up          placeholder  hashes without tokens (offload tiers)
-                 (masked groups)
+                 size, tails in slower tiers)              remote    on storage that instances share: who publishes
+    length       tokens and hashes do not line up                    the event does not own the block
+                 (masked groups)                           placeholder  hashes without tokens (offload tiers)
 
 `"cpu"` in lower case is the shared pool (MooncakeStoreConnector), or the instance's host memory if the operator
 configures it so (`host_cpu`; LMCache uses the same word). Removals do not state their group's kind, so those of groups
@@ -40,7 +40,7 @@ from router.kvcache.events import (
     Tier,
 )
 
-Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length"]
+Skipped = Literal["unknown", "broken", "pool", "medium", "group", "adapter", "placeholder", "length", "remote"]
 
 PIECE_BLOCKS = 2048  # an event with more blocks is cut into several, each of which is applied in 2 ms
 MAX_GROUPS = 64  # KV cache groups of one rank; a model has a handful
@@ -60,8 +60,9 @@ FIELDS = {
         "group_idx",
         "kv_cache_spec_kind",
         "kv_cache_spec_sliding_window",
+        "locality",
     ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx", "locality"),
     "AllBlocksCleared": (),
 }
 NAMES = frozenset(name for names in FIELDS.values() for name in names)
@@ -119,7 +120,7 @@ class EventReader:
 
     def _remove(self, fields: EventFields) -> None:
         """Add a removal. Adjacent removals are merged, at half the cost: vLLM sends one per evicted block."""
-        tier = _tier(fields.medium, self._host_cpu)
+        tier = _tier(fields, self._host_cpu)
         if isinstance(tier, str):
             self.skip(tier)
             return
@@ -168,7 +169,7 @@ def _cut(event: BlockEvent) -> list[BlockEvent]:
 
 
 def _stored(fields: EventFields, host_cpu: bool) -> BlocksStored | TailsStored | BlocksPooled | Skipped:
-    tier = _tier(fields.medium, host_cpu)
+    tier = _tier(fields, host_cpu)
     if tier == "pool":
         return _pooled(fields)
     if isinstance(tier, str):
@@ -231,13 +232,17 @@ def _pooled(fields: EventFields) -> BlocksPooled | Skipped:
     return BlocksPooled(hashes, parent, token_ids, block_tokens)
 
 
-def _tier(medium: Any, host_cpu: bool) -> Tier | Literal["pool", "medium"]:
-    """Return the tier of a medium, whose case matters only for `cpu`."""
+def _tier(fields: EventFields, host_cpu: bool) -> Tier | Literal["pool", "medium", "remote"]:
+    """Return the tier of an event's medium, whose case matters only for `cpu`."""
+    medium = fields.medium
     if medium is None or medium == "GPU":
         return GPU
     if medium == "cpu" and not host_cpu:
         return "pool"
-    return TIERS.get(medium.casefold(), "medium") if type(medium) is str else "medium"
+    tier = TIERS.get(medium.casefold()) if type(medium) is str else None
+    if tier is None:
+        return "medium"
+    return "remote" if tier is Tier.DISK and fields.locality == "REMOTE" else tier
 
 
 def _group(fields: EventFields) -> int | None:

@@ -23,6 +23,7 @@ class EventFields(msgspec.Struct, gc=False):
     group_idx: Any = None
     kv_cache_spec_kind: Any = None
     kv_cache_spec_sliding_window: Any = None
+    locality: Any = None
 
 
 class PackedFields(EventFields, gc=False):

@@ -174,6 +174,17 @@ def test_lower_case_cpu_as_the_hosts_memory() -> None:
     assert [event.tier for event in batch_of(replayed).events] == [Tier.CPU, Tier.CPU]
 
 
+@pytest.mark.parametrize("locality", ["LOCAL", None, "REMOTE"])
+def test_blocks_on_storage_that_instances_share_are_not_the_publishers(locality: str | None) -> None:
+    """vLLM 0.32, tiers `fs` and `obj`: locality is relative to the publisher, and absent where it is not configured."""
+    fields = {"medium": "STORAGE", "locality": locality, "ownership": "kvcr", "session_id": "s"}
+    array = ["BlockRemoved", [1], "STORAGE", 0, locality, "kvcr"]
+    decoded = batch_of(decode(message(stored(**fields), array)))
+    tiers = [event.tier for event in decoded.events]
+    assert (tiers, decoded.skipped) == (([], {"remote": 2}) if locality == "REMOTE" else ([Tier.DISK] * 2, {}))
+    assert [event.tier for event in batch_of(decode(message(stored(locality=locality)))).events] == [Tier.GPU]
+
+
 @pytest.mark.parametrize(
     ("fields", "made"),
     [
