@@ -321,6 +321,12 @@ class BlockIndex:
         """
         return self._blocks[target].count_reusable(keys, blocks)
 
+    def find_end(self, target: TargetId, blocks: int) -> int:
+        """Return at which of the leading blocks of a prompt of `blocks` whole blocks the engine of `target` (joined:
+        KeyError otherwise) keeps tails, to be re-used by a prompt that goes on.
+        """
+        return self._blocks[target].find_end(blocks)
+
     def match_all(self, keys: Sequence[Key]) -> list[EqualHolders]:
         """Return all joined targets in groups of bits, the last group without blocks. The cost grows with the
         number of different depths, not of targets. Those in `hybrid` may re-use less: see `count_reusable`.

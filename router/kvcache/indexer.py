@@ -45,10 +45,10 @@ from router.kvcache.events import (
 from router.kvcache.index import BlockCopies, BlockIndex
 from router.kvcache.instance_bounds import INSTANCE_BYTES, IndexLimit, InstanceBounds
 from router.kvcache.missed_prefixes import LatePrompt, MissedPrefixes
-from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator, OverlapGroups, group_overlaps
+from router.kvcache.overlap_estimate import OverlapEstimate, OverlapEstimator, OverlapGroups, group_overlaps, usable
 from router.kvcache.sent_elsewhere import SentElsewhere
 from router.kvcache.snapshot_format import SavedTarget
-from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt
+from router.kvcache.speculative import ApproximateBlocks, SpeculativeBlocks, SpeculativePrompt, Tail
 from router.kvcache.tokenized_prompt import TokenizedPrompt
 
 APPLY_BLOCKS = 2048  # applied in one piece: 2 ms
@@ -267,9 +267,22 @@ class KvIndexer:
             return None
         keys = prompt.keys[estimate.block_tokens]
         approximate = estimate.overlap is not None and estimate.overlap.source == "approximate"
-        speculative = self._speculative.add(target, keys[estimate.held_blocks :], self._clock.now())
+        tails = self._tails_left(target, prompt, estimate) if target in self._index.hybrid else ()
+        speculative = self._speculative.add(target, keys[estimate.held_blocks :], self._clock.now(), tails)
         late = self.missed.send(target, prompt) if self.missed.late else None
         return SentPrompt(speculative, keys if approximate or target in self._uncertain else (), late)
+
+    def _tails_left(self, target: TargetId, prompt: TokenizedPrompt, estimate: OverlapEstimate) -> list[Tail]:
+        """Return the tails that a prompt makes a hybrid model's engine keep: where the prompt ends, and where it parts
+        from what the engine holds.
+        """
+        size, overlap = estimate.block_tokens, estimate.overlap
+        assert size is not None
+        keys = usable(prompt, size)
+        ends = {self._index.find_end(target, len(keys))} if prompt.complete else set()
+        if overlap is not None and estimate.recomputed_tokens:
+            ends.add(overlap.expected_tokens // size)
+        return [(blocks, keys[blocks - 1]) for blocks in ends if blocks]
 
     def on_first_byte(self, sent: SentPrompt) -> None:
         """Record that the answer has begun, so the target has computed the prompt."""

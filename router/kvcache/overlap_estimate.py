@@ -39,6 +39,7 @@ class OverlapEstimate(NamedTuple):
     indexed_tokens: int | None
     block_tokens: int | None  # None: no block size known yet
     held_blocks: int  # leading blocks on its GPU, by events or approximately: not speculative
+    recomputed_tokens: int = 0  # of the overlap's `expected_tokens`: held, but a hybrid model cannot re-use them yet
 
 
 NO_OVERLAP = Overlap(0, 0, 0, 0, "events", None)
@@ -168,8 +169,11 @@ class OverlapEstimator:
             return OverlapEstimate(None, indexed, size, 0)
         # A prompt for which a hybrid model re-uses less than it holds makes its engine keep what the next one needs. So
         # `expected` counts what is held: prompts with a common beginning meet there.
+        reusable = expected
+        if target in self._index.hybrid:
+            reusable = self._speculative.find_tail(target, keys, reused.gpu, expected)
         overlap = Overlap(reused.gpu * size, reused.cpu * size, reused.disk * size, expected * size, "events", age_s)
-        return OverlapEstimate(overlap, indexed, size, held.gpu)
+        return OverlapEstimate(overlap, indexed, size, held.gpu, (expected - reusable) * size)
 
 
 class OverlapGroup(NamedTuple):

@@ -7,6 +7,9 @@ as soon as the engine announces the block, so a block stored and evicted again i
 `ApproximateBlocks` is for targets without a trusted stream, for minutes: every prompt sent to one is assumed to
 be cached, within a size limit and an age limit.
 
+For a hybrid model (`tail_groups.py`) a prompt on its way is also expected to leave tails, at its end and where it parts
+from what the target holds.
+
 Both deal with keys and targets only; the caller passes the time (monotonic seconds).
 """
 
@@ -19,6 +22,8 @@ from dataclasses import dataclass
 
 from router.kvcache.events import Key, TargetId
 
+Tail = tuple[int, Key]  # number of leading blocks that a hybrid model can re-use, and the key of the last
+
 
 @dataclass(slots=True, eq=False)
 class SpeculativePrompt:
@@ -26,6 +31,7 @@ class SpeculativePrompt:
 
     target: TargetId
     keys: Sequence[Key]
+    tails: Sequence[Tail] = ()
     forgotten: bool = False  # its target's cache was emptied meanwhile, before or after its blocks were computed
 
 
@@ -49,11 +55,16 @@ class SpeculativeBlocks:
         self._waiting: Counter[TargetId] = Counter()  # live prompts by target
         # The targets that will get a key: one target with one request, as with most keys, or a count per target.
         self._expecting: dict[Key, TargetId | Counter[TargetId]] = {}
+        self._with_tails: dict[TargetId, dict[SpeculativePrompt, None]] = {}  # live prompts that leave any
 
-    def add(self, target: TargetId, keys: Sequence[Key], now: float) -> SpeculativePrompt:
-        """Record that a request sent to `target` will cache `keys`, which `target` does not hold yet."""
+    def add(self, target: TargetId, keys: Sequence[Key], now: float, tails: Sequence[Tail] = ()) -> SpeculativePrompt:
+        """Record that a request sent to `target` will cache `keys`, which `target` does not hold yet, and leave
+        `tails` (of a hybrid model).
+        """
         self._expire(now)
-        prompt, expecting = SpeculativePrompt(target, keys), self._expecting
+        prompt, expecting = SpeculativePrompt(target, keys, tails), self._expecting
+        if tails:
+            self._with_tails.setdefault(target, {})[prompt] = None
         for key in keys:
             if key not in expecting:
                 expecting[key] = target
@@ -105,6 +116,16 @@ class SpeculativeBlocks:
             blocks += 1
         return blocks
 
+    def find_tail(self, target: TargetId, keys: Sequence[Key], least: int, most: int) -> int:
+        """Return the largest number of leading blocks, from `least` to `most`, at which prompts on their way will
+        leave a tail; `least` if there is none.
+        """
+        for prompt in self._with_tails.get(target, ()):
+            for blocks, key in prompt.tails:
+                if least < blocks <= most and keys[blocks - 1] == key:
+                    least = blocks
+        return least
+
     def _expire(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
             self.discard(self._due.popleft()[1])
@@ -121,6 +142,10 @@ class SpeculativeBlocks:
             del self._waiting[target]
         else:
             self._waiting[target] -= 1
+        if prompt.tails:
+            del self._with_tails[target][prompt]
+            if not self._with_tails[target]:
+                del self._with_tails[target]
         prompt.keys = ()  # the request and the expiry queue may still refer to it
 
     def _count_again(self, key: Key, target: TargetId) -> None:

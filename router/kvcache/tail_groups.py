@@ -164,7 +164,7 @@ class Tails:
             if kind.block_tokens != block_tokens:
                 if kind.block_tokens % block_tokens and block_tokens % kind.block_tokens:
                     return blocks
-                align = self._align(block_tokens)
+                align = self.find_alignment(block_tokens)
         before = -1
         while blocks != before:
             before = blocks
@@ -174,7 +174,7 @@ class Tails:
                 break
         return blocks
 
-    def _align(self, block_tokens: int) -> int:
+    def find_alignment(self, block_tokens: int) -> int:
         """Return the number of blocks of `block_tokens` of which a hit is a multiple: where blocks of all sizes end, or
         anywhere if states alone have larger blocks, because states are found inside their blocks.
         """

@@ -117,6 +117,10 @@ class TargetBlocks:
             blocks = next((n for n in range(blocks) if keys[n] in self.incomplete), blocks)
         return blocks if self.block_tokens is None else self.tails.count_reusable(keys, blocks, self.block_tokens)
 
+    def find_end(self, blocks: int) -> int:
+        """Return the last place in `blocks` leading blocks at which a prompt leaves tails."""
+        return blocks if self.block_tokens is None else blocks - blocks % self.tails.find_alignment(self.block_tokens)
+
     def _key_of(self, label: Label) -> Key | None:
         return next((key for group in self.groups.values() if (key := group.key(label)) is not None), None)
 

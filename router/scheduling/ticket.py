@@ -78,6 +78,7 @@ def uncached_tokens(tokens: int, estimate: OverlapEstimate | None, pool_hit: Poo
     """Return the number of prompt tokens that a target has to compute. An engine loads everything that the pool
     has, whether or not loading is cheaper.
     """
-    overlap = estimate.overlap if estimate is not None else None
-    held = max(overlap.expected_tokens, overlap.disk_tokens) if overlap is not None else 0
+    held = 0
+    if estimate is not None and (overlap := estimate.overlap) is not None:
+        held = max(overlap.expected_tokens - estimate.recomputed_tokens, overlap.disk_tokens)
     return max(0, tokens - max(held, pool_hit.tokens if pool_hit is not None else 0))

@@ -57,6 +57,23 @@ def test_a_failed_request_takes_back_only_its_own() -> None:
     assert expected.leading_blocks(A, PROMPT, 0, now=0.0) == 0
 
 
+def test_a_prompt_on_its_way_leaves_tails_until_it_fails_or_expires() -> None:
+    expected = SpeculativeBlocks(ttl_s=5.0)
+    first = expected.add(A, PROMPT, now=0.0, tails=[(2, Key(2)), (4, Key(4))])
+    second = expected.add(A, (), now=0.0, tails=[(2, Key(2))])
+    assert expected.find_tail(A, PROMPT, 0, 4) == 4
+    assert expected.find_tail(A, PROMPT, 0, 3) == 2
+    assert expected.find_tail(A, PROMPT, 2, 3) == 2
+    assert expected.find_tail(A, keys(1, 2, 30, 40), 0, 4) == 2, "another prompt with the same beginning"
+    assert expected.find_tail(B, PROMPT, 1, 4) == 1
+    expected.discard(first)
+    assert expected.find_tail(A, PROMPT, 0, 4) == 2
+    expected.on_first_byte(second, now=1.0)
+    expected.leading_blocks(A, PROMPT, 0, now=6.0)
+    assert expected.find_tail(A, PROMPT, 0, 4) == 0
+    assert not expected._with_tails
+
+
 def test_forgetting_a_target_leaves_the_others() -> None:
     expected = SpeculativeBlocks(ttl_s=5.0)
     sent = expected.add(A, PROMPT, now=0.0)

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TailsStored, TargetId, Tier
+from router.kvcache.events import BlocksRemoved, BlocksStored, EngineHash, Key, TailsStored, Tier
 from router.kvcache.index import BlockIndex, HeldBlocks
 from router.kvcache.snapshot_format import SavedTargetBlocks
 from router.kvcache.tail_groups import Tails
-from tests.fakes.caches import RING, read_batch
+from tests.fakes.caches import RING, prompt_of, read_batch
 from tests.paths import ROOT
+from tests.router.kvcache.house import A, House
 from tests.suites.properties import examples
 
-A = TargetId("a/0")
 BLOCK = 32
 
 
@@ -231,6 +231,28 @@ def test_tails_are_in_a_snapshot() -> None:
     for expected in (6 * BLOCK, 0):
         other.apply(A, BlocksRemoved(HASHES[2:6], Tier.GPU, 0))
         assert promise(other, WHOLE) == expected
+
+
+def test_the_second_sibling_on_its_way_lets_the_third_one_re_use() -> None:
+    """The first one ends elsewhere; the second parts from it, computes everything, and leaves a tail at that place."""
+    house = House()
+    cache = house.join(A)
+    first, second, third = ([*range(16), *range(n, n + 14)] for n in (100, 200, 300))  # blocks of 4 tokens
+    tail = TailsStored(cache.hashes(first)[6:7], 1, 4, 1, False, False)
+    house.knowledge.on_batch(A, cache.batch(cache.stored(first), tail))
+
+    def expected(ids: list[int]) -> tuple[int, int, int]:
+        found = house.belief(A, prompt_of(ids))
+        assert found.overlap is not None
+        return found.overlap.gpu_tokens, found.overlap.expected_tokens, found.recomputed_tokens
+
+    assert expected(first) == (28, 28, 0)
+    assert expected(second) == (0, 16, 16)
+    sent = house.send(A, prompt_of(second))
+    assert expected(second) == (0, 28, 0), "the same prompt once more"
+    assert expected(third) == (0, 16, 0)
+    house.knowledge.on_failure(sent)
+    assert expected(third) == (0, 16, 16)
 
 
 STORED = {"type": "BlockStored", "block_hashes": [5, 6], "parent_block_hash": None, "token_ids": [0] * 96}
